@@ -1,0 +1,50 @@
+"""Publishes how every block's output lies to the loss gradient."""
+
+from tfresidual.callbacks.probe_callback import ProbeCallback
+
+from tfresidual.probes import block_metrics
+from tfresidual.probes.block_metrics import metrics_of
+from tfresidual.probes.logs import log_key
+
+PUBLISHED = ("cosine_loss", "readout_cosine_loss", "l2_ratio", "gradient_norm")
+
+
+class BlockMetrics(ProbeCallback):
+    """Runs `tfresidual.probes.block_metrics` during `fit`.
+
+    Publishes `"stage1/block0/cosine_loss"`, `".../l2_ratio"`, `".../gradient_norm"` for every
+    block and `".../readout_cosine_loss"` for those of the last stage; for a block that changes
+    the shape of the state only its gradient norm is defined. `Perturbation` publishes the other
+    metrics.
+
+    Example:
+
+    >>> net.fit(train, callbacks=[BlockMetrics(test.take(4)), keras.callbacks.CSVLogger("log.csv")])
+
+    Args:
+        data: what the probe reads: a `tf.data.Dataset` of batches `(images, labels)`, a pair of
+            arrays, or a dict of these by the name of the split, which then begins every key.
+        every: int, the probe runs after every so many epochs; NaN stands for the others.
+
+    Raises:
+        ValueError: if `every` is not a positive int.
+
+    Reference:
+        Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, fig. 4, 13 and 14.
+    """
+
+    def probe(self, chain):
+        logs = {}
+        for row in block_metrics(chain, self.data).to_dict("records"):
+            place = (row["stage"], row["block"], row.get("split"))
+            logs |= {log_key(name, *place): row[name] for name in PUBLISHED}
+        return {key: logs[key] for key in self.keys(chain)}
+
+    def keys(self, chain):
+        return [
+            log_key(name, block.stage, block.step, split)
+            for split in self.splits()
+            for block in chain.blocks
+            for name in metrics_of(chain, block)
+            if name in PUBLISHED
+        ]

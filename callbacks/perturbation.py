@@ -1,0 +1,75 @@
+"""Publishes how much the blocks move the state, and the depth that follows."""
+
+import math
+
+from tfresidual.callbacks.probe_callback import ProbeCallback
+
+from tfresidual.probes import perturbation
+from tfresidual.probes.logs import log_key
+from tfresidual.probes.perturbation import ALL_STAGES, METRICS, distances_of
+from tfresidual.tuning.stopping_rule import depth_for
+
+PUBLISHED = ("distance", "scaled_distance", "mean_perturbation", "mean_scaled_perturbation")
+
+
+class Perturbation(ProbeCallback):
+    """Runs `tfresidual.probes.perturbation` during `fit`, and applies the stopping rule.
+
+    Publishes `"stage1/block0/perturbation"` and `".../scaled_perturbation"` for every block that
+    keeps the shape of the state; for every stage `"stage1/distance"`, `".../scaled_distance"`,
+    `".../mean_perturbation"`, `".../mean_scaled_perturbation"`, and `".../depth"`: the number of
+    blocks at which the mean scaled perturbation falls to epsilon, if the distance stays the same
+    (`tfresidual.tuning.depth_for`). The depth is NaN where the distance is not finite or the stage
+    holds no block that keeps its shape.
+
+    Example:
+
+    >>> net.fit(train, callbacks=[Perturbation(test.take(4), epsilon=0.1)])
+
+    Args:
+        data: what the probe reads: a `tf.data.Dataset` of batches `(images, labels)`, a pair of
+            arrays, or a dict of these by the name of the split, which then begins every key.
+        epsilon: float over 0, the largest mean scaled perturbation.
+        every: int, the probe runs after every so many epochs; NaN stands for the others.
+
+    Raises:
+        ValueError: if `every` is not a positive int, or `epsilon` not a number over 0.
+
+    Reference:
+        Hauser 2019, "On residual networks learning a perturbation from identity", fig. 2 to 7
+        and section 2.3.
+    """
+
+    def __init__(self, data, epsilon=0.1, every=1):
+        super().__init__(data, every)
+        depth_for(0, epsilon)
+        self.epsilon = epsilon
+
+    def probe(self, chain):
+        blocks = perturbation(chain, self.data)
+        logs = {}
+        for row in blocks.to_dict("records"):
+            place = (row["stage"], row["block"], row.get("split"))
+            logs |= {log_key(name, *place): row[name] for name in METRICS}
+        for row in distances_of(blocks).to_dict("records"):
+            if row["stage"] == ALL_STAGES:
+                continue
+            distance = row["scaled_distance"]
+            is_measured = row["blocks"] > 0 and math.isfinite(distance)
+            row["depth"] = depth_for(distance, self.epsilon) if is_measured else math.nan
+            place = (row["stage"], None, row.get("split"))
+            logs |= {log_key(name, *place): row[name] for name in (*PUBLISHED, "depth")}
+        return {key: logs[key] for key in self.keys(chain)}
+
+    def keys(self, chain):
+        keys = []
+        for split in self.splits():
+            for stage in chain.stages:
+                keys += [
+                    log_key(name, stage.index, block.step, split)
+                    for block in stage.blocks
+                    if block.keeps_shape
+                    for name in METRICS
+                ]
+                keys += [log_key(name, stage.index, split=split) for name in (*PUBLISHED, "depth")]
+        return keys

@@ -1,0 +1,72 @@
+"""What all callbacks that run a probe share: when it runs, on what, and how the logs get it."""
+
+import copy
+import math
+
+import keras
+
+from tfresidual.chains import chain as chain_of
+from tfresidual.chains.batches import splits_of
+
+
+class ProbeCallback(keras.callbacks.Callback):
+    """Runs a probe at the end of epochs of `fit` and publishes its numbers in `logs`.
+
+    Every key is there from the first epoch on, NaN where nothing was measured, so that
+    `keras.callbacks.CSVLogger` sees all of them. Callbacks that read the logs (`CSVLogger`,
+    `TensorBoard`, `EarlyStopping`) must stand behind this one in the list.
+
+    The network is probed at inference and left as it was. The callback can be deep-copied and
+    used for several trainings; what it builds for a model is built when a training begins.
+
+    Args:
+        data: what the probe reads: a `tf.data.Dataset` of batches `(images, labels)`, a pair of
+            arrays, or a dict of these by the name of the split, which then begins every key.
+        every: int, the probe runs after every so many epochs.
+
+    Raises:
+        ValueError: if `every` is not a positive int.
+    """
+
+    def __init__(self, data, every=1):
+        super().__init__()
+        if not isinstance(every, int) or every < 1:
+            raise ValueError(f"Argument `every` must be a positive int. Received: every={every!r}")
+        self.data = data
+        self.every = every
+        self._chain = None
+        self._source = None
+
+    def probe(self, chain):
+        """Runs the probe: a dict of floats by log key."""
+        raise NotImplementedError
+
+    def keys(self, chain):
+        """All keys that `probe` returns for a chain."""
+        raise NotImplementedError
+
+    def splits(self):
+        """The names of the data's splits, `[None]` where it has none."""
+        return list(splits_of(self.data))
+
+    def on_train_begin(self, logs=None):
+        # A chain holds compiled functions; it stays good while model and loss are the same.
+        source = (self.model, self.model.loss)
+        if self._source is None or any(
+            a is not b for a, b in zip(self._source, source, strict=True)
+        ):
+            self._chain = chain_of(self.model)
+            self._source = source
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs = {} if logs is None else logs
+        logs.update(dict.fromkeys(self.keys(self._chain), math.nan))
+        if (epoch + 1) % self.every == 0:
+            logs.update(self.probe(self._chain))
+
+    def __deepcopy__(self, memo):
+        """A copy without a model. It shares the data, which is only read."""
+        new = copy.copy(self)
+        memo[id(self)] = new
+        new._model = new._chain = new._source = None
+        return new

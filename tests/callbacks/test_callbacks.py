@@ -1,0 +1,159 @@
+"""Callbacks in real fits: what stands in the logs, and that nothing else changes."""
+
+import copy
+import math
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+from reference.random_network import random_batch, random_network
+
+from tfresidual import callbacks, probes, tuning
+
+
+def network(**kwargs):
+    net = random_network(blocks=2, widths=(4, 8), **kwargs)
+    net.compile(keras.optimizers.SGD(0.01), "sparse_categorical_crossentropy")
+    return net
+
+
+def dataset(net, images=12, seed=1):
+    return tf.data.Dataset.from_tensor_slices(random_batch(net, images=images, seed=seed)).batch(4)
+
+
+def fit(net, chosen, epochs=3, **kwargs):
+    return net.fit(
+        dataset(net), epochs=epochs, verbose=0, shuffle=False, callbacks=chosen, **kwargs
+    ).history
+
+
+def test_block_metrics_are_those_of_the_probe():
+    net = network()
+    data = dataset(net, seed=2)
+    history = fit(net, [callbacks.BlockMetrics(data)])
+    expected = probes.block_metrics(net, data).set_index(["stage", "block"])
+    for (stage, block), row in expected.iterrows():
+        for name in ("cosine_loss", "l2_ratio", "gradient_norm", "readout_cosine_loss"):
+            key = f"stage{stage}/block{block}/{name}"
+            if math.isnan(row[name]):
+                assert key not in history
+            else:
+                assert history[key][-1] == pytest.approx(row[name], rel=1e-5)
+                assert history[key][0] != history[key][-1]
+                assert isinstance(history[key][0], float)
+
+
+def test_perturbation_logs_distances_and_the_depth_asked_for():
+    net = network()
+    data = dataset(net, seed=2)
+    history = fit(net, [callbacks.Perturbation(data, epsilon=0.05)])
+    blocks = probes.perturbation(net, data).set_index(["stage", "block"])
+    stages = probes.computational_distance(net, data).set_index("stage")
+    for stage in (1, 2):
+        distance = stages.loc[stage, "scaled_distance"]
+        assert history[f"stage{stage}/scaled_distance"][-1] == pytest.approx(distance, rel=1e-5)
+        assert history[f"stage{stage}/depth"][-1] == tuning.depth_for(
+            history[f"stage{stage}/scaled_distance"][-1], 0.05
+        )
+    assert history["stage2/block1/perturbation"][-1] == pytest.approx(
+        blocks.loc[(2, 1), "perturbation"], rel=1e-5
+    )
+    assert "stage2/block0/perturbation" not in history
+
+
+def test_depth_of_a_stage_without_a_measured_block_is_nan():
+    net = random_network(blocks=1, widths=(4, 8))
+    net.compile("sgd", "sparse_categorical_crossentropy")
+    history = fit(net, [callbacks.Perturbation(dataset(net))], epochs=1)
+    assert math.isnan(history["stage2/depth"][0])
+    assert history["stage1/depth"][0] >= 1
+
+
+@pytest.mark.parametrize("kind", [callbacks.BlockMetrics, callbacks.Perturbation])
+def test_every_key_from_the_first_epoch_on(kind, tmp_path):
+    net = network()
+    path = tmp_path / "log.csv"
+    fit(net, [kind(dataset(net), every=2), keras.callbacks.CSVLogger(path)], epochs=4)
+    table = pd.read_csv(path)
+    own = [column for column in table if column.startswith("stage")]
+    assert own
+    measured = table[own].notna().all(axis=1)
+    assert measured.tolist() == [False, True, False, True]
+    assert table.loc[~measured, own].isna().all(axis=None)
+
+
+def test_splits_begin_the_keys():
+    net = network()
+    data = {"train": dataset(net), "test": dataset(net, seed=2)}
+    history = fit(net, [callbacks.BlockMetrics(data), callbacks.Perturbation(data)], epochs=1)
+    train, test = (history[f"{split}/stage1/block0/l2_ratio"][0] for split in data)
+    assert train != test
+    assert history["test/stage1/block0/scaled_perturbation"][0] == pytest.approx(test, rel=1e-5)
+    assert "test/stage1/depth" in history
+
+
+def test_seen_by_early_stopping_and_tensorboard_order():
+    net = network()
+    stop = keras.callbacks.EarlyStopping("stage1/block0/l2_ratio", patience=1, mode="max",
+                                         min_delta=1e6)  # fmt: skip
+    history = fit(net, [callbacks.BlockMetrics(dataset(net)), stop], epochs=6)
+    # No epoch improves by a million, so that it stops behind the second.
+    assert len(history["loss"]) == 2
+
+
+def test_leaves_training_as_it_was():
+    histories, weights = [], []
+    for with_probes in (False, True):
+        keras.utils.set_random_seed(4)
+        net = network(shortcut="dropout")
+        data = dataset(net)
+        chosen = [callbacks.BlockMetrics(data), callbacks.Perturbation(data)] * with_probes
+        histories.append(fit(net, chosen)["loss"])
+        weights.append(net.get_weights())
+    assert histories[0] == histories[1]
+    for plain, probed in zip(*weights, strict=True):
+        np.testing.assert_array_equal(plain, probed)
+
+
+def test_two_fits_and_another_model():
+    net, other = network(), network(layout="original")
+    callback = callbacks.BlockMetrics(dataset(net))
+    fit(net, [callback], epochs=1)
+    (function,) = callback._chain.compiled.values()
+    fit(net, [callback], epochs=2)
+    assert list(callback._chain.compiled.values()) == [function]
+    assert function.experimental_get_tracing_count() == 1
+    history = fit(other, [callback], epochs=1)
+    expected = probes.block_metrics(other, dataset(net))["l2_ratio"][0]
+    assert history["stage1/block0/l2_ratio"][0] == pytest.approx(expected, rel=1e-5)
+
+
+def test_deep_copies_before_and_after_a_fit():
+    net = network()
+    callback = callbacks.Perturbation(dataset(net), epsilon=0.2)
+    early = copy.deepcopy(callback)
+    first = fit(net, [callback], epochs=1)
+    late = copy.deepcopy(callback)
+    assert late._chain is None and late.epsilon == 0.2
+    for copied in (early, late):
+        assert fit(net, [copied], epochs=1).keys() == first.keys()
+
+
+def test_several_steps_an_execution():
+    net = random_network(blocks=2, widths=(4, 8))
+    net.compile("sgd", "sparse_categorical_crossentropy", steps_per_execution=2)
+    history = fit(net, [callbacks.BlockMetrics(dataset(net))], epochs=2)
+    assert np.isfinite(history["stage1/block0/cosine_loss"]).all()
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5, "2"])
+def test_bad_every(every):
+    with pytest.raises(ValueError, match=r"`every`.*Received: every="):
+        callbacks.BlockMetrics(None, every=every)
+
+
+def test_bad_epsilon():
+    with pytest.raises(ValueError, match=r"`epsilon`.*Received: epsilon=0"):
+        callbacks.Perturbation(None, epsilon=0)

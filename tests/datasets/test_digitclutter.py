@@ -1,0 +1,268 @@
+"""Digitclutter: geometry against a slow second renderer, randomness, preparing on the disk.
+
+Not covered: systems without fcntl, and file systems that ignore its locks.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from PIL import Image, ImageDraw, ImageFont
+
+from tfresidual.datasets import Digitclutter, DigitclutterConfig
+from tfresidual.datasets.digitclutter import Scene, draw, sample_scene
+
+FONT = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans-Bold.ttf"
+
+
+def full_size(scene):
+    """The scene at 512x512, by stroked text; the middle of a line of Helvetica is its middle."""
+    font = ImageFont.truetype(str(FONT), 384)
+    image = Image.new("L", (512, 512), 119)
+    pen = ImageDraw.Draw(image)
+    baseline = 256 + 384 * (0.77 - 0.23) / 2
+    for digit, (right, down) in zip(scene.digits, scene.offsets, strict=True):
+        pen.text(
+            (256 + right, round(baseline) + down),
+            str(digit),
+            font=font,
+            anchor="ms",
+            fill=0,
+            stroke_width=20,
+            stroke_fill=255,
+        )
+    return np.asarray(image, np.float64)
+
+
+def area_averages(image):
+    averages = np.empty((32, 32))
+    for row in range(32):
+        for column in range(32):
+            area = image[16 * row : 16 * row + 16, 16 * column : 16 * column + 16]
+            averages[row, column] = area.sum() / 256
+    return averages
+
+
+def builder(folder, **sizes):
+    sizes = {"train_size": 12, "validation_size": 4, "test_size": 4} | sizes
+    return Digitclutter(config=DigitclutterConfig(**sizes), data_dir=folder)
+
+
+def contents(builder, split):
+    batch = next(builder.as_dataset(split=split).batch(10_000).as_numpy_iterator())
+    return batch["image"], batch["digits"]
+
+
+@pytest.mark.parametrize("digits", [1, 3, 4, 5])
+def test_images_agree_with_stroked_text_and_area_averages(digits):
+    for index in range(8):
+        scene = sample_scene(index, digits)
+        image = draw(scene)
+        assert image.shape == (32, 32, 1)
+        assert image.dtype == np.uint8
+        np.testing.assert_allclose(image[..., 0], area_averages(full_size(scene)), atol=1.5)
+
+
+@pytest.mark.parametrize("digit", range(10))
+def test_a_digit_is_black_with_a_white_outline_in_the_middle_of_the_canvas(digit):
+    image = draw(Scene((digit,), ((0, 39),)))[..., 0]  # 39 pixels are 0.076 of the height
+    assert image[0, 0] == image[31, 31] == 119
+    assert image.min() == 0 and image.max() == 255
+    rows, columns = np.nonzero(image != 119)
+    # The digits of this font are 0.73 em high: 280 pixels, and 20 of outline on both sides.
+    assert 320 <= 16 * (rows.max() + 1 - rows.min()) <= 320 + 2 * 16
+    assert abs(rows.max() + rows.min() - 31) <= 2
+    assert abs(columns.max() + columns.min() - 31) <= 2
+
+
+def test_no_face_is_cut_off_at_the_edge():
+    # 39 +- 97 pixels down, +- 148 to the side; a pixel column of 16 may mix face and outline.
+    for digit in range(10):
+        for right in (-148, 148):
+            for down in (39 - 97, 39 + 97):
+                whole = full_size(Scene((digit,), ((0, 0),)))
+                moved = full_size(Scene((digit,), ((right, down),)))
+                assert (moved == 0).sum() > 0.95 * (whole == 0).sum()
+
+
+def test_offsets_fill_their_ranges_evenly():
+    offsets = np.array([sample_scene(index).offsets for index in range(2000)])
+    right, down = offsets[..., 0].ravel() / 512, offsets[..., 1].ravel() / 512 - 0.076
+    for values, limit in ((right, 0.29), (down, 0.19)):
+        assert np.abs(values).max() <= limit + 1 / 512
+        assert values.max() > 0.98 * limit and values.min() < -0.98 * limit
+        assert abs(values.mean()) < 0.03 * limit
+        assert values.std() == pytest.approx(limit / np.sqrt(3), rel=0.03)
+
+
+@pytest.mark.parametrize("digits", [3, 4, 5])
+def test_digits_are_different_and_equally_likely_in_every_place(digits):
+    drawn = np.array([sample_scene(index, digits).digits for index in range(2000)])
+    assert drawn.shape == (2000, digits)
+    assert all(len(set(row)) == digits for row in drawn.tolist())
+    for place in range(digits):
+        counts = np.bincount(drawn[:, place], minlength=10)
+        assert counts.min() > 140 and counts.max() < 260
+
+
+def test_later_digits_are_on_top():
+    below, above = (-40, 30), (40, 50)
+    over = draw(Scene((8, 3), (below, above)))
+    under = draw(Scene((3, 8), (above, below)))
+    only = draw(Scene((3,), (above,)))
+    assert (over[only == 0] == 0).all()
+    assert (over[only == 255] == 255).all()
+    assert not np.array_equal(over, under)
+
+
+def test_a_scene_depends_on_all_of_its_arguments_and_nothing_else():
+    np.random.seed(0)  # noqa: NPY002
+    scene = sample_scene(7, 3, "train", 0)
+    np.random.seed(1)  # noqa: NPY002
+    assert sample_scene(7, 3, "train", 0) == scene
+    others = [(8, 3, "train", 0), (7, 3, "test", 0), (7, 3, "validation", 0), (7, 3, "train", 1)]
+    assert all(sample_scene(*other) != scene for other in others)
+    assert sample_scene(7, 4, "train", 0).digits[:3] != scene.digits
+
+
+def test_scenes_stay_the_same_from_version_to_version():
+    assert sample_scene(0) == Scene((8, 9, 4), ((121, -16), (12, 116), (33, 30)))
+
+
+def test_prepared_images_are_the_scenes_in_their_order(tmp_path):
+    small = builder(tmp_path, digits=4, seed=5)
+    small.download_and_prepare()
+    for split, size in (("train", 12), ("validation", 4), ("test", 4)):
+        images, digits = contents(small, split)
+        scenes = [sample_scene(index, 4, split, 5) for index in range(size)]
+        np.testing.assert_array_equal(digits, [scene.digits for scene in scenes])
+        np.testing.assert_array_equal(images, [draw(scene) for scene in scenes])
+
+
+def test_a_smaller_set_is_the_beginning_of_a_larger_one(tmp_path):
+    small, large = builder(tmp_path), builder(tmp_path, train_size=30, test_size=9)
+    for each in (small, large):
+        each.download_and_prepare()
+    for split in ("train", "test"):
+        (images, digits), (more_images, more_digits) = (
+            contents(small, split),
+            contents(large, split),
+        )
+        assert len(more_images) > len(images)
+        np.testing.assert_array_equal(images, more_images[: len(images)])
+        np.testing.assert_array_equal(digits, more_digits[: len(digits)])
+
+
+def test_tfds_load_takes_any_name(tmp_path):
+    name = "digitclutter/digits5-6-2-3-seed9"
+    for _ in range(2):  # drawn first, then found
+        data, info = tfds.load(name, data_dir=tmp_path, with_info=True)
+        assert {split: len(data[split]) for split in data} == {
+            "train": 6,
+            "validation": 2,
+            "test": 3,
+        }
+        assert info.features["image"].shape == (32, 32, 1)
+        assert info.features["digits"].shape == (5,)
+        assert info.config_name == "digits5-6-2-3-seed9"
+
+
+def test_listed_configs():
+    names = list(Digitclutter.builder_configs)
+    assert names[0] == "digits3-20000-2000-2000-seed0"
+    for digits in (3, 4, 5):
+        for train_size in (8192, 20_000, 100_000):
+            assert any(name.startswith(f"digits{digits}-{train_size}-") for name in names)
+
+
+@pytest.mark.parametrize(
+    "name", ["digits2-6-2-3-seed0", "digits3-6-0-3-seed0", "digits3-06-2-3-seed0"]
+)
+def test_unknown_config_name(tmp_path, name):
+    with pytest.raises(ValueError, match="not found"):
+        Digitclutter(config=name, data_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("digits", 6),
+        ("train_size", 0),
+        ("validation_size", 2.5),
+        ("test_size", True),
+        ("seed", -1),
+    ],
+)
+def test_config_errors(argument, value):
+    with pytest.raises(ValueError, match=f"`{argument}` must be .*Received: {argument}={value!r}$"):
+        DigitclutterConfig(**{argument: value})
+
+
+def test_two_processes_prepare_at_once(tmp_path):
+    program = textwrap.dedent(
+        """
+        import sys, time
+        from pathlib import Path
+        import tensorflow_datasets as tfds
+        import tfresidual.datasets.digitclutter
+
+        folder, me, other = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+        builder = tfds.builder("digitclutter/digits3-1000-5-5-seed0", data_dir=folder / "data")
+        (folder / me).touch()
+        while not (folder / other).exists():
+            time.sleep(0.001)
+        builder.download_and_prepare()
+        print(sum(int(e["image"].sum()) for e in builder.as_dataset("train").as_numpy_iterator()))
+        """
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path), *names],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for names in (("a", "b"), ("b", "a"))
+    ]
+    outputs = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    first, second = (out.splitlines()[-1] for out, _ in outputs)
+    assert first == second
+    assert not list(tmp_path.rglob("incomplete.*"))
+
+
+def test_an_interrupt_leaves_nothing_half_written(tmp_path):
+    large = builder(tmp_path, train_size=100_000)
+
+    def interrupt():
+        while not list(tmp_path.rglob("incomplete.*")):
+            time.sleep(0.01)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        large.download_and_prepare()
+    thread.join()
+    assert not list(tmp_path.rglob("incomplete.*"))
+    assert not large.data_path.exists()
+
+
+def test_what_a_killed_process_left_is_cleared_away(tmp_path):
+    small = builder(tmp_path)
+    abandoned = Path(small.data_path).parent / "incomplete.ABC123_1.0.0"
+    abandoned.mkdir(parents=True)
+    (abandoned / "digitclutter-train.tfrecord-00000-of-00001").write_bytes(b"half of an image")
+    small.download_and_prepare()
+    assert not abandoned.exists()
+    assert len(contents(small, "train")[0]) == 12

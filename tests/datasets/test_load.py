@@ -1,0 +1,319 @@
+"""Pipelines on Digitclutter, drawn small; with TFRESIDUAL_DATA_DIR set also on MNIST and CIFAR.
+
+Not covered: downloads.
+"""
+
+import math
+import os
+import subprocess
+import sys
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfresidual import datasets
+from tfresidual.datasets.load import describe, load, set_epoch
+
+TRAIN, TEST = 600, 90
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("tfds")
+
+
+@pytest.fixture
+def clutter(folder):
+    """`load` for a small Digitclutter."""
+
+    def call(batch_size=64, **options):
+        options = {"train_size": TRAIN, "test_size": TEST, "data_dir": folder} | options
+        return load("digitclutter", batch_size, **options)
+
+    return call
+
+
+def arrays(dataset):
+    images, labels = zip(*dataset.as_numpy_iterator(), strict=True)
+    return np.concatenate(images), np.concatenate(labels)
+
+
+def in_order(images):
+    """The images, sorted, so that two orders of the same images compare equal."""
+    return np.array(sorted(images.reshape(len(images), -1).tolist()))
+
+
+def test_elements(clutter):
+    train, test = clutter()
+    for dataset, size in ((train, TRAIN), (test, TEST)):
+        batches = math.ceil(size / 64)
+        assert dataset.cardinality() == len(dataset) == batches
+        shapes = [(images.shape, labels.shape) for images, labels in dataset]
+        last = size - 64 * (batches - 1)
+        assert shapes[:-1] == [((64, 32, 32, 1), (64, 10))] * (batches - 1)
+        assert shapes[-1] == ((last, 32, 32, 1), (last, 10))
+        images, labels = dataset.element_spec
+        assert images == tf.TensorSpec([None, 32, 32, 1], tf.float32)
+        assert labels == tf.TensorSpec([None, 10], tf.float32)
+
+
+@pytest.mark.parametrize("digits", [3, 4, 5])
+def test_digitclutter_is_normalised_and_k_hot(clutter, digits):
+    train, test = clutter(digits=digits)
+    for dataset in (train, test):
+        images, labels = arrays(dataset)
+        assert abs(images.mean()) < 0.06
+        assert images.std() == pytest.approx(1, abs=0.06)
+        assert set(np.unique(labels)) == {0, 1}
+        assert (labels.sum(axis=1) == digits).all()
+
+
+def test_images_and_labels_belong_together(clutter):
+    from tfresidual.datasets.digitclutter import draw, sample_scene
+
+    train, test = clutter(shuffle=False)
+    for split, dataset in (("train", train), ("test", test)):
+        images, labels = arrays(dataset)
+        for index in (0, 1, 70):
+            scene = sample_scene(index, 3, split)
+            pixels = (draw(scene) / 255 - 0.4492) / 0.2845
+            np.testing.assert_allclose(images[index], pixels, atol=1e-5)
+            assert set(np.flatnonzero(labels[index])) == set(scene.digits)
+
+
+def test_each_epoch_has_every_image_once_in_an_order_of_its_own(clutter):
+    train, _ = clutter()
+    plain, _ = clutter(shuffle=False)
+    first, second, ordered = arrays(train), arrays(train), arrays(plain)
+    assert not np.array_equal(first[0], second[0])
+    for epoch in (first, second):
+        np.testing.assert_array_equal(in_order(epoch[0]), in_order(ordered[0]))
+        # Shuffled over the whole set: the first batch comes from all over it.
+        places = [
+            np.flatnonzero((ordered[0] == image).all((1, 2, 3)))[0] for image in epoch[0][:64]
+        ]
+        assert min(places) < TRAIN / 10 and max(places) > TRAIN * 9 / 10
+        np.testing.assert_array_equal(epoch[1][:64], ordered[1][places])
+
+
+def test_test_set_is_always_the_same(clutter):
+    _, test = clutter()
+    for first, second in zip(arrays(test), arrays(test), strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("augment", [False, True])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_an_epoch_is_a_function_of_seed_and_number(clutter, augment, shuffle):
+    options = {"augment": augment, "shuffle": shuffle}
+    train, _ = clutter(seed=1, **options)
+    epochs = [arrays(train)[0] for _ in range(3)]
+
+    set_epoch(train, 1)
+    np.testing.assert_array_equal(arrays(train)[0], epochs[1])
+    np.testing.assert_array_equal(arrays(train)[0], epochs[2])
+    next(iter(train))  # an epoch begun counts as one
+    set_epoch(train, 0)
+    np.testing.assert_array_equal(arrays(train)[0], epochs[0])
+
+    tf.random.set_seed(123)
+    again, _ = clutter(seed=1, **options)
+    set_epoch(again, 2)
+    np.testing.assert_array_equal(arrays(again)[0], epochs[2])
+    other, _ = clutter(seed=2, **options)
+    if augment or shuffle:
+        assert not np.array_equal(arrays(other)[0], epochs[0])
+        assert not np.array_equal(epochs[0], epochs[1])
+    else:
+        np.testing.assert_array_equal(arrays(other)[0], epochs[0])
+        np.testing.assert_array_equal(epochs[0], epochs[1])
+
+
+def test_augmentation_is_for_training_images_only(clutter):
+    plain_train, plain_test = clutter(shuffle=False)
+    train, validation, test = clutter(shuffle=False, augment=True, validation=20)
+    assert not np.array_equal(arrays(train)[0], arrays(plain_train)[0])
+    np.testing.assert_array_equal(arrays(test)[0], arrays(plain_test)[0])
+    np.testing.assert_array_equal(arrays(validation)[0], arrays(validation)[0])
+
+
+@pytest.mark.parametrize(("validation", "size"), [(20, 20), (0.1, 60), (np.int64(20), 20)])
+def test_digitclutter_has_validation_images_of_its_own(clutter, validation, size):
+    train, held_out, test = clutter(validation=validation)
+    assert len(arrays(train)[0]) == TRAIN
+    assert len(arrays(held_out)[0]) == size
+    assert not np.array_equal(arrays(held_out)[0][:20], arrays(test)[0][:20])
+
+
+def test_drawing_prints_nothing_to_stdout(tmp_path, capfd):
+    load("digitclutter", train_size=3, test_size=2, data_dir=tmp_path)
+    assert capfd.readouterr().out == ""
+
+
+def test_fit_evaluate_predict_and_take(clutter):
+    train, test = clutter()
+    model = keras.Sequential([keras.Input((32, 32, 1)), keras.layers.Flatten()])
+    model.add(keras.layers.Dense(10, activation="sigmoid"))
+    model.compile("adam", "binary_crossentropy")
+    history = model.fit(train, validation_data=test, epochs=3, verbose=0, shuffle=False).history
+    assert history["loss"][-1] < history["loss"][0]
+    assert len(history["val_loss"]) == 3
+    assert np.isfinite(model.evaluate(test.take(1), verbose=0))
+    assert model.predict(test, verbose=0).shape == (TEST, 10)
+
+
+def test_an_epoch_can_be_chosen_while_keras_trains(clutter):
+    train, _ = clutter()
+    seen = []
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(10, activation="sigmoid")
+
+        def call(self, images):
+            return self.dense(keras.ops.reshape(images, [-1, 1024]))
+
+        def train_step(self, data):
+            seen.append(data[0].numpy())
+            return super().train_step(data)
+
+    model = Model()
+    model.compile("sgd", "binary_crossentropy", run_eagerly=True)
+    begin = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: set_epoch(train, epoch))
+    model.fit(train, epochs=2, callbacks=[begin], verbose=0, shuffle=False)
+    expected, _ = clutter()
+    epochs = [arrays(expected)[0] for _ in range(2)]
+    np.testing.assert_array_equal(np.concatenate(seen), np.concatenate(epochs))
+
+
+def test_set_epoch_errors(clutter):
+    train, test = clutter()
+    for wrong in (test, train.take(1), [1, 2]):
+        with pytest.raises(ValueError, match=r"`train` must be .*Received: train="):
+            set_epoch(wrong, 0)
+    for epoch in (-1, 1.5, True):
+        with pytest.raises(ValueError, match=f"`epoch` must be .*Received: epoch={epoch}$"):
+            set_epoch(train, epoch)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("cifar11", {}, r"`name` must be one of 'cifar10', .*Received: name='cifar11'$"),
+        (["mnist"], {}, r"`name` must be one of .*Received: name=\['mnist'\]$"),
+        ("mnist", {"batch_size": 0}, "`batch_size` must be .*Received: batch_size=0$"),
+        ("mnist", {"batch_size": 2.0}, "`batch_size` must be .*Received: batch_size=2.0$"),
+        ("mnist", {"seed": -1}, "`seed` must be .*Received: seed=-1$"),
+        ("mnist", {"augment": "flip"}, "`augment` must be .*Received: augment='flip'$"),
+        ("mnist", {"train_size": 0}, "`train_size` must be .*Received: train_size=0$"),
+        ("mnist", {"test_size": -3}, "`test_size` must be .*Received: test_size=-3$"),
+        ("mnist", {"test_size": 10_001}, "`test_size` must be at most 10000.*test_size=10001$"),
+        ("mnist", {"train_size": 60_001}, "`train_size` .* 60000 .*Received: train_size=60001"),
+        ("cifar10", {"train_size": 49_000, "validation": 2000}, "50000 .*Received: .*=2000$"),
+        ("cifar100", {"validation": 50_000}, "50000 .*Received: .*validation=50000$"),
+        ("mnist", {"validation": 0}, "`validation` must be .*Received: validation=0$"),
+        ("mnist", {"validation": 0.0}, "`validation` as a float .*Received: validation=0.0$"),
+        ("mnist", {"validation": 1.0}, "`validation` as a float .*Received: validation=1.0$"),
+        ("mnist", {"validation": 1e-9}, "`validation` as a float .*Received: validation=1e-09$"),
+        ("mnist", {"validation": math.nan}, "`validation` as a float .*Received: validation=nan$"),
+        ("mnist", {"validation": "10%"}, "`validation` must be .*Received: validation='10%'$"),
+        ("digitclutter", {"digits": 6}, "`digits` must be 3, 4 or 5. Received: digits=6$"),
+        ("digitclutter", {"digits": True}, "`digits` must be 3, 4 or 5. Received: digits=True$"),
+        ("digitclutter", {"train_size": 1.5}, "`train_size` must be .*Received: train_size=1.5$"),
+    ],
+)
+def test_load_errors(tmp_path, name, options, message):
+    with pytest.raises(ValueError, match=message):
+        load(name, data_dir=tmp_path, **options)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "mnist"])
+def test_missing_data_is_said_at_once(tmp_path, name):
+    started = time.perf_counter()
+    with pytest.raises(FileNotFoundError) as error:
+        load(name, data_dir=tmp_path)
+    assert time.perf_counter() - started < 5
+    for part in (
+        str(tmp_path / name),
+        f"tfds.load('{name}', data_dir='{tmp_path}')",
+        "download=True",
+    ):
+        assert part in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_describe():
+    cifar = describe("cifar100")
+    assert (cifar.input_shape, cifar.classes, cifar.multi_label) == ((32, 32, 3), 100, False)
+    assert (cifar.name, cifar.title, cifar.digits) == ("cifar100", "CIFAR-100", None)
+    assert cifar.chance_error == 0.99
+    assert describe("cifar10").chance_error == describe("mnist").chance_error == 0.9
+    assert describe("mnist", digits=17).input_shape == (28, 28, 1)
+    for digits, sets in ((3, 120), (4, 210), (5, 252)):
+        clutter = describe("digitclutter", digits=digits)
+        assert (clutter.input_shape, clutter.classes, clutter.digits) == ((32, 32, 1), 10, digits)
+        assert clutter.multi_label
+        assert clutter.chance_error == 1 - 1 / sets
+    with pytest.raises(ValueError, match=r"Received: name='cifar11'$"):
+        describe("cifar11")
+    with pytest.raises(ValueError, match=r"Received: digits=2$"):
+        describe("digitclutter", digits=2)
+    with pytest.raises(AttributeError):
+        cifar.name = "cifar10"
+
+
+def test_heavy_packages_are_imported_when_needed():
+    program = (
+        "import sys, tfresidual.datasets as d; "
+        "assert not {'tensorflow_datasets', 'tfresidual.datasets.digitclutter'} & set(sys.modules);"
+        "assert d.Digitclutter.name == 'digitclutter'; assert 'tensorflow_datasets' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        datasets.nothing  # noqa: B018
+
+
+@pytest.fixture
+def real():
+    """`load` for the data in TFRESIDUAL_DATA_DIR, skipped where it is not there."""
+
+    def call(name, **options):
+        if "TFRESIDUAL_DATA_DIR" not in os.environ:
+            pytest.skip("TFRESIDUAL_DATA_DIR is not set")
+        try:
+            return load(name, data_dir=os.environ["TFRESIDUAL_DATA_DIR"], **options)
+        except FileNotFoundError as error:
+            pytest.skip(str(error))
+
+    return call
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "mnist"])
+def test_real_data(real, name):
+    options = {"validation": 500, "test_size": 1000, "shuffle": False}
+    train, validation, test = real(name, train_size=4000, augment=False, **options)
+    description = describe(name)
+    for dataset, size in ((train, 4000), (validation, 500), (test, 1000)):
+        images, labels = arrays(dataset)
+        assert images.shape == (size, *description.input_shape)
+        assert (labels.dtype, labels.shape) == (np.int32, (size,))
+        assert labels.min() >= 0 and labels.max() == description.classes - 1
+        np.testing.assert_allclose(images.mean((0, 1, 2)), 0, atol=0.1)
+        np.testing.assert_allclose(images.std((0, 1, 2)), 1, atol=0.1)
+
+    augmented, _, _ = real(name, train_size=4000, **options)
+    same = np.array_equal(arrays(augmented)[0], arrays(train)[0])
+    assert same == (name == "mnist")
+
+
+def test_real_validation_images_are_the_last_of_the_training_set(real):
+    everything, _ = real("mnist", test_size=10, shuffle=False)
+    train, validation, _ = real("mnist", validation=0.01, test_size=10, shuffle=False)
+    images = arrays(everything)[0]
+    np.testing.assert_array_equal(arrays(train)[0], images[:-600])
+    np.testing.assert_array_equal(arrays(validation)[0], images[-600:])

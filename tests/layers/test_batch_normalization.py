@@ -1,0 +1,358 @@
+"""Batch normalization on the fused kernel against Keras' own, and by hand."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from reference.layer_test import run_layer_test
+
+from tfresidual.layers import BatchNormalization
+
+SHAPE = (4, 5, 6, 3)
+Stock = keras.layers.BatchNormalization
+
+
+def data(shape=SHAPE, seed=0, dtype="float32"):
+    """Features of different means and scales per channel."""
+    values = np.random.default_rng(seed).normal(size=shape)
+    return tf.cast(values * np.arange(1, shape[-1] + 1) + 2, dtype)
+
+
+def pair(shape=SHAPE, **kwargs):
+    """Our layer and the stock one, built, with the same random weights."""
+    layers = [layer_class(**kwargs) for layer_class in (BatchNormalization, Stock)]
+    for layer in layers:
+        layer.build(shape)
+    rng = np.random.default_rng(1)
+    values = [rng.uniform(0.5, 1.5, weight.shape) for weight in layers[1].weights]
+    for layer in layers:
+        layer.set_weights(values)
+    return layers
+
+
+def step(layer, inputs, **kwargs):
+    """Outputs of one training step, and the gradients of a weighted sum of their squares."""
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        outputs = layer(inputs, training=True, **kwargs)
+        weights = tf.cast(data(outputs.shape, seed=7), outputs.dtype)
+        loss = tf.reduce_sum(weights * outputs**2)
+    # reduce_sum over nothing: a layer without gamma and beta has no trainable weights
+    return outputs, tape.gradient(loss, [inputs, *layer.trainable_weights])
+
+
+def assert_equal(ours, theirs, tolerance=1e-5):
+    """Relative to the largest value of each array."""
+    for our, their in zip(ours, theirs, strict=True):
+        assert our.dtype == their.dtype
+        our, their = (np.asarray(tf.cast(array, "float64")) for array in (our, their))
+        assert our.shape == their.shape
+        assert np.abs(our - their).max() <= tolerance * max(np.abs(their).max(), 1e-3)
+
+
+def assert_same_layer(ours, theirs, inputs, tolerance=1e-5, **kwargs):
+    """Outputs, gradients and statistics of two training steps, and inference before and after."""
+    assert_equal([ours(inputs, **kwargs)], [theirs(inputs, **kwargs)], tolerance)
+    for _ in range(2):
+        our_outputs, our_gradients = step(ours, inputs, **kwargs)
+        their_outputs, their_gradients = step(theirs, inputs, **kwargs)
+        assert_equal([our_outputs], [their_outputs], tolerance)
+        # An input's gradient is a difference of terms as large as this.
+        assert_equal(our_gradients, their_gradients, 20 * tolerance)
+        assert_equal(ours.weights, theirs.weights, tolerance)
+    assert_equal([ours(inputs, **kwargs)], [theirs(inputs, **kwargs)], tolerance)
+
+
+def uses_fused_kernel(layer, inputs, training, **kwargs):
+    graph = tf.function(lambda x: layer(x, training=training, **kwargs)).get_concrete_function(
+        inputs
+    )
+    return any("FusedBatchNorm" in operation.type for operation in graph.graph.get_operations())
+
+
+FUSED = {
+    "default": {},
+    "axis 3": {"axis": 3},
+    "without gamma": {"scale": False},
+    "without beta": {"center": False},
+    "without both": {"scale": False, "center": False},
+    "momentum and epsilon": {"momentum": 0.7, "epsilon": 0.1},
+    "synchronized over one replica": {"synchronized": True},
+    "bfloat16": {"dtype": "mixed_bfloat16"},
+    "float16": {"dtype": "mixed_float16"},
+}
+NOT_FUSED = {
+    "rank 2": ({}, (6, 3)),
+    "rank 3": ({}, (4, 5, 3)),
+    "rank 5": ({}, (4, 2, 3, 2, 3)),
+    "axis 1": ({"axis": 1}, SHAPE),
+    "axis 2": ({"axis": 2}, SHAPE),
+    "float64": ({"dtype": "float64"}, SHAPE),
+    "weights in bfloat16": ({"dtype": "bfloat16"}, SHAPE),
+    "renorm": ({"renorm": True}, SHAPE),
+    "small epsilon": ({"epsilon": 1e-6}, SHAPE),
+}
+# Keras computes in float32 and rounds at the end, the kernel too: outputs are a last place apart.
+TOLERANCES = {"bfloat16": 2**-7, "float16": 2**-10}
+
+
+@pytest.mark.parametrize(
+    "init_kwargs, shape, weights",
+    [
+        ({}, SHAPE, (2, 2)),
+        ({"momentum": 0.9, "epsilon": 0.01, "center": False}, SHAPE, (1, 2)),
+        ({"scale": False, "gamma_initializer": "zeros"}, (4, 3), (1, 2)),
+        ({"axis": 1}, SHAPE, (2, 2)),
+    ],
+)
+def test_layer(init_kwargs, shape, weights, tmp_path):
+    run_layer_test(BatchNormalization, init_kwargs, shape, shape, weights, tmp_path)
+
+
+@pytest.mark.parametrize("case", FUSED)
+def test_is_the_stock_layer_on_the_fused_kernel(case):
+    ours, theirs = pair(**FUSED[case])
+    inputs = data(dtype=ours.compute_dtype)
+    assert_same_layer(ours, theirs, inputs, TOLERANCES.get(case, 1e-5))
+    assert uses_fused_kernel(ours, inputs, training=True)
+    assert uses_fused_kernel(ours, inputs, training=False)
+    assert not uses_fused_kernel(theirs, inputs, training=True)
+
+
+@pytest.mark.parametrize("case", NOT_FUSED)
+def test_is_the_stock_layer_where_the_fused_kernel_does_not_serve(case):
+    kwargs, shape = NOT_FUSED[case]
+    ours, theirs = pair(shape, **kwargs)
+    inputs = data(shape, dtype=ours.compute_dtype)
+    assert_same_layer(ours, theirs, inputs, 1e-6)
+    assert not uses_fused_kernel(ours, inputs, training=True)
+
+
+def test_masked_pixels_do_not_count():
+    ours, theirs = pair()
+    mask = tf.constant(np.random.default_rng(2).integers(0, 2, SHAPE[:3]), bool)
+    assert_same_layer(ours, theirs, data(), 1e-6, mask=mask)
+    masked = np.asarray(ours.moving_mean)
+    ours, _ = pair()
+    step(ours, data())
+    assert np.abs(np.asarray(ours.moving_mean) - masked).max() > 1e-3
+
+
+def test_a_mask_travels_through_a_model():
+    inputs = keras.Input((6, 3))
+    masked = keras.layers.Masking(2.0)(inputs)
+    models = [
+        keras.Model(inputs, layer_class(momentum=0.0)(masked))
+        for layer_class in (BatchNormalization, Stock)
+    ]
+    x = np.asarray(data((4, 6, 3))).copy()
+    x[:, 2:] = 2
+    for model in models:
+        model(x, training=True)
+    assert_equal(models[0].weights, models[1].weights, 1e-6)
+    mean = x[:, :2].mean((0, 1))
+    np.testing.assert_allclose(models[0].layers[-1].moving_mean, mean, rtol=1e-5)
+
+
+def test_by_hand():
+    x = np.asarray(data())
+    layer = BatchNormalization(momentum=0.9)
+    layer.build(SHAPE)
+    layer.gamma.assign([1.0, 2.0, 3.0])
+    layer.beta.assign([0.0, 1.0, -1.0])
+    outputs = np.asarray(layer(x, training=True))
+    pixels = x.astype("float64").reshape(-1, 3)
+    mean = np.array([sum(channel) / len(channel) for channel in pixels.T])
+    # Divided by the number of pixels, without Bessel's correction.
+    variance = np.array(
+        [np.dot(c - m, c - m) / len(c) for c, m in zip(pixels.T, mean, strict=True)]
+    )
+    expected = (x - mean) / np.sqrt(variance + 1e-3) * [1, 2, 3] + [0, 1, -1]
+    np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(layer.moving_mean, 0.1 * mean, rtol=1e-5)
+    np.testing.assert_allclose(layer.moving_variance, 0.9 + 0.1 * variance, rtol=1e-5)
+    expected = (x - 0.1 * mean) / np.sqrt(0.901 + 0.1 * variance) * [1, 2, 3] + [0, 1, -1]
+    np.testing.assert_allclose(layer(x), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_moving_statistics_over_50_training_steps(dtype):
+    layers = pair(momentum=0.9, dtype=dtype)
+    for layer in layers:
+        train = tf.function(lambda x, layer=layer: layer(x, training=True))
+        for seed in range(50):
+            train(data(seed=seed, dtype=layer.compute_dtype))
+    assert_equal(layers[0].weights, layers[1].weights, 2e-6)
+    # They have left their starting values for those of the data: 2 and 1, 4, 9.
+    np.testing.assert_allclose(layers[0].moving_mean, [2, 2, 2], atol=0.5)
+    np.testing.assert_allclose(layers[0].moving_variance, [1, 4, 9], rtol=0.3)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1, 3), (2, 1, 1, 3), (1, 2, 2, 1)])
+def test_a_handful_of_pixels(shape):
+    # Bessel's correction divides by zero at one pixel.
+    ours, theirs = pair(shape)
+    assert_same_layer(ours, theirs, data(shape), 1e-5)
+    assert np.isfinite(ours.moving_variance).all()
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("scale", [True, False])
+def test_second_order_gradients(training, scale):
+    def second(layer):
+        x = data()
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                outputs = layer(x, training=training)
+                loss = tf.reduce_sum(tf.sin(outputs) * data(seed=3))
+            (gradient,) = inner.gradient(loss, [x])
+            penalty = tf.reduce_sum(gradient**2 * data(seed=4))
+        return outer.gradient(penalty, [x, *layer.trainable_weights], unconnected_gradients="zero")
+
+    ours, theirs = pair(scale=scale)
+    assert_equal(second(ours), second(theirs), 1e-3)
+
+
+def test_frozen_layer_uses_and_keeps_the_moving_statistics():
+    ours, theirs = pair()
+    for layer in (ours, theirs):
+        layer.trainable = False
+    before = ours.get_weights()
+    x = data()
+    outputs = ours(x, training=True)
+    np.testing.assert_array_equal(outputs, ours(x, training=False))
+    assert_equal([outputs], [theirs(x, training=True)])
+    for new, old in zip(ours.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(new, old)
+
+
+def test_unfrozen_again_it_learns_again():
+    ours, theirs = pair()
+    ours.trainable = False
+    ours(data(), training=True)
+    ours.trainable = True
+    assert_same_layer(ours, theirs, data())
+
+
+def test_inference_leaves_the_layer_as_it_was():
+    ours, _ = pair()
+    before = ours.get_weights()
+    first, second = np.asarray(ours(data())), np.asarray(ours(data(), training=False))
+    np.testing.assert_array_equal(first, second)
+    for new, old in zip(ours.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(new, old)
+
+
+def test_statistics_stay_out_of_a_stateless_scope():
+    ours, _ = pair()
+    before = ours.get_weights()
+    with keras.StatelessScope() as scope:
+        ours(data(), training=True)
+        assert np.any(np.asarray(scope.get_current_value(ours.moving_mean)) != before[2])
+    for new, old in zip(ours.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(new, old)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_in_a_compiled_model(jit_compile):
+    models = []
+    for layer_class in (BatchNormalization, Stock):
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input(SHAPE[1:])
+        features = layer_class(momentum=0.8)(keras.layers.Conv2D(4, 3, padding="same")(inputs))
+        features = keras.layers.GlobalAveragePooling2D()(keras.layers.ReLU()(features))
+        model = keras.Model(inputs, keras.layers.Dense(1)(features))
+        model.compile(optimizer=keras.optimizers.SGD(0.01), loss="mse", jit_compile=jit_compile)
+        x = np.asarray(data((32, *SHAPE[1:])))
+        losses = model.fit(x, x.mean((1, 2, 3)), batch_size=8, epochs=3, verbose=0, shuffle=False)
+        models.append((model, losses.history["loss"], model.predict(x, verbose=0)))
+    (ours, our_losses, our_outputs), (theirs, their_losses, their_outputs) = models
+    np.testing.assert_allclose(our_losses, their_losses, rtol=1e-4)
+    np.testing.assert_allclose(our_outputs, their_outputs, rtol=1e-3, atol=1e-4)
+    assert_equal(ours.weights[2:], theirs.weights[2:], 1e-3)
+
+
+def model_of(layer_class, **kwargs):
+    inputs = keras.Input(SHAPE[1:])
+    layers = [layer_class(), keras.layers.Conv2D(2, 1), layer_class(scale=False)]
+    features = inputs
+    for layer in layers:
+        features = layer(features)
+    return keras.Model(inputs, features)
+
+
+@pytest.mark.parametrize(
+    "source, target", [(BatchNormalization, Stock), (Stock, BatchNormalization)]
+)
+def test_weight_files_are_exchanged_with_the_stock_layer(source, target, tmp_path):
+    saved, loaded = model_of(source), model_of(target)
+    rng = np.random.default_rng(0)
+    saved.set_weights([rng.uniform(0.5, 1.5, weight.shape) for weight in saved.weights])
+    saved.save_weights(tmp_path / "model.weights.h5")
+    loaded.load_weights(tmp_path / "model.weights.h5")
+    for one, other in zip(saved.weights, loaded.weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert_equal([loaded(data())], [saved(data())])
+
+
+def test_registered_name_and_weight_names():
+    layer, stock = pair()
+    serialized = keras.saving.serialize_keras_object(layer)
+    assert serialized["registered_name"] == "tfresidual>BatchNormalization"
+    assert [weight.name for weight in layer.weights] == [weight.name for weight in stock.weights]
+    config, stock_config = layer.get_config(), stock.get_config()
+    assert config.pop("name") != "" and stock_config.pop("name") != ""
+    assert config == stock_config
+
+
+# Logical devices have to be there before TensorFlow starts, so this runs in a process of its own.
+MIRRORED = """
+import keras, numpy as np, tensorflow as tf
+from tfresidual.layers import BatchNormalization
+
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+x = np.random.default_rng(0).normal(size=(32, 4, 4, 3)).astype("float32") * 2 + 1
+x[::2] += 1
+for synchronized in (False, True):
+    results = []
+    for layer_class in (BatchNormalization, keras.layers.BatchNormalization):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = keras.Sequential([
+                keras.Input((4, 4, 3)),
+                layer_class(momentum=0.5, synchronized=synchronized),
+                keras.layers.Flatten(),
+                keras.layers.Dense(1),
+            ])
+            model.compile(optimizer=keras.optimizers.SGD(0.01), loss="mse")
+        model.fit(x, x.mean((1, 2, 3)), batch_size=16, epochs=2, verbose=0, shuffle=False)
+        results.append([np.asarray(w) for w in model.weights])
+    for ours, theirs in zip(*results, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
+    print("agreed", synchronized, results[0][3])
+"""
+
+
+def test_under_a_mirrored_strategy_with_two_devices():
+    environment = os.environ | {
+        "PYTHONPATH": str(pathlib.Path(__file__).parents[2]),
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", MIRRORED],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("agreed") == 2

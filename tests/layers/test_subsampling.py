@@ -1,0 +1,76 @@
+"""Subsampling: channels_first runs here too, since no convolution is involved."""
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference.layer_test import run_layer_test
+from reference.numpy_network import subsample
+
+from tfresidual.layers import Subsampling
+
+
+@pytest.mark.parametrize(
+    "init_kwargs, input_shape, output_shape",
+    [
+        ({"filters": 6}, (2, 8, 8, 3), (2, 4, 4, 6)),
+        ({"filters": 3}, (2, 5, 8, 3), (2, 3, 4, 3)),
+        ({"filters": 5, "strides": 3}, (2, 7, 9, 1), (2, 3, 3, 5)),
+        ({"filters": 4, "strides": 1}, (2, 3, 3, 2), (2, 3, 3, 4)),
+        ({"filters": 4, "data_format": "channels_first"}, (2, 3, 8, 6), (2, 4, 4, 3)),
+    ],
+)
+def test_layer(init_kwargs, input_shape, output_shape, tmp_path):
+    run_layer_test(Subsampling, init_kwargs, input_shape, output_shape, (0, 0), tmp_path)
+
+
+def test_by_hand():
+    image = np.arange(12.0).reshape(1, 3, 4, 1)
+    output = np.asarray(Subsampling(2)(image))
+    np.testing.assert_array_equal(output[0, :, :, 0], [[0, 2], [8, 10]])
+    np.testing.assert_array_equal(output[0, :, :, 1], np.zeros((2, 2)))
+
+
+def test_channels_first_by_hand():
+    image = np.arange(12.0).reshape(1, 1, 3, 4)
+    output = np.asarray(Subsampling(2, data_format="channels_first")(image))
+    np.testing.assert_array_equal(output[0], [[[0, 2], [8, 10]], np.zeros((2, 2))])
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    height=st.integers(1, 9),
+    width=st.integers(1, 9),
+    channels=st.integers(1, 3),
+    appended=st.integers(0, 2),
+    strides=st.integers(1, 4),
+)
+def test_equals_the_numpy_version(height, width, channels, appended, strides):
+    x = np.random.default_rng(0).normal(size=(2, height, width, channels)).astype("float32")
+    layer = Subsampling(channels + appended, strides)
+    expected, _ = subsample(channels + appended, strides)(x)
+    output = layer(x)
+    np.testing.assert_array_equal(output, expected)
+    assert layer.compute_output_shape(x.shape) == expected.shape
+
+
+@pytest.mark.parametrize(
+    "data_format, shape, expected",
+    [
+        ("channels_last", (None, None, 9, 3), (None, None, 5, 4)),
+        ("channels_first", (None, 3, 9, None), (None, 4, 5, None)),
+    ],
+)
+def test_unknown_sizes_stay_unknown(data_format, shape, expected):
+    layer = Subsampling(4, data_format=data_format)
+    assert layer.compute_output_shape(shape) == expected
+    assert layer(keras.Input(batch_shape=shape)).shape == expected
+
+
+@pytest.mark.parametrize("data_format, axis", [("channels_last", 3), ("channels_first", 1)])
+def test_channels_cannot_be_dropped(data_format, axis):
+    shape = [2, 8, 8, 8]
+    shape[axis] = 5
+    with pytest.raises(ValueError, match=r"only appended\. Received: filters=4, input_shape=.*5"):
+        Subsampling(4, data_format=data_format)(np.zeros(shape, "float32"))

@@ -1,0 +1,217 @@
+"""Block metrics against the NumPy version, and cases solved by hand.
+
+Not covered here: networks on a GPU.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+from reference import numpy_network
+from reference.random_network import CASES, case_id, random_batch, random_network
+
+import tfresidual as tfr
+from tfresidual import probes
+from tfresidual.chains import Block, Chain, Stage
+from tfresidual.probes.block_metrics import METRICS
+
+# Relative to the size of the number; cosines, which cancel, also absolutely.
+TOLERANCE = {"rtol": 1e-4, "atol": 2e-6}
+
+
+def numpy_metrics(net, images, labels):
+    """Every metric by name, `(images, blocks)`, by the NumPy version."""
+    run = numpy_network.analyse(
+        net.get_config(), numpy_network.weights_of(net), images, np.asarray(labels)
+    )
+    return {
+        name: np.stack(
+            [values for stage in getattr(numpy_network, name)(run) for values in stage], axis=1
+        )
+        for name in METRICS
+    }
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_equals_numpy(case):
+    net = random_network(seed=3, **case)
+    images, labels = random_batch(net, images=4)
+    frame = probes.block_metrics(net, (images, labels), per_image=True)
+    for name, expected in numpy_metrics(net, images, labels).items():
+        measured = frame[name].to_numpy().reshape(-1, len(images)).T
+        np.testing.assert_allclose(measured, expected, **TOLERANCE, err_msg=name)
+
+
+@pytest.mark.parametrize("activation", ["sigmoid", None])
+def test_equals_numpy_with_other_losses(activation):
+    net = random_network(classifier_activation=activation, pooling=2)
+    images, labels = random_batch(net)
+    frame = probes.block_metrics(net, (images, labels))
+    for name, expected in numpy_metrics(net, images, labels).items():
+        np.testing.assert_allclose(frame[name], expected.mean(axis=0), **TOLERANCE, err_msg=name)
+
+
+def plane_chain(*changes):
+    """A chain in the plane: block t adds `changes[t](h)`, and the loss is |h|^2 / 2 at the end."""
+    blocks = tuple(
+        Block(1, step, True, lambda h, change=change: h + change(h))
+        for step, change in enumerate(changes)
+    )
+    return Chain(
+        name="plane",
+        stem=lambda images: ops.convert_to_tensor(images),
+        stages=(Stage(1, blocks),),
+        head=lambda state: ops.reshape(state, (-1, 2)),
+        loss=lambda labels, outputs: ops.sum(ops.square(outputs), axis=-1) / 2,
+        input_shape=(1, 1, 2),
+    )
+
+
+def at(*point):
+    return np.array([[[point]]], "float32"), np.zeros(1, "int32")
+
+
+def test_solved_by_hand():
+    # h = (3, 4); the block halves it: F = (-1.5, -2), next (1.5, 2). The loss |next|^2 / 2 has the
+    # gradient next / 2 = (0.75, 1) at h; the loss of the head at h itself has the gradient (3, 4).
+    row = probes.block_metrics(plane_chain(lambda h: -h / 2), at(3, 4)).iloc[0]
+    assert row["cosine_loss"] == pytest.approx(-1)
+    assert row["readout_cosine_loss"] == pytest.approx(-1)
+    assert row["l2_ratio"] == row["scaled_perturbation"] == pytest.approx(0.5)
+    assert row["perturbation"] == pytest.approx(2.5)
+    assert row["gradient_norm"] == pytest.approx(1.25)
+
+
+def test_cosine_through_the_network_differs_from_the_readout():
+    # The second block mirrors the plane at the diagonal, so that the gradient at h = (1, 0) is
+    # that at (1 + 1, 0) mirrored twice: (2, 0), and a step along (1, 0) raises the loss.
+    def swap(h):
+        return h[..., ::-1] - h
+
+    frame = probes.block_metrics(
+        plane_chain(lambda h: ops.ones_like(h) * [1.0, 0.0], swap), at(-3, 1)
+    )
+    # h0 = (-3, 1), h1 = (-2, 1), h2 = (1, -2); dL/dh1 = swap(h2) = h1, and dL/dh0 the same.
+    assert frame["cosine_loss"][0] == pytest.approx(-2 / np.sqrt(5))
+    assert frame["readout_cosine_loss"][0] == pytest.approx(-3 / np.sqrt(10))
+    # F1 = (3, -3), g1 = (-2, 1).
+    assert frame["cosine_loss"][1] == pytest.approx(-9 / np.sqrt(18 * 5))
+
+
+def test_zero_change_and_zero_gradient_give_zero_cosine():
+    still = probes.block_metrics(plane_chain(lambda h: h * 0), at(3, 4)).iloc[0]
+    assert (still["cosine_loss"], still["l2_ratio"]) == (0, 0)
+    flat = probes.block_metrics(plane_chain(lambda h: -h), at(3, 4)).iloc[0]
+    assert (flat["cosine_loss"], flat["gradient_norm"]) == (0, 0)
+    origin = probes.block_metrics(plane_chain(lambda h: h + 1), at(0, 0)).iloc[0]
+    assert origin["l2_ratio"] == 0
+    assert np.isfinite(origin.to_numpy(float)).all()
+
+
+def test_tiny_gradients_keep_their_direction():
+    chain = plane_chain(lambda h: -h / 2)
+    row = probes.block_metrics(chain, at(3e-15, 4e-15)).iloc[0]
+    assert row["cosine_loss"] == pytest.approx(-1)
+
+
+def test_mean_is_of_images_not_of_batches():
+    net = random_network()
+    images, labels = random_batch(net, images=7)
+    whole = probes.block_metrics(net, (images, labels))
+    batches = tf.data.Dataset.from_tensor_slices((images, labels)).batch(3)
+    split = probes.block_metrics(net, batches)
+    images_own = probes.block_metrics(net, batches, per_image=True)
+    np.testing.assert_allclose(whole[list(METRICS)], split[list(METRICS)], rtol=1e-5)
+    means = images_own.groupby(["stage", "block"])[list(METRICS)].mean()
+    np.testing.assert_allclose(whole[list(METRICS)], means, rtol=1e-5)
+    assert images_own["image"].tolist() == list(range(7)) * 6
+
+
+def test_traced_once_for_all_sizes_of_batch():
+    net = random_network()
+    chain = tfr.chain(net)
+    for size in (3, 5, 4):
+        probes.block_metrics(chain, random_batch(net, images=size))
+    (function,) = chain.compiled.values()
+    assert function.experimental_get_tracing_count() == 1
+
+
+def test_splits_and_blocks_without_a_change():
+    net = random_network()
+    frame = probes.block_metrics(
+        net, {"train": random_batch(net, seed=1), "test": random_batch(net, seed=2)}
+    )
+    assert frame["split"].tolist() == ["train"] * 6 + ["test"] * 6
+    assert frame["stage"].tolist() == [1, 1, 2, 2, 3, 3] * 2
+    changes_shape = frame[(frame["stage"] > 1) & (frame["block"] == 0)]
+    assert changes_shape["gradient_norm"].gt(0).all()
+    assert changes_shape[["cosine_loss", "l2_ratio", "perturbation"]].isna().all(axis=None)
+    assert frame.loc[frame["stage"] < 3, "readout_cosine_loss"].isna().all()
+
+
+def test_uses_the_compiled_loss():
+    net = random_network()
+    images, labels = random_batch(net)
+    one_hot = keras.utils.to_categorical(labels, 5)
+    plain = probes.block_metrics(net, (images, labels))
+    net.compile("sgd", keras.losses.CategoricalCrossentropy(label_smoothing=0.5))
+    smooth = probes.block_metrics(net, (images, one_hot))
+    assert abs(plain["gradient_norm"] - smooth["gradient_norm"]).min() > 1e-4
+    net.compile("sgd", "categorical_crossentropy")
+    np.testing.assert_allclose(
+        probes.block_metrics(net, (images, one_hot))["gradient_norm"],
+        plain["gradient_norm"],
+        rtol=1e-5,
+    )
+
+
+def test_leaves_the_network_as_it_was():
+    net = random_network(shortcut="dropout")
+    net.compile("adam", "sparse_categorical_crossentropy")
+    batch = random_batch(net)
+    net.fit(*batch, verbose=0)
+    net.layers[2].trainable = False
+    before = [v.numpy().copy() for v in (*net.variables, *net.optimizer.variables)]
+    nodes = [len(layer._inbound_nodes) for layer in net.layers]
+    probes.block_metrics(net, batch)
+    after = [v.numpy().copy() for v in (*net.variables, *net.optimizer.variables)]
+    for old, new in zip(before, after, strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert [len(layer._inbound_nodes) for layer in net.layers] == nodes
+    assert [layer.trainable for layer in net.layers].count(False) == 1
+
+
+def test_mixed_precision_is_near_float32():
+    net = random_network()
+    low = random_network(dtype="mixed_bfloat16")
+    low.set_weights(net.get_weights())
+    batch = random_batch(net, images=8)
+    expected = probes.block_metrics(net, batch)
+    measured = probes.block_metrics(low, batch)
+    for name in ("l2_ratio", "perturbation", "gradient_norm"):
+        np.testing.assert_allclose(measured[name], expected[name], rtol=0.05)
+    np.testing.assert_allclose(measured["cosine_loss"], expected["cosine_loss"], atol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (3, "must be a `tf.data.Dataset`"),
+        ((np.zeros((4, 8, 8, 3), "f"), np.zeros(3, int)), "as many labels as images"),
+        ((np.zeros((4, 9, 8, 3), "f"), np.zeros(4, int)), "images of shape"),
+        (tf.data.Dataset.from_tensor_slices(np.zeros((4, 8, 8, 3), "f")).batch(2), "must yield"),
+        ((np.zeros((0, 8, 8, 3), "f"), np.zeros(0, int)), "at least one batch"),
+        ({}, "must not be empty"),
+    ],
+    ids=["no data", "labels", "shape", "no labels", "empty", "no splits"],
+)
+def test_bad_data(data, message):
+    with pytest.raises(ValueError, match=f"`data`.*{message}.*Received: "):
+        probes.block_metrics(random_network(), data)
+
+
+def test_endless_data():
+    endless = tf.data.Dataset.from_tensors(random_batch(random_network())).repeat()
+    with pytest.raises(ValueError, match="must end"):
+        probes.block_metrics(random_network(), endless)

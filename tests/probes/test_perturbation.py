@@ -1,0 +1,71 @@
+"""Perturbations and distances against the NumPy version and by hand."""
+
+import numpy as np
+import pytest
+from probes.test_block_metrics import TOLERANCE, at, plane_chain
+from reference import numpy_network
+from reference.random_network import CASES, case_id, random_batch, random_network
+
+from tfresidual import probes
+
+
+@pytest.mark.parametrize("case", CASES[::5], ids=case_id)
+def test_distance_equals_numpy(case):
+    net = random_network(seed=5, blocks=3, **case)
+    images, labels = random_batch(net, images=4)
+    run = numpy_network.analyse(
+        net.get_config(), numpy_network.weights_of(net), images, np.asarray(labels)
+    )
+    expected = numpy_network.computational_distance(run)
+    frame = probes.computational_distance(net, (images, labels)).set_index("stage")
+    for kind, distance, mean in (
+        ("absolute", "distance", "mean_perturbation"),
+        ("scaled", "scaled_distance", "mean_scaled_perturbation"),
+    ):
+        values = expected[kind]
+        np.testing.assert_allclose(
+            frame[distance], [*values["stages"], values["total"]], **TOLERANCE
+        )
+        np.testing.assert_allclose(
+            frame[mean], [*values["stage_means"], values["mean"]], **TOLERANCE
+        )
+
+
+def test_solved_by_hand():
+    # (3, 4) -> (0, 4) -> (0, 0): steps of 3 and 4 from states of 5 and 4.
+    chain = plane_chain(lambda h: h * [-1.0, 0.0], lambda h: h * [0.0, -1.0])
+    frame = probes.computational_distance(chain, at(3, 4))
+    assert frame["stage"].tolist() == [1, "all"]
+    for row in frame.to_dict("records"):
+        assert row["blocks"] == 2
+        assert row["distance"] == pytest.approx(7)
+        assert row["scaled_distance"] == pytest.approx(3 / 5 + 1)
+        assert row["mean_perturbation"] == pytest.approx(3.5)
+        assert row["mean_scaled_perturbation"] == pytest.approx(0.8)
+
+
+def test_is_what_block_metrics_measures():
+    net = random_network()
+    batch = random_batch(net, images=5)
+    names = ["stage", "block", "perturbation", "scaled_perturbation"]
+    alone = probes.perturbation(net, batch)
+    np.testing.assert_allclose(alone[names], probes.block_metrics(net, batch)[names], rtol=1e-5)
+
+
+def test_splits():
+    net = random_network()
+    data = {"a": random_batch(net, seed=1), "b": random_batch(net, seed=2)}
+    frame = probes.computational_distance(net, data)
+    assert frame["split"].tolist() == ["a"] * 4 + ["b"] * 4
+    alone = probes.computational_distance(net, data["b"])
+    np.testing.assert_allclose(
+        frame.loc[frame["split"] == "b", "distance"], alone["distance"], rtol=1e-6
+    )
+
+
+def test_stage_without_a_block_to_measure():
+    net = random_network(blocks=1)
+    frame = probes.computational_distance(net, random_batch(net)).set_index("stage")
+    assert frame["blocks"].tolist() == [1, 0, 0, 1]
+    assert frame.loc[2, "distance"] == 0
+    assert np.isnan(frame.loc[2, "mean_perturbation"])

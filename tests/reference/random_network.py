@@ -1,0 +1,109 @@
+"""Small networks and batches from a seed, for comparisons with the NumPy version."""
+
+import numpy as np
+
+from tfresidual.networks import ResidualNetwork
+
+LAYOUTS = (
+    "original",
+    "bn_after_addition",
+    "relu_before_addition",
+    "relu_only_preactivation",
+    "full_preactivation",
+)
+SHORTCUTS = (
+    "identity",
+    "scaled",
+    "exclusive_gate",
+    "shortcut_only_gate",
+    "conv1x1",
+    "dropout",
+)
+TRANSITIONS = ("projection", "convolution", "average_pooling", "downsampling_block")
+
+# Every pair of layout and transition, and with them every pair of layout and shortcut; each value
+# of everything with and without bottleneck. 30 networks instead of 240.
+CASES = [
+    {
+        "layout": layout,
+        "shortcut": shortcut,
+        "transition": TRANSITIONS[(i + j) % 4],
+        "bottleneck": bool((i + j // 2 + j // 4) % 2),
+    }
+    for i, layout in enumerate(LAYOUTS)
+    for j, shortcut in enumerate(SHORTCUTS)
+]
+
+
+def case_id(case):
+    """A name for `pytest.mark.parametrize(..., ids=case_id)`."""
+    return "-".join(
+        "bottleneck" if value is True else str(value).replace(" ", "")
+        for value in case.values()
+        if value is not False
+    )
+
+
+def random_network(seed=0, input_shape=(8, 8, 3), classes=5, blocks=2, widths=(4, 8, 12), **kwargs):
+    """A `ResidualNetwork` all of whose weights and statistics are drawn from a seed.
+
+    Args:
+        seed: int.
+        **kwargs: further arguments of `ResidualNetwork`.
+    """
+    net = ResidualNetwork(input_shape, classes, blocks=blocks, widths=widths, **kwargs)
+    randomise(net, seed)
+    return net
+
+
+def randomise(layer, seed=0):
+    """Draws every weight and statistic of a built layer or network, in the order of its paths."""
+    rng = np.random.default_rng(seed)
+    for variable in layer.variables:
+        shape, name = variable.shape, variable.path.split("/")[-1]
+        if name == "moving_variance":
+            values = rng.uniform(0.5, 2, shape)
+        elif name == "gamma":
+            values = rng.uniform(0.5, 1.5, shape)
+        elif name in ("beta", "moving_mean", "bias"):
+            values = rng.normal(0, 0.3, shape)
+        elif name == "kernel":
+            values = rng.normal(0, np.sqrt(1.5 / np.prod(shape[:-1])), shape)
+        else:  # the state of a seed generator
+            continue
+        variable.assign(values)
+
+
+def random_batch(net, images=3, seed=1):
+    """Images and labels that fit a network: integers, or k-hot where it ends in sigmoids."""
+    rng = np.random.default_rng(seed)
+    size = [n or 8 for n in net.input_shape[1:]]
+    pictures = rng.normal(size=(images, *size)).astype("float32")
+    if net.classifier_activation == "sigmoid":
+        return pictures, rng.integers(0, 2, (images, net.classes))
+    return pictures, rng.integers(0, net.classes, images)
+
+
+def states_of(net, images):
+    """The states of a Keras network by applying its layers one after the other.
+
+    Returns:
+        A tuple of the states (a list over stages of lists of block inputs), the last state of
+        every stage, and the outputs.
+    """
+    stem, stages, head = net.sections()
+    state = images
+    for layer in stem:
+        state = layer(state)
+    states, last_states = [], []
+    for transition, units in stages:
+        if transition is not None:
+            state = transition(state)
+        states.append([])
+        for unit in units:
+            states[-1].append(state)
+            state = unit(state)
+        last_states.append(state)
+    for layer in head:
+        state = layer(state)
+    return states, last_states, state

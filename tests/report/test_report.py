@@ -1,0 +1,373 @@
+"""The report page: its content, its form, and that it replaces an older one whole or not at all.
+
+Not covered: how the page looks; that was judged by eye, on screen, in the dark and in print.
+"""
+
+import base64
+import html
+import html.parser
+import os
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+from plots.make_frames import block_frame, distance_frame
+
+from tfresidual import plots, report
+from tfresidual.report import document, tables
+
+ANGLE = "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"
+DASH = "\N{EN DASH}"
+MINUS = "\N{MINUS SIGN}"
+VOID = {"meta", "link", "img", "br", "hr", "input"}
+
+
+class Page(html.parser.HTMLParser):
+    """Collects tags, attributes and text, and checks that every tag is closed in order."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.open, self.tags, self.texts = [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if data.strip() and "style" not in self.open:
+            self.texts.append((self.open[-1], " ".join(data.split())))
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.tags if name == tag]
+
+    def text(self, tag):
+        return [text for name, text in self.texts if name == tag]
+
+
+def small_figure():
+    figure = Figure((3, 2))
+    axes = figure.subplots()
+    axes.plot([0, 1], [1, 0])
+    axes.set_xlabel("block")
+    axes.set_ylabel("error")
+    return figure
+
+
+def some_sections():
+    return [
+        report.Section(
+            "Cosine loss",
+            "Does each block move the state where the loss falls?",
+            figure=plots.cosine_loss(block_frame(3)),
+            frame=block_frame(18),
+            reading="Below zero the block lowers the loss.",
+            source="Jastrzebski et al. 2018, figure 4",
+        ),
+        report.Section(
+            "Computational distance",
+            "How far does a stage carry the state?",
+            frame=distance_frame(),
+            reading="Divide by epsilon to get the number of blocks.",
+        ),
+        report.Section("Drop", "What if one is dropped?", figure=small_figure(), reading="Flat."),
+    ]
+
+
+def written(path, *arguments, **options):
+    return Page(report.write(path, *arguments, **options).read_text("utf-8"))
+
+
+@pytest.fixture(scope="module")
+def page_text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("report") / "new" / "report.html"
+    given = report.write(
+        str(path),
+        "A study",
+        some_sections(),
+        summary=[("Error on held-out images", "12.3 %", "chance 99.2 %"), ("Blocks", 9, None)],
+        settings={"training": {"epochs": 5, "optimizer": {"rate": 1e-4}}, "depth": (3, 3), "x": {}},
+    )
+    assert given == path
+    return path.read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def page(page_text):
+    return Page(page_text)
+
+
+class TestPage:
+    def test_headings(self, page):
+        assert page.text("title") == ["A study"]
+        assert page.text("h1") == ["A study"]
+        assert page.text("h2") == [
+            "Cosine loss",
+            "Computational distance",
+            "Drop",
+            "Settings",
+            "Words",
+        ]
+
+    def test_sections_have_their_texts(self, page):
+        texts = page.text("p") + page.text("figcaption")
+        for section in some_sections():
+            assert section.question in texts
+            assert section.reading in texts
+        assert "After Jastrzebski et al. 2018, figure 4." in texts
+
+    def test_links_lead_to_sections(self, page):
+        targets = {attributes.get("id") for _, attributes in page.tags}
+        links = [attributes["href"] for attributes in page.all("a")]
+        assert len(links) == 3
+        assert all(link.startswith("#") and link[1:] in targets for link in links)
+
+    def test_nothing_is_fetched(self, page, page_text):
+        assert "http" not in page_text.lower()
+        assert "@import" not in page_text
+        assert "url(" not in page_text
+        assert not page.all("script")
+        for _, attributes in page.tags:
+            address = attributes.get("src") or attributes.get("href") or "#"
+            assert address.startswith(("#", "data:"))
+
+    def test_images_are_inside_and_described(self, page):
+        images = page.all("img")
+        assert len(images) == 2
+        for image in images:
+            kind, _, content = image["src"].partition(";base64,")
+            assert kind == "data:image/svg+xml"
+            assert b"<svg" in base64.b64decode(content, validate=True)
+        assert "cosine of block output F(h) and loss gradient" in images[0]["alt"]
+        assert images[1]["alt"] == "Figure: Drop. Drawn: error over block."
+
+    def test_tables(self, page):
+        assert all(attributes.get("scope") in ("col", "row") for attributes in page.all("th"))
+        assert len(page.all("caption")) == len(page.all("table")) == 3
+        assert page.text("summary") == ["Table of 54 rows"]
+        assert "scaled_distance" in page.text("th")
+        assert "3.690" in page.text("td")
+        assert DASH in page.text("td")
+
+    def test_tiles(self, page):
+        assert page.text("dt")[:2] == ["Error on held-out images", "Blocks"]
+        assert page.text("dd")[:3] == ["12.3 %", "chance 99.2 %", "9"]
+
+    def test_settings(self, page):
+        names, values = page.text("th")[-4:], page.text("td")[-4:]
+        assert names[-4:] == [
+            f"training {ANGLE} epochs",
+            f"training {ANGLE} optimizer {ANGLE} rate",
+            "depth",
+            "x",
+        ]
+        assert values == ["5", "0.0001", "3, 3", "none"]
+
+    def test_words_are_explained(self, page):
+        assert {"Block", "Stage", "Residual branch", "Read-out"} <= set(page.text("dt"))
+
+    def test_light_dark_and_print(self, page_text):
+        assert "prefers-color-scheme: dark" in page_text
+        assert "@media print" in page_text
+
+
+class TestForm:
+    def test_nothing_at_all(self, tmp_path):
+        page = written(tmp_path / "report.html", "Empty", [])
+        assert page.text("h2") == ["Words"]
+
+    def test_markup_is_text(self, tmp_path):
+        evil = "<script>alert('&')</script>"
+        frame = pd.DataFrame({evil: [evil]})
+        figure = small_figure()
+        figure.axes[0].set_ylabel(f'"{evil}')
+        section = report.Section(evil, evil, figure=figure, frame=frame, reading=evil, source=evil)
+        page = written(
+            tmp_path / "report.html",
+            evil,
+            [section, section],
+            [(evil, evil, evil)],
+            {evil: {evil: evil}},
+        )
+        assert not page.all("script")
+        assert page.text("h1") == [evil]
+        assert page.text("h2")[0] == evil
+        assert evil in page.text("th")
+        assert evil in page.text("dd")
+        assert evil in page.all("img")[0]["alt"]
+
+    @pytest.mark.parametrize(("rows", "folded"), [(12, 0), (13, 1)])
+    def test_long_tables_are_folded(self, tmp_path, rows, folded):
+        section = report.Section("T", "Q?", frame=pd.DataFrame({"a": range(rows)}), reading="R.")
+        page = written(tmp_path / "report.html", "T", [section])
+        assert len(page.all("details")) == folded
+        assert len(page.all("tr")) == rows + 1
+
+    def test_very_long_tables_say_that_they_are_cut(self, tmp_path):
+        rows = tables.MOST_ROWS + 5
+        section = report.Section("T", "Q?", frame=pd.DataFrame({"a": range(rows)}), reading="R.")
+        page = written(tmp_path / "report.html", "T", [section])
+        assert len(page.all("tr")) == tables.MOST_ROWS + 1
+        assert f"The first {tables.MOST_ROWS} of {rows} rows." in page.text("p")
+
+    def test_a_frame_without_rows(self, tmp_path):
+        section = report.Section("T", "Q?", frame=pd.DataFrame({"a": []}), reading="R.")
+        assert written(tmp_path / "report.html", "T", [section]).text("th") == ["a"]
+
+    def test_heavy_drawings_become_pixels(self, tmp_path):
+        figure = Figure((3, 2))
+        heights = np.random.default_rng(0).random((2, 6000))
+        figure.subplots().scatter(*heights)
+        section = report.Section("T", "Q?", figure=figure, reading="R.")
+        (image,) = written(tmp_path / "report.html", "T", [section]).all("img")
+        kind, _, content = image["src"].partition(";base64,")
+        assert kind == "data:image/png"
+        assert base64.b64decode(content).startswith(b"\x89PNG")
+
+
+class TestWholeOrNothing:
+    def test_replaces_an_older_report(self, tmp_path):
+        path = tmp_path / "report.html"
+        path.write_text("older")
+        report.write(path, "Newer", [])
+        assert "Newer" in path.read_text("utf-8")
+        assert os.listdir(tmp_path) == ["report.html"]
+
+    def test_a_figure_that_fails(self, tmp_path, monkeypatch):
+        path = tmp_path / "report.html"
+        path.write_text("older")
+        sections = some_sections()
+
+        def fail(*arguments, **options):
+            raise RuntimeError("no ink")
+
+        monkeypatch.setattr(sections[-1].figure, "savefig", fail)
+        with pytest.raises(RuntimeError, match="no ink"):
+            report.write(path, "Newer", sections)
+        assert path.read_text() == "older"
+        assert os.listdir(tmp_path) == ["report.html"]
+
+    @pytest.mark.parametrize("step", ["fsync", "replace"])
+    def test_a_disk_that_fails(self, tmp_path, monkeypatch, step):
+        path = tmp_path / "report.html"
+        path.write_text("older")
+
+        def fail(*arguments):
+            raise OSError("disk full")
+
+        monkeypatch.setattr(document.os, step, fail)
+        with pytest.raises(OSError, match="disk full"):
+            report.write(path, "Newer", [])
+        monkeypatch.undo()
+        assert path.read_text() == "older"
+        assert os.listdir(tmp_path) == ["report.html"]
+
+    def test_a_target_that_is_a_folder(self, tmp_path):
+        (tmp_path / "report.html").mkdir()
+        with pytest.raises(OSError):
+            report.write(tmp_path / "report.html", "T", [])
+        assert os.listdir(tmp_path) == ["report.html"]
+
+
+class TestRefused:
+    @pytest.mark.parametrize("name", ["title", "question", "reading", "source"])
+    @pytest.mark.parametrize("value", ["  ", 3])
+    def test_texts(self, name, value):
+        arguments = {"title": "T", "question": "Q?", "reading": "R.", name: value}
+        with pytest.raises(
+            ValueError, match=f"`{name}` must be a text.*Received: {name}={value!r}"
+        ):
+            report.Section(**arguments)
+
+    def test_figure_and_frame(self):
+        with pytest.raises(ValueError, match=r"`figure` must be a matplotlib Figure.*Received:"):
+            report.Section("T", "Q?", figure="figure.png", reading="R.")
+        with pytest.raises(ValueError, match=r"`frame` must be a pandas DataFrame.*Received:"):
+            report.Section("T", "Q?", frame={"a": 1}, reading="R.")
+
+    def test_write(self, tmp_path):
+        path = tmp_path / "report.html"
+        with pytest.raises(ValueError, match=r"`title`.*Received: title=''"):
+            report.write(path, "", [])
+        with pytest.raises(ValueError, match=r"`sections`.*Received: an entry 'Cosine'"):
+            report.write(path, "T", ["Cosine"])
+        for summary in (["abc"], [("a", "b")], [3]):
+            with pytest.raises(ValueError, match=r"`summary`.*triples.*Received:"):
+                report.write(path, "T", [], summary)
+        with pytest.raises(ValueError, match=r"`settings`.*dictionary.*Received: \[\]"):
+            report.write(path, "T", [], settings=[])
+        assert os.listdir(tmp_path) == []
+
+
+class TestTables:
+    @pytest.mark.parametrize(
+        ("value", "text"),
+        [
+            (0.0123456, "0.01235"),
+            (0.5, "0.5000"),
+            (-3.69, f"{MINUS}3.690"),
+            (1234.4, "1234"),
+            (34567.8, "34,568"),
+            (0.0, "0"),
+            (0.0000123456, f"1.23e{MINUS}5"),
+            (-2.5e9, f"{MINUS}2.50e9"),
+            (np.nan, DASH),
+            (np.inf, "∞"),
+            (54, "54"),
+            (-3, f"{MINUS}3"),
+            (np.int64(1742762), "1,742,762"),
+            (np.float32(0.25), "0.2500"),
+        ],
+    )
+    def test_numbers(self, value, text):
+        assert tables.number_text(value) == text
+
+    def test_columns(self):
+        frame = pd.DataFrame(
+            {
+                "stage": [1, 2, "all"],
+                "blocks": [3.0, np.nan, 54.0],
+                "cosine": [np.nan, -0.25, 0.0],
+                "shape kept": [True, False, None],
+                "when": [pd.NaT, pd.NA, None],
+            }
+        )
+        table = tables.from_frame(frame)
+        assert [name for name, _ in table.columns] == list(frame.columns)
+        assert [is_number for _, is_number in table.columns] == [False, True, True, False, True]
+        assert table.rows == [
+            ["1", "3", DASH, "yes", DASH],
+            ["2", DASH, f"{MINUS}0.2500", "no", DASH],
+            ["all", "54", "0", DASH, DASH],
+        ]
+
+    def test_a_named_index_is_shown(self):
+        frame = block_frame(3, splits=("train", "test")).pivot_table(
+            index=["stage", "block"], columns="split", values=["l2_ratio"]
+        )
+        table = tables.from_frame(frame)
+        assert [name for name, _ in table.columns][:3] == ["stage", "block", "l2_ratio test"]
+
+    def test_two_columns_of_one_name(self):
+        frame = pd.DataFrame([[1, 2]], columns=["a", "a"])
+        assert tables.from_frame(frame).rows == [["1", "2"]]
+
+
+def test_public_names():
+    assert report.__all__ == ["Section", "write"]
+    assert set(report.__all__) <= set(dir(report))
+    with pytest.raises(AttributeError, match="no attribute 'read'"):
+        _ = report.read
+
+
+def test_the_template_names_no_address():
+    text = (document.resources.files("tfresidual.report") / "report.html.jinja").read_text("utf-8")
+    assert not re.search(r"https?:|//[a-z]", text)

@@ -1,0 +1,26 @@
+"""Residual networks for Keras 3 and TensorFlow: build them, train them, probe their blocks.
+
+`import tfresidual` loads what a saved network needs to open again; the other parts are loaded
+when they are first used.
+"""
+
+import importlib
+
+from tfresidual import layers, networks
+from tfresidual.chains import chain
+
+__version__ = "0.1.0"
+
+_LAZY = ("callbacks", "datasets", "plots", "probes", "report", "study", "training", "tuning")
+
+__all__ = ["chain", "layers", "networks", *_LAZY]
+
+
+def __getattr__(name):
+    if name in _LAZY:
+        return importlib.import_module(f"tfresidual.{name}")
+    raise AttributeError(f"module 'tfresidual' has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted([*globals(), *_LAZY])

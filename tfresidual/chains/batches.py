@@ -1,0 +1,127 @@
+"""Runs a function of a chain over a dataset: compiled once, batch by batch. TensorFlow only."""
+
+from collections.abc import Mapping
+
+import keras
+import numpy as np
+import tensorflow as tf
+from rich.progress import track
+
+BATCH_SIZE = 128
+
+
+def batches_of(data):
+    """The data as batches.
+
+    Args:
+        data: a `tf.data.Dataset` or `keras.utils.PyDataset` of batches `(images, labels)`, or a
+            pair of arrays `(images, labels)`. Sample weights behind the labels are ignored.
+
+    Returns:
+        A tuple `(batches, count)`: an iterable of `(images, labels)`, and how many there are, or
+        `None` where that is not known beforehand.
+
+    Raises:
+        ValueError: if the data is none of these, or never ends.
+    """
+    if isinstance(data, tf.data.Dataset):
+        count = int(data.cardinality())
+        if count == tf.data.INFINITE_CARDINALITY:
+            raise ValueError(
+                "Argument `data` must end: a probe runs over all of it. Use `data.take(n)`. "
+                f"Received: data={data!r}"
+            )
+        return map(_pair, data), count if count >= 0 else None
+    if isinstance(data, keras.utils.PyDataset):
+        count = data.num_batches
+        if count is None:
+            raise ValueError(
+                "Argument `data` must end: a probe runs over all of it. "
+                f"Received: data={data!r} with num_batches=None"
+            )
+        return (_pair(data[index]) for index in range(count)), count
+    if isinstance(data, (list, tuple)) and len(data) in (2, 3):
+        images, labels = _pair(data)
+        if len(images) != len(labels):
+            raise ValueError(
+                "Argument `data` must hold as many labels as images. "
+                f"Received: {len(images)} images and {len(labels)} labels"
+            )
+        starts = range(0, len(images), BATCH_SIZE)
+        chosen = (slice(start, start + BATCH_SIZE) for start in starts)
+        return ((images[part], labels[part]) for part in chosen), len(starts)
+    raise ValueError(
+        "Argument `data` must be a `tf.data.Dataset` or `keras.utils.PyDataset` of batches "
+        "`(images, labels)`, or a pair of arrays. "
+        f"Received: data={data!r} of type {type(data).__name__}"
+    )
+
+
+def splits_of(data):
+    """The data by the name of its split: a mapping as it is, anything else under `None`."""
+    if isinstance(data, Mapping):
+        if not data:
+            raise ValueError(f"Argument `data` must not be empty. Received: data={data!r}")
+        return dict(data)
+    return {None: data}
+
+
+def run_over(chain, name, function, data, progress=False):
+    """Applies a function of a chain to every batch and puts the images' values in a row.
+
+    The function is compiled once for a chain and a shape of image, whatever the size of the
+    batches.
+
+    Args:
+        chain: a `tfresidual.chains.Chain`.
+        name: str, what the function computes; with the shapes it is the key under which the
+            compiled function is kept on the chain.
+        function: `function(images, labels)` returns a dict of tensors whose first axis is the
+            image.
+        data: see `batches_of`.
+        progress: whether to show a progress bar on the terminal.
+
+    Returns:
+        A dict of arrays whose first axis is the image.
+
+    Raises:
+        ValueError: if the data holds no batch, or images the chain cannot take.
+    """
+    batches, count = batches_of(data)
+    if progress:
+        batches = track(batches, description=name, total=count, transient=True)
+    compiled, parts = None, []
+    for images, labels in batches:
+        images, labels = tf.convert_to_tensor(images), tf.convert_to_tensor(labels)
+        if compiled is None:
+            compiled = _compiled(chain, name, function, images, labels)
+        parts.append(compiled(images, labels))
+    if not parts:
+        raise ValueError(f"Argument `data` must hold at least one batch. Received: data={data!r}")
+    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+
+def _pair(batch):
+    if not isinstance(batch, (list, tuple)) or len(batch) not in (2, 3):
+        raise ValueError(
+            "Argument `data` must yield batches `(images, labels)`. "
+            f"Received: a batch of type {type(batch).__name__}"
+        )
+    return batch[0], batch[1]
+
+
+def _compiled(chain, name, function, images, labels):
+    expected = chain.input_shape
+    fits = len(images.shape) == 4 and all(
+        size in (None, given) for size, given in zip(expected, images.shape[1:], strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            f"Argument `data` must hold batches of images of shape {expected}. "
+            f"Received: a batch of shape {tuple(images.shape)}"
+        )
+    signature = [tf.TensorSpec([None, *v.shape[1:]], v.dtype) for v in (images, labels)]
+    key = (name, *((tuple(spec.shape[1:]), spec.dtype) for spec in signature))
+    if key not in chain.compiled:
+        chain.compiled[key] = tf.function(function, input_signature=signature)
+    return chain.compiled[key]

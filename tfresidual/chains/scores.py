@@ -1,0 +1,144 @@
+"""What a network's outputs are worth, image by image."""
+
+import keras
+import numpy as np
+from keras import ops
+
+
+def loss_of(model):
+    """The loss of one image under a model, as a function of labels and outputs.
+
+    It is the loss the model was compiled with. For a model that was not compiled it is inferred
+    from the model's last activation and the labels: cross-entropy against class indices (one int
+    an image) or one-hot rows, or, for a sigmoid, the mean binary cross-entropy over the outputs.
+
+    A cross-entropy behind a softmax keeps its gradient for images of which the network is sure,
+    see `softmax_cross_entropy`.
+
+    Args:
+        model: a `keras.Model` with one output.
+
+    Returns:
+        A function `(labels, outputs) -> losses` of shape `(images,)`.
+
+    Raises:
+        ValueError: if the model was compiled with several losses.
+    """
+    loss = model.loss if model.compiled else None
+    while isinstance(loss, (list, tuple, dict)) and len(loss) == 1:
+        loss = next(iter(loss.values())) if isinstance(loss, dict) else loss[0]
+    if isinstance(loss, (list, tuple, dict)):
+        raise ValueError(
+            "Argument `model` must have one loss, since a probe follows one gradient. "
+            f"Received: loss={loss!r}"
+        )
+    activation = getattr(model.layers[-1], "activation", None)
+    if loss is None:
+        if activation is keras.activations.sigmoid:
+            return _per_image(keras.losses.binary_crossentropy)
+        return _cross_entropy(from_logits=activation is not keras.activations.softmax)
+    function = keras.losses.get(loss)
+    if function in _CROSS_ENTROPIES:
+        return _cross_entropy(from_logits=False)
+    if isinstance(function, keras.losses.Loss):
+        if _is_plain_cross_entropy(function):
+            return _cross_entropy(function.get_config()["from_logits"])
+        # A loss object averages over the images when it is called; its `call` does not.
+        function = function.call
+    return _per_image(function)
+
+
+@ops.custom_gradient
+def softmax_cross_entropy(labels, logits):
+    """Cross-entropy of a softmax, with a gradient that holds where the network is sure.
+
+    The gradient with respect to the logits is p - y. Where the probability p of the right class
+    is close to 1 the difference cancels: at 1 - p = 1e-6 float32 leaves two digits of it, and its
+    direction is lost. Here 1 - p is the sum of the other probabilities, so that each component is
+    as exact as the probabilities are.
+
+    Args:
+        labels: rows that sum to one, `(images, classes)`.
+        logits: `(images, classes)`.
+
+    Returns:
+        Losses, `(images,)`, 0 or more.
+    """
+    losses = -ops.sum(labels * ops.log_softmax(logits), axis=-1)
+
+    def gradient(upstream):
+        p = ops.softmax(logits)
+        is_highest = ops.one_hot(ops.argmax(p, axis=-1), p.shape[-1], dtype=p.dtype)
+        others = ops.sum(p * (1 - is_highest), axis=-1, keepdims=True)
+        rest = is_highest * others + (1 - is_highest) * (1 - p)
+        return None, upstream[..., None] * (p * (1 - labels) - labels * rest)
+
+    return losses, gradient
+
+
+def exact_match(labels, outputs):
+    """Whether an image's highest outputs are just its labels, 1.0 or 0.0 an image.
+
+    With n labels on an image, its n highest outputs must be those labels; a tie between a label
+    and another output does not count.
+
+    Args:
+        labels: k-hot rows, `(images, classes)`.
+        outputs: scores of any range, `(images, classes)`.
+
+    Reference:
+        "Iterative convergent computation is not a useful inductive bias for ResNets",
+        on Digitclutter.
+    """
+    outputs = ops.cast(outputs, "float32")
+    is_label = ops.cast(labels, "float32") > 0.5
+    lowest_label = ops.min(ops.where(is_label, outputs, np.inf), axis=-1)
+    highest_other = ops.max(ops.where(is_label, -np.inf, outputs), axis=-1)
+    return ops.cast(lowest_label > highest_other, "float32")
+
+
+_CROSS_ENTROPIES = (
+    keras.losses.categorical_crossentropy,
+    keras.losses.sparse_categorical_crossentropy,
+)
+
+
+def _is_plain_cross_entropy(loss):
+    """Whether a loss object is a cross-entropy without any further setting."""
+    kinds = (keras.losses.CategoricalCrossentropy, keras.losses.SparseCategoricalCrossentropy)
+    if type(loss) not in kinds:
+        return False
+    ignored = ("name", "reduction", "dtype", "from_logits")
+    config, plain = loss.get_config(), type(loss)().get_config()
+    return all(config[key] == plain[key] for key in config if key not in ignored)
+
+
+def _cross_entropy(from_logits):
+    """Cross-entropy against class indices or one-hot rows."""
+
+    def function(labels, outputs):
+        is_sparse = len(labels.shape) < len(outputs.shape) or labels.shape[-1] != outputs.shape[-1]
+        # Keras leaves the logits on the tensor that a softmax returns, for its own losses.
+        logits = outputs if from_logits else getattr(outputs, "_keras_logits", None)
+        if logits is None:
+            sparse, dense = reversed(_CROSS_ENTROPIES)
+            return sparse(labels, outputs) if is_sparse else dense(labels, outputs)
+        logits = ops.cast(logits, "float32")
+        if is_sparse:
+            indices = ops.reshape(labels, ops.shape(logits)[:-1])
+            rows = ops.one_hot(indices, logits.shape[-1], dtype=logits.dtype)
+        else:
+            rows = ops.cast(labels, logits.dtype)
+        return softmax_cross_entropy(rows, logits)
+
+    return _per_image(function)
+
+
+def _per_image(function):
+    """The function averaged over all axes but the first."""
+
+    def losses(labels, outputs):
+        values = function(ops.convert_to_tensor(labels), ops.convert_to_tensor(outputs))
+        return ops.mean(ops.reshape(values, (ops.shape(outputs)[0], -1)), axis=-1)
+
+    return losses

@@ -1,0 +1,67 @@
+"""Chains from the sources they can come from."""
+
+from tfresidual.chains.chain import Block, Chain, Stage
+from tfresidual.chains.scores import loss_of
+from tfresidual.layers import BatchNormalization, ResidualUnit
+from tfresidual.networks import ResidualNetwork
+
+
+def chain(source):
+    """The chain of a network: what every probe reads.
+
+    Nothing is copied: the chain computes with the network's own layers, so it follows their
+    weights as training goes on.
+
+    Args:
+        source: a `tfresidual.networks.ResidualNetwork`, or a chain, which is returned as it is.
+
+    Returns:
+        A `tfresidual.chains.Chain`.
+
+    Raises:
+        ValueError: if the source is neither.
+    """
+    if isinstance(source, Chain):
+        return source
+    if isinstance(source, ResidualNetwork):
+        return _of_residual_network(source)
+    raise ValueError(
+        "Argument `source` must be a `tfresidual.networks.ResidualNetwork` or a "
+        f"`tfresidual.chains.Chain`. Received: source={source!r} of type {type(source).__name__}"
+    )
+
+
+def _of_residual_network(network):
+    stem, sections, head = network.sections()
+    stages = []
+    for index, (transition, units) in enumerate(sections, start=1):
+        blocks = tuple(
+            Block(
+                stage=index,
+                step=step,
+                keeps_shape=unit.resizing is None,
+                apply=_sequence([unit]),
+            )
+            for step, unit in enumerate(units)
+        )
+        stages.append(Stage(index, blocks, transition and _sequence([transition])))
+    return Chain(
+        name=network.name,
+        stem=_sequence(stem),
+        stages=tuple(stages),
+        head=_sequence(head),
+        loss=loss_of(network),
+        input_shape=network.input_shape[1:],
+    )
+
+
+def _sequence(layers):
+    """The layers one after the other, at inference, as a function."""
+
+    def function(state):
+        for layer in layers:
+            has_two_modes = isinstance(layer, (BatchNormalization, ResidualUnit))
+            state = layer(state, training=False) if has_two_modes else layer(state)
+        return state
+
+    return function

@@ -1,0 +1,22 @@
+"""Datasets as `tf.data` pipelines, ready for `model.fit` and the probes."""
+
+from tfresidual.datasets.load import Description, describe, load, plain, set_epoch
+
+__all__ = [
+    "Description",
+    "Digitclutter",
+    "DigitclutterConfig",
+    "describe",
+    "load",
+    "plain",
+    "set_epoch",
+]
+
+
+def __getattr__(name):
+    # tensorflow-datasets, Pillow and matplotlib are imported when they are first needed.
+    if name in ("Digitclutter", "DigitclutterConfig"):
+        from tfresidual.datasets import digitclutter
+
+        return getattr(digitclutter, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,260 @@
+"""Digitclutter: several digits that occlude one another, all of them to be named.
+
+The images are drawn here, with Pillow, and kept by tensorflow-datasets:
+
+```python
+import tensorflow_datasets as tfds
+import tfresidual.datasets.digitclutter
+
+data = tfds.load("digitclutter/digits3-20000-2000-2000-seed0", split="train")
+```
+"""
+
+import contextlib
+import dataclasses
+import functools
+import re
+import shutil
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import tensorflow_datasets as tfds
+from PIL import Image, ImageDraw, ImageFont
+
+from tfresidual.datasets.arguments import checked_integer
+
+try:
+    import fcntl
+except ImportError:  # Windows has none: preparing is then not guarded against a second process
+    fcntl = None
+
+__all__ = ["Digitclutter", "DigitclutterConfig", "Scene", "draw", "sample_scene"]
+
+CANVAS = 512  # pixels; the side of the square on which an image is designed
+SIZE = 32  # pixels; the side of the image that is kept
+BACKGROUND, FACE, OUTLINE = 119, 0, 255  # grey levels
+OUTLINE_WIDTH = 20  # pixels of the canvas
+FONT_SIZE = 384  # pixels of the canvas
+HORIZONTAL = 0.29  # offsets are uniform in +-0.29 of the width ...
+VERTICAL = 0.19  # ... and in 0.076 +- 0.19 of the height
+VERTICAL_SHIFT = 0.076
+# Offsets go from the middle of the canvas to the middle of a digit's line of text. How far that
+# lies above the baseline differs between fonts; the shift of 0.076 belongs to Helvetica Bold, whose
+# line reaches from 0.77 above to 0.23 below: it brings the digits to the middle of the canvas, and
+# +-0.19 then takes them just to its edges. So the middle of that line is the one that counts here.
+MIDDLE = 0.27  # of the font size, above the baseline
+
+SPLITS = ("train", "validation", "test")
+
+
+@dataclasses.dataclass(frozen=True)
+class Scene:
+    """What is on one image.
+
+    Attributes:
+        digits: The digits 0 to 9 in the order in which they are painted, the last one on top.
+        offsets: For each digit how far right and down of the canvas' middle its own middle lies, in
+            pixels of the 512x512 canvas.
+    """
+
+    digits: tuple[int, ...]
+    offsets: tuple[tuple[int, int], ...]
+
+
+def sample_scene(index, digits=3, split="train", seed=0):
+    """Samples what is on one image; it depends on the arguments alone.
+
+    Args:
+        index: Integer, the number of the image in its split, from 0.
+        digits: Integer 1 to 10, how many different digits are on the image.
+        split: `"train"`, `"validation"` or `"test"`.
+        seed: Non-negative integer.
+
+    Returns:
+        A `Scene`: different digits, every choice equally likely, the horizontal offsets uniform in
+        +-0.29 and the vertical ones in 0.076 +- 0.19 of the canvas, rounded to pixels.
+    """
+    # The bits of a generator are the same in every version of NumPy, its distributions need not be.
+    bits = np.random.PCG64(np.random.SeedSequence([seed, digits, SPLITS.index(split), index]))
+    uniform = (bits.random_raw(10 + 2 * digits) >> 11) * 2.0**-53
+    chosen = np.argsort(uniform[:10])[:digits]
+    right, down = 2 * uniform[10:].reshape(2, digits) - 1
+    offsets = np.stack([HORIZONTAL * right, VERTICAL_SHIFT + VERTICAL * down], axis=1)
+    pixels = np.rint(offsets * CANVAS).astype(int)
+    return Scene(tuple(chosen.tolist()), tuple(map(tuple, pixels.tolist())))
+
+
+def draw(scene):
+    """Draws a scene on the 512x512 canvas and reduces it to 32x32 by averaging 16x16 areas.
+
+    Args:
+        scene: A `Scene`.
+
+    Returns:
+        Array `[32, 32, 1]` of dtype uint8.
+    """
+    canvas = Image.new("L", (CANVAS, CANVAS), BACKGROUND)
+    for digit, (right, down) in zip(scene.digits, scene.offsets, strict=True):
+        ink, shape, left, top = _stamp(digit)
+        canvas.paste(ink, (left + right, top + down), shape)
+    return np.asarray(canvas.reduce(CANVAS // SIZE))[..., None]
+
+
+@functools.cache
+def _stamp(digit):
+    """A digit in the middle of the canvas: ink, opacity, and the corner at which to paste them."""
+    path = Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans-Bold.ttf")
+    font = ImageFont.truetype(path, FONT_SIZE, layout_engine=ImageFont.Layout.BASIC)
+    place = (CANVAS // 2, CANVAS // 2 + round(MIDDLE * FONT_SIZE))
+    ink = Image.new("L", (CANVAS, CANVAS), OUTLINE)
+    ImageDraw.Draw(ink).text(place, str(digit), fill=FACE, font=font, anchor="ms")
+    shape = Image.new("L", (CANVAS, CANVAS), 0)
+    ImageDraw.Draw(shape).text(
+        place, str(digit), fill=255, font=font, anchor="ms", stroke_width=OUTLINE_WIDTH
+    )
+    box = shape.getbbox()
+    return ink.crop(box), shape.crop(box), box[0], box[1]
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class DigitclutterConfig(tfds.core.BuilderConfig):
+    """Which images to draw.
+
+    The name follows from the rest, for example `digits3-20000-2000-2000-seed0` (the sizes are those
+    of train, validation and test). Image i of a split depends on the seed, on `digits` and on i
+    alone, so that a smaller split is the beginning of a larger one.
+
+    Args:
+        digits: 3, 4 or 5, the digits on each image.
+        train_size: Positive integer.
+        validation_size: Positive integer.
+        test_size: Positive integer.
+        seed: Non-negative integer.
+
+    Raises:
+        ValueError: If one of them is out of range.
+    """
+
+    name: str = dataclasses.field(init=False)
+    digits: int = 3
+    train_size: int = 20_000
+    validation_size: int = 2_000
+    test_size: int = 2_000
+    seed: int = 0
+
+    def __post_init__(self):
+        if self.digits not in (3, 4, 5):
+            raise ValueError(f"`digits` must be 3, 4 or 5. Received: digits={self.digits!r}")
+        for argument in ("train_size", "validation_size", "test_size"):
+            checked_integer(argument, getattr(self, argument), minimum=1)
+        checked_integer("seed", self.seed, minimum=0)
+        sizes = f"{self.train_size}-{self.validation_size}-{self.test_size}"
+        self.name = f"digits{self.digits}-{sizes}-seed{self.seed}"
+        self.description = (
+            f"{self.digits} digits per image; {self.train_size} images to train on, "
+            f"{self.validation_size} to validate, {self.test_size} to test; seed {self.seed}."
+        )
+
+    @classmethod
+    def from_name(cls, name):
+        """The config of that name, or None if there is no such config."""
+        numbers = re.fullmatch(r"digits(\d+)-(\d+)-(\d+)-(\d+)-seed(\d+)", name)
+        if numbers is None:
+            return None
+        digits, train_size, validation_size, test_size, seed = map(int, numbers.groups())
+        try:
+            config = cls(
+                digits=digits,
+                train_size=train_size,
+                validation_size=validation_size,
+                test_size=test_size,
+                seed=seed,
+            )
+        except ValueError:
+            return None
+        return config if config.name == name else None
+
+
+class Digitclutter(tfds.core.GeneratorBasedBuilder):
+    """Images of digits that occlude one another, drawn on this machine without a download.
+
+    A config is given as a `DigitclutterConfig` or by its name; besides the listed ones, any
+    `digits{n}-{train}-{validation}-{test}-seed{seed}` will do. Several processes may prepare the
+    same data at once: one draws it, the others wait.
+
+    Reference:
+        - [Spoerer et al., 2017](https://doi.org/10.3389/fpsyg.2017.01551)
+    """
+
+    VERSION = tfds.core.Version("1.0.0")
+    RELEASE_NOTES = {"1.0.0": "First version."}  # noqa: RUF012
+    BUILDER_CONFIGS = [  # noqa: RUF012
+        DigitclutterConfig(
+            digits=digits, train_size=train_size, validation_size=held_out, test_size=held_out
+        )
+        for train_size, held_out in ((20_000, 2_000), (100_000, 10_000), (8_192, 10_000))
+        for digits in (3, 4, 5)
+    ]
+
+    def __init__(self, *, config=None, **kwargs):
+        if isinstance(config, DigitclutterConfig):
+            config = config.name
+        super().__init__(config=config, **kwargs)
+
+    @classmethod
+    def get_builder_config(cls, name, version=None):
+        """The config of that name, listed or not, or None if there is no such config."""
+        return super().get_builder_config(name, version) or DigitclutterConfig.from_name(name)
+
+    def _info(self):
+        return tfds.core.DatasetInfo(
+            builder=self,
+            description=(
+                "Grey images of several digits at random places, black with a white outline, the "
+                "later ones covering the earlier ones. All digits are to be named."
+            ),
+            features=tfds.features.FeaturesDict(
+                {
+                    "image": tfds.features.Image(shape=(SIZE, SIZE, 1), encoding_format="png"),
+                    "digits": tfds.features.Sequence(
+                        tfds.features.ClassLabel(num_classes=10), length=self.builder_config.digits
+                    ),
+                }
+            ),
+            supervised_keys=("image", "digits"),
+            homepage="https://doi.org/10.3389/fpsyg.2017.01551",
+            disable_shuffling=True,  # so that the files keep the order of the images
+        )
+
+    def download_and_prepare(self, **kwargs):
+        """Draws the images and writes them, unless they are there. Arguments as in tfds."""
+        if self.data_path.exists():
+            super().download_and_prepare(**kwargs)
+            return
+        versions = Path(self.data_path).parent
+        with _lock(versions.parent / ".lock"):
+            for abandoned in versions.glob(f"incomplete.*_{self.version}"):
+                shutil.rmtree(abandoned)
+            super().download_and_prepare(**kwargs)
+            if not self.info.splits:  # another process wrote them while this one waited
+                self.info.read_from_directory(self.data_path)
+
+    def _split_generators(self, dl_manager):
+        return {split: self._generate_examples(split) for split in SPLITS}
+
+    def _generate_examples(self, split):
+        config = self.builder_config
+        for index in range(getattr(config, f"{split}_size")):
+            scene = sample_scene(index, config.digits, split, config.seed)
+            yield index, {"image": draw(scene), "digits": scene.digits}
+
+
+@contextlib.contextmanager
+def _lock(path):
+    """Holds a file's lock; the system frees it even when the process is killed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,418 @@
+"""Ready-to-train pipelines for CIFAR-10, CIFAR-100, MNIST and Digitclutter."""
+
+import contextlib
+import dataclasses
+import math
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+from tfresidual.datasets.arguments import checked_integer
+from tfresidual.training.augmentation import flip_and_crop
+
+__all__ = ["Description", "describe", "load", "plain", "set_epoch"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """What a dataset is about.
+
+    Attributes:
+        name: String, as for `load`.
+        input_shape: Height, width and channels of an image.
+        classes: Integer, the number of classes.
+        multi_label: Whether an image belongs to several classes at once (labels are then k-hot).
+        digits: How many digits are on each image of Digitclutter, otherwise None.
+        chance_error: Error rate of guessing: `1 - 1 / classes`, or for Digitclutter, where all n
+            digits must be named, `1 - 1 / C(10, n)`.
+        title: String for headings.
+    """
+
+    name: str
+    input_shape: tuple[int, int, int]
+    classes: int
+    multi_label: bool
+    digits: int | None
+    chance_error: float
+    title: str
+
+
+_TITLES = {
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "mnist": "MNIST",
+    "digitclutter": "Digitclutter",
+}
+_SIZES = {"cifar10": (50_000, 10_000), "cifar100": (50_000, 10_000), "mnist": (60_000, 10_000)}
+
+# Mean and standard deviation of the training images per channel, where 255 counts as 1. CIFAR and
+# MNIST: the values in general use. Digitclutter: measured here, over the first 100,000 training
+# images of seed 0, for 3, 4 and 5 digits.
+_STATISTICS = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "mnist": ((0.1307,), (0.3081,)),
+    "digitclutter": {
+        3: ((0.4492,), (0.2845,)),
+        4: ((0.4493,), (0.3032,)),
+        5: ((0.4504,), (0.3163,)),
+    },
+}
+
+
+def describe(name, digits=3):
+    """Says what a dataset is about, without its data.
+
+    Args:
+        name: `"cifar10"`, `"cifar100"`, `"mnist"` or `"digitclutter"`.
+        digits: 3, 4 or 5, the digits on each image of Digitclutter. The others ignore it.
+
+    Returns:
+        A `Description`.
+
+    Raises:
+        ValueError: If there is no such dataset.
+
+    Example:
+
+    >>> describe("cifar10").input_shape
+    (32, 32, 3)
+    """
+    _check_name(name, digits)
+    if name == "digitclutter":
+        return Description(
+            name=name,
+            input_shape=(32, 32, 1),
+            classes=10,
+            multi_label=True,
+            digits=int(digits),
+            chance_error=1 - 1 / math.comb(10, int(digits)),
+            title=f"Digitclutter, {digits} digits",
+        )
+    classes = 100 if name == "cifar100" else 10
+    return Description(
+        name=name,
+        input_shape=(28, 28, 1) if name == "mnist" else (32, 32, 3),
+        classes=classes,
+        multi_label=False,
+        digits=None,
+        chance_error=1 - 1 / classes,
+        title=_TITLES[name],
+    )
+
+
+def load(
+    name,
+    batch_size=128,
+    *,
+    digits=3,
+    train_size=None,
+    test_size=None,
+    validation=None,
+    augment=None,
+    shuffle=True,
+    seed=0,
+    data_dir=None,
+    download=False,
+):
+    """Loads a dataset as `tf.data` pipelines for `model.fit` and the probes.
+
+    The images are read into memory once, as uint8. Elements are batches `(images, labels)`: images
+    float32 `[B, H, W, C]`, each channel normalised with the mean and standard deviation of the
+    training set; labels int32 `[B]`, or for Digitclutter k-hot float32 `[B, 10]`. The last batch
+    may be smaller.
+
+    The training pipeline counts the epochs: each time it is iterated, the next one begins. Order
+    and augmentation of epoch e follow from `seed` and e alone; `set_epoch` chooses e.
+
+    Args:
+        name: `"cifar10"`, `"cifar100"`, `"mnist"` or `"digitclutter"`.
+        batch_size: Positive integer.
+        digits: 3, 4 or 5, the digits on each image of Digitclutter. The others ignore it.
+        train_size: Number of images to train on, the first ones. None stands for all that
+            validation leaves, and for 20,000 of Digitclutter.
+        test_size: Number of test images, the first ones. None stands for all, and for 2,000 of
+            Digitclutter.
+        validation: Number of images to hold out, or a fraction of the training images between 0
+            and 1. They are the last of the training set; Digitclutter has images of their own. None
+            holds out none.
+        augment: Whether to flip and crop the training images at random (`training.augmentation`).
+            None does so for CIFAR, like the papers. True does it to digits, too.
+        shuffle: Whether to shuffle the training images, over the whole set.
+        seed: Non-negative integer, decides on order and augmentation. Digitclutter's images are the
+            same for all seeds.
+        data_dir: Folder of tensorflow-datasets; None stands for its default,
+            `~/tensorflow_datasets`. Digitclutter is drawn into it on the first call.
+        download: Whether tensorflow-datasets may download what is missing.
+
+    Returns:
+        `(train, test)`, or `(train, validation, test)` if `validation` is given.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        FileNotFoundError: If the data is not in `data_dir` and `download` is False.
+
+    Example:
+
+    ```python
+    train, test = load("digitclutter", batch_size=128)
+    model.fit(train, validation_data=test, epochs=5)
+    ```
+    """
+    _check_name(name, digits)
+    batch_size = checked_integer("batch_size", batch_size, minimum=1)
+    seed = checked_integer("seed", seed, minimum=0)
+    if augment not in (None, True, False):
+        raise ValueError(f"`augment` must be True, False or None. Received: augment={augment!r}")
+    train_size, validation_size, test_size = _sizes(name, train_size, validation, test_size)
+
+    if name == "digitclutter":
+        builder = _digitclutter(digits, train_size, validation_size, test_size, data_dir)
+        held_out = f"validation[:{validation_size}]"
+        mean, deviation = _STATISTICS[name][digits]
+    else:
+        builder = _downloaded(name, data_dir, download)
+        held_out = f"train[-{validation_size}:]"
+        mean, deviation = _STATISTICS[name]
+    if augment is None:
+        augment = name in ("cifar10", "cifar100")
+
+    def normalise(images, labels):
+        scale = 1 / (255 * np.array(deviation))
+        images = tf.cast(images, tf.float32) * scale.astype(np.float32)
+        images -= (np.array(mean) / deviation).astype(np.float32)
+        return images, tf.cast(labels, tf.float32 if labels.shape.rank == 2 else tf.int32)
+
+    def fixed(split):
+        return _fixed_pipeline(*_in_memory(*_read(builder, split)), batch_size, normalise)
+
+    epoch = _epoch_counter()
+    images, labels = _in_memory(*_read(builder, f"train[:{train_size}]"))
+    train = _training_pipeline(images, labels, batch_size, epoch, seed, shuffle, augment, normalise)
+    train._tfresidual_epoch = epoch
+    train._tfresidual_plain = _fixed_pipeline(images, labels, batch_size, normalise)
+    test = fixed(f"test[:{test_size}]")
+    if validation is None:
+        return train, test
+    return train, fixed(held_out), test
+
+
+def set_epoch(train, epoch):
+    """Makes the next iteration of a training pipeline epoch `epoch`, the one after it the next.
+
+    Args:
+        train: The training pipeline as `load` returned it.
+        epoch: Non-negative integer.
+
+    Raises:
+        ValueError: If `train` is anything else (a pipeline derived from it has no epochs), or
+            `epoch` is negative or not an integer.
+    """
+    counter = _remembered(train, "_tfresidual_epoch")
+    counter.assign(checked_integer("epoch", epoch, minimum=0))
+
+
+def plain(train):
+    """The images of a training pipeline in their own order, not augmented: for the probes.
+
+    Example:
+
+    ```python
+    train, test = load("cifar10")
+    probes.block_metrics(net, {"train": plain(train).take(8), "test": test.take(8)})
+    ```
+
+    Args:
+        train: The training pipeline as `load` returned it.
+
+    Returns:
+        A `tf.data.Dataset` of batches, the same in every iteration.
+
+    Raises:
+        ValueError: If `train` is anything else.
+    """
+    return _remembered(train, "_tfresidual_plain")
+
+
+def _remembered(train, name):
+    """What `load` left on a training pipeline."""
+    if not hasattr(train, name):
+        raise ValueError(
+            f"`train` must be the training dataset that `load` returned. Received: train={train!r}"
+        )
+    return getattr(train, name)
+
+
+def _check_name(name, digits):
+    if name not in list(_TITLES):  # a list, since what was passed need not be hashable
+        raise ValueError(
+            f"`name` must be one of {', '.join(map(repr, _TITLES))}. Received: name={name!r}"
+        )
+    if name == "digitclutter" and (isinstance(digits, bool) or digits not in (3, 4, 5)):
+        raise ValueError(f"`digits` must be 3, 4 or 5. Received: digits={digits!r}")
+
+
+def _sizes(name, train_size, validation, test_size):
+    """The numbers of images to train on, to hold out and to test."""
+    available, available_test = _SIZES.get(name, (None, None))
+    if train_size is not None:
+        train_size = checked_integer("train_size", train_size, minimum=1)
+    if test_size is not None:
+        test_size = checked_integer("test_size", test_size, minimum=1)
+    if available is None:
+        train_size, test_size = train_size or 20_000, test_size or 2_000
+    test_size = test_size or available_test
+    pool = train_size or available
+
+    if validation is None:
+        held_out = 0
+    elif isinstance(validation, float):
+        held_out = round(validation * pool) if 0 < validation < 1 else 0
+        if not 0 < held_out < pool:
+            raise ValueError(
+                "`validation` as a float must be a fraction of the training images between 0 and "
+                f"1, exclusive, and leave images on both sides of {pool}. "
+                f"Received: validation={validation!r}"
+            )
+    else:
+        held_out = checked_integer("validation", validation, minimum=1)
+
+    if available is None:
+        return train_size, held_out, test_size
+    if test_size > available_test:
+        raise ValueError(
+            f"`test_size` must be at most {available_test}, the test images of {_TITLES[name]}. "
+            f"Received: test_size={test_size!r}"
+        )
+    if (train_size or 1) + held_out > available:
+        raise ValueError(
+            "`train_size` and `validation` must leave each other room in the "
+            f"{available} training images of {_TITLES[name]}. "
+            f"Received: train_size={train_size!r}, validation={validation!r}"
+        )
+    return train_size or available - held_out, held_out, test_size
+
+
+def _digitclutter(digits, train_size, validation_size, test_size, data_dir):
+    """The builder of Digitclutter, its images drawn."""
+    from tfresidual.datasets.digitclutter import Digitclutter, DigitclutterConfig
+
+    config = DigitclutterConfig(
+        digits=int(digits),
+        train_size=train_size,
+        # As many as test images, so that asking for them later does not draw everything anew.
+        validation_size=max(validation_size, test_size),
+        test_size=test_size,
+    )
+    builder = Digitclutter(config=config, data_dir=data_dir)
+    # tensorflow-datasets prints to stdout, which belongs to the caller's own output.
+    with contextlib.redirect_stdout(sys.stderr):
+        builder.download_and_prepare()
+    return builder
+
+
+def _downloaded(name, data_dir, download):
+    """The builder of a public dataset, its files on the disk."""
+    import tensorflow_datasets as tfds
+
+    builder = tfds.builder(name, data_dir=data_dir)
+    if builder.data_path.exists():
+        return builder
+    if not download:
+        where = "" if data_dir is None else f", data_dir={str(data_dir)!r}"
+        raise FileNotFoundError(
+            f"{_TITLES[name]} is not prepared: there is no {builder.data_path}. Pass download=True "
+            "here, or run this on a machine with a connection and copy the folder over: "
+            f'python -c "import tensorflow_datasets as tfds; tfds.load({name!r}{where})". '
+            f"Received: name={name!r}, data_dir={data_dir!r}"
+        )
+    with contextlib.redirect_stdout(sys.stderr):
+        builder.download_and_prepare()
+    return builder
+
+
+def _read(builder, split):
+    """Reads a split into memory: images uint8 `[N, H, W, C]`; labels int32 `[N]`, or k-hot."""
+    import tensorflow_datasets as tfds
+    from rich.console import Console
+    from rich.progress import track
+
+    config = tfds.ReadConfig(try_autocache=False, interleave_cycle_length=1)
+    dataset = builder.as_dataset(split=split, read_config=config).batch(1024)
+    batches = list(
+        track(
+            dataset.as_numpy_iterator(),
+            description=f"Reading {builder.name} {split}",
+            total=len(dataset),
+            console=Console(stderr=True),
+            transient=True,
+            disable=not sys.stderr.isatty(),
+        )
+    )
+    images = np.concatenate([batch["image"] for batch in batches])
+    if "label" in batches[0]:
+        return images, np.concatenate([batch["label"] for batch in batches]).astype(np.int32)
+    digits = np.concatenate([batch["digits"] for batch in batches])
+    return images, np.eye(10, dtype=np.uint8)[digits].sum(axis=1, dtype=np.uint8)
+
+
+def _in_memory(images, labels):
+    # On the CPU, where tf.data runs.
+    with tf.device("CPU:0"):
+        return tf.constant(images), tf.constant(labels)
+
+
+def _epoch_counter():
+    with tf.device("CPU:0"):
+        return tf.Variable(0, dtype=tf.int64, trainable=False, name="epoch")
+
+
+def _training_pipeline(images, labels, batch_size, epoch, seed, shuffle, augment, finish):
+    """Batches in a new order each epoch, augmented, passed through `finish`."""
+    count = len(images)
+    steps = math.ceil(count / batch_size)
+    def begin(_):
+        current = epoch.read_value()
+        epoch.assign_add(1)
+        return tf.stack([tf.constant(seed, tf.int64), current])
+
+    def places(epoch_seed):
+        order = tf.range(count)
+        if shuffle:
+            order = tf.random.experimental.stateless_shuffle(order, epoch_seed)
+        return tf.data.Dataset.range(steps).map(
+            lambda step: (
+                tf.random.fold_in(epoch_seed, step),
+                order[step * batch_size : (step + 1) * batch_size],
+            )
+        )
+
+    def batch(batch_seed, indices):
+        chosen = tf.gather(images, indices)
+        if augment:
+            chosen = flip_and_crop(chosen, batch_seed)
+        return finish(chosen, tf.gather(labels, indices))
+
+    return (
+        tf.data.Dataset.range(1)
+        .map(begin)
+        .flat_map(places)
+        .map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        .apply(tf.data.experimental.assert_cardinality(steps))
+        .prefetch(tf.data.AUTOTUNE)
+    )
+
+
+def _fixed_pipeline(images, labels, batch_size, finish):
+    """Batches in the order of the images, passed through `finish`."""
+    steps = math.ceil(len(images) / batch_size)
+    def batch(step):
+        here = slice(step * batch_size, (step + 1) * batch_size)
+        return finish(images[here], labels[here])
+
+    return (
+        tf.data.Dataset.range(steps)
+        .map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        .prefetch(tf.data.AUTOTUNE)
+    )

@@ -1,0 +1,27 @@
+"""Layers of residual networks. They know nothing of networks."""
+
+from tfresidual.layers.batch_normalization import BatchNormalization
+from tfresidual.layers.residual_unit import ResidualUnit
+from tfresidual.layers.shortcuts import (
+    ConvolutionShortcut,
+    DropoutShortcut,
+    ExclusiveGateShortcut,
+    IdentityShortcut,
+    ScaledShortcut,
+    Shortcut,
+    ShortcutOnlyGateShortcut,
+)
+from tfresidual.layers.subsampling import Subsampling
+
+__all__ = [
+    "BatchNormalization",
+    "ConvolutionShortcut",
+    "DropoutShortcut",
+    "ExclusiveGateShortcut",
+    "IdentityShortcut",
+    "ResidualUnit",
+    "ScaledShortcut",
+    "Shortcut",
+    "ShortcutOnlyGateShortcut",
+    "Subsampling",
+]

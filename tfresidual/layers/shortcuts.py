@@ -1,0 +1,226 @@
+"""The ways in which a residual unit joins its state and its branch (He et al. 2016, fig. 2)."""
+
+import keras
+from keras import ops
+
+
+class Shortcut(keras.layers.Layer):
+    """Base of all shortcuts: takes the state and the branch, returns what they sum to.
+
+    Call arguments:
+        state: the unit's input, `(batch, height, width, channels)`.
+        branch: the residual branch's output, of the same shape.
+        training: whether the call is a training step.
+    """
+
+    def build(self, state_shape, branch_shape=None):
+        pass
+
+    def call(self, state, branch, training=None):
+        raise NotImplementedError
+
+    def compute_output_shape(self, state_shape, branch_shape=None):
+        return state_shape
+
+    def get_config(self):
+        return super().get_config()
+
+
+@keras.saving.register_keras_serializable(package="tfresidual")
+class IdentityShortcut(Shortcut):
+    """The state itself: `state + branch`.
+
+    Reference:
+        He et al. 2016, https://arxiv.org/abs/1603.05027, fig. 2a.
+    """
+
+    def call(self, state, branch, training=None):
+        return ops.add(state, branch)
+
+
+@keras.saving.register_keras_serializable(package="tfresidual")
+class ScaledShortcut(Shortcut):
+    """The state times a constant: `scale * state + branch_scale * branch`.
+
+    Args:
+        scale: float, factor of the state.
+        branch_scale: float, factor of the branch; the paper tries 1.0 and 0.5.
+
+    Reference:
+        He et al. 2016, https://arxiv.org/abs/1603.05027, fig. 2b and eq. 6.
+    """
+
+    def __init__(self, scale=0.5, branch_scale=1.0, **kwargs):
+        super().__init__(**kwargs)
+        self.scale = scale
+        self.branch_scale = branch_scale
+
+    def call(self, state, branch, training=None):
+        return ops.add(self.scale * state, self.branch_scale * branch)
+
+    def get_config(self):
+        return super().get_config() | {"scale": self.scale, "branch_scale": self.branch_scale}
+
+
+class _GatedShortcut(Shortcut):
+    """Holds the gate `g = sigmoid(1x1 convolution of the state)`."""
+
+    def __init__(self, bias=-6.0, data_format=None, **kwargs):
+        super().__init__(**kwargs)
+        self.bias = bias
+        self.data_format = data_format or keras.config.image_data_format()
+
+    def build(self, state_shape, branch_shape=None):
+        self.gate = _convolution(
+            self,
+            state_shape,
+            name="gate",
+            activation="sigmoid",
+            bias_initializer=keras.initializers.Constant(self.bias),
+        )
+
+    def get_config(self):
+        return super().get_config() | {"bias": self.bias, "data_format": self.data_format}
+
+
+@keras.saving.register_keras_serializable(package="tfresidual")
+class ExclusiveGateShortcut(_GatedShortcut):
+    """Gates both ways: `(1 - g) * state + g * branch`, `g = sigmoid(1x1 convolution of state)`.
+
+    Args:
+        bias: float, initial value of the gate's bias. The paper searches 0 to -10 and keeps -6;
+            a network whose bias is badly chosen fails to train.
+        data_format: `"channels_last"`, `"channels_first"` or `None` for Keras' own setting.
+
+    Reference:
+        He et al. 2016, https://arxiv.org/abs/1603.05027, fig. 2c.
+    """
+
+    def call(self, state, branch, training=None):
+        gate = self.gate(state)
+        return ops.add((1.0 - gate) * state, gate * branch)
+
+
+@keras.saving.register_keras_serializable(package="tfresidual")
+class ShortcutOnlyGateShortcut(_GatedShortcut):
+    """Gates the state alone: `(1 - g) * state + branch`, `g = sigmoid(1x1 convolution of state)`.
+
+    Args:
+        bias: float, initial value of the gate's bias; at -6 the shortcut starts near the
+            identity, at 0 it starts at one half.
+        data_format: `"channels_last"`, `"channels_first"` or `None` for Keras' own setting.
+
+    Reference:
+        He et al. 2016, https://arxiv.org/abs/1603.05027, fig. 2d.
+    """
+
+    def call(self, state, branch, training=None):
+        return ops.add((1.0 - self.gate(state)) * state, branch)
+
+
+@keras.saving.register_keras_serializable(package="tfresidual")
+class ConvolutionShortcut(Shortcut):
+    """A 1x1 convolution (with bias) of the state: `convolution(state) + branch`.
+
+    Args:
+        data_format: `"channels_last"`, `"channels_first"` or `None` for Keras' own setting.
+
+    Reference:
+        He et al. 2016, https://arxiv.org/abs/1603.05027, fig. 2e.
+    """
+
+    def __init__(self, data_format=None, **kwargs):
+        super().__init__(**kwargs)
+        self.data_format = data_format or keras.config.image_data_format()
+
+    def build(self, state_shape, branch_shape=None):
+        self.convolution = _convolution(self, state_shape, name="convolution")
+
+    def call(self, state, branch, training=None):
+        return ops.add(self.convolution(state), branch)
+
+    def get_config(self):
+        return super().get_config() | {"data_format": self.data_format}
+
+
+@keras.saving.register_keras_serializable(package="tfresidual")
+class DropoutShortcut(Shortcut):
+    """Dropout on the state: `dropout(state) + branch`. At inference the identity shortcut.
+
+    Args:
+        rate: float in [0, 1), share of the state's features set to zero in training.
+        seed: int or `None`, seed of the dropout masks.
+
+    Reference:
+        He et al. 2016, https://arxiv.org/abs/1603.05027, fig. 2f.
+    """
+
+    def __init__(self, rate=0.5, seed=None, **kwargs):
+        super().__init__(**kwargs)
+        self.rate = rate
+        self.seed = seed
+        self.dropout = keras.layers.Dropout(rate, seed=seed, dtype=self.dtype_policy)
+
+    def build(self, state_shape, branch_shape=None):
+        self.dropout.build(state_shape)
+
+    def call(self, state, branch, training=None):
+        return ops.add(self.dropout(state, training=training), branch)
+
+    def get_config(self):
+        return super().get_config() | {"rate": self.rate, "seed": self.seed}
+
+
+SHORTCUTS = {
+    "identity": IdentityShortcut,
+    "scaled": ScaledShortcut,
+    "exclusive_gate": ExclusiveGateShortcut,
+    "shortcut_only_gate": ShortcutOnlyGateShortcut,
+    "conv1x1": ConvolutionShortcut,
+    "dropout": DropoutShortcut,
+}
+
+
+def get_shortcut(identifier, data_format=None, dtype=None):
+    """Returns a new shortcut layer from a name, a config or a layer.
+
+    Args:
+        identifier: one of `"identity"`, `"scaled"`, `"exclusive_gate"`,
+            `"shortcut_only_gate"`, `"conv1x1"`, `"dropout"`; or a `Shortcut` layer (a new layer
+            of the same settings is returned); or what `keras.saving.serialize_keras_object`
+            made of one.
+        data_format: data format of the layer, where it is made from a name.
+        dtype: dtype policy of the layer, where it is made from a name or a layer.
+
+    Raises:
+        ValueError: if the identifier is none of these.
+    """
+    if isinstance(identifier, dict):
+        identifier = keras.saving.deserialize_keras_object(identifier)
+    if isinstance(identifier, Shortcut):
+        changed = {} if dtype is None else {"dtype": dtype}
+        return type(identifier).from_config(identifier.get_config() | changed)
+    if identifier not in SHORTCUTS:
+        raise ValueError(
+            f"Argument `shortcut` must be one of {', '.join(map(repr, SHORTCUTS))} or a "
+            f"`tfresidual.layers.Shortcut`. Received: shortcut={identifier!r}"
+        )
+    config = {"dtype": dtype, "name": "shortcut"}
+    if "data_format" in SHORTCUTS[identifier]().get_config():
+        config["data_format"] = data_format
+    return SHORTCUTS[identifier](**config)
+
+
+def _convolution(layer, state_shape, **kwargs):
+    """A built 1x1 convolution that keeps the number of channels."""
+    channels_last = layer.data_format == "channels_last"
+    convolution = keras.layers.Conv2D(
+        state_shape[-1 if channels_last else 1],
+        1,
+        kernel_initializer="he_normal",
+        data_format=layer.data_format,
+        dtype=layer.dtype_policy,
+        **kwargs,
+    )
+    convolution.build(state_shape)
+    return convolution

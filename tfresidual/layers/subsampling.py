@@ -1,0 +1,69 @@
+"""Shape change without weights: subsampled rows and columns, zero channels appended."""
+
+import keras
+from keras import ops
+
+
+@keras.saving.register_keras_serializable(package="tfresidual")
+class Subsampling(keras.layers.Layer):
+    """Keeps every `strides`-th row and column and appends channels of zeros.
+
+    The shortcut of the downsampling block between two stages, free of parameters.
+
+    Example:
+
+    >>> Subsampling(32)(keras.ops.ones((2, 8, 8, 16))).shape
+    TensorShape([2, 4, 4, 32])
+
+    Args:
+        filters: int, channels of the output, at least those of the input.
+        strides: int, step between the rows and columns that are kept.
+        data_format: `"channels_last"`, `"channels_first"` or `None` for Keras' own setting.
+
+    Reference:
+        "Iterative convergent computation is not a useful inductive bias for ResNets",
+        appendix A.
+    """
+
+    def __init__(self, filters, strides=2, data_format=None, **kwargs):
+        super().__init__(**kwargs)
+        self.filters = filters
+        self.strides = strides
+        self.data_format = data_format or keras.config.image_data_format()
+
+    def build(self, input_shape):
+        channels = input_shape[self._channel_axis]
+        if channels > self.filters:
+            raise ValueError(
+                "Argument `filters` must be at least the number of channels of the input, since "
+                "channels are only appended. "
+                f"Received: filters={self.filters}, input_shape={input_shape}"
+            )
+
+    @property
+    def _channel_axis(self):
+        return 3 if self.data_format == "channels_last" else 1
+
+    def call(self, inputs):
+        step = self.strides
+        missing = self.filters - inputs.shape[self._channel_axis]
+        padding = [(0, 0)] * 4
+        padding[self._channel_axis] = (0, missing)
+        if self.data_format == "channels_last":
+            kept = inputs[:, ::step, ::step, :]
+        else:
+            kept = inputs[:, :, ::step, ::step]
+        return ops.pad(kept, padding) if missing else kept
+
+    def compute_output_shape(self, input_shape):
+        shape = [size and -(-size // self.strides) for size in input_shape]
+        shape[0] = input_shape[0]
+        shape[self._channel_axis] = self.filters
+        return tuple(shape)
+
+    def get_config(self):
+        return super().get_config() | {
+            "filters": self.filters,
+            "strides": self.strides,
+            "data_format": self.data_format,
+        }

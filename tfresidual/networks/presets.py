@@ -1,0 +1,152 @@
+"""The papers' networks by name, with the papers' parameter counts."""
+
+from tfresidual.networks.residual_network import ResidualNetwork
+
+CIFAR_SHAPE = (32, 32, 3)
+LAYERS_PER_BLOCK = {False: 2, True: 3}
+
+
+def resnet(depth=20, input_shape=CIFAR_SHAPE, classes=10, bottleneck=False, **kwargs):
+    """A residual network of three stages of equal depth, named by its number of layers.
+
+    Args:
+        depth: int, number of layers with weights: `6 n + 2` for `n` blocks a stage, or `9 n + 2`
+            with bottlenecks.
+        input_shape: (height, width, channels) of one image.
+        classes: int, number of outputs.
+        bottleneck: bool, whether the blocks are bottlenecks of 64, 128 and 256 channels instead
+            of pairs of 3x3 convolutions of 16, 32 and 64.
+        **kwargs: further arguments of `ResidualNetwork`.
+
+    Returns:
+        A `ResidualNetwork`.
+
+    Raises:
+        ValueError: if no number of blocks a stage gives the depth.
+
+    Reference:
+        He et al. 2016, https://arxiv.org/abs/1603.05027, section 3 and appendix.
+    """
+    per_stage = 3 * LAYERS_PER_BLOCK[bool(bottleneck)]
+    if not isinstance(depth, int) or depth <= 2 or (depth - 2) % per_stage:
+        raise ValueError(
+            f"Argument `depth` must be {per_stage} n + 2, for n blocks in each of three stages"
+            f"{' of bottlenecks' if bottleneck else ''}: {per_stage + 2}, {2 * per_stage + 2}, "
+            f"{3 * per_stage + 2}, ... Received: depth={depth!r}"
+        )
+    kwargs.setdefault("widths", (64, 128, 256) if bottleneck else (16, 32, 64))
+    kwargs.setdefault("name", f"resnet{depth}")
+    return ResidualNetwork(
+        input_shape, classes, blocks=(depth - 2) // per_stage, bottleneck=bottleneck, **kwargs
+    )
+
+
+def resnet110(input_shape=CIFAR_SHAPE, classes=10, **kwargs):
+    """ResNet-110: 3 x 18 blocks of 16, 32 and 64 channels; 1,742,762 parameters on CIFAR-10.
+
+    Reference:
+        Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, section 4, architecture 1.
+    """
+    return resnet(110, input_shape, classes, **kwargs)
+
+
+def resnet164(input_shape=CIFAR_SHAPE, classes=10, **kwargs):
+    """ResNet-164: 54 bottlenecks of 64, 128 and 256 channels.
+
+    Reference:
+        He et al. 2016, https://arxiv.org/abs/1603.05027, table 2.
+    """
+    return resnet(164, input_shape, classes, bottleneck=True, **kwargs)
+
+
+def resnet1001(input_shape=CIFAR_SHAPE, classes=10, **kwargs):
+    """ResNet-1001: 333 bottlenecks of 64, 128 and 256 channels.
+
+    Reference:
+        He et al. 2016, https://arxiv.org/abs/1603.05027, table 3.
+    """
+    return resnet(1001, input_shape, classes, bottleneck=True, **kwargs)
+
+
+def single_representation(input_shape=CIFAR_SHAPE, classes=10, **kwargs):
+    """One stage of 10 blocks of 100 channels; 1,829,210 parameters on CIFAR-10.
+
+    Reference:
+        Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, section 4, architecture 2.
+    """
+    kwargs.setdefault("name", "single_representation")
+    return ResidualNetwork(input_shape, classes, blocks=10, widths=(100,), pooling=8, **kwargs)
+
+
+def avg_pooling(input_shape=CIFAR_SHAPE, classes=10, **kwargs):
+    """3 x 10 blocks of 150 channels with average pooling between; 12,201,310 parameters.
+
+    Reference:
+        Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, section 4, architecture 3.
+    """
+    kwargs.setdefault("name", "avg_pooling")
+    return ResidualNetwork(
+        input_shape,
+        classes,
+        blocks=10,
+        widths=(150, 150, 150),
+        transition="average_pooling",
+        pooling=8,
+        **kwargs,
+    )
+
+
+def wide(input_shape=CIFAR_SHAPE, classes=10, **kwargs):
+    """Wide ResNet: 4, 5 and 5 blocks of 160, 320 and 640 channels; 45,732,842 parameters.
+
+    The paper writes of four blocks a stage; its parameter count is that of 4, 5 and 5.
+
+    Reference:
+        Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, section 4, architecture 4.
+    """
+    kwargs.setdefault("name", "wide")
+    return ResidualNetwork(
+        input_shape, classes, blocks=(4, 5, 5), widths=(160, 320, 640), stem_width=16, **kwargs
+    )
+
+
+def resnet101(input_shape=CIFAR_SHAPE, classes=10, width=16, stages=3, **kwargs):
+    """ResNet-101: stages of 16 blocks, downsampling blocks of their own between them.
+
+    Args:
+        input_shape: (height, width, channels) of one image.
+        classes: int, number of outputs.
+        width: int, channels of the first stage (the paper: 8, 16, 32 or 64), doubled from stage
+            to stage.
+        stages: int, 3 in the paper, and 1 for MNIST.
+        **kwargs: further arguments of `ResidualNetwork`.
+
+    Reference:
+        "Iterative convergent computation is not a useful inductive bias for ResNets",
+        section 3 and appendix A.
+    """
+    kwargs.setdefault("name", "resnet101")
+    return ResidualNetwork(
+        input_shape,
+        classes,
+        blocks=16,
+        widths=tuple(width * 2**stage for stage in range(stages)),
+        transition="downsampling_block",
+        **kwargs,
+    )
+
+
+def hauser(blocks, input_shape=CIFAR_SHAPE, classes=10, **kwargs):
+    """3 stages of equal depth with 1x1 stride-2 filters between: `6 * blocks + 2` layers.
+
+    Args:
+        blocks: int, blocks per stage (the paper: 2 to 100), or three ints.
+        input_shape: (height, width, channels) of one image.
+        classes: int, number of outputs.
+        **kwargs: further arguments of `ResidualNetwork`.
+
+    Reference:
+        Hauser 2019, "On residual networks learning a perturbation from identity", section 3.
+    """
+    kwargs.setdefault("name", "hauser")
+    return ResidualNetwork(input_shape, classes, blocks=blocks, transition="convolution", **kwargs)

@@ -1,0 +1,323 @@
+"""A residual network as a functional Keras model that can say its chain."""
+
+import io
+
+import keras
+from rich.console import Console
+from rich.table import Table
+
+from tfresidual.layers import BatchNormalization, ResidualUnit
+from tfresidual.layers.residual_unit import PREACTIVATION_LAYOUTS
+from tfresidual.layers.shortcuts import get_shortcut
+
+TRANSITIONS = ("projection", "convolution", "average_pooling", "downsampling_block")
+
+
+@keras.saving.register_keras_serializable(package="tfresidual")
+class ResidualNetwork(keras.Model):
+    """Stem, stages of residual units, and a classifier, as one functional Keras model.
+
+    The stem is a 3x3 convolution. Every stage but the first begins by halving height and width.
+    The head is batch normalization and ReLU, average pooling and a dense layer, which computes
+    in float32 under every dtype policy. Layouts that do not begin with an activation have
+    normalization and ReLU behind the stem instead of in the head.
+
+    Example:
+
+    >>> net = ResidualNetwork(input_shape=(32, 32, 3), classes=10, blocks=3)
+    >>> net(keras.ops.ones((2, 32, 32, 3))).shape
+    TensorShape([2, 10])
+
+    Args:
+        input_shape: (height, width, channels) of one image (channels first where `data_format`
+            says so). Height and width must be divisible by `2 ** (stages - 1)`, or `None`.
+        classes: int, number of outputs.
+        blocks: int or ints, number of residual units per stage.
+        widths: ints, channels of each stage.
+        stem_width: int, channels of the stem; by default those of the first stage, or a quarter
+            of them before bottlenecks.
+        layout: layout of the units, see `tfresidual.layers.ResidualUnit`.
+        bottleneck: bool, whether the units are bottlenecks.
+        shortcut: shortcut of the units, by name or as a `tfresidual.layers.Shortcut`.
+        transition: how a stage begins. `"projection"`: its first unit has stride 2 and a 1x1
+            stride-2 convolution as shortcut. `"convolution"`: a 1x1 stride-2 convolution before
+            the units. `"average_pooling"`: 2x2 average pooling before the units.
+            `"downsampling_block"`: a residual unit of stride 2 before the others, whose shortcut
+            keeps every second row and column and appends channels of zeros.
+        pooling: `"global"`, or the int size of an average pooling whose result is flattened.
+        classifier_activation: activation of the last layer: `"softmax"`, `"sigmoid"` (several
+            labels an image) or `None` (logits).
+        gamma_initializer: initializer of the scale of the units' batch normalizations.
+        data_format: `"channels_last"`, `"channels_first"` or `None` for Keras' own setting.
+        dtype: dtype policy of all layers, by default Keras' own setting.
+        name: name of the model.
+
+    Raises:
+        ValueError: if an argument is none of these, or the strides do not fit `input_shape`.
+
+    Reference:
+        He et al. 2016, https://arxiv.org/abs/1603.05027.
+    """
+
+    def __init__(
+        self,
+        input_shape,
+        classes,
+        blocks=3,
+        widths=(16, 32, 64),
+        stem_width=None,
+        layout="full_preactivation",
+        bottleneck=False,
+        shortcut="identity",
+        transition="projection",
+        pooling="global",
+        classifier_activation="softmax",
+        gamma_initializer="ones",
+        data_format=None,
+        dtype=None,
+        name="residual_network",
+    ):
+        widths = _ints("widths", widths)
+        blocks = _ints("blocks", [blocks] * len(widths) if isinstance(blocks, int) else blocks)
+        if len(blocks) != len(widths):
+            raise ValueError(
+                "Arguments `blocks` and `widths` must name the same number of stages. "
+                f"Received: blocks={blocks}, widths={widths}"
+            )
+        if transition not in TRANSITIONS:
+            raise ValueError(
+                f"Argument `transition` must be one of {', '.join(map(repr, TRANSITIONS))}. "
+                f"Received: transition={transition!r}"
+            )
+        _ints("classes", [classes])
+        data_format = data_format or keras.config.image_data_format()
+        input_shape = _checked_input_shape(input_shape, len(widths), pooling, data_format)
+        stem_width = stem_width or (widths[0] // 4 if bottleneck else widths[0])
+        policy = keras.dtype_policies.get(dtype or keras.config.dtype_policy())
+        common = {"data_format": data_format, "dtype": policy}
+        axis = -1 if data_format == "channels_last" else 1
+
+        def activated(state, prefix):
+            state = BatchNormalization(axis=axis, dtype=policy, name=f"{prefix}_normalization")(
+                state
+            )
+            return keras.layers.ReLU(dtype=policy, name=f"{prefix}_relu")(state)
+
+        def unit(width, name, **kwargs):
+            return ResidualUnit(
+                width,
+                layout=layout,
+                bottleneck=bottleneck,
+                shortcut=shortcut,
+                gamma_initializer=gamma_initializer,
+                name=name,
+                **common,
+                **kwargs,
+            )
+
+        inputs = keras.Input(input_shape, name="images")
+        state = keras.layers.Conv2D(
+            stem_width, 3, padding="same", kernel_initializer="he_normal", name="stem", **common
+        )(inputs)
+        if layout not in PREACTIVATION_LAYOUTS:
+            state = activated(state, "stem")
+        for stage, (depth, width) in enumerate(zip(blocks, widths, strict=True), start=1):
+            prefix = f"stage{stage}"
+            if stage > 1 and transition == "convolution":
+                state = keras.layers.Conv2D(
+                    width,
+                    1,
+                    strides=2,
+                    kernel_initializer="he_normal",
+                    name=f"{prefix}_transition",
+                    **common,
+                )(state)
+            elif stage > 1 and transition == "average_pooling":
+                state = keras.layers.AveragePooling2D(2, name=f"{prefix}_transition", **common)(
+                    state
+                )
+            elif stage > 1 and transition == "downsampling_block":
+                state = unit(width, f"{prefix}_transition", strides=2, resize="zero_padding")(state)
+            for step in range(depth):
+                halves = stage > 1 and step == 0 and transition == "projection"
+                state = unit(width, f"{prefix}_block{step}", strides=2 if halves else 1)(state)
+        if layout in PREACTIVATION_LAYOUTS:
+            state = activated(state, "head")
+        if pooling == "global":
+            state = keras.layers.GlobalAveragePooling2D(name="head_pooling", **common)(state)
+        else:
+            state = keras.layers.AveragePooling2D(pooling, name="head_pooling", **common)(state)
+            state = keras.layers.Flatten(
+                name="head_flatten", data_format=data_format, dtype=policy
+            )(state)
+        outputs = keras.layers.Dense(
+            classes,
+            activation=classifier_activation,
+            kernel_initializer="he_normal",
+            dtype="float32",
+            name="classifier",
+        )(state)
+        super().__init__(inputs, outputs, name=name)
+        self.dtype_policy = policy
+
+        self.classes = classes
+        self.blocks = blocks
+        self.widths = widths
+        self.stem_width = stem_width
+        self.layout = layout
+        self.bottleneck = bottleneck
+        self.shortcut = shortcut
+        self.transition = transition
+        self.pooling = pooling
+        self.classifier_activation = classifier_activation
+        self.gamma_initializer = gamma_initializer
+        self.data_format = data_format
+
+    def sections(self):
+        """The layers of the stem, of every stage, and of the head, in the order of the data.
+
+        Returns:
+            A tuple `(stem, stages, head)`: `stem` and `head` are lists of layers, `stages` a list
+            of `(transition, units)`, where `transition` is a layer or `None` and `units` a list
+            of `tfresidual.layers.ResidualUnit`.
+        """
+        stem = [layer for layer in self.layers if layer.name.split("_")[0] == "stem"]
+        head = [layer for layer in self.layers if layer.name.split("_")[0] == "head"]
+        names = {layer.name for layer in self.layers}
+        stages = []
+        for stage, depth in enumerate(self.blocks, start=1):
+            transition = f"stage{stage}_transition"
+            units = [self.get_layer(f"stage{stage}_block{step}") for step in range(depth)]
+            stages.append((self.get_layer(transition) if transition in names else None, units))
+        return stem, stages, [*head, self.get_layer("classifier")]
+
+    def summary(self, print_fn=None, **kwargs):
+        """Prints the network stage by stage; with any other argument, as Keras does.
+
+        Args:
+            print_fn: function that takes the text, `print` by default.
+            **kwargs: the other arguments of `keras.Model.summary`, which print its layer list.
+        """
+        if kwargs:
+            super().summary(print_fn=print_fn, **kwargs)
+            return
+        table = Table(title=f"{self.name}: {self._title()}", title_justify="left")
+        for column, justify in (("", "left"), ("layers", "left"), ("output", "right")):
+            table.add_column(column, justify=justify)
+        table.add_column("parameters", justify="right")
+        stem, stages, head = self.sections()
+        table.add_row("stem", _chained(stem), *_shape_and_count(stem))
+        for stage, (transition, units) in enumerate(stages, start=1):
+            table.add_section()
+            if transition is not None:
+                kind = type(transition).__name__
+                table.add_row(f"to stage {stage}", kind, *_shape_and_count([transition]))
+            for first, last, run in _runs_of_equal_units(units):
+                which = f"block {first}" if first == last else f"blocks {first} to {last}"
+                change = run[0].resizing
+                what = f"{len(run)} x " if len(run) > 1 else ""
+                what += f"{run[0].layout}{' bottleneck' if run[0].bottleneck else ''}"
+                what += f", {change.name} shortcut" if change else ""
+                table.add_row(f"stage {stage}, {which}", what, *_shape_and_count(run))
+        table.add_section()
+        table.add_row("head", _chained(head), *_shape_and_count(head))
+        trainable = sum(keras.ops.size(v) for v in self.trainable_variables)
+        table.caption = f"{self.count_params():,} parameters, {int(trainable):,} of them trainable"
+        text = io.StringIO()
+        Console(file=text, width=100).print(table)
+        (print_fn or print)(text.getvalue().rstrip())
+
+    def _title(self):
+        size = "x".join(str(size) for size in self.input_shape[1:])
+        return f"{sum(self.blocks)} blocks in {len(self.blocks)} stages, images {size}"
+
+    def get_config(self):
+        shortcut = self.shortcut
+        if not isinstance(shortcut, str):
+            shortcut = keras.saving.serialize_keras_object(get_shortcut(shortcut))
+        return {
+            "name": self.name,
+            "trainable": self.trainable,
+            "input_shape": self.input_shape[1:],
+            "classes": self.classes,
+            "blocks": self.blocks,
+            "widths": self.widths,
+            "stem_width": self.stem_width,
+            "layout": self.layout,
+            "bottleneck": self.bottleneck,
+            "shortcut": shortcut,
+            "transition": self.transition,
+            "pooling": self.pooling,
+            "classifier_activation": self.classifier_activation,
+            "gamma_initializer": keras.initializers.serialize(
+                keras.initializers.get(self.gamma_initializer)
+            ),
+            "data_format": self.data_format,
+            "dtype": keras.dtype_policies.serialize(self.dtype_policy),
+        }
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        config = dict(config)
+        trainable = config.pop("trainable", True)
+        network = cls(**config)
+        network.trainable = trainable
+        return network
+
+
+def _ints(name, values):
+    values = tuple(values)
+    if not values or not all(isinstance(value, int) and value >= 1 for value in values):
+        raise ValueError(f"Argument `{name}` must be positive ints. Received: {name}={values!r}")
+    return values
+
+
+def _checked_input_shape(input_shape, stages, pooling, data_format):
+    shape = tuple(input_shape) if isinstance(input_shape, (list, tuple)) else input_shape
+    if not isinstance(shape, tuple) or len(shape) != 3:
+        raise ValueError(
+            "Argument `input_shape` must be the height, width and channels of one image. "
+            f"Received: input_shape={input_shape!r}"
+        )
+    first = 0 if data_format == "channels_last" else 1
+    sizes = shape[first : first + 2]
+    strides = 2 ** (stages - 1)
+    if any(size is not None and (size < 1 or size % strides) for size in sizes):
+        raise ValueError(
+            f"Argument `input_shape` must have a height and width divisible by {strides}: "
+            f"{stages} stages halve them {stages - 1} times. Received: input_shape={shape}"
+        )
+    if pooling == "global":
+        return shape
+    if not isinstance(pooling, int) or pooling < 1:
+        raise ValueError(
+            f'Argument `pooling` must be "global" or a positive int. Received: pooling={pooling!r}'
+        )
+    if any(size is None or size // strides % pooling for size in sizes):
+        raise ValueError(
+            "Argument `pooling` must divide the height and width of the last stage, which are "
+            f"those of `input_shape` divided by {strides}. "
+            f"Received: pooling={pooling}, input_shape={shape}"
+        )
+    return shape
+
+
+def _chained(layers):
+    return ", ".join(type(layer).__name__ for layer in layers)
+
+
+def _shape_and_count(layers):
+    shape = layers[-1].output.shape[1:]
+    return "x".join(map(str, shape)), f"{sum(layer.count_params() for layer in layers):,}"
+
+
+def _runs_of_equal_units(units):
+    """Neighbouring units that change the shape in the same way, as (first, last, units)."""
+    runs = []
+    for step, unit in enumerate(units):
+        if runs and runs[-1][2][-1].resizing is None and unit.resizing is None:
+            first, _, run = runs.pop()
+            runs.append((first, step, [*run, unit]))
+        else:
+            runs.append((step, step, [unit]))
+    return runs

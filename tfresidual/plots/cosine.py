@@ -1,0 +1,64 @@
+"""Does a block move the state against the gradient of the loss?"""
+
+from tfresidual.plots.blocks import draw_block_metric
+
+
+def cosine_loss(frame):
+    """Draw the cosine of every block's output and the gradient of the loss.
+
+    Below zero a block moves the state where the loss falls. A frame of one time gives the blocks
+    of all stages in a row, a line per split; a frame of several epochs gives a panel per stage
+    (and split) over the epochs, a line per block from blue (lowest) to red (highest).
+    A block without a value leaves a gap.
+
+    Args:
+        frame: Block metrics frame with the columns `stage`, `block` and `cosine_loss`, and
+            `split` and `epoch` where they apply.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+
+    Raises:
+        ValueError: where a column is missing or holds no finite number, or where several rows
+            stand for the same block, split and epoch.
+
+    Reference:
+        Jastrzebski et al., "Residual Connections Encourage Iterative Inference", 2018, figure 4.
+    """
+    return draw_block_metric(
+        frame,
+        "cosine_loss",
+        title="Cosine loss",
+        label="cosine of block output F(h)\nand loss gradient ∂L/∂h",
+        zero_line=True,
+    )
+
+
+def readout_cosine_loss(frame):
+    """Draw the cosine of a block's output and the gradient of the head's loss on its input.
+
+    The loss is that of the head applied straight to the block's input, which fits the last stage
+    only. Several epochs give a line per block, as in the paper; see `cosine_loss`.
+
+    Args:
+        frame: Block metrics frame with the columns `stage`, `block` and `readout_cosine_loss`,
+            and `split` and `epoch` where they apply. Stages without any value are left out.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+
+    Raises:
+        ValueError: where a column is missing or holds no finite number, or where several rows
+            stand for the same block, split and epoch.
+
+    Reference:
+        Jastrzebski et al., "Residual Connections Encourage Iterative Inference", 2018, figure 13.
+    """
+    return draw_block_metric(
+        frame,
+        "readout_cosine_loss",
+        title="Cosine loss, read-out form",
+        label="cosine of block output F(h) and\ngradient of the read-out loss",
+        zero_line=True,
+        sparse=True,
+    )

@@ -1,0 +1,117 @@
+"""How large is what a block adds, and how large the gradient that reaches it?
+
+Every function here draws a frame of one time over the blocks of all stages in a row, a line per
+split, and a frame of several epochs in a panel per stage (and split), a line per block from blue
+(lowest) to red (highest). A block without a value leaves a gap. Positive values that span more
+than a factor of 30 are drawn on a logarithmic axis.
+"""
+
+from tfresidual.plots.blocks import draw_block_metric
+
+
+def l2_ratio(frame):
+    """Draw the size of every block's output relative to its input.
+
+    The smaller the ratio, the better a first-order view of the block holds.
+
+    Args:
+        frame: Block metrics frame with the columns `stage`, `block` and `l2_ratio`, and `split`
+            and `epoch` where they apply.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+
+    Raises:
+        ValueError: where a column is missing or holds no finite number, or where several rows
+            stand for the same block, split and epoch.
+
+    Reference:
+        Jastrzebski et al., "Residual Connections Encourage Iterative Inference", 2018, figure 2;
+        over epochs figure 14.
+    """
+    return draw_block_metric(
+        frame,
+        "l2_ratio",
+        title="l2 ratio",
+        label="size of block output over input\n‖F(h)‖ / ‖h‖",
+    )
+
+
+def gradient_norm(frame):
+    """Draw the norm of the gradient of the loss with respect to every block's input.
+
+    Args:
+        frame: Block metrics frame with the columns `stage`, `block` and `gradient_norm`, and
+            `split` and `epoch` where they apply.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+
+    Raises:
+        ValueError: where a column is missing or holds no finite number, or where several rows
+            stand for the same block, split and epoch.
+
+    Reference:
+        Jastrzebski et al., "Residual Connections Encourage Iterative Inference", 2018, figure 8.
+    """
+    return draw_block_metric(
+        frame,
+        "gradient_norm",
+        title="Gradient norm",
+        label="size of loss gradient at the\nblock input ‖∂L/∂h‖",
+    )
+
+
+def perturbation(frame):
+    """Draw how far every block moves the state.
+
+    Args:
+        frame: Block metrics frame with the columns `stage`, `block` and `perturbation`, and
+            `split` and `epoch` where they apply.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+
+    Raises:
+        ValueError: where a column is missing or holds no finite number, or where several rows
+            stand for the same block, split and epoch.
+
+    Reference:
+        Hauser, "On Residual Networks Learning a Perturbation from Identity", 2019, figure 2.
+    """
+    return draw_block_metric(
+        frame,
+        "perturbation",
+        title="Perturbation",
+        label="distance the block moves\nthe state ‖F(h)‖",
+    )
+
+
+def scaled_perturbation(frame, epsilon=None):
+    """Draw how far every block moves the state, relative to the size of the state.
+
+    Args:
+        frame: Block metrics frame with the columns `stage`, `block` and `scaled_perturbation`,
+            and `split` and `epoch` where they apply.
+        epsilon: Mean scaled perturbation that the stopping rule aims at, drawn as a line;
+            a positive number, or `None` for no line.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+
+    Raises:
+        ValueError: where a column is missing or holds no finite number, where several rows stand
+            for the same block, split and epoch, or where `epsilon` is not positive.
+
+    Reference:
+        Hauser, "On Residual Networks Learning a Perturbation from Identity", 2019, figure 5.
+    """
+    if epsilon is not None and not epsilon > 0:
+        raise ValueError(f"`epsilon` must be a positive number or None. Received: {epsilon!r}")
+    return draw_block_metric(
+        frame,
+        "scaled_perturbation",
+        title="Scaled perturbation",
+        label="distance moved over size of state\n‖F(h)‖ / ‖h‖",
+        threshold=None if epsilon is None else (epsilon, f"ε = {epsilon:g}"),
+    )

@@ -1,0 +1,128 @@
+"""What all figures share: colours, type sizes, axes without ornament.
+
+The settings are made on each figure, never in `matplotlib.rcParams`.
+"""
+
+import numpy as np
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+
+TITLE_SIZE = 11
+LABEL_SIZE = 9.5
+SMALL_SIZE = 8.5
+
+INK = "#262626"
+FAINT_INK = "#6b6b6b"
+GRID = "#e3e3e3"
+BAND = "#f5f5f5"
+
+# Okabe and Ito's palette, which readers with any of the usual colour deficiencies can tell apart.
+BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+)
+
+# Fixed splits keep their colour and marker from figure to figure; the rest take what is left.
+SPLIT_LOOK = {
+    "": (BLUE, "o"),
+    "train": (BLUE, "o"),
+    "validation": (GREEN, "^"),
+    "test": (VERMILION, "s"),
+}
+_SPARE_LOOKS = ((PURPLE, "D"), (ORANGE, "v"), (SKY, "P"), (FAINT_INK, "X"))
+
+# Blue (lowest block) to red (highest) by way of a grey violet, dark enough for thin lines.
+DEPTH = LinearSegmentedColormap.from_list(
+    "tfresidual_depth", ["#1857b6", "#5f83c4", "#9b8cab", "#d0705f", "#b81420"]
+)
+
+
+def new_figure(width, height, title):
+    """Return an empty figure with a title at its left; sizes in inches."""
+    figure = Figure(figsize=(width, height), dpi=100, facecolor="white", layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
+    figure.suptitle(title, x=0.012, ha="left", fontsize=TITLE_SIZE, fontweight="bold", color=INK)
+    return figure
+
+
+def clean_axes(axes, grid="both"):
+    """Give axes a light grid, two spines and readable ticks."""
+    axes.set_facecolor("white")
+    axes.set_axisbelow(True)
+    axes.grid(True, axis=grid, color=GRID, linewidth=0.7)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(FAINT_INK)
+        axes.spines[side].set_linewidth(0.8)
+    axes.tick_params(
+        which="both", labelsize=SMALL_SIZE, color=FAINT_INK, labelcolor=INK, length=3, width=0.8
+    )
+
+
+def whole_numbers(axis, bins=10):
+    """Put the ticks of an axis on whole numbers only."""
+    axis.set_major_locator(MaxNLocator(nbins=bins, integer=True, min_n_ticks=1))
+
+
+def split_looks(splits):
+    """Return a dictionary from split to (colour, marker)."""
+    spare = iter(_SPARE_LOOKS * (1 + len(splits) // len(_SPARE_LOOKS)))
+    return {split: SPLIT_LOOK.get(split) or next(spare) for split in splits}
+
+
+def depth_colours(count):
+    """Return `count` colours from blue, the lowest block, to red, the highest."""
+    return [DEPTH(place) for place in (np.linspace(0.0, 1.0, count) if count > 1 else [0.0])]
+
+
+def log_scale_helps(values, span=30.0):
+    """Tell whether positive values spread so far that a linear axis would hide the small ones."""
+    values = np.asarray(values, dtype=float)
+    values = values[np.isfinite(values)]
+    return bool(values.min() > 0 and values.max() / values.min() > span)
+
+
+def log_scale(axes):
+    """Make the value axis logarithmic, with ticks at 1, 2 and 5 where there is room for them."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    if high / low < 1e3:
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def epoch_axis(axes, epochs, bins=10):
+    """Let the horizontal axis run over the epochs, counted from 1, with whole numbers."""
+    first, last = float(np.min(epochs)), float(np.max(epochs))
+    pad = 0.02 * (last - first)
+    axes.set_xlim(first - min(max(pad, 0.2), 0.5), last + max(pad, 0.2))
+    whole_numbers(axes.xaxis, bins)
+
+
+def short_number(value):
+    """Write a number with three digits, or all digits before the point where there are more."""
+    if not np.isfinite(value):
+        return ""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:#.3g}".rstrip(".")
+
+
+def legend(figure, handles):
+    """Put a legend above the panels, at the right, where no data can lie under it."""
+    figure.legend(
+        handles=handles,
+        loc="outside upper right",
+        ncols=len(handles),
+        frameon=False,
+        fontsize=SMALL_SIZE,
+        labelcolor=INK,
+        handlelength=1.8,
+        columnspacing=1.4,
+        borderaxespad=0.2,
+    )

@@ -1,0 +1,125 @@
+"""How much every block moves the state, and how far the state travels through each stage."""
+
+import functools
+
+import pandas as pd
+from keras import ops
+
+from tfresidual.chains import chain as chain_of
+from tfresidual.probes.measure import measure
+from tfresidual.probes.metrics import change_of, norm, ratio
+
+ALL_STAGES = "all"
+METRICS = ("perturbation", "scaled_perturbation")
+
+
+def perturbation(chain, data, per_image=False, progress=False):
+    """Measures how much every block moves the state, in one forward pass.
+
+    With h the state before a block and F = block(h) - h, norms over all features of one image:
+    `perturbation` is |F| and `scaled_perturbation` |F| / |h|, both 0 or more and averaged over
+    images last. Both are NaN for a block that changes the shape of the state. Labels are not
+    used. `block_metrics` gives the same numbers beside those that need a gradient.
+
+    Args:
+        chain: a chain, or what `tfresidual.chain` makes one of.
+        data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
+            these by the name of the split.
+        per_image: whether to return every image's own values instead of their means.
+        progress: whether to show a progress bar.
+
+    Returns:
+        A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0), `perturbation`
+        and `scaled_perturbation`; `split` first, where `data` is a dict; `image` behind `block`,
+        where `per_image` is set.
+
+    Raises:
+        ValueError: if the chain or the data cannot be used.
+
+    Reference:
+        Hauser 2019, "On residual networks learning a perturbation from identity", eq. 2 and 3,
+        fig. 2 and 5.
+    """
+    chain = chain_of(chain)
+    function = functools.partial(_batch_values, chain)
+    return measure(chain, "perturbation", function, data, per_image, progress)
+
+
+def computational_distance(chain, data, progress=False):
+    """Measures how far the state travels through each stage, and the mean step.
+
+    The distance of a stage is the sum of |F| over its blocks, the scaled distance that of
+    |F| / |h| (see `perturbation`); the mean perturbations are these divided by the number of
+    blocks. Blocks that change the shape of the state have no F and are not counted.
+
+    Example:
+
+    >>> computational_distance(tfresidual.chain(net), test)["stage"].tolist()
+    [1, 2, 3, 'all']
+
+    Args:
+        chain: a chain, or what `tfresidual.chain` makes one of.
+        data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
+            these by the name of the split.
+        progress: whether to show a progress bar.
+
+    Returns:
+        A `pandas.DataFrame` with one row per stage and one for `"all"` of them, and the columns
+        `stage`, `blocks` (how many were measured), `distance`, `scaled_distance`,
+        `mean_perturbation`, `mean_scaled_perturbation`, all 0 or more; `split` first, where
+        `data` is a dict. The means of a stage without a block to measure are NaN.
+
+    Raises:
+        ValueError: if the chain or the data cannot be used.
+
+    Reference:
+        Hauser 2019, "On residual networks learning a perturbation from identity", eq. 4 and 11,
+        fig. 3, 4, 6 and 7.
+    """
+    return distances_of(perturbation(chain, data, progress=progress))
+
+
+def distances_of(frame):
+    """Sums the perturbations of blocks to the distances of stages.
+
+    Args:
+        frame: a frame of `perturbation` or `block_metrics`, one row per block (and split).
+
+    Returns:
+        The frame of `computational_distance`.
+    """
+    if "split" in frame:
+        parts = []
+        for split, part in frame.groupby("split", sort=False):
+            parts.append(distances_of(part.drop(columns="split")))
+            parts[-1].insert(0, "split", split)
+        return pd.concat(parts, ignore_index=True)
+    blocks = frame.groupby("stage")[list(METRICS)]
+    # The sum leaves out what is NaN: blocks without an F.
+    stages = blocks.sum().set_axis(["distance", "scaled_distance"], axis="columns")
+    stages.insert(0, "blocks", blocks.count()["perturbation"])
+    total = stages.sum().to_frame(ALL_STAGES).T
+    distances = pd.concat([stages.astype(float), total]).rename_axis("stage").reset_index()
+    distances["mean_perturbation"] = distances["distance"] / distances["blocks"]
+    distances["mean_scaled_perturbation"] = distances["scaled_distance"] / distances["blocks"]
+    return distances.astype({"blocks": int})
+
+
+def _batch_values(chain, images, labels):
+    """Both metrics of a batch, each `(images, blocks)`."""
+    del labels
+    steps, _ = chain.walk(chain.stem(images))
+    values = [
+        step_values(block, before, after)
+        for block, (before, after) in zip(chain.blocks, steps, strict=True)
+    ]
+    return {name: ops.stack([value[name] for value in values], axis=1) for name in METRICS}
+
+
+def step_values(block, before, after):
+    """Both metrics of one block for each image, by name; NaN for a block without an F."""
+    size_before = norm(before)
+    if not block.keeps_shape:
+        return dict.fromkeys(METRICS, ops.full_like(size_before, float("nan")))
+    size = norm(change_of(before, after))
+    return {"perturbation": size, "scaled_perturbation": ratio(size, size_before)}

@@ -1,0 +1,19 @@
+"""A report: one HTML file with figures, tables and settings, which needs nothing beside it."""
+
+import importlib
+
+_FILES = {"Section": "section", "write": "document"}
+
+__all__ = ["Section", "write"]
+
+
+def __getattr__(name):
+    if name not in _FILES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_FILES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})

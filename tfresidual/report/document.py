@@ -1,0 +1,132 @@
+"""Render the sections and write the report in one step."""
+
+import base64
+import io
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+
+import jinja2
+
+from tfresidual.files import replacing
+from tfresidual.report import tables
+from tfresidual.report.section import Section, check_text
+
+# A vector image above this size (many lines over many epochs) is embedded as pixels instead.
+_MOST_SVG_BYTES = 400_000
+_PNG_DPI = 170
+
+
+def write(path, title, sections, summary=(), settings=None):
+    """Write a self-contained HTML report.
+
+    The page is complete in memory before anything touches the disk; it is then written beside the
+    target and moved into its place. When anything fails, an older report stays as it was.
+
+    Args:
+        path: The file to write, usually `report.html`; missing folders are made.
+        title: Title of the page.
+        sections: List of `Section`, in the order in which they are shown.
+        summary: List of triples (label, value, note) of text, the headline facts shown on top.
+        settings: Dictionary, nested or not, shown as a table at the end; `None` for none.
+
+    Returns:
+        The `pathlib.Path` of the report.
+
+    Raises:
+        ValueError: where an argument is not as described.
+    """
+    check_text(title, "title")
+    page = _render(
+        title, _checked(sections), _checked_summary(summary), _checked_settings(settings)
+    )
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as written:
+        written.write_text(page, encoding="utf-8")
+    return path
+
+
+def _render(title, sections, summary, settings):
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    source = resources.files(__package__).joinpath("report.html.jinja").read_text("utf-8")
+    return environment.from_string(source).render(
+        title=title,
+        summary=summary,
+        sections=[
+            {
+                "title": section.title,
+                "question": section.question,
+                "reading": section.reading,
+                "source": section.source,
+                "image": None if section.figure is None else _data_address(section.figure),
+                "image_text": None if section.figure is None else _image_text(section),
+                "table": None if section.frame is None else tables.from_frame(section.frame),
+            }
+            for section in sections
+        ],
+        settings=tables.from_settings(settings),
+    )
+
+
+def _data_address(figure):
+    """Return the figure as an address that holds the image itself."""
+    # No date in the metadata: it would be the only part of the page that is of no use to a reader.
+    image = _saved(figure, format="svg", metadata={"Date": None})
+    kind = "svg+xml"
+    if len(image) > _MOST_SVG_BYTES:
+        image, kind = _saved(figure, format="png", dpi=_PNG_DPI), "png"
+    return f"data:image/{kind};base64,{base64.b64encode(image).decode('ascii')}"
+
+
+def _saved(figure, **options):
+    buffer = io.BytesIO()
+    figure.savefig(buffer, **options)
+    return buffer.getvalue()
+
+
+def _image_text(section):
+    """Say in words what the figure has on its axes, for readers who cannot see it."""
+    names = []
+    for axes in section.figure.axes:
+        across, up = axes.get_xlabel(), axes.get_ylabel()
+        if across and up:
+            names.append(f"{up} over {across}")
+        elif up:
+            names.append(up)
+    names += [
+        text for text in (section.figure.get_supylabel(), section.figure.get_supxlabel()) if text
+    ]
+    drawn = "; ".join(dict.fromkeys(" ".join(name.split()) for name in names))
+    return f"Figure: {section.title}." + (f" Drawn: {drawn}." if drawn else "")
+
+
+def _checked(sections):
+    sections = list(sections)
+    for section in sections:
+        if not isinstance(section, Section):
+            raise ValueError(
+                "`sections` must be a list of tfresidual.report.Section. Received: an entry "
+                f"{section!r} (of type {type(section).__name__})"
+            )
+    return sections
+
+
+def _checked_summary(summary):
+    summary = list(summary)
+    for fact in summary:
+        if isinstance(fact, str) or not hasattr(fact, "__len__") or len(fact) != 3:
+            raise ValueError(
+                f"`summary` must be a list of triples (label, value, note). Received: {fact!r}"
+            )
+    return [tuple("" if text is None else str(text) for text in fact) for fact in summary]
+
+
+def _checked_settings(settings):
+    if settings is None:
+        return {}
+    if not isinstance(settings, Mapping):
+        raise ValueError(f"`settings` must be a dictionary or None. Received: {settings!r}")
+    return settings

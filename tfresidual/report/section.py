@@ -1,0 +1,61 @@
+"""One section of a report."""
+
+from dataclasses import KW_ONLY, dataclass
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, eq=False)
+class Section:
+    """One measurement: what was asked, the figure and table that answer, how to read them.
+
+    ```python
+    report.Section(
+        "Cosine loss",
+        "Does each block move the state where the loss falls?",
+        figure=plots.cosine_loss(frame),
+        frame=frame,
+        reading="Below zero the block lowers the loss, to first order.",
+        source="Jastrzebski et al. 2018, figure 4",
+    )
+    ```
+
+    Args:
+        title: Heading of the section.
+        question: One sentence that says what was measured.
+        figure: A `matplotlib.figure.Figure`, or `None`.
+        frame: A `pandas.DataFrame` shown as a table, or `None`.
+        reading: One line on how to read the figure or table.
+        source: The paper and figure the measurement comes from, or `None`.
+
+    Raises:
+        ValueError: where an argument is of another type, or a text is empty.
+    """
+
+    title: str
+    question: str
+    _: KW_ONLY
+    figure: Figure | None = None
+    frame: pd.DataFrame | None = None
+    reading: str
+    source: str | None = None
+
+    def __post_init__(self):
+        for name in ("title", "question", "reading"):
+            check_text(getattr(self, name), name)
+        if self.source is not None:
+            check_text(self.source, "source")
+        for name, kind in (("figure", Figure), ("frame", pd.DataFrame)):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise ValueError(
+                    f"`{name}` must be a {kind.__module__.partition('.')[0]} {kind.__name__} or "
+                    f"None. Received: {name}={value!r} (of type {type(value).__name__})"
+                )
+
+
+def check_text(value, name):
+    """Raise a `ValueError` unless `value` is text with something in it."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"`{name}` must be a text that is not empty. Received: {name}={value!r}")

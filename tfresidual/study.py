@@ -1,0 +1,459 @@
+"""The main job: train a network, probe it, and write one folder with everything that came out.
+
+The parts are `prepare`, `train` and `run`; the command line calls them with the same names.
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+import pathlib
+import platform
+import time
+from importlib import metadata
+
+import keras
+from rich.console import Console
+
+from tfresidual import callbacks, chains, datasets, networks, plots, probes, training, tuning
+from tfresidual.files import replacing
+from tfresidual.report import Section, write
+
+SETTINGS_FILE = "settings.json"
+# Images that the callbacks probe behind every epoch: stable means at little cost.
+IMAGES_PER_EPOCH = 512
+PACKAGES = ("tfresidual", "tensorflow", "keras", "tensorflow-datasets", "numpy", "pandas")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What is trained on what, and how; the same settings and seed give the same numbers.
+
+    Attributes:
+        data: name of a dataset, see `tfresidual.datasets.load`.
+        digits: digits on an image of Digitclutter.
+        data_dir: folder of tensorflow-datasets, or `None` for its default.
+        network: name of a function in `tfresidual.networks`.
+        depth: layers of `"resnet"`, or blocks per stage of `"hauser"`; `None` for 20 and 6.
+        width: channels of the first stage of `"resnet"`, doubled from stage to stage.
+        layout: layout of the residual units.
+        shortcut: shortcut of the residual units.
+        epochs: how long to train.
+        batch_size: images in a step.
+        recipe: name of a recipe, see `tfresidual.training.recipe`; `None` for the dataset's own.
+        train_size: images to train on, `None` for the dataset's default.
+        validation: images held out to choose the best epoch.
+        test_size: images of the test set, `None` for the dataset's default.
+        epsilon: mean scaled perturbation of the stopping rule.
+        dtype: dtype policy of the network.
+        seed: decides on the first weights, the order of the images and their augmentation.
+    """
+
+    data: str = "digitclutter"
+    digits: int = 3
+    data_dir: str | None = None
+    network: str = "resnet"
+    depth: int | None = None
+    width: int = 16
+    layout: str = "full_preactivation"
+    shortcut: str = "identity"
+    epochs: int = 6
+    batch_size: int = 64
+    recipe: str | None = None
+    train_size: int | None = None
+    validation: int = 2000
+    test_size: int | None = None
+    epsilon: float = 0.1
+    dtype: str = "float32"
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Data:
+    train: object
+    validation: object
+    test: object
+    description: datasets.Description
+
+
+def run(folder, settings=None, console=None):
+    """Trains a network, runs every probe on it and writes one folder.
+
+    A folder that an interrupted study left goes on from its last whole epoch.
+
+    - `settings.json`: the settings, the versions of the packages, the machine;
+    - `log.csv`: every epoch's losses, metrics and block metrics;
+    - `model.keras`: the network of the best epoch;
+    - `frames/*.csv`: what the probes returned;
+    - `figures/*.png`: the figures;
+    - `report.html`: all of it on one page.
+
+    Args:
+        folder: where to write, made if it is not there.
+        settings: a `Settings`, by default those of the embedded study.
+        console: a `rich.console.Console` for progress, or `None` for silence.
+
+    Returns:
+        The `pathlib.Path` of the report.
+
+    Raises:
+        ValueError: if a setting cannot be used, or the folder holds a run of other settings.
+        FileNotFoundError: if the dataset is not on the disk.
+    """
+    settings = settings or Settings()
+    begun = time.monotonic()
+    folder, data, result = _train(folder, settings, console)
+    seconds = time.monotonic() - begun
+    frames = _probe(result, data, settings, console)
+    figures = _figures(frames, settings)
+    for name, frame in frames.items():
+        with _written(folder / "frames" / f"{name}.csv") as path:
+            frame.to_csv(path, index=False)
+    for name, figure in figures.items():
+        with _written(folder / "figures" / f"{name}.png") as path:
+            figure.savefig(path, dpi=160)
+    _say(console, "measuring the error on the test images")
+    error = 1 - result.network.evaluate(data.test, return_dict=True, verbose=0)[result.metric]
+    return write(
+        folder / "report.html",
+        f"{result.network.name} on {data.description.title}",
+        _sections(frames, figures, data.description, settings),
+        summary=_summary(result, frames, data.description, error, seconds),
+        settings=json.loads((folder / SETTINGS_FILE).read_text()),
+    )
+
+
+def train(folder, settings=None, console=None):
+    """Trains a network into a folder, without probing it; see `run` for the folder.
+
+    Args:
+        folder: where to write, made if it is not there.
+        settings: a `Settings`, by default those of the embedded study.
+        console: a `rich.console.Console` for progress, or `None` for silence.
+
+    Returns:
+        A `tfresidual.training.Training`.
+
+    Raises:
+        ValueError: if a setting cannot be used, or the folder holds a run of other settings.
+        FileNotFoundError: if the dataset is not on the disk.
+    """
+    return _train(folder, settings or Settings(), console)[2]
+
+
+def prepare(settings=None, console=None, download=False):
+    """Loads the data of a study; Digitclutter is drawn where it is not on the disk.
+
+    Args:
+        settings: a `Settings`, by default those of the embedded study.
+        console: a `rich.console.Console` for progress, or `None` for silence.
+        download: whether tensorflow-datasets may download what is missing.
+
+    Returns:
+        A tuple `(train, validation, test)` of `tf.data.Dataset`.
+
+    Raises:
+        ValueError: if a setting cannot be used.
+        FileNotFoundError: if the dataset is not on the disk.
+    """
+    settings = settings or Settings()
+    _say(console, f"preparing {settings.data}")
+    return datasets.load(
+        settings.data,
+        settings.batch_size,
+        digits=settings.digits,
+        train_size=settings.train_size,
+        test_size=settings.test_size,
+        validation=settings.validation,
+        seed=settings.seed,
+        data_dir=settings.data_dir,
+        download=download,
+    )
+
+
+def describe(settings):
+    """What the data of a study is about, see `tfresidual.datasets.describe`."""
+    return datasets.describe(settings.data, digits=settings.digits)
+
+
+def build(settings):
+    """The untrained network of a study.
+
+    Args:
+        settings: a `Settings`.
+
+    Returns:
+        A `tfresidual.networks.ResidualNetwork`.
+
+    Raises:
+        ValueError: if a setting cannot be used.
+    """
+    description = describe(settings)
+    if settings.network not in networks.__all__ or settings.network == "ResidualNetwork":
+        names = [name for name in networks.__all__ if name != "ResidualNetwork"]
+        raise ValueError(
+            f"Argument `network` must be one of {', '.join(map(repr, names))}. "
+            f"Received: network={settings.network!r}"
+        )
+    kwargs = {
+        "input_shape": description.input_shape,
+        "classes": description.classes,
+        "classifier_activation": "sigmoid" if description.multi_label else "softmax",
+        "layout": settings.layout,
+        "shortcut": settings.shortcut,
+        "dtype": settings.dtype,
+    }
+    if settings.network == "resnet":
+        kwargs["depth"] = settings.depth or 20
+        kwargs["widths"] = tuple(settings.width * 2**stage for stage in range(3))
+    elif settings.network == "hauser":
+        kwargs["blocks"] = settings.depth or 6
+    elif settings.depth is not None:
+        raise ValueError(
+            f"Argument `depth` must be left out: {settings.network} has a depth of its own. "
+            f"Received: depth={settings.depth}"
+        )
+    return getattr(networks, settings.network)(**kwargs)
+
+
+def _train(folder, settings, console):
+    keras.utils.set_random_seed(settings.seed)
+    network = build(settings)
+    recipe = training.recipe(settings.recipe or settings.data)
+    folder = _claim(folder, settings)
+    description = describe(settings)
+    data = _Data(*prepare(settings, console), description)
+    steps = int(data.train.cardinality())
+    metric = training.compile_network(
+        network, recipe.name, settings.epochs, steps, description.multi_label
+    )
+    probed = data.validation.take(math.ceil(IMAGES_PER_EPOCH / settings.batch_size))
+    result = training.train(
+        network,
+        data.train,
+        data.validation,
+        folder,
+        settings.epochs,
+        metric,
+        callbacks=[
+            keras.callbacks.LambdaCallback(
+                on_epoch_begin=lambda epoch, logs: datasets.set_epoch(data.train, epoch)
+            ),
+            callbacks.BlockMetrics(probed),
+            callbacks.Perturbation(probed, epsilon=settings.epsilon),
+        ],
+        console=console,
+    )
+    return folder, data, result
+
+
+def _claim(folder, settings):
+    """Makes the folder and writes the settings; refuses a folder of other settings."""
+    folder = pathlib.Path(folder)
+    path = folder / SETTINGS_FILE
+    arguments = dataclasses.asdict(settings)
+    if path.exists():
+        earlier = json.loads(path.read_text())["settings"]
+        changed = [key for key in arguments if earlier.get(key) != arguments[key]]
+        if changed:
+            raise ValueError(
+                "Argument `folder` must be new, or hold a run of the same settings. "
+                + ", ".join(f"{key} was {earlier.get(key)!r}" for key in changed)
+                + f". Received: folder={str(folder)!r} with "
+                + ", ".join(f"{key}={arguments[key]!r}" for key in changed)
+            )
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    versions = {"python": platform.python_version()}
+    versions |= {package: metadata.version(package) for package in PACKAGES}
+    with replacing(path) as written:
+        content = {
+            "settings": arguments,
+            "versions": versions,
+            "machine": {"system": platform.platform(), "processor": platform.machine()},
+        }
+        written.write_text(json.dumps(content, indent=2) + "\n")
+    return folder
+
+
+def _probe(result, data, settings, console):
+    chain = chains.chain(result.network)
+    images = {"train": _few(datasets.plain(data.train), settings), "test": data.test}
+    with_bar = console is not None
+    _say(console, "probing the blocks")
+    blocks = probes.block_metrics(chain, images, progress=with_bar)
+    # The distances are sums of the perturbations just measured.
+    distances = probes.distances_of(blocks)
+    in_stages = distances[distances["stage"] != probes.ALL_STAGES]
+    measured = in_stages["blocks"] > 0
+    distances.loc[in_stages.index[measured], "depth_asked_for"] = tuning.depth_for(
+        in_stages.loc[measured, "scaled_distance"], settings.epsilon
+    )
+    return {
+        "block_metrics": blocks,
+        "computational_distance": distances,
+        "block_metrics_by_epoch": probes.from_logs(result.log),
+        "training": result.log,
+    }
+
+
+def _few(data, settings):
+    """As many batches of the training images as the test set has by default."""
+    return data.take(math.ceil(2000 / settings.batch_size))
+
+
+def _figures(frames, settings):
+    blocks, by_epoch = frames["block_metrics"], frames["block_metrics_by_epoch"]
+    figures = {
+        "training_curves": plots.training_curves(frames["training"]),
+        "cosine_loss": plots.cosine_loss(blocks),
+        "l2_ratio": plots.l2_ratio(blocks),
+        "gradient_norm": plots.gradient_norm(blocks),
+        "perturbation": plots.perturbation(blocks),
+        "scaled_perturbation": plots.scaled_perturbation(blocks, epsilon=settings.epsilon),
+        "computational_distance": plots.computational_distance(frames["computational_distance"]),
+    }
+    if by_epoch["epoch"].nunique() > 1:
+        figures["cosine_loss_by_epoch"] = plots.cosine_loss(by_epoch)
+        figures["readout_cosine_loss_by_epoch"] = plots.readout_cosine_loss(by_epoch)
+        figures["l2_ratio_by_epoch"] = plots.l2_ratio(by_epoch)
+    return figures
+
+
+def _sections(frames, figures, description, settings):
+    inference = "Jastrzebski et al. 2018"
+    hauser = "Hauser 2019"
+    sections = [
+        Section(
+            "Training",
+            f"Loss and accuracy on images of {description.title}, epoch by epoch.",
+            figure=figures["training_curves"],
+            reading="The network of the epoch with the best validation value is the one probed "
+            "below. A gap between training and validation is overfitting.",
+        ),
+        Section(
+            "Do blocks follow the loss gradient?",
+            "The cosine between what a block adds to the state and the gradient of the loss "
+            "there, averaged over images.",
+            figure=figures["cosine_loss"],
+            frame=frames["block_metrics"],
+            reading="Below zero, a block moves the state so that the loss falls: it refines. Near "
+            "zero, it does something the gradient does not ask for.",
+            source=f"{inference}, figure 4",
+        ),
+        Section(
+            "How much does a block change?",
+            "The norm of what a block adds, divided by the norm of the state it takes.",
+            figure=figures["l2_ratio"],
+            reading="High bars build a new representation, low ones adjust the old. Where the "
+            "ratio is small, the cosine above tells the change of the loss to first order.",
+            source=f"{inference}, figure 2",
+        ),
+        Section(
+            "Where is the gradient?",
+            "The norm of the gradient of an image's loss at the state before each block.",
+            figure=figures["gradient_norm"],
+            reading="A norm that grows or shrinks by orders of magnitude along the network marks "
+            "gradients that explode or vanish.",
+        ),
+        Section(
+            "Perturbation",
+            "The norm of what each block adds to the state.",
+            figure=figures["perturbation"],
+            reading="The heights are steps on the way of an image through the network; the area "
+            "of a stage is the distance it travels there.",
+            source=f"{hauser}, figure 2",
+        ),
+        Section(
+            "Scaled perturbation",
+            "The same, divided by the norm of the state: the step relative to where it starts.",
+            figure=figures["scaled_perturbation"],
+            reading=f"Blocks under {settings.epsilon} are small perturbations from the identity.",
+            source=f"{hauser}, figure 5",
+        ),
+        Section(
+            "Distance through each stage",
+            "The steps of all blocks of a stage added up, absolute and scaled, and the number of "
+            f"blocks at which the mean scaled step would fall to {settings.epsilon}.",
+            figure=figures["computational_distance"],
+            frame=frames["computational_distance"],
+            reading="A stage whose blocks are fewer than the depth asked for takes large steps; "
+            "the rule assumes that the distance stays the same in a deeper network.",
+            source=f"{hauser}, figures 3 and 6, section 2.3",
+        ),
+    ]
+    for name, title, source in (
+        ("cosine_loss_by_epoch", "The cosine over training", "figure 13, through the network"),
+        ("readout_cosine_loss_by_epoch", "The cosine of the read-out", "figure 13"),
+        ("l2_ratio_by_epoch", "The size of the steps over training", "figure 14"),
+    ):
+        if name in figures:
+            sections.append(
+                Section(
+                    title,
+                    _BY_EPOCH[name],
+                    figure=figures[name],
+                    reading="One line a block, from blue (first) to red (last of the stage).",
+                    source=f"{inference}, {source}",
+                )
+            )
+    return sections
+
+
+_BY_EPOCH = {
+    "cosine_loss_by_epoch": "The cosine between block output and loss gradient on validation "
+    "images, behind every epoch.",
+    "readout_cosine_loss_by_epoch": "The same in the last stage, with the gradient of the "
+    "classifier applied straight to the block's input.",
+    "l2_ratio_by_epoch": "The norm of what a block adds over the norm of its input, behind every "
+    "epoch.",
+}
+
+
+def _summary(result, frames, description, error, seconds):
+    network, log = result.network, result.log
+    blocks = frames["block_metrics"].query("split == 'test'")
+    defined = blocks["cosine_loss"].notna()
+    negative = int((blocks.loc[defined, "cosine_loss"] < 0).sum())
+    chain = chains.chain(network)
+    kind = "images with any digit wrong" if description.multi_label else "images misclassified"
+    return [
+        (
+            "Error on test images",
+            f"{error:.1%}",
+            f"{kind}; chance {description.chance_error:.1%}",
+        ),
+        (
+            "Best epoch",
+            f"{result.best_epoch + 1} of {len(log)}",
+            f"validation {result.metric} {log[f'val_{result.metric}'].max():.3f}",
+        ),
+        (
+            "Network",
+            f"{len(chain.blocks)} blocks",
+            f"{network.count_params():,} parameters in {len(chain.stages)} stages",
+        ),
+        (
+            "Blocks that follow the gradient",
+            f"{negative} of {int(defined.sum())}",
+            "mean cosine below zero on test images; blocks that change the shape are not counted",
+        ),
+        ("Time", f"{seconds / 60:.1f} min", "data and training in this run of the command"),
+    ]
+
+
+@contextlib.contextmanager
+def _written(path):
+    path.parent.mkdir(exist_ok=True)
+    with replacing(path) as written:
+        yield written
+
+
+def _say(console, text):
+    if console is not None:
+        console.print(text, highlight=False)
+
+
+def terminal():
+    """The console for progress: on stderr, so that stdout holds results alone."""
+    return Console(stderr=True)

@@ -1,0 +1,118 @@
+"""A training's log and networks on disk, so that it can be killed and gone on with."""
+
+import pathlib
+import re
+
+import keras
+import pandas as pd
+
+from tfresidual.files import replacing
+
+CHECKPOINT = re.compile(r"epoch-(\d+)\.keras")
+
+
+class TrainingFolder:
+    """The files of one training: its log, its newest checkpoint and its best network.
+
+    - `log.csv`: a row per epoch with everything in `logs`.
+    - `checkpoints/epoch-0007.keras`: network and optimizer behind the newest epoch.
+    - `model.keras`: the network of the epoch whose monitored value was best.
+
+    Every file is written beside its target and moved into place. An epoch's row of the log comes
+    first, then its checkpoint, then the best network: whatever a kill leaves is consistent up to
+    the newest checkpoint, and the rest is done again.
+
+    Args:
+        path: folder of the training, made if it is not there.
+        monitor: key of the logs whose highest value marks the best epoch.
+    """
+
+    def __init__(self, path, monitor):
+        self.path = pathlib.Path(path)
+        self.monitor = monitor
+        self.checkpoints = self.path / "checkpoints"
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        self.log_path = self.path / "log.csv"
+        self.model_path = self.path / "model.keras"
+
+    def newest(self):
+        """The newest checkpoint as (epoch, path), or `None`."""
+        found = []
+        for path in self.checkpoints.iterdir():
+            match = CHECKPOINT.fullmatch(path.name)
+            if match:
+                found.append((int(match[1]), path))
+        return max(found, default=None)
+
+    def log(self):
+        """The log as a `pandas.DataFrame`, without rows, where there is none."""
+        return pd.read_csv(self.log_path) if self.log_path.exists() else pd.DataFrame()
+
+    def best_epoch(self, log):
+        """The epoch with the highest monitored value, the earliest of equals."""
+        if log[self.monitor].isna().all():
+            raise ValueError(
+                f"The network has no best epoch: `{self.monitor}` is NaN in every epoch, "
+                f"the training diverged. Received: {len(log)} epochs in {self.log_path}"
+            )
+        return int(log.loc[log[self.monitor].idxmax(), "epoch"])
+
+    def resume(self):
+        """Brings the folder back to its newest checkpoint.
+
+        Returns:
+            A tuple `(network, epochs, log)`: the network as it was behind its last whole epoch,
+            how many epochs that were, and their log; `(None, 0, empty log)` where there is no
+            checkpoint.
+        """
+        newest = self.newest()
+        if newest is None:
+            self.log_path.unlink(missing_ok=True)
+            return None, 0, pd.DataFrame()
+        epoch, path = newest
+        network = keras.saving.load_model(path)
+        log = self.log()
+        log = log[log["epoch"] <= epoch]
+        self._write_log(log)
+        self._keep_best(log, epoch, path)
+        return network, epoch + 1, log
+
+    def add(self, log, network):
+        """Writes an epoch's log, its checkpoint and, where it is the best, its network."""
+        epoch = int(log["epoch"].iloc[-1])
+        self._write_log(log)
+        path = self.checkpoints / f"epoch-{epoch:04d}.keras"
+        with replacing(path) as written:
+            network.save(written)
+        self._keep_best(log, epoch, path)
+        for old in self.checkpoints.glob("epoch-*.keras"):
+            if old != path:
+                old.unlink()
+
+    def _write_log(self, log):
+        with replacing(self.log_path) as written:
+            log.to_csv(written, index=False)
+
+    def _keep_best(self, log, epoch, path):
+        if not log[self.monitor].isna().all() and self.best_epoch(log) == epoch:
+            with replacing(self.model_path) as written:
+                written.write_bytes(path.read_bytes())
+
+
+class Checkpoints(keras.callbacks.Callback):
+    """Keeps a `TrainingFolder` up to date; must be the last callback of `fit`.
+
+    Args:
+        folder: a `TrainingFolder`.
+        log: the log of the epochs before, as a `pandas.DataFrame`.
+    """
+
+    def __init__(self, folder, log):
+        super().__init__()
+        self.folder = folder
+        self.log = log
+
+    def on_epoch_end(self, epoch, logs=None):
+        row = pd.DataFrame([{"epoch": epoch, **(logs or {})}])
+        self.log = pd.concat([self.log, row], ignore_index=True) if len(self.log) else row
+        self.folder.add(self.log, self.model)

@@ -1,0 +1,81 @@
+"""A training's progress on the terminal."""
+
+import time
+
+import keras
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+SECONDS_BETWEEN_UPDATES = 0.2
+
+
+class TrainingProgress(keras.callbacks.Callback):
+    """A progress bar over all epochs, and a line for each that has ended.
+
+    Args:
+        epochs: int, epochs of the whole training.
+        steps: int, steps of an epoch.
+        metric: name of the metric shown beside the loss.
+        console: a `rich.console.Console`.
+    """
+
+    def __init__(self, epochs, steps, metric, console):
+        super().__init__()
+        self.epochs = epochs
+        self.steps = steps
+        self.metric = metric
+        self.console = console
+        self._progress = None
+
+    def on_train_begin(self, logs=None):
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[loss]}"),
+            console=self.console,
+            transient=True,
+        )
+        self._task = self._progress.add_task("training", total=self.epochs * self.steps, loss="")
+        self._progress.start()
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._begun = self._shown = time.monotonic()
+        self._progress.update(
+            self._task,
+            description=f"training, epoch {epoch + 1} of {self.epochs}",
+            completed=epoch * self.steps,
+        )
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        now = time.monotonic()
+        if now - self._shown < SECONDS_BETWEEN_UPDATES:
+            return
+        self._shown = now
+        self._progress.update(
+            self._task,
+            completed=self._epoch * self.steps + batch + 1,
+            loss=f"loss {logs['loss']:.3f}" if logs else "",
+        )
+
+    def on_epoch_end(self, epoch, logs=None):
+        seconds = time.monotonic() - self._begun
+        shown = ["loss", self.metric, "val_loss", f"val_{self.metric}"]
+        values = "  ".join(f"{key} {logs[key]:.4f}" for key in shown if key in (logs or {}))
+        self.console.print(
+            f"epoch {epoch + 1:>3} of {self.epochs}  {values}  ({seconds:.0f} s)", highlight=False
+        )
+
+    def close(self):
+        """Takes the bar away, also when the training was interrupted."""
+        if self._progress is not None:
+            self._progress.stop()

@@ -1,0 +1,296 @@
+"""The command line `tfresidual`.
+
+It stands beside the package, not in it: importing anything of `tfresidual` loads TensorFlow,
+which takes seconds, and `tfresidual --help` should not. The commands import the package when they
+run.
+"""
+
+import contextlib
+import os
+import sys
+import tempfile
+
+import click
+
+NETWORKS = (
+    "resnet",
+    "hauser",
+    "resnet101",
+    "resnet110",
+    "resnet164",
+    "resnet1001",
+    "single_representation",
+    "avg_pooling",
+    "wide",
+)
+DATASETS = ("digitclutter", "cifar10", "cifar100", "mnist")
+LAYOUTS = (
+    "full_preactivation",
+    "relu_only_preactivation",
+    "relu_before_addition",
+    "bn_after_addition",
+    "original",
+)
+SHORTCUTS = ("identity", "scaled", "exclusive_gate", "shortcut_only_gate", "conv1x1", "dropout")
+RECIPES = (
+    "digitclutter",
+    "cifar10",
+    "cifar100",
+    "mnist",
+    "resnet110",
+    "single_representation",
+    "avg_pooling",
+    "wide",
+)
+
+
+def option(flag, meaning, default, **kwargs):
+    """An option that sets one field of `tfresidual.study.Settings`.
+
+    The default is only shown here; it stands in that class, which cannot be read without loading
+    TensorFlow.
+    """
+    return click.option(flag, help=f"{meaning}  [default: {default}]", **kwargs)
+
+
+def number(flag, meaning, default, **kwargs):
+    """An option that takes a positive int."""
+    kind = click.IntRange(min=1)
+    return option(flag, meaning, default, type=kind, metavar="N", **kwargs)
+
+
+DATA_OPTIONS = (
+    option(
+        "--digits", "Digits on an image of digitclutter.", 3, type=click.Choice(["3", "4", "5"])
+    ),
+    option(
+        "--data-dir",
+        "Folder of tensorflow-datasets.",
+        "~/tensorflow_datasets",
+        type=click.Path(),
+        metavar="DIR",
+    ),
+    number("--train-size", "Images to train on.", "20000 of digitclutter, else all"),
+    number("--validation", "Images held out to choose the best epoch.", 2000),
+    number("--test-size", "Images of the test set.", "2000 of digitclutter, else all"),
+    number("--batch-size", "Images in a step.", 64),
+)
+TRAINING_OPTIONS = (
+    option("--data", "Dataset.", "digitclutter", type=click.Choice(DATASETS)),
+    *DATA_OPTIONS,
+    option(
+        "--network",
+        f"A paper's network, or resnet of any depth and width: {', '.join(NETWORKS)}.",
+        "resnet",
+        type=click.Choice(NETWORKS),
+        metavar="NAME",
+    ),
+    number("--depth", "Layers of resnet, 6 n + 2, or blocks a stage of hauser.", "20 and 6"),
+    number("--width", "Channels of the first stage of resnet.", 16),
+    option(
+        "--layout",
+        f"Order of the operations in a block: {', '.join(LAYOUTS)}.",
+        "full_preactivation",
+        type=click.Choice(LAYOUTS),
+        metavar="NAME",
+    ),
+    option(
+        "--shortcut",
+        f"Shortcut of the blocks: {', '.join(SHORTCUTS)}.",
+        "identity",
+        type=click.Choice(SHORTCUTS),
+        metavar="NAME",
+    ),
+    number("--epochs", "How long to train.", 6),
+    option(
+        "--recipe",
+        f"Learning rates of a paper: {', '.join(RECIPES)}.",
+        "the dataset's own",
+        type=click.Choice(RECIPES),
+        metavar="NAME",
+    ),
+    option(
+        "--epsilon",
+        "Mean scaled perturbation of the stopping rule.",
+        0.1,
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="X",
+    ),
+    option(
+        "--dtype",
+        "Precision of the network.",
+        "float32",
+        type=click.Choice(["float32", "mixed_bfloat16"]),
+    ),
+    option(
+        "--seed",
+        "The same seed gives the same numbers.",
+        0,
+        type=click.IntRange(min=0),
+        metavar="N",
+    ),
+)
+FOLDER_OPTION = option(
+    "--out",
+    "Folder to write.",
+    "runs/NETWORK-DATA",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+)
+
+
+def options(*chosen):
+    """Adds options to a command, in the order given."""
+
+    def add(command):
+        for option in reversed(chosen):
+            command = option(command)
+        return command
+
+    return add
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="tfresidual", message="%(package)s %(version)s")
+def cli():
+    """Train residual networks and see what every block does.
+
+    \b
+    Examples:
+      tfresidual study
+      tfresidual study --data cifar10 --data-dir ~/tensorflow_datasets --epochs 5
+      tfresidual train --network hauser --depth 10 --out runs/hauser10
+      tfresidual data digitclutter --digits 5
+    """
+
+
+@cli.command()
+@options(*TRAINING_OPTIONS, FOLDER_OPTION)
+def study(out, **given):
+    """Train a network, run every probe on it, and write one folder with a report.
+
+    The folder holds report.html, the network (model.keras), what the probes measured (frames/),
+    the figures, the log of every epoch and the settings. An interrupted study goes on from its
+    last whole epoch when the same command is given again.
+
+    \b
+    Examples:
+      tfresidual study
+      tfresidual study --data mnist --data-dir ~/tensorflow_datasets --epochs 2 --depth 8
+      tfresidual study --layout original --shortcut exclusive_gate --out runs/gated
+    """
+    with _package() as package:
+        settings, out = _settings(package, given, out)
+        report = package.run(out, settings, package.terminal())
+    click.echo(f"report: {report}")
+
+
+@cli.command()
+@options(*TRAINING_OPTIONS, FOLDER_OPTION)
+def train(out, **given):
+    """Train a network into a folder, without probing it.
+
+    The folder holds the network of the best epoch (model.keras), the log of every epoch with the
+    metrics of every block, and the settings. An interrupted training goes on from its last whole
+    epoch when the same command is given again; `tfresidual study` with the same options adds the
+    probes and the report.
+
+    \b
+    Examples:
+      tfresidual train --epochs 10
+      tfresidual train --data cifar10 --network resnet110 --recipe resnet110 --epochs 300
+    """
+    with _package() as package:
+        settings, out = _settings(package, given, out)
+        result = package.train(out, settings, package.terminal())
+    best = result.log[f"val_{result.metric}"].max()
+    click.echo(f"network: {os.path.join(out, 'model.keras')}")
+    click.echo(f"best epoch: {result.best_epoch + 1}, validation {result.metric} {best:.4f}")
+
+
+@cli.command()
+@click.argument("data", metavar="NAME", type=click.Choice(DATASETS))
+@options(*DATA_OPTIONS)
+@click.option("--download", is_flag=True, help="Let tensorflow-datasets download what is missing.")
+def data(download, **given):
+    """Prepare a dataset: digitclutter, cifar10, cifar100 or mnist.
+
+    Digitclutter is drawn on this machine, without any download. The others must be on the disk,
+    or may be downloaded with --download.
+
+    \b
+    Examples:
+      tfresidual data digitclutter --digits 5 --train-size 100000
+      tfresidual data cifar10 --download
+    """
+    with _package() as package:
+        settings, _ = _settings(package, given, None)
+        parts = package.prepare(settings, package.terminal(), download=download)
+        description = package.describe(settings)
+    size = "x".join(map(str, description.input_shape))
+    for name, part in zip(("train", "validation", "test"), parts, strict=True):
+        click.echo(f"{name}: {len(part)} batches of {settings.batch_size}, images {size}")
+    click.echo(f"classes: {description.classes}, error by chance {description.chance_error:.1%}")
+
+
+def main(arguments=None):
+    """Runs the command line; one line on stderr and an exit code where something is wrong."""
+    try:
+        cli.main(args=arguments, prog_name="tfresidual", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        sys.exit(2)
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "tfresidual"
+        _fail(f"{error.format_message()} (see '{command} --help')", error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        _fail("interrupted. The same command goes on from the last whole epoch", 130)
+
+
+def _fail(message, code):
+    click.echo(f"tfresidual: {' '.join(message.split())}", err=True)
+    sys.exit(code)
+
+
+def _settings(package, given, out):
+    """The settings from the options that were given, and the folder to write."""
+    given = {name: value for name, value in given.items() if value is not None}
+    if "digits" in given:
+        given["digits"] = int(given["digits"])
+    settings = package.Settings(**given)
+    return settings, out or os.path.join("runs", f"{settings.network}-{settings.data}")
+
+
+@contextlib.contextmanager
+def _package():
+    """`tfresidual.study`, without the noise of the libraries; its errors end in one line."""
+    click.echo("loading TensorFlow", err=True)
+    with _without_noise():
+        from tfresidual import study as package
+    try:
+        yield package
+    except (ValueError, OSError) as error:
+        # What the package says of its arguments names them and ends in what it received.
+        if "Received: " not in str(error) and not isinstance(error, OSError):
+            raise
+        _fail(str(error), 2)
+
+
+@contextlib.contextmanager
+def _without_noise():
+    """Keeps what TensorFlow's libraries write to stderr while they load off the terminal."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    sys.stderr.flush()
+    terminal = os.dup(2)
+    with tempfile.TemporaryFile() as noise:
+        os.dup2(noise.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            noise.seek(0)
+            os.write(terminal, noise.read())
+            raise
+        finally:
+            os.dup2(terminal, 2)
+            os.close(terminal)
