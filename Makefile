@@ -18,14 +18,18 @@ test-slow: .venv/test
 benchmarks: .venv/test
 	$(BIN)/python benchmarks/run.py
 
-# Tests run against the package as it is installed, not against the files here.
-.venv/package: setup.cfg pyproject.toml tfresidual_cli.py $(shell find tfresidual callbacks -type f -not -name '*.pyc')
+# The package is installed as its users have it: tests do not run against the files here. The
+# folder build/ would carry over modules that are gone.
+SOURCES := setup.cfg pyproject.toml tfresidual_cli.py $(shell find tfresidual callbacks -name '*.py' -o -name '*.jinja')
+
+.venv/package: $(SOURCES)
 	test -d .venv || $(PYTHON) -m venv .venv
+	rm -rf build
 	$(BIN)/pip install --quiet .
-	$(BIN)/pip install --quiet --force-reinstall --no-deps .
 	touch $@
 
 .venv/test: .venv/package
+	rm -rf build
 	$(BIN)/pip install --quiet ".[test]"
 	touch $@
 

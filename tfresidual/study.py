@@ -13,15 +13,18 @@ import time
 from importlib import metadata
 
 import keras
+import numpy as np
+import pandas as pd
 from rich.console import Console
 
 from tfresidual import callbacks, chains, datasets, networks, plots, probes, training, tuning
 from tfresidual.files import replacing
-from tfresidual.report import Section, write
+from tfresidual.report import Section, study_figures, study_sections, write
 
 SETTINGS_FILE = "settings.json"
 # Images that the callbacks probe behind every epoch: stable means at little cost.
 IMAGES_PER_EPOCH = 512
+EXAMPLES = 16
 PACKAGES = ("tfresidual", "tensorflow", "keras", "tensorflow-datasets", "numpy", "pandas")
 
 
@@ -105,11 +108,14 @@ def run(folder, settings=None, console=None):
     folder, data, result = _train(folder, settings, console)
     seconds = time.monotonic() - begun
     frames = _probe(result, data, settings, console)
-    figures = _figures(frames, settings)
+    figures = study_figures(frames, settings.epsilon)
+    examples = _examples(result, data)
+    sections = [examples, *study_sections(frames, figures)]
     for name, frame in frames.items():
-        with _written(folder / "frames" / f"{name}.csv") as path:
-            frame.to_csv(path, index=False)
-    for name, figure in figures.items():
+        if name != "log":
+            with _written(folder / "frames" / f"{name}.csv") as path:
+                frame.to_csv(path, index=False)
+    for name, figure in (figures | {"images": examples.figure}).items():
         with _written(folder / "figures" / f"{name}.png") as path:
             figure.savefig(path, dpi=160)
     _say(console, "measuring the error on the test images")
@@ -117,7 +123,7 @@ def run(folder, settings=None, console=None):
     return write(
         folder / "report.html",
         f"{result.network.name} on {data.description.title}",
-        _sections(frames, figures, data.description, settings),
+        sections,
         summary=_summary(result, frames, data.description, error, seconds),
         settings=json.loads((folder / SETTINGS_FILE).read_text()),
     )
@@ -157,6 +163,7 @@ def prepare(settings=None, console=None, download=False):
         FileNotFoundError: if the dataset is not on the disk.
     """
     settings = settings or Settings()
+    recipe = _recipe(settings)
     _say(console, f"preparing {settings.data}")
     return datasets.load(
         settings.data,
@@ -165,6 +172,8 @@ def prepare(settings=None, console=None, download=False):
         train_size=settings.train_size,
         test_size=settings.test_size,
         validation=settings.validation,
+        # A recipe that augments does so where the data bears it: not to digits.
+        augment=None if recipe.augment else False,
         seed=settings.seed,
         data_dir=settings.data_dir,
         download=download,
@@ -219,7 +228,7 @@ def build(settings):
 def _train(folder, settings, console):
     keras.utils.set_random_seed(settings.seed)
     network = build(settings)
-    recipe = training.recipe(settings.recipe or settings.data)
+    recipe = _recipe(settings)
     folder = _claim(folder, settings)
     description = describe(settings)
     data = _Data(*prepare(settings, console), description)
@@ -245,6 +254,10 @@ def _train(folder, settings, console):
         console=console,
     )
     return folder, data, result
+
+
+def _recipe(settings):
+    return training.recipe(settings.recipe or settings.data)
 
 
 def _claim(folder, settings):
@@ -286,14 +299,16 @@ def _probe(result, data, settings, console):
     distances = probes.distances_of(blocks)
     in_stages = distances[distances["stage"] != probes.ALL_STAGES]
     measured = in_stages["blocks"] > 0
-    distances.loc[in_stages.index[measured], "depth_asked_for"] = tuning.depth_for(
-        in_stages.loc[measured, "scaled_distance"], settings.epsilon
+    asked_for = pd.Series(
+        tuning.depth_for(in_stages.loc[measured, "scaled_distance"], settings.epsilon),
+        index=in_stages.index[measured],
     )
+    distances["depth_asked_for"] = asked_for.reindex(distances.index).astype("Int64")
     return {
         "block_metrics": blocks,
         "computational_distance": distances,
         "block_metrics_by_epoch": probes.from_logs(result.log),
-        "training": result.log,
+        "log": result.log,
     }
 
 
@@ -302,112 +317,27 @@ def _few(data, settings):
     return data.take(math.ceil(2000 / settings.batch_size))
 
 
-def _figures(frames, settings):
-    blocks, by_epoch = frames["block_metrics"], frames["block_metrics_by_epoch"]
-    figures = {
-        "training_curves": plots.training_curves(frames["training"]),
-        "cosine_loss": plots.cosine_loss(blocks),
-        "l2_ratio": plots.l2_ratio(blocks),
-        "gradient_norm": plots.gradient_norm(blocks),
-        "perturbation": plots.perturbation(blocks),
-        "scaled_perturbation": plots.scaled_perturbation(blocks, epsilon=settings.epsilon),
-        "computational_distance": plots.computational_distance(frames["computational_distance"]),
-    }
-    if by_epoch["epoch"].nunique() > 1:
-        figures["cosine_loss_by_epoch"] = plots.cosine_loss(by_epoch)
-        figures["readout_cosine_loss_by_epoch"] = plots.readout_cosine_loss(by_epoch)
-        figures["l2_ratio_by_epoch"] = plots.l2_ratio(by_epoch)
-    return figures
-
-
-def _sections(frames, figures, description, settings):
-    inference = "Jastrzebski et al. 2018"
-    hauser = "Hauser 2019"
-    sections = [
-        Section(
-            "Training",
-            f"Loss and accuracy on images of {description.title}, epoch by epoch.",
-            figure=figures["training_curves"],
-            reading="The network of the epoch with the best validation value is the one probed "
-            "below. A gap between training and validation is overfitting.",
-        ),
-        Section(
-            "Do blocks follow the loss gradient?",
-            "The cosine between what a block adds to the state and the gradient of the loss "
-            "there, averaged over images.",
-            figure=figures["cosine_loss"],
-            frame=frames["block_metrics"],
-            reading="Below zero, a block moves the state so that the loss falls: it refines. Near "
-            "zero, it does something the gradient does not ask for.",
-            source=f"{inference}, figure 4",
-        ),
-        Section(
-            "How much does a block change?",
-            "The norm of what a block adds, divided by the norm of the state it takes.",
-            figure=figures["l2_ratio"],
-            reading="High bars build a new representation, low ones adjust the old. Where the "
-            "ratio is small, the cosine above tells the change of the loss to first order.",
-            source=f"{inference}, figure 2",
-        ),
-        Section(
-            "Where is the gradient?",
-            "The norm of the gradient of an image's loss at the state before each block.",
-            figure=figures["gradient_norm"],
-            reading="A norm that grows or shrinks by orders of magnitude along the network marks "
-            "gradients that explode or vanish.",
-        ),
-        Section(
-            "Perturbation",
-            "The norm of what each block adds to the state.",
-            figure=figures["perturbation"],
-            reading="The heights are steps on the way of an image through the network; the area "
-            "of a stage is the distance it travels there.",
-            source=f"{hauser}, figure 2",
-        ),
-        Section(
-            "Scaled perturbation",
-            "The same, divided by the norm of the state: the step relative to where it starts.",
-            figure=figures["scaled_perturbation"],
-            reading=f"Blocks under {settings.epsilon} are small perturbations from the identity.",
-            source=f"{hauser}, figure 5",
-        ),
-        Section(
-            "Distance through each stage",
-            "The steps of all blocks of a stage added up, absolute and scaled, and the number of "
-            f"blocks at which the mean scaled step would fall to {settings.epsilon}.",
-            figure=figures["computational_distance"],
-            frame=frames["computational_distance"],
-            reading="A stage whose blocks are fewer than the depth asked for takes large steps; "
-            "the rule assumes that the distance stays the same in a deeper network.",
-            source=f"{hauser}, figures 3 and 6, section 2.3",
-        ),
-    ]
-    for name, title, source in (
-        ("cosine_loss_by_epoch", "The cosine over training", "figure 13, through the network"),
-        ("readout_cosine_loss_by_epoch", "The cosine of the read-out", "figure 13"),
-        ("l2_ratio_by_epoch", "The size of the steps over training", "figure 14"),
-    ):
-        if name in figures:
-            sections.append(
-                Section(
-                    title,
-                    _BY_EPOCH[name],
-                    figure=figures[name],
-                    reading="One line a block, from blue (first) to red (last of the stage).",
-                    source=f"{inference}, {source}",
-                )
-            )
-    return sections
-
-
-_BY_EPOCH = {
-    "cosine_loss_by_epoch": "The cosine between block output and loss gradient on validation "
-    "images, behind every epoch.",
-    "readout_cosine_loss_by_epoch": "The same in the last stage, with the gradient of the "
-    "classifier applied straight to the block's input.",
-    "l2_ratio_by_epoch": "The norm of what a block adds over the norm of its input, behind every "
-    "epoch.",
-}
+def _examples(result, data):
+    """A section with the first test images and what the network answers."""
+    pictures, labels = next(iter(data.test.take(1).as_numpy_iterator()))
+    pictures, labels = pictures[:EXAMPLES], labels[:EXAMPLES]
+    outputs = result.network.predict(pictures, verbose=0)
+    # As many answers as the image has labels, the highest first.
+    counts = labels.sum(axis=1).astype(int) if labels.ndim == 2 else [1] * len(labels)
+    answers = [np.argsort(-row)[:count] for row, count in zip(outputs, counts, strict=True)]
+    truths = [np.flatnonzero(row) if labels.ndim == 2 else [row] for row in labels]
+    figure = plots.images(
+        pictures,
+        [" ".join(map(str, sorted(answer))) for answer in answers],
+        [set(answer) == set(truth) for answer, truth in zip(answers, truths, strict=True)],
+    )
+    return Section(
+        "Images",
+        "The first test images, and the classes that the network names.",
+        figure=figure,
+        reading="Blue answers are right, red ones wrong"
+        + ("; all classes of an image must be named." if data.description.multi_label else "."),
+    )
 
 
 def _summary(result, frames, description, error, seconds):

@@ -52,13 +52,13 @@ def loss_of(model):
 def softmax_cross_entropy(labels, logits):
     """Cross-entropy of a softmax, with a gradient that holds where the network is sure.
 
-    The gradient with respect to the logits is p - y. Where the probability p of the right class
-    is close to 1 the difference cancels: at 1 - p = 1e-6 float32 leaves two digits of it, and its
-    direction is lost. Here 1 - p is the sum of the other probabilities, so that each component is
-    as exact as the probabilities are.
+    The gradient with respect to the logits is p - y, for labels that sum to one. Where the
+    probability p of the right class is close to 1 the difference cancels: at 1 - p = 1e-6 float32
+    leaves two digits of it, and its direction is lost. Here 1 - p is the sum of the other
+    probabilities, so that each component is as exact as the probabilities are.
 
     Args:
-        labels: rows that sum to one, `(images, classes)`.
+        labels: rows of weights, 0 or more, `(images, classes)`.
         logits: `(images, classes)`.
 
     Returns:
@@ -71,7 +71,8 @@ def softmax_cross_entropy(labels, logits):
         is_highest = ops.one_hot(ops.argmax(p, axis=-1), p.shape[-1], dtype=p.dtype)
         others = ops.sum(p * (1 - is_highest), axis=-1, keepdims=True)
         rest = is_highest * others + (1 - is_highest) * (1 - p)
-        return None, upstream[..., None] * (p * (1 - labels) - labels * rest)
+        total = ops.sum(labels, axis=-1, keepdims=True)
+        return None, upstream[..., None] * (p * (total - labels) - labels * rest)
 
     return losses, gradient
 

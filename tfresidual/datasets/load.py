@@ -372,6 +372,7 @@ def _training_pipeline(images, labels, batch_size, epoch, seed, shuffle, augment
     """Batches in a new order each epoch, augmented, passed through `finish`."""
     count = len(images)
     steps = math.ceil(count / batch_size)
+
     def begin(_):
         current = epoch.read_value()
         epoch.assign_add(1)
@@ -407,6 +408,7 @@ def _training_pipeline(images, labels, batch_size, epoch, seed, shuffle, augment
 def _fixed_pipeline(images, labels, batch_size, finish):
     """Batches in the order of the images, passed through `finish`."""
     steps = math.ceil(len(images) / batch_size)
+
     def batch(step):
         here = slice(step * batch_size, (step + 1) * batch_size)
         return finish(images[here], labels[here])

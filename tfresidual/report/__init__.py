@@ -2,9 +2,14 @@
 
 import importlib
 
-_FILES = {"Section": "section", "write": "document"}
+_FILES = {
+    "Section": "section",
+    "study_figures": "block_study",
+    "study_sections": "block_study",
+    "write": "document",
+}
 
-__all__ = ["Section", "write"]
+__all__ = ["Section", "study_figures", "study_sections", "write"]
 
 
 def __getattr__(name):

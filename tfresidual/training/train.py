@@ -7,6 +7,7 @@ import pandas as pd
 
 from tfresidual.training.checkpoints import Checkpoints, TrainingFolder
 from tfresidual.training.exact_match import ExactMatch
+from tfresidual.training.multi_label import MultiLabelCrossentropy
 from tfresidual.training.progress import TrainingProgress
 from tfresidual.training.recipes import recipe as recipe_of
 
@@ -37,8 +38,8 @@ def compile_network(network, recipe, epochs, steps_per_epoch, multi_label=False)
         recipe: name of a recipe, see `tfresidual.training.recipe`.
         epochs: int, how long it will be trained.
         steps_per_epoch: int, optimizer steps in an epoch.
-        multi_label: whether images have several labels: binary cross-entropy and exact match
-            then take the place of cross-entropy and accuracy.
+        multi_label: whether images have several labels: `MultiLabelCrossentropy` and
+            `ExactMatch` then take the place of cross-entropy and accuracy.
 
     Returns:
         The name of the metric.
@@ -48,7 +49,7 @@ def compile_network(network, recipe, epochs, steps_per_epoch, multi_label=False)
     """
     optimizer = recipe_of(recipe).optimizer(epochs, steps_per_epoch)
     if multi_label:
-        network.compile(optimizer, "binary_crossentropy", metrics=[ExactMatch()])
+        network.compile(optimizer, MultiLabelCrossentropy(), metrics=[ExactMatch()])
         return "exact_match"
     network.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
     return "accuracy"

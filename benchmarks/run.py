@@ -1,0 +1,13 @@
+"""Runs all benchmarks one after the other.
+
+python benchmarks/run.py
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    for name in ("startup", "metrics_pass", "training_step"):
+        print(f"== {name}", flush=True)
+        subprocess.run([sys.executable, Path(__file__).with_name(f"{name}.py")], check=True)

@@ -1,0 +1,26 @@
+"""The README's Python, run as it is written, in a folder and a home of its own."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def test_python_blocks_run(tmp_path):
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    assert len(blocks) == 2
+    program = tmp_path / "quickstart.py"
+    program.write_text("\n".join(blocks))
+    environment = os.environ | {"HOME": str(tmp_path), "TFDS_DATA_DIR": str(tmp_path / "data")}
+    done = subprocess.run(
+        [sys.executable, program], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    header, *rows = (tmp_path / "log.csv").read_text().splitlines()
+    assert len(rows) == 2
+    for key in ("stage1/block0/cosine_loss", "stage1/block0/l2_ratio", "stage1/depth"):
+        assert key in header.split(",")
+    assert (tmp_path / "cosine_loss.png").read_bytes().startswith(b"\x89PNG")

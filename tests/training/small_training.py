@@ -1,0 +1,96 @@
+"""A training of seconds, to be interrupted by tests, in this process or in a killed one.
+
+    python small_training.py DATA_DIR FOLDER MOMENT [MOMENT ...]
+
+trains once for every moment, into FOLDER/0, FOLDER/1, ..., each time in a process of its own,
+which kills itself at that moment: `rename:log.csv:2` is just before a file is moved to log.csv
+for the second time, `open:.log-:2` just before the second opening of a file of that beginning,
+and `never` lets it end. Only real file operations are watched, by Python's audit events.
+"""
+
+import os
+import pathlib
+import signal
+import sys
+
+import keras
+
+from tfresidual import callbacks, datasets, training
+from tfresidual.networks import ResidualNetwork
+
+EPOCHS = 3
+EVENTS = {"open": "open", "rename": "os.rename", "remove": "os.remove"}
+
+
+class Epochs(keras.callbacks.Callback):
+    """Tells the data which epoch begins."""
+
+    def __init__(self, data):
+        super().__init__()
+        self.data = data
+
+    def on_epoch_begin(self, epoch, logs=None):
+        datasets.set_epoch(self.data, epoch)
+
+
+def train(folder, data_dir, dtype="float32", further=()):
+    """Momentum, a rate that changes inside an epoch, dropout, an order that follows the epoch."""
+    data, validation, _ = datasets.load(
+        "digitclutter", 16, train_size=48, validation=20, test_size=20, data_dir=data_dir
+    )
+    # Behind the data: drawing them uses random numbers, too.
+    keras.utils.set_random_seed(7)
+    network = ResidualNetwork(
+        (32, 32, 1),
+        10,
+        blocks=1,
+        widths=(3,),
+        shortcut="dropout",
+        classifier_activation="sigmoid",
+        dtype=dtype,
+    )
+    metric = training.compile_network(network, "digitclutter", EPOCHS, 3, multi_label=True)
+    return training.train(
+        network,
+        data,
+        validation,
+        folder,
+        EPOCHS,
+        metric,
+        callbacks=[Epochs(data), callbacks.BlockMetrics(validation), *further],
+    )
+
+
+def kill_at(moment, folder):
+    kind, beginning, count = moment.split(":")
+    left = int(count)
+
+    def watch(event, arguments):
+        nonlocal left
+        if event != EVENTS[kind]:
+            return
+        # The target of a move, the file of everything else.
+        path = pathlib.Path(os.fsdecode(arguments[1 if kind == "rename" else 0]))
+        if path.is_relative_to(folder) and path.name.startswith(beginning):
+            left -= 1
+            if not left:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+
+
+def main(data_dir, folder, *moments):
+    for index, moment in enumerate(moments):
+        # TensorFlow is loaded, but has not begun anything: it can be forked, which saves seconds.
+        child = os.fork()
+        if not child:
+            path = pathlib.Path(folder, str(index))
+            if moment != "never":
+                kill_at(moment, path)
+            train(path, data_dir)
+            os._exit(0)
+        print(moment, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,529 @@
+"""Trainings that write their folder, are interrupted, killed and gone on with.
+
+Not covered: a machine that loses its power, two processes that train into one folder at once.
+"""
+
+import io
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+from rich.console import Console
+from training import small_training
+
+from tfresidual import training
+from tfresidual.training.checkpoints import TrainingFolder
+
+EPOCHS = 3
+STEPS = 4
+
+
+# A dense network of milliseconds, for everything that does not depend on the network.
+
+
+@pytest.fixture
+def data():
+    rng = np.random.default_rng(3)
+    images = rng.normal(size=(STEPS * 8, 5)).astype("float32")
+    labels = rng.integers(0, 3, STEPS * 8)
+    dataset = tf.data.Dataset.from_tensor_slices((images, labels)).batch(8)
+    return dataset, dataset.take(2)
+
+
+def dense_network(dtype="float32", dropout=0.4):
+    keras.utils.set_random_seed(11)
+    network = keras.Sequential(
+        [
+            keras.Input((5,)),
+            keras.layers.Dense(8, activation="relu", dtype=dtype),
+            keras.layers.BatchNormalization(dtype=dtype),
+            keras.layers.Dropout(dropout, dtype=dtype),
+            keras.layers.Dense(3, activation="softmax"),
+        ]
+    )
+    # The rate changes at steps 6 and 9, inside the second epoch and the third.
+    training.compile_network(network, "mnist", EPOCHS, STEPS)
+    return network
+
+
+def train(folder, data, network=None, epochs=EPOCHS, **kwargs):
+    network = network or dense_network()
+    return training.train(network, *data, folder, epochs, "accuracy", **kwargs)
+
+
+class Interruption(keras.callbacks.Callback):
+    """Raises an error at a batch, or at the end, of an epoch."""
+
+    def __init__(self, error, epoch, batch=None):
+        super().__init__()
+        self.error, self.where = error, (epoch, batch)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.where == (self.epoch, batch):
+            raise self.error
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self.where == (epoch, None):
+            raise self.error
+
+
+def files_of(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+FILES = ["checkpoints/epoch-0002.keras", "log.csv", "model.keras"]
+
+
+def variables_of(path):
+    """Weights, statistics and the optimizer's state."""
+    network = keras.saving.load_model(path)
+    return [
+        keras.ops.convert_to_numpy(variable)
+        for variable in [*network.variables, *network.optimizer.variables]
+        # Keras leaves it out of a .keras file; what dropout did shows in the weights.
+        if variable.name != "seed_generator_state"
+    ]
+
+
+def assert_same_training(folder, expected):
+    """Bit for bit the same state, best network and log."""
+    assert files_of(folder) == files_of(expected) == FILES
+    for name in ("checkpoints/epoch-0002.keras", "model.keras"):
+        ours, theirs = variables_of(folder / name), variables_of(expected / name)
+        assert len(ours) == len(theirs) > 6
+        for one, other in zip(ours, theirs, strict=True):
+            assert one.dtype == other.dtype
+            np.testing.assert_array_equal(one, other)
+    assert (folder / "log.csv").read_text() == (expected / "log.csv").read_text()
+
+
+def test_files_and_log(tmp_path, data):
+    result = train(tmp_path / "runs" / "one", data)
+    assert files_of(tmp_path / "runs" / "one") == FILES
+    log = pd.read_csv(tmp_path / "runs" / "one" / "log.csv")
+    pd.testing.assert_frame_equal(log, result.log, check_exact=True)
+    assert list(log["epoch"]) == [0, 1, 2]
+    assert {"loss", "accuracy", "val_loss", "val_accuracy", "learning_rate"} <= set(log)
+    # 12 steps: 0.025 for six of them, 0.01 for three, 0.004 for three.
+    assert list(log["learning_rate"]) == pytest.approx([0.025, 0.025, 0.01])
+    assert not log.isna().any(axis=None)
+
+
+def test_the_result_is_the_network_of_the_best_epoch(tmp_path, data):
+    weights, logged = [], []
+
+    class Recorder(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            weights.append(self.model.get_weights())
+            logged.append(logs["val_accuracy"])
+
+    # It learns for three epochs, and is then thrown far away.
+    network = dense_network(dropout=0)
+    rates = keras.optimizers.schedules.PiecewiseConstantDecay([11], [0.2, 1000.0])
+    network.compile(
+        keras.optimizers.SGD(rates), "sparse_categorical_crossentropy", metrics=["accuracy"]
+    )
+    result = train(tmp_path, data, network, epochs=6, callbacks=[Recorder()])
+    best = int(np.argmax(logged))
+    assert 0 < best < 5, "the training does not show what it should"
+    assert (result.best_epoch, result.metric) == (best, "accuracy")
+    for ours, theirs in zip(result.network.get_weights(), weights[best], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert result.network.compiled
+    measured = result.network.evaluate(data[1], return_dict=True, verbose=0)
+    assert measured["accuracy"] == pytest.approx(max(logged), abs=1e-6)
+    saved = keras.saving.load_model(tmp_path / "model.keras")
+    for ours, theirs in zip(saved.get_weights(), weights[best], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("values", "best"),
+    [
+        ([0.1, 0.3, 0.2], 1),
+        ([0.3, 0.1, 0.3], 0),  # the earliest of equals
+        ([np.nan, 0.1, np.nan], 1),
+        ([0.0, 0.0], 0),
+    ],
+)
+def test_best_epoch_of_a_log(tmp_path, values, best):
+    log = pd.DataFrame({"epoch": range(len(values)), "val_accuracy": values})
+    assert TrainingFolder(tmp_path, "val_accuracy").best_epoch(log) == best
+
+
+def test_a_log_of_nan_has_no_best_epoch(tmp_path):
+    log = pd.DataFrame({"epoch": [0, 1], "val_accuracy": [np.nan, np.nan]})
+    with pytest.raises(ValueError, match="diverged") as raised:
+        TrainingFolder(tmp_path, "val_accuracy").best_epoch(log)
+    assert "Received: 2 epochs" in str(raised.value)
+
+
+def test_a_training_that_diverges_says_so(tmp_path, data):
+    class Spoiled(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs["val_accuracy"] = float("nan")
+
+    for _ in range(2):  # while it trains, and when it is read
+        with pytest.raises(ValueError, match="diverged"):
+            train(tmp_path, data, epochs=2, callbacks=[Spoiled()])
+        assert list(pd.read_csv(tmp_path / "log.csv")["epoch"]) == [0, 1]
+        assert not (tmp_path / "model.keras").exists()
+
+
+def test_a_finished_training_is_read(tmp_path, data):
+    first = train(tmp_path, data)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    class NoStep(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            raise AssertionError("it trains")
+
+    again = train(tmp_path, data, callbacks=[NoStep()])
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert (again.best_epoch, again.metric) == (first.best_epoch, first.metric)
+    pd.testing.assert_frame_equal(again.log, first.log, check_exact=True)
+    for ours, theirs in zip(again.network.get_weights(), first.network.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """A function that trains the dense network of a dtype once, without an interruption."""
+    done = {}
+
+    def get(data, dtype="float32", dropout=0.4):
+        if (dtype, dropout) not in done:
+            folder = tmp_path_factory.mktemp("whole")
+            train(folder, data, dense_network(dtype, dropout))
+            done[dtype, dropout] = folder
+        return done[dtype, dropout]
+
+    return get
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dropout", "error", "epoch", "batch"),
+    [
+        ("float32", 0.0, KeyboardInterrupt, 1, 2),
+        ("float32", 0.4, KeyboardInterrupt, 0, 1),
+        ("float32", 0.4, RuntimeError("out of memory"), 1, 2),
+        ("float32", 0.4, KeyboardInterrupt, 2, STEPS - 1),
+        ("float32", 0.4, KeyboardInterrupt, 1, None),
+        ("mixed_bfloat16", 0.4, KeyboardInterrupt, 1, 2),
+    ],
+)
+def test_an_interrupted_training_goes_on(
+    tmp_path, data, uninterrupted, dtype, dropout, error, epoch, batch
+):
+    kind = error if isinstance(error, type) else type(error)
+    with pytest.raises(kind):
+        train(
+            tmp_path,
+            data,
+            dense_network(dtype, dropout),
+            callbacks=[Interruption(error, epoch, batch)],
+        )
+    expected = [f"checkpoints/epoch-{epoch - 1:04d}.keras", "log.csv", "model.keras"]
+    assert files_of(tmp_path) == (expected if epoch else [])
+    began = []
+    seen = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: began.append(epoch))
+    train(tmp_path, data, dense_network(dtype, dropout), callbacks=[seen])
+    assert began == list(range(epoch, EPOCHS))
+    assert_same_training(tmp_path, uninterrupted(data, dtype, dropout))
+
+
+def test_interrupted_in_every_epoch(tmp_path, data, uninterrupted):
+    for epoch in range(EPOCHS):
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path, data, callbacks=[Interruption(KeyboardInterrupt, epoch, 3)])
+    train(tmp_path, data)
+    assert_same_training(tmp_path, uninterrupted(data))
+
+
+def test_more_epochs_are_added_to_a_finished_training(tmp_path, data):
+    first = train(tmp_path, data, epochs=2)
+    result = train(tmp_path, data, epochs=4)
+    assert list(result.log["epoch"]) == [0, 1, 2, 3]
+    pd.testing.assert_frame_equal(result.log[:2], first.log, check_exact=True)
+    assert files_of(tmp_path)[0] == "checkpoints/epoch-0003.keras"
+
+
+def test_a_key_that_is_nan_at_first_keeps_its_column(tmp_path, data, recwarn):
+    class Every(keras.callbacks.Callback):
+        """An int in every second epoch, as the callbacks of the package publish depths."""
+
+        def on_epoch_end(self, epoch, logs=None):
+            logs["depth"] = 7 if epoch % 2 else float("nan")
+
+    train(tmp_path / "whole", data, callbacks=[Every()])
+    with pytest.raises(KeyboardInterrupt):
+        train(
+            tmp_path / "two", data, callbacks=[Every(), Interruption(KeyboardInterrupt, 1, 1)]
+        )
+    train(tmp_path / "two", data, callbacks=[Every()])
+    logs = [pd.read_csv(tmp_path / name / "log.csv") for name in ("whole", "two")]
+    assert logs[0]["depth"].tolist() == pytest.approx([np.nan, 7, np.nan], nan_ok=True)
+    pd.testing.assert_frame_equal(*logs, check_exact=True)
+
+
+def test_leftovers_of_a_kill_do_no_harm(tmp_path, data, uninterrupted):
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, data, callbacks=[Interruption(KeyboardInterrupt, 2, 1)])
+    newest = tmp_path / "checkpoints" / "epoch-0001.keras"
+    half = newest.read_bytes()[:1000]
+    # Half-written files, an older checkpoint, a row without its checkpoint, no best network.
+    (tmp_path / "checkpoints" / ".epoch-0002-x1y2z3.keras").write_bytes(half)
+    (tmp_path / ".model-x1y2z3.keras").write_bytes(half)
+    (tmp_path / ".log-x1y2z3.csv").write_text("epoch,lo")
+    (tmp_path / "checkpoints" / "epoch-0000.keras").write_bytes(half)
+    row = (tmp_path / "log.csv").read_text().splitlines()[-1]
+    with (tmp_path / "log.csv").open("a") as file:
+        file.write("2" + row[1:] + "\n")
+    train(tmp_path, data)
+    # They are taken away, too: killed often, a folder would grow without end.
+    assert_same_training(tmp_path, uninterrupted(data))
+
+
+def test_the_best_network_is_made_again_from_its_checkpoint(tmp_path, data, uninterrupted):
+    best = int(pd.read_csv(uninterrupted(data) / "log.csv")["val_accuracy"].idxmax())
+    if best == EPOCHS - 1:
+        train(tmp_path, data)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path, data, callbacks=[Interruption(KeyboardInterrupt, best + 1, 0)])
+    # As a kill between the checkpoint and the network leaves it.
+    (tmp_path / "model.keras").unlink()
+    train(tmp_path, data)
+    assert_same_training(tmp_path, uninterrupted(data))
+
+
+@pytest.mark.parametrize("kind", ["truncated", "empty", "no zip"])
+def test_a_damaged_checkpoint_is_named(tmp_path, data, kind):
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, data, callbacks=[Interruption(KeyboardInterrupt, 1, 0)])
+    path = tmp_path / "checkpoints" / "epoch-0000.keras"
+    whole = path.read_bytes()
+    damaged = {"truncated": whole[: len(whole) // 2], "empty": b"", "no zip": b"x" * 2000}
+    path.write_bytes(damaged[kind])
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    # The only checkpoint: there is nothing older to go back to, and starting anew is not asked for.
+    with pytest.raises(ValueError, match="damaged") as raised:
+        train(tmp_path, data)
+    assert str(raised.value).split("Received: ")[1].strip() == f"path={str(path)!r}"
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    path.write_bytes(whole)
+    assert zipfile.is_zipfile(path)
+    train(tmp_path, data)
+
+
+@pytest.mark.parametrize("content", [None, "", "epoch,loss\n"])
+def test_a_checkpoint_without_its_log_is_an_error_that_says_so(tmp_path, data, content):
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, data, callbacks=[Interruption(KeyboardInterrupt, 1, 0)])
+    if content is None:
+        (tmp_path / "log.csv").unlink()
+    else:
+        (tmp_path / "log.csv").write_text(content)
+    with pytest.raises(ValueError, match=r"log\.csv.*Received: "):
+        train(tmp_path, data)
+
+
+@pytest.mark.parametrize("epochs", [0, -1, 2.0, "3", None])
+def test_epochs_are_a_positive_int(tmp_path, data, epochs):
+    with pytest.raises(ValueError, match="`epochs`") as raised:
+        train(tmp_path / "new", data, epochs=epochs)
+    assert str(raised.value).endswith(f"Received: epochs={epochs!r}")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_metric_that_is_not_compiled_is_an_error(tmp_path, data):
+    with pytest.raises(ValueError, match="`metric`") as raised:
+        training.train(dense_network(), *data, tmp_path / "new", EPOCHS, "f1")
+    assert str(raised.value).endswith("Received: metric='f1'")
+
+
+def test_a_network_that_is_not_compiled_is_an_error(tmp_path, data):
+    network = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
+    with pytest.raises(ValueError, match="compile"):
+        train(tmp_path / "new", data, network)
+    assert files_of(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "received"),
+    [
+        (("nope", 1, 1), "name='nope'"),
+        (("mnist", 0, 1), "epochs=0"),
+        (("mnist", 1, 0), "steps_per_epoch=0"),
+    ],
+)
+def test_compile_network_checks_its_arguments(arguments, received):
+    network = dense_network()
+    with pytest.raises(ValueError, match="must be") as raised:
+        training.compile_network(network, *arguments)
+    assert str(raised.value).endswith(f"Received: {received}")
+
+
+def test_compile_network():
+    network = dense_network()
+    assert training.compile_network(network, "mnist", 3, 5) == "accuracy"
+    assert network.loss == "sparse_categorical_crossentropy"
+    assert training.compile_network(network, "cifar10", 3, 5, multi_label=True) == "exact_match"
+    assert network.loss == "binary_crossentropy"
+    assert float(network.optimizer.learning_rate) == pytest.approx(0.1)
+
+
+def test_progress_on_a_console(tmp_path, data):
+    written = io.StringIO()
+    console = Console(file=written, width=120, force_terminal=False)
+    with pytest.raises(KeyboardInterrupt):
+        train(
+            tmp_path,
+            data,
+            callbacks=[Interruption(KeyboardInterrupt, 1, 1)],
+            console=console,
+        )
+    result = train(tmp_path, data, console=console)
+    lines = [line.split("  ") for line in written.getvalue().splitlines() if line.strip()]
+    assert [line[0] for line in lines] == [f"epoch   {n} of {EPOCHS}" for n in (1, 2, 3)]
+    for line, (_, row) in zip(lines, result.log.iterrows(), strict=True):
+        shown = dict(part.split(" ") for part in line[1:-1])
+        assert set(shown) == {"loss", "accuracy", "val_loss", "val_accuracy"}
+        for key, value in shown.items():
+            assert float(value) == pytest.approx(row[key], abs=5e-5)
+
+
+def test_an_interruption_stops_the_progress_bar(tmp_path, data):
+    before = threading.active_count()
+    console = Console(file=io.StringIO(), width=120, force_terminal=True)
+    with pytest.raises(KeyboardInterrupt):
+        train(
+            tmp_path,
+            data,
+            callbacks=[Interruption(KeyboardInterrupt, 0, 1)],
+            console=console,
+        )
+    assert threading.active_count() == before
+    assert console._live_stack == []
+
+
+# A residual network on Digitclutter, with the callbacks of a study, in killed processes.
+
+
+@pytest.fixture(scope="module")
+def clutter(tmp_path_factory):
+    return tmp_path_factory.mktemp("clutter")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, clutter):
+    """The training without an interruption, in this process."""
+    folder = tmp_path_factory.mktemp("whole")
+    small_training.train(folder, clutter)
+    return folder
+
+
+def processes(clutter, folder, *moments):
+    """Runs small_training.py; returns the exit codes."""
+    command = [sys.executable, small_training.__file__, clutter, folder, *moments]
+    result = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, timeout=580, check=False
+    )
+    lines = result.stdout.splitlines()
+    assert len(lines) == len(moments), result.stderr
+    return [int(line.split(" ")[1]) for line in lines]
+
+
+# Every step of the writing of the second epoch.
+MOMENTS = [
+    "rename:log.csv:2",
+    "open:.epoch-0001:1",
+    "rename:epoch-0001.keras:1",
+    "rename:model.keras:1",
+    "remove:epoch-0000.keras:1",
+]
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory, clutter, whole):
+    folder = tmp_path_factory.mktemp("killed")
+    codes = processes(clutter, folder, "never", *MOMENTS)
+    assert codes == [0] + [-signal.SIGKILL] * len(MOMENTS)
+    return folder
+
+
+def test_a_seeded_training_repeats_in_another_process(killed, whole):
+    assert_same_training(killed / "0", whole)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_killed_training_goes_on(tmp_path, killed, clutter, whole, moment):
+    shutil.copytree(killed / str(1 + MOMENTS.index(moment)), tmp_path, dirs_exist_ok=True)
+    assert files_of(tmp_path) != FILES
+    small_training.train(tmp_path, clutter)
+    assert_same_training(tmp_path, whole)
+    log = pd.read_csv(tmp_path / "log.csv")
+    assert list(log["epoch"]) == [0, 1, 2]
+    assert "stage1/block0/cosine_loss" in log
+    assert not log.isna().any(axis=None)
+
+
+def test_mixed_precision_goes_on(tmp_path, clutter):
+    small_training.train(tmp_path / "whole", clutter, "mixed_bfloat16")
+    with pytest.raises(KeyboardInterrupt):
+        small_training.train(
+            tmp_path / "two",
+            clutter,
+            "mixed_bfloat16",
+            [Interruption(KeyboardInterrupt, 1, 1)],
+        )
+    result = small_training.train(tmp_path / "two", clutter, "mixed_bfloat16")
+    assert_same_training(tmp_path / "two", tmp_path / "whole")
+    assert {layer.compute_dtype for layer in result.network.layers} == {"bfloat16", "float32"}
+    assert {variable.dtype for variable in result.network.trainable_variables} == {"float32"}
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_at_any_moment(tmp_path, clutter, whole):
+    """Kills by the clock, each a little behind the start or behind a new checkpoint."""
+    rng = random.Random(5)
+    command = [sys.executable, small_training.__file__, str(clutter), str(tmp_path), "never"]
+    folder = tmp_path / "0"
+    checkpoints = folder / "checkpoints"
+    kills = 0
+    for _ in range(8):
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        seen = set(checkpoints.glob("epoch-*")) if checkpoints.exists() else set()
+        while process.poll() is None:
+            now = set(checkpoints.glob("epoch-*")) if checkpoints.exists() else set()
+            if now - seen:
+                break
+            time.sleep(0.002)
+        time.sleep(rng.uniform(0, 0.05))
+        if process.poll() is None:
+            # The whole group: the training is the child of the process.
+            os.killpg(process.pid, signal.SIGKILL)
+            kills += 1
+        process.wait()
+    assert kills > 0
+    small_training.train(folder, clutter)
+    assert_same_training(folder, whole)
