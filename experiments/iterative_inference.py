@@ -4,7 +4,7 @@
     python experiments/iterative_inference.py --size small
     python experiments/iterative_inference.py --size paper --data-dir ~/tensorflow_datasets
 
-One study per network, each in a folder of its own with a report; a run that was interrupted goes on.
+One study per network, each in a folder of its own with a report; an interrupted run goes on.
 Sizes: `smoke` shows in two minutes that everything works; `small` takes half an hour on two cores,
 on Digitclutter; `paper` is the paper's four networks on CIFAR-10 at full length, days on a GPU.
 """

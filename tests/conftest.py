@@ -5,10 +5,6 @@ import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-# oneDNN's gradient of a 1x1 stride-2 convolution with respect to its kernel writes past its
-# workspace where the input has fewer than 16 channels (8 with AVX2), as in the tests' small
-# networks: https://github.com/uxlfoundation/oneDNN/issues/6035. The process crashes later, or not.
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 import pytest
 

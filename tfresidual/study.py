@@ -381,7 +381,7 @@ def _written(path):
 
 def _say(console, text):
     if console is not None:
-        console.print(text, highlight=False)
+        console.print(text, highlight=False, soft_wrap=True)
 
 
 def terminal():

@@ -95,7 +95,7 @@ PAIRS = [
     (layout, shortcut, change)
     for i, layout in enumerate(LAYOUTS)
     for j, (shortcut, change) in enumerate(zip(SHORTCUTS, CHANGES, strict=True))
-    if (i + j) % 3 == 0
+    if (i + j) % 5 == 0
 ]
 
 

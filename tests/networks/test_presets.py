@@ -145,7 +145,7 @@ def test_presets_pass_arguments_on():
     assert networks.hauser(1, shortcut="scaled").shortcut == "scaled"
 
 
-@pytest.mark.parametrize("depth, bottleneck", [(21, False), (2, False), (110.0, False), (20, True)])
+@pytest.mark.parametrize("depth, bottleneck", [(21, False), (2, False), (110.0, False), (14, True)])
 def test_depths_that_no_number_of_blocks_gives(depth, bottleneck):
     with pytest.raises(ValueError, match=rf"`depth` must be {9 if bottleneck else 6} n \+ 2.*Rec"):
         networks.resnet(depth, bottleneck=bottleneck)

@@ -59,9 +59,9 @@ def test_states_and_outputs_are_those_of_the_numpy_version(case):
     np.testing.assert_allclose(net(images), outputs, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("case", [CASES[3], CASES[10], CASES[17], *VARIANTS[7:]], ids=case_id)
+@pytest.mark.parametrize("case", [CASES[3], CASES[10], *VARIANTS[8:]], ids=case_id)
 def test_config_round_trip(case):
-    net = ResidualNetwork(**{"input_shape": (16, 16, 3), "classes": 4, "blocks": 2} | case)
+    net = ResidualNetwork(**SMALL | case)
     config = net.get_config()
     assert ResidualNetwork.from_config(config).get_config() == config
     text = json.dumps(config)
@@ -82,7 +82,7 @@ def test_arguments_are_attributes():
     assert (net.transition, net.bottleneck) == ("projection", False)
 
 
-@pytest.mark.parametrize("case", [CASES[2], CASES[11], CASES[16], CASES[23]], ids=case_id)
+@pytest.mark.parametrize("case", [CASES[2], CASES[11], CASES[16]], ids=case_id)
 def test_files(case, tmp_path):
     net = random_network(seed=1, blocks=1, widths=(4, 8), **case)
     images, _ = random_batch(net)
@@ -258,7 +258,7 @@ def test_summary_stage_by_stage(capsys):
     assert "16x16x32" in line_of("stage 2, block 0")
     assert "full_preactivation" in line_of("stage 2, block 1")
     assert "8x8x64" in line_of("stage 3, block 0")
-    assert "Dense" in line_of("head")
+    assert "BatchNormalization, ReLU" in line_of("head")
     assert "906" in line_of("head")
     trainable = sum(int(np.prod(w.shape)) for w in net.trainable_weights)
     assert f"{net.count_params():,} parameters, {trainable:,} of them trainable" in text
@@ -271,8 +271,8 @@ def test_summary_counts_add_up_and_goes_where_it_is_told():
     (text,) = texts
     assert "to stage 2" in text
     assert "bottleneck" in text
-    counts = [line.split()[-2] for line in text.splitlines() if line.strip().endswith("│")]
-    assert sum(int(count.replace(",", "")) for count in counts) == net.count_params()
+    cells = [line.split("│")[-2].strip() for line in text.splitlines() if line.endswith("│")]
+    assert sum(int(cell.replace(",", "")) for cell in cells if cell) == net.count_params()
 
 
 def test_summary_with_other_arguments_is_that_of_keras(capsys):

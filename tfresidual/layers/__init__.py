@@ -1,6 +1,7 @@
 """Layers of residual networks. They know nothing of networks."""
 
 from tfresidual.layers.batch_normalization import BatchNormalization
+from tfresidual.layers.pointwise_convolution import PointwiseConvolution
 from tfresidual.layers.residual_unit import ResidualUnit
 from tfresidual.layers.shortcuts import (
     ConvolutionShortcut,
@@ -19,6 +20,7 @@ __all__ = [
     "DropoutShortcut",
     "ExclusiveGateShortcut",
     "IdentityShortcut",
+    "PointwiseConvolution",
     "ResidualUnit",
     "ScaledShortcut",
     "Shortcut",

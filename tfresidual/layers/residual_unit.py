@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from tfresidual.layers.batch_normalization import BatchNormalization
+from tfresidual.layers.pointwise_convolution import PointwiseConvolution
 from tfresidual.layers.shortcuts import ConvolutionShortcut, IdentityShortcut, get_shortcut
 from tfresidual.layers.subsampling import Subsampling
 
@@ -119,16 +120,16 @@ class ResidualUnit(keras.layers.Layer):
         return [(inner, 1, self.strides), (inner, 3, 1), (self.filters, 1, 1)]
 
     def _convolution(self, filters, kernel_size, strides, name):
-        return keras.layers.Conv2D(
-            filters,
-            kernel_size,
-            strides=strides,
-            padding="same",
-            kernel_initializer="he_normal",
-            data_format=self.data_format,
-            dtype=self.dtype_policy,
-            name=name,
-        )
+        options = {
+            "strides": strides,
+            "kernel_initializer": "he_normal",
+            "data_format": self.data_format,
+            "dtype": self.dtype_policy,
+            "name": name,
+        }
+        if kernel_size == 1:
+            return PointwiseConvolution(filters, **options)
+        return keras.layers.Conv2D(filters, kernel_size, padding="same", **options)
 
     def keeps_shape(self, input_shape):
         """Whether the unit returns states of the shape it takes: only then it has an identity."""

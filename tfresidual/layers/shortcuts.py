@@ -149,7 +149,8 @@ class DropoutShortcut(Shortcut):
 
     Args:
         rate: float in [0, 1), share of the state's features set to zero in training.
-        seed: int or `None`, seed of the dropout masks.
+        seed: int or `None`, seed of the dropout masks. In a network leave it out: units of one
+            seed draw the same masks.
 
     Reference:
         He et al. 2016, https://arxiv.org/abs/1603.05027, fig. 2f.

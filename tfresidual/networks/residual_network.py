@@ -6,7 +6,7 @@ import keras
 from rich.console import Console
 from rich.table import Table
 
-from tfresidual.layers import BatchNormalization, ResidualUnit
+from tfresidual.layers import BatchNormalization, PointwiseConvolution, ResidualUnit
 from tfresidual.layers.residual_unit import PREACTIVATION_LAYOUTS
 from tfresidual.layers.shortcuts import get_shortcut
 
@@ -124,9 +124,8 @@ class ResidualNetwork(keras.Model):
         for stage, (depth, width) in enumerate(zip(blocks, widths, strict=True), start=1):
             prefix = f"stage{stage}"
             if stage > 1 and transition == "convolution":
-                state = keras.layers.Conv2D(
+                state = PointwiseConvolution(
                     width,
-                    1,
                     strides=2,
                     kernel_initializer="he_normal",
                     name=f"{prefix}_transition",

@@ -28,18 +28,13 @@ def ratio(numerator, denominator):
 def cosine(left, right):
     """The cosine between two sets of features of each image, `(images,)`, in [-1, 1].
 
-    Symmetric, and 0 where either side is zero.
+    Symmetric, and 0 where either side is zero (in float32 also where its norm is under 1e-19,
+    whose square is zero).
     """
     left, right = _wide(left), _wide(right)
-    # The norms divide one after the other: their product could fall under the smallest float32.
-    dot = ops.sum(_unit(left) * _unit(right), axis=_feature_axes(left))
-    return ops.clip(dot, -1.0, 1.0)
-
-
-def _unit(values):
-    """The features of each image scaled to norm one, or zero where they are zero."""
-    size = ops.reshape(norm(values), (-1, *([1] * (len(values.shape) - 1))))
-    return values * ratio(ops.ones_like(size), size)
+    dot = ops.sum(left * right, axis=_feature_axes(left))
+    # One norm after the other: their product could fall under the smallest float32.
+    return ops.clip(ratio(ratio(dot, norm(left)), norm(right)), -1.0, 1.0)
 
 
 def _feature_axes(values):

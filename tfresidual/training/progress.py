@@ -72,7 +72,9 @@ class TrainingProgress(keras.callbacks.Callback):
         shown = ["loss", self.metric, "val_loss", f"val_{self.metric}"]
         values = "  ".join(f"{key} {logs[key]:.4f}" for key in shown if key in (logs or {}))
         self.console.print(
-            f"epoch {epoch + 1:>3} of {self.epochs}  {values}  ({seconds:.0f} s)", highlight=False
+            f"epoch {epoch + 1:>3} of {self.epochs}  {values}  ({seconds:.0f} s)",
+            highlight=False,
+            soft_wrap=True,
         )
 
     def close(self):

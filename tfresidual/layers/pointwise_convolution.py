@@ -1,0 +1,41 @@
+"""1x1 convolutions with a stride."""
+
+import keras
+from keras import ops
+
+
+@keras.saving.register_keras_serializable(package="tfresidual")
+class PointwiseConvolution(keras.layers.Conv2D):
+    """`keras.layers.Conv2D` with a 1x1 kernel, which skips rows and columns before it convolves.
+
+    A 1x1 convolution with a stride reads only every `strides`-th row and column, so that dropping
+    the others first gives the same numbers. On CPUs it is also the safe way: the oneDNN kernel
+    behind the weight gradient of a strided 1x1 convolution writes beyond its memory for some
+    sizes with few channels (oneDNN issue 6035), and the process crashes some time later.
+
+    Example:
+
+    >>> PointwiseConvolution(16, strides=2)(keras.ops.ones((2, 9, 9, 4))).shape
+    TensorShape([2, 5, 5, 16])
+
+    Args:
+        filters: int, channels of the output.
+        strides: int, step between the rows and columns that are read.
+        **kwargs: the other arguments of `keras.layers.Conv2D`.
+    """
+
+    def __init__(self, filters, strides=1, **kwargs):
+        super().__init__(filters, 1, strides=strides, **kwargs)
+
+    def convolution_op(self, inputs, kernel):
+        rows, columns = self.strides
+        if self.data_format == "channels_last":
+            kept = inputs[:, ::rows, ::columns, :]
+        else:
+            kept = inputs[:, :, ::rows, ::columns]
+        return ops.conv(kept, kernel, padding="valid", data_format=self.data_format)
+
+    def get_config(self):
+        config = super().get_config()
+        del config["kernel_size"]
+        return config
