@@ -86,7 +86,7 @@ TRAINING_OPTIONS = (
         metavar="NAME",
     ),
     number("--depth", "Layers of resnet, 6 n + 2, or blocks a stage of hauser.", "20 and 6"),
-    number("--width", "Channels of the first stage of resnet.", 16),
+    number("--width", "Channels of the first stage of resnet and resnet101.", 16),
     option(
         "--layout",
         f"Order of the operations in a block: {', '.join(LAYOUTS)}.",
@@ -126,7 +126,7 @@ TRAINING_OPTIONS = (
         "--seed",
         "The same seed gives the same numbers.",
         0,
-        type=click.IntRange(min=0),
+        type=click.IntRange(min=0, max=2**32 - 1),
         metavar="N",
     ),
 )
@@ -287,7 +287,7 @@ def _without_noise():
         os.dup2(noise.fileno(), 2)
         try:
             yield
-        except BaseException:
+        except Exception:
             noise.seek(0)
             os.write(terminal, noise.read())
             raise

@@ -17,58 +17,16 @@ import numpy as np
 import pandas as pd
 from rich.console import Console
 
-from tfresidual import callbacks, chains, datasets, networks, plots, probes, training, tuning
+from tfresidual import callbacks, chains, datasets, plots, probes, training, tuning
 from tfresidual.files import replacing
 from tfresidual.report import Section, study_figures, study_sections, write
+from tfresidual.settings import Settings, build, check, describe, recipe_of
 
 SETTINGS_FILE = "settings.json"
 # Images that the callbacks probe behind every epoch: stable means at little cost.
 IMAGES_PER_EPOCH = 512
 EXAMPLES = 16
 PACKAGES = ("tfresidual", "tensorflow", "keras", "tensorflow-datasets", "numpy", "pandas")
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """What is trained on what, and how; the same settings and seed give the same numbers.
-
-    Attributes:
-        data: name of a dataset, see `tfresidual.datasets.load`.
-        digits: digits on an image of Digitclutter.
-        data_dir: folder of tensorflow-datasets, or `None` for its default.
-        network: name of a function in `tfresidual.networks`.
-        depth: layers of `"resnet"`, or blocks per stage of `"hauser"`; `None` for 20 and 6.
-        width: channels of the first stage of `"resnet"`, doubled from stage to stage.
-        layout: layout of the residual units.
-        shortcut: shortcut of the residual units.
-        epochs: how long to train.
-        batch_size: images in a step.
-        recipe: name of a recipe, see `tfresidual.training.recipe`; `None` for the dataset's own.
-        train_size: images to train on, `None` for the dataset's default.
-        validation: images held out to choose the best epoch.
-        test_size: images of the test set, `None` for the dataset's default.
-        epsilon: mean scaled perturbation of the stopping rule.
-        dtype: dtype policy of the network.
-        seed: decides on the first weights, the order of the images and their augmentation.
-    """
-
-    data: str = "digitclutter"
-    digits: int = 3
-    data_dir: str | None = None
-    network: str = "resnet"
-    depth: int | None = None
-    width: int = 16
-    layout: str = "full_preactivation"
-    shortcut: str = "identity"
-    epochs: int = 6
-    batch_size: int = 64
-    recipe: str | None = None
-    train_size: int | None = None
-    validation: int = 2000
-    test_size: int | None = None
-    epsilon: float = 0.1
-    dtype: str = "float32"
-    seed: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +121,7 @@ def prepare(settings=None, console=None, download=False):
         FileNotFoundError: if the dataset is not on the disk.
     """
     settings = settings or Settings()
-    recipe = _recipe(settings)
+    check(settings)
     _say(console, f"preparing {settings.data}")
     return datasets.load(
         settings.data,
@@ -173,68 +131,26 @@ def prepare(settings=None, console=None, download=False):
         test_size=settings.test_size,
         validation=settings.validation,
         # A recipe that augments does so where the data bears it: not to digits.
-        augment=None if recipe.augment else False,
+        augment=None if recipe_of(settings).augment else False,
         seed=settings.seed,
         data_dir=settings.data_dir,
         download=download,
     )
 
 
-def describe(settings):
-    """What the data of a study is about, see `tfresidual.datasets.describe`."""
-    return datasets.describe(settings.data, digits=settings.digits)
-
-
-def build(settings):
-    """The untrained network of a study.
-
-    Args:
-        settings: a `Settings`.
-
-    Returns:
-        A `tfresidual.networks.ResidualNetwork`.
-
-    Raises:
-        ValueError: if a setting cannot be used.
-    """
-    description = describe(settings)
-    if settings.network not in networks.__all__ or settings.network == "ResidualNetwork":
-        names = [name for name in networks.__all__ if name != "ResidualNetwork"]
-        raise ValueError(
-            f"Argument `network` must be one of {', '.join(map(repr, names))}. "
-            f"Received: network={settings.network!r}"
-        )
-    kwargs = {
-        "input_shape": description.input_shape,
-        "classes": description.classes,
-        "classifier_activation": "sigmoid" if description.multi_label else "softmax",
-        "layout": settings.layout,
-        "shortcut": settings.shortcut,
-        "dtype": settings.dtype,
-    }
-    if settings.network == "resnet":
-        kwargs["depth"] = settings.depth or 20
-        kwargs["widths"] = tuple(settings.width * 2**stage for stage in range(3))
-    elif settings.network == "hauser":
-        kwargs["blocks"] = settings.depth or 6
-    elif settings.depth is not None:
-        raise ValueError(
-            f"Argument `depth` must be left out: {settings.network} has a depth of its own. "
-            f"Received: depth={settings.depth}"
-        )
-    return getattr(networks, settings.network)(**kwargs)
-
-
 def _train(folder, settings, console):
+    check(settings)
+    folder = pathlib.Path(folder)
+    _refuse_other_settings(folder, settings)
     keras.utils.set_random_seed(settings.seed)
     network = build(settings)
-    recipe = _recipe(settings)
-    folder = _claim(folder, settings)
     description = describe(settings)
     data = _Data(*prepare(settings, console), description)
+    # From here on nothing is wrong with the settings: the folder is theirs.
+    _claim(folder, settings)
     steps = int(data.train.cardinality())
     metric = training.compile_network(
-        network, recipe.name, settings.epochs, steps, description.multi_label
+        network, recipe_of(settings).name, settings.epochs, steps, description.multi_label
     )
     probed = data.validation.take(math.ceil(IMAGES_PER_EPOCH / settings.batch_size))
     result = training.train(
@@ -256,37 +172,43 @@ def _train(folder, settings, console):
     return folder, data, result
 
 
-def _recipe(settings):
-    return training.recipe(settings.recipe or settings.data)
+def _refuse_other_settings(folder, settings):
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise NotADirectoryError(
+            f"Argument `folder` must be a folder, or a new one below one; {existing} is a file. "
+            f"Received: folder={str(folder)!r}"
+        )
+    path = folder / SETTINGS_FILE
+    if not path.exists():
+        return
+    arguments = dataclasses.asdict(settings)
+    earlier = json.loads(path.read_text())["settings"]
+    changed = [key for key in arguments if earlier.get(key) != arguments[key]]
+    if changed:
+        raise ValueError(
+            "Argument `folder` must be new, or hold a run of the same settings. "
+            + ", ".join(f"{key} was {earlier.get(key)!r}" for key in changed)
+            + f". Received: folder={str(folder)!r} with "
+            + ", ".join(f"{key}={arguments[key]!r}" for key in changed)
+        )
 
 
 def _claim(folder, settings):
-    """Makes the folder and writes the settings; refuses a folder of other settings."""
-    folder = pathlib.Path(folder)
+    """Makes the folder, and writes the settings where they are not there."""
     path = folder / SETTINGS_FILE
-    arguments = dataclasses.asdict(settings)
     if path.exists():
-        earlier = json.loads(path.read_text())["settings"]
-        changed = [key for key in arguments if earlier.get(key) != arguments[key]]
-        if changed:
-            raise ValueError(
-                "Argument `folder` must be new, or hold a run of the same settings. "
-                + ", ".join(f"{key} was {earlier.get(key)!r}" for key in changed)
-                + f". Received: folder={str(folder)!r} with "
-                + ", ".join(f"{key}={arguments[key]!r}" for key in changed)
-            )
-        return folder
+        return
     folder.mkdir(parents=True, exist_ok=True)
     versions = {"python": platform.python_version()}
     versions |= {package: metadata.version(package) for package in PACKAGES}
     with replacing(path) as written:
         content = {
-            "settings": arguments,
+            "settings": dataclasses.asdict(settings),
             "versions": versions,
             "machine": {"system": platform.platform(), "processor": platform.machine()},
         }
         written.write_text(json.dumps(content, indent=2) + "\n")
-    return folder
 
 
 def _probe(result, data, settings, console):

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import keras
 import numpy as np
 import tensorflow as tf
+from rich.console import Console
 from rich.progress import track
 
 BATCH_SIZE = 128
@@ -89,7 +90,14 @@ def run_over(chain, name, function, data, progress=False):
     """
     batches, count = batches_of(data)
     if progress:
-        batches = track(batches, description=name, total=count, transient=True)
+        batches = track(
+            batches,
+            description=name,
+            total=count,
+            transient=True,
+            # stdout belongs to the caller's results.
+            console=Console(stderr=True),
+        )
     compiled, parts = None, []
     for images, labels in batches:
         images, labels = tf.convert_to_tensor(images), tf.convert_to_tensor(labels)

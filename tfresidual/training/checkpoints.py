@@ -1,7 +1,9 @@
 """A training's log and networks on disk, so that it can be killed and gone on with."""
 
+import json
 import pathlib
 import re
+import zipfile
 
 import keras
 import pandas as pd
@@ -9,6 +11,8 @@ import pandas as pd
 from tfresidual.files import replacing
 
 CHECKPOINT = re.compile(r"epoch-(\d+)\.keras")
+# Keras leaves the states of random generators (dropout) out of a .keras file.
+GENERATORS = "tfresidual-generators.json"
 
 
 class TrainingFolder:
@@ -66,13 +70,17 @@ class TrainingFolder:
             checkpoint.
         """
         newest = self.newest()
+        for folder in (self.path, self.checkpoints):
+            # What a killed process was writing, see `replacing`.
+            for pattern in (".log-*.csv", ".model-*.keras", ".epoch-*.keras"):
+                for abandoned in folder.glob(pattern):
+                    abandoned.unlink()
         if newest is None:
             self.log_path.unlink(missing_ok=True)
             return None, 0, pd.DataFrame()
         epoch, path = newest
-        network = keras.saving.load_model(path)
-        log = self.log()
-        log = log[log["epoch"] <= epoch]
+        network = _loaded(path)
+        log = self._log_until(epoch)
         self._write_log(log)
         self._keep_best(log, epoch, path)
         return network, epoch + 1, log
@@ -84,10 +92,27 @@ class TrainingFolder:
         path = self.checkpoints / f"epoch-{epoch:04d}.keras"
         with replacing(path) as written:
             network.save(written)
+            with zipfile.ZipFile(written, "a") as archive:
+                states = [state.numpy().tolist() for state in _generators(network)]
+                archive.writestr(GENERATORS, json.dumps(states))
         self._keep_best(log, epoch, path)
         for old in self.checkpoints.glob("epoch-*.keras"):
             if old != path:
                 old.unlink()
+
+    def _log_until(self, epoch):
+        try:
+            log = self.log()
+            log = log[log["epoch"] <= epoch]
+            if list(log["epoch"]) == list(range(epoch + 1)):
+                return log
+        except (KeyError, pd.errors.ParserError, pd.errors.EmptyDataError):
+            pass
+        raise ValueError(
+            f"There is a checkpoint of epoch {epoch}, but log.csv does not hold the epochs up to "
+            "it. Put the file back, or remove the folder to train anew. "
+            f"Received: path={str(self.log_path)!r}"
+        )
 
     def _write_log(self, log):
         with replacing(self.log_path) as written:
@@ -97,6 +122,30 @@ class TrainingFolder:
         if not log[self.monitor].isna().all() and self.best_epoch(log) == epoch:
             with replacing(self.model_path) as written:
                 written.write_bytes(path.read_bytes())
+
+
+def _generators(network):
+    """The states of the random generators of a network, always in the same order."""
+    return [state for state in network.variables if state.name == "seed_generator_state"]
+
+
+def _loaded(path):
+    """The network of a checkpoint, as it was saved."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            states = json.loads(archive.read(GENERATORS))
+            damaged = archive.testzip()
+    except (zipfile.BadZipFile, KeyError):
+        damaged = path
+    if damaged:
+        raise ValueError(
+            "The checkpoint is damaged, and a training keeps only its newest. Remove the folder "
+            f"to train anew. Received: path={str(path)!r}"
+        )
+    network = keras.saving.load_model(path)
+    for variable, state in zip(_generators(network), states, strict=True):
+        variable.assign(state)
+    return network
 
 
 class Checkpoints(keras.callbacks.Callback):
@@ -113,6 +162,12 @@ class Checkpoints(keras.callbacks.Callback):
         self.log = log
 
     def on_epoch_end(self, epoch, logs=None):
+        if self.folder.monitor not in (logs or {}):
+            metric = self.folder.monitor.removeprefix("val_")
+            raise ValueError(
+                "Argument `metric` must be the name of a metric that the network was compiled "
+                f"with; the logs hold {', '.join(logs or {})}. Received: metric={metric!r}"
+            )
         row = pd.DataFrame([{"epoch": epoch, **(logs or {})}])
         self.log = pd.concat([self.log, row], ignore_index=True) if len(self.log) else row
         self.folder.add(self.log, self.model)

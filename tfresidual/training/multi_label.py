@@ -14,7 +14,7 @@ class MultiLabelCrossentropy(keras.losses.Loss):
     Example:
 
     >>> loss = MultiLabelCrossentropy()
-    >>> round(float(loss([[1.0, 0.0]], [[0.5, 0.5]])), 3)
+    >>> round(float(loss(np.array([[1.0, 0.0]]), np.array([[0.5, 0.5]]))), 3)
     1.386
 
     Args:

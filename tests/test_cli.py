@@ -1,0 +1,372 @@
+"""The installed command `tfresidual`, mostly in processes of its own.
+
+Not covered: `data --download`, which needs a connection.
+"""
+
+import dataclasses
+import inspect
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import click
+import pytest
+
+import tfresidual_cli
+
+COMMAND = pathlib.Path(sys.executable).with_name("tfresidual")
+# Noise of the libraries, and errors that nobody caught.
+NOISE = ("onednn", "cuda", "absl", "warning", "i0000", "traceback", "e0000", "w0000")
+LOADING = "loading TensorFlow"
+SIZES = ["--train-size", "64", "--validation", "40", "--test-size", "40", "--batch-size", "32"]
+TINY = [*SIZES, "--depth", "8", "--width", "4", "--epochs", "2"]
+
+
+def environment():
+    """As a user has it: the tests silence TensorFlow, the command has to do so itself."""
+    quiet = ("TF_CPP_MIN_LOG_LEVEL", "TF_ENABLE_ONEDNN_OPTS", "KERAS_BACKEND", "PYTHONWARNINGS")
+    kept = {key: value for key, value in os.environ.items() if key not in quiet}
+    # A command that should have failed must not draw data into the user's folder.
+    return kept | {"TFDS_DATA_DIR": "/dev/null/none"}
+
+
+def tfresidual(*arguments, cwd=None):
+    return subprocess.run(
+        [str(COMMAND), *map(str, arguments)],
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+
+
+def assert_no_noise(text):
+    for word in NOISE:
+        assert word not in text.lower()
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    return tmp_path_factory.mktemp("clutter")
+
+
+# Help
+
+
+@pytest.mark.parametrize("command", ["", "study", "train", "data"])
+def test_help_is_quick(command):
+    times = []
+    for _ in range(3):
+        begun = time.monotonic()
+        result = tfresidual(*command.split(), "--help")
+        times.append(time.monotonic() - begun)
+        assert result.returncode == 0
+        assert result.stderr == ""
+        assert result.stdout.startswith(f"Usage: tfresidual {command}".rstrip())
+        assert "Examples:" in result.stdout
+        assert max(map(len, result.stdout.splitlines())) <= 100
+    assert min(times) < 1
+
+
+LOADED = """
+import contextlib, io, sys
+import tfresidual_cli
+for arguments in (["-h"], ["study", "--help"], ["train", "-h"], ["data", "--help"], ["--version"],
+                  [], ["stduy"], ["study", "--epochs", "0"], ["data", "imagenet"]):
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stderr(io.StringIO()):
+            tfresidual_cli.main(arguments)
+names = {name.split(".")[0] for name in sys.modules}
+print(sorted(names & {"tensorflow", "keras", "numpy", "pandas", "tfresidual", "rich"}))
+"""
+
+
+def test_help_and_wrong_arguments_load_nothing():
+    result = subprocess.run(
+        [sys.executable, "-c", LOADED], capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "[]\n"
+
+
+def test_version():
+    from importlib import metadata
+
+    result = tfresidual("--version")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == f"tfresidual {metadata.version('tfresidual')}\n"
+
+
+def test_no_arguments_show_the_help():
+    result = tfresidual()
+    assert "Commands:" in result.stdout
+    assert result.returncode == 2
+
+
+OPTIONS = {
+    (name, option.name): option
+    for name, command in tfresidual_cli.cli.commands.items()
+    for option in command.params
+    if isinstance(option, click.Option)
+}
+
+
+@pytest.mark.parametrize("command", ["study", "train"])
+def test_defaults_in_the_help_are_those_of_the_settings(command):
+    from tfresidual import study
+
+    fields = {field.name: field.default for field in dataclasses.fields(study.Settings)}
+    options = {name: option for (of, name), option in OPTIONS.items() if of == command}
+    assert set(options) - {"out", "help"} == set(fields)
+    for name, default in fields.items():
+        assert options[name].default is None or options[name].default is not default
+        shown = re.search(r"\[default: (.*)\]$", options[name].help)[1]
+        if default is not None:
+            assert shown == str(default), name
+        else:
+            assert shown not in ("None", ""), name
+
+
+def test_options_of_data_are_those_of_study():
+    for (command, name), option in OPTIONS.items():
+        if command == "data" and name not in ("download", "help"):
+            assert option.help == OPTIONS["study", name].help
+
+
+def test_defaults_in_words():
+    from tfresidual import chain, datasets, study
+
+    assert "20000 of digitclutter" in OPTIONS["data", "train_size"].help
+    assert "20,000 of Digitclutter" in " ".join(inspect.getdoc(datasets.load).split())
+    assert "2000 of digitclutter" in OPTIONS["data", "test_size"].help
+    assert "2,000 of Digitclutter" in " ".join(inspect.getdoc(datasets.load).split())
+    assert "[default: 20 and 6]" in OPTIONS["study", "depth"].help
+    blocks = {}
+    for name in ("resnet", "hauser"):
+        stages = chain(study.build(study.Settings(network=name))).stages
+        blocks[name] = [sum(block.keeps_shape for block in stage.blocks) for stage in stages]
+    assert blocks == {"resnet": [3, 2, 2], "hauser": [6, 6, 6]}
+
+
+def test_choices_are_those_of_the_package():
+    from tfresidual import datasets, networks, study, training
+    from tfresidual.layers.residual_unit import LAYOUTS
+    from tfresidual.layers.shortcuts import SHORTCUTS
+
+    assert set(tfresidual_cli.NETWORKS) == set(networks.__all__) - {"ResidualNetwork"}
+    assert set(tfresidual_cli.RECIPES) == set(training.RECIPES)
+    assert set(tfresidual_cli.LAYOUTS) == set(LAYOUTS)
+    assert set(tfresidual_cli.SHORTCUTS) == set(SHORTCUTS)
+    with pytest.raises(ValueError, match="must be one of") as raised:
+        datasets.describe("nothing")
+    named = re.findall(r"'(\w+)'", str(raised.value).split("Received: ")[0])
+    assert set(tfresidual_cli.DATASETS) == set(named)
+    assert set(tfresidual_cli.DATASETS) <= set(training.RECIPES)
+    assert study.Settings().data in tfresidual_cli.DATASETS
+
+
+# Wrong arguments
+
+WRONG = [
+    ["stduy"],
+    ["--quiet"],
+    ["study", "--epoch-count", "3"],
+    ["study", "cifar10"],
+    ["study", "--epochs"],
+    ["study", "--epochs", "0"],
+    ["study", "--epochs", "-3"],
+    ["study", "--epochs", "2.5"],
+    ["study", "--epochs", "many"],
+    ["study", "--batch-size", "0"],
+    ["study", "--train-size", "0"],
+    ["study", "--validation", "0"],
+    ["study", "--test-size", "x"],
+    ["study", "--width", "0"],
+    ["study", "--depth", "0"],
+    ["study", "--seed", "-1"],
+    ["study", "--seed", str(2**32)],
+    ["study", "--epsilon", "0"],
+    ["study", "--epsilon", "-0.1"],
+    ["study", "--data", "imagenet"],
+    ["study", "--digits", "6"],
+    ["study", "--network", "resnet50"],
+    ["study", "--layout", "none"],
+    ["study", "--shortcut", "none"],
+    ["study", "--recipe", "none"],
+    ["study", "--dtype", "float16"],
+    ["train", "--out", __file__],
+    ["data"],
+    ["data", "imagenet"],
+    ["data", "digitclutter", "mnist"],
+    ["data", "digitclutter", "--epochs", "3"],
+]
+
+
+@pytest.mark.parametrize("arguments", WRONG, ids=" ".join)
+def test_wrong_arguments_take_one_line(tmp_path, arguments):
+    result = tfresidual(*arguments, cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("tfresidual: ")
+    assert "--help'" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+REFUSED = {
+    "depth of resnet": ["train", "--depth", "7"],
+    "depth of a preset": ["train", "--network", "wide", "--depth", "8"],
+    "epsilon that is no number": ["train", "--epsilon", "nan"],
+    "missing data": ["study", "--data", "cifar10"],
+    "too many images": ["study", "--data", "mnist", "--validation", "60000"],
+    "data that is missing": ["data", "mnist"],
+    "a folder below a file": ["train", "--out", "file/run"],
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_package_refuses_takes_one_line(tmp_path, monkeypatch, capfd, name):
+    """In this process, which has TensorFlow loaded; below one of them in its own."""
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        tfresidual_cli.main([*REFUSED[name], "--data-dir", "empty"])
+    out, err = capfd.readouterr()
+    assert stopped.value.code == 2
+    assert out == ""
+    lines = [line for line in err.splitlines() if not line.startswith("preparing ")]
+    assert lines[0] == LOADING
+    assert len(lines) == 2, err
+    assert lines[1].startswith("tfresidual: ")
+    # Nothing is left of the attempt: the folder is free for other settings.
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_refusal_in_a_process_of_its_own(tmp_path):
+    result = tfresidual("train", "--depth", "7", cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (2, "")
+    first, second = result.stderr.splitlines()
+    assert first == LOADING
+    assert re.fullmatch(r"tfresidual: Argument `depth` must be .* Received: depth=7", second)
+    assert list(tmp_path.iterdir()) == []
+
+
+# Runs
+
+
+@pytest.fixture(scope="module")
+def studied(tmp_path_factory, data_dir):
+    folder = tmp_path_factory.mktemp("work")
+    result = tfresidual("study", *TINY, "--data-dir", data_dir, cwd=folder)
+    return folder, result
+
+
+def test_study(studied, data_dir):
+    folder, result = studied
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "report: runs/resnet-digitclutter/report.html\n"
+    assert (folder / "runs/resnet-digitclutter/report.html").stat().st_size > 10_000
+    assert result.stderr.splitlines()[0] == LOADING
+    assert_no_noise(result.stderr)
+    assert "epoch   2 of 2" in result.stderr or "epoch 2 of 2" in result.stderr
+    settings = json.loads((folder / "runs/resnet-digitclutter/settings.json").read_text())
+    expected = {"depth": 8, "width": 4, "train_size": 64, "data_dir": str(data_dir), "seed": 0}
+    assert settings["settings"] | expected == settings["settings"]
+
+
+def test_train_reads_what_study_trained(studied, data_dir):
+    folder, _ = studied
+    before = (folder / "runs/resnet-digitclutter/log.csv").read_bytes()
+    result = tfresidual("train", *TINY, "--data-dir", data_dir, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    network, best = result.stdout.splitlines()
+    assert network == "network: runs/resnet-digitclutter/model.keras"
+    assert re.fullmatch(r"best epoch: [12], validation exact_match 0\.\d{4}", best)
+    assert_no_noise(result.stderr)
+    assert (folder / "runs/resnet-digitclutter/log.csv").read_bytes() == before
+    assert "epoch" not in result.stderr
+
+
+def test_other_settings_in_the_same_folder(studied, data_dir):
+    folder, _ = studied
+    result = tfresidual("train", *TINY, "--seed", "4", "--data-dir", data_dir, cwd=folder)
+    assert (result.returncode, result.stdout) == (2, "")
+    first, second = result.stderr.splitlines()
+    assert first == LOADING
+    assert "seed was 0" in second and "seed=4" in second
+
+
+def test_data(tmp_path, data_dir):
+    result = tfresidual("data", "digitclutter", *SIZES, "--data-dir", data_dir, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == [
+        "train: 2 batches of 32, images 32x32x1",
+        "validation: 2 batches of 32, images 32x32x1",
+        "test: 2 batches of 32, images 32x32x1",
+        "classes: 10, error by chance 99.2%",
+    ]
+    assert_no_noise(result.stderr)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c(tmp_path, data_dir):
+    arguments = [*TINY[:-1], "12", "--data-dir", str(data_dir), "--out", "run"]
+    process = subprocess.Popen(
+        [str(COMMAND), "train", *arguments],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    checkpoints = tmp_path / "run" / "checkpoints"
+    deadline = time.monotonic() + 200
+    while not (checkpoints.exists() and any(checkpoints.glob("epoch-*.keras"))):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == ""
+    assert_no_noise(err)
+    last = err.splitlines()[-1]
+    assert last.startswith("tfresidual: interrupted.")
+    assert sum(line.startswith("tfresidual: ") for line in err.splitlines()) == 1
+    done = len((tmp_path / "run" / "log.csv").read_text().splitlines()) - 1
+    assert 1 <= done < 12
+
+    result = tfresidual("train", *arguments, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    epochs = re.findall(r"^epoch +(\d+) of 12", result.stderr, re.M)
+    assert list(map(int, epochs)) == list(range(done + 1, 13))
+    rows = (tmp_path / "run" / "log.csv").read_text().splitlines()[1:]
+    assert [int(row.split(",")[0]) for row in rows] == list(range(12))
+
+
+def test_ctrl_c_while_it_loads(tmp_path):
+    process = subprocess.Popen(
+        [str(COMMAND), "train", "--out", "run"],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stderr.readline() == f"{LOADING}\n"
+    time.sleep(0.5)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == ""
+    (line,) = [line for line in err.splitlines() if line]
+    assert line.startswith("tfresidual: interrupted.")
+    assert list(tmp_path.iterdir()) == []

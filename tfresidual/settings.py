@@ -1,0 +1,147 @@
+"""What a study trains on what, and how."""
+
+import dataclasses
+import os
+
+import keras
+
+from tfresidual import datasets, networks, training, tuning
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What is trained on what, and how; the same settings and seed give the same numbers.
+
+    Attributes:
+        data: name of a dataset, see `tfresidual.datasets.load`.
+        digits: digits on an image of Digitclutter.
+        data_dir: folder of tensorflow-datasets, or `None` for its default.
+        network: name of a function in `tfresidual.networks`.
+        depth: layers of `"resnet"`, or blocks per stage of `"hauser"`; `None` for 20 and 6.
+        width: channels of the first stage of `"resnet"` and `"resnet101"`, doubled from stage to
+            stage.
+        layout: layout of the residual units.
+        shortcut: shortcut of the residual units.
+        epochs: how long to train.
+        batch_size: images in a step.
+        recipe: name of a recipe, see `tfresidual.training.recipe`; `None` for the dataset's own.
+        train_size: images to train on, `None` for the dataset's default.
+        validation: images held out to choose the best epoch.
+        test_size: images of the test set, `None` for the dataset's default.
+        epsilon: mean scaled perturbation of the stopping rule.
+        dtype: dtype policy of the network.
+        seed: decides on the first weights, the order of the images and their augmentation.
+    """
+
+    data: str = "digitclutter"
+    digits: int = 3
+    data_dir: str | None = None
+    network: str = "resnet"
+    depth: int | None = None
+    width: int = 16
+    layout: str = "full_preactivation"
+    shortcut: str = "identity"
+    epochs: int = 6
+    batch_size: int = 64
+    recipe: str | None = None
+    train_size: int | None = None
+    validation: int = 2000
+    test_size: int | None = None
+    epsilon: float = 0.1
+    dtype: str = "float32"
+    seed: int = 0
+
+    def __post_init__(self):
+        if self.data_dir is not None:
+            object.__setattr__(self, "data_dir", os.fspath(self.data_dir))
+
+
+def check(settings):
+    """Raises a `ValueError` unless every setting can be used, without building anything.
+
+    What only the network or the data can tell is left to `build` and `tfresidual.datasets.load`.
+    """
+    for name in ("width", "epochs", "batch_size", "validation"):
+        _check_int(settings, name, at_least=1)
+    for name in ("depth", "train_size", "test_size"):
+        if getattr(settings, name) is not None:
+            _check_int(settings, name, at_least=1)
+    _check_int(settings, "seed", at_least=0, below=2**32)
+    tuning.depth_for(0, settings.epsilon)
+    describe(settings)
+    recipe_of(settings)
+
+
+def describe(settings):
+    """What the data of a study is about, see `tfresidual.datasets.describe`."""
+    return datasets.describe(settings.data, digits=settings.digits)
+
+
+def recipe_of(settings):
+    """How a study trains, a `tfresidual.training.Recipe`."""
+    return training.recipe(settings.data if settings.recipe is None else settings.recipe)
+
+
+def build(settings):
+    """The untrained network of a study.
+
+    Args:
+        settings: a `Settings`.
+
+    Returns:
+        A `tfresidual.networks.ResidualNetwork`.
+
+    Raises:
+        ValueError: if a setting cannot be used.
+    """
+    description = describe(settings)
+    names = [name for name in networks.__all__ if name != "ResidualNetwork"]
+    if settings.network not in names:
+        raise ValueError(
+            f"Argument `network` must be one of {', '.join(map(repr, names))}. "
+            f"Received: network={settings.network!r}"
+        )
+    try:
+        keras.dtype_policies.get(settings.dtype)
+    except ValueError as error:
+        raise ValueError(
+            "Argument `dtype` must be a dtype policy of Keras, such as 'float32' or "
+            f"'mixed_bfloat16'. Received: dtype={settings.dtype!r}"
+        ) from error
+    kwargs = {
+        "input_shape": description.input_shape,
+        "classes": description.classes,
+        "classifier_activation": "sigmoid" if description.multi_label else "softmax",
+        "layout": settings.layout,
+        "shortcut": settings.shortcut,
+        "dtype": settings.dtype,
+    }
+    unused = {"depth", "width"}
+    if settings.network == "resnet":
+        kwargs["depth"] = settings.depth or 20
+        kwargs["widths"] = tuple(settings.width * 2**stage for stage in range(3))
+        unused = {}
+    elif settings.network == "hauser":
+        kwargs["blocks"] = settings.depth or 6
+        unused = {"width"}
+    elif settings.network == "resnet101":
+        kwargs["width"] = settings.width
+        unused = {"depth"}
+    for name in unused:
+        if getattr(settings, name) != getattr(Settings, name):
+            raise ValueError(
+                f"Argument `{name}` must be left out: {settings.network} has one of its own. "
+                f"Received: {name}={getattr(settings, name)!r}"
+            )
+    return getattr(networks, settings.network)(**kwargs)
+
+
+def _check_int(settings, name, at_least, below=None):
+    value = getattr(settings, name)
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    if not is_int or value < at_least or (below is not None and value >= below):
+        bound = "" if below is None else f" and under {below}"
+        raise ValueError(
+            f"Argument `{name}` must be an int, {at_least} or more{bound}. "
+            f"Received: {name}={value!r}"
+        )
