@@ -27,6 +27,7 @@ ORDER = (
     "plots",
     "report",
     "callbacks",
+    "settings",
     "study",
 )
 
