@@ -101,7 +101,7 @@ TRAINING_OPTIONS = (
         type=click.Choice(SHORTCUTS),
         metavar="NAME",
     ),
-    number("--epochs", "How long to train.", 6),
+    number("--epochs", "How long to train.", 4),
     option(
         "--recipe",
         f"Learning rates of a paper: {', '.join(RECIPES)}.",

@@ -41,7 +41,7 @@ class Settings:
     width: int = 16
     layout: str = "full_preactivation"
     shortcut: str = "identity"
-    epochs: int = 6
+    epochs: int = 4
     batch_size: int = 64
     recipe: str | None = None
     train_size: int | None = None
