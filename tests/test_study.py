@@ -145,7 +145,7 @@ def test_metrics_by_epoch_are_those_of_the_log(done):
 class Page(html.parser.HTMLParser):
     """Counts the elements of a page and checks that they are closed in order."""
 
-    EMPTY = frozenset({"meta", "img", "br", "hr", "link", "input", "col"})
+    EMPTY = frozenset({"meta", "wbr", "img", "br", "hr", "link", "input", "col"})
 
     def __init__(self, text):
         super().__init__()

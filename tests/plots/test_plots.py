@@ -363,7 +363,8 @@ def test_figures_can_be_saved(kind):
 
 
 def test_public_names():
-    assert set(plots.__all__) == {*BLOCK_FIGURES, "computational_distance", "training_curves"}
+    others = {"computational_distance", "images", "training_curves"}
+    assert set(plots.__all__) == {*BLOCK_FIGURES, *others}
     assert all(callable(getattr(plots, name)) for name in plots.__all__)
     assert set(plots.__all__) <= set(dir(plots))
     with pytest.raises(AttributeError, match="no attribute 'pie'"):

@@ -60,7 +60,8 @@ FIGURES = (
         "The cosine between what a block adds to the state and the gradient of the loss there, "
         "averaged over images.",
         "Below zero, a block moves the state so that the loss falls: it refines. Near zero, it "
-        "does something the gradient does not ask for.",
+        "does something the gradient does not ask for. Blocks that change the shape of the state "
+        "add nothing to the state they take, and are left out.",
         f"{INFERENCE}, figure 4",
         has_table=True,
     ),

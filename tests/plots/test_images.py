@@ -1,0 +1,41 @@
+"""The figure of images and answers."""
+
+import numpy as np
+import pytest
+
+from tfresidual import plots
+from tfresidual.plots import style
+
+PICTURES = np.random.default_rng(0).normal(size=(10, 6, 5, 3))
+
+
+def test_each_image_with_its_caption():
+    captions = [str(number) for number in range(10)]
+    figure = plots.images(PICTURES, captions, [True] * 9 + [False])
+    shown = [axes for axes in figure.axes if axes.images]
+    assert [axes.get_title() for axes in shown] == captions
+    colours = [axes.title.get_color() for axes in shown]
+    assert colours == [style.BLUE] * 9 + [style.VERMILION]
+    drawn = np.stack([axes.images[0].get_array() for axes in shown])
+    expected = (PICTURES - PICTURES.min()) / (PICTURES.max() - PICTURES.min())
+    np.testing.assert_allclose(drawn, expected, atol=1e-6)
+
+
+def test_one_grey_image():
+    figure = plots.images(np.zeros((1, 4, 4, 1)), ["zero"])
+    assert figure.axes[0].images[0].get_array().shape == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("pictures", "captions", "right", "name"),
+    [
+        (PICTURES[0], ["a"], None, "pictures"),
+        (PICTURES[..., :2], ["a"] * 10, None, "pictures"),
+        (PICTURES[:0], [], None, "pictures"),
+        (PICTURES, ["a"], None, "captions"),
+        (PICTURES, ["a"] * 10, [True], "right"),
+    ],
+)
+def test_refused(pictures, captions, right, name):
+    with pytest.raises(ValueError, match=f"`{name}`.*Received: "):
+        plots.images(pictures, captions, right)
