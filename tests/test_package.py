@@ -35,7 +35,8 @@ ORDER = (
 def python(code, *arguments):
     """What a program prints, run in a process of its own."""
     result = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
+        # -P: the installed package, not the files in the folder this runs in.
+        [sys.executable, "-P", "-c", code, *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=300,
