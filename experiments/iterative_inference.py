@@ -5,8 +5,8 @@
     python experiments/iterative_inference.py --size paper --data-dir ~/tensorflow_datasets
 
 One study per network, each in a folder of its own with a report; an interrupted run goes on.
-Sizes: `smoke` shows in two minutes that everything works; `small` takes half an hour on two cores,
-on Digitclutter; `paper` is the paper's four networks on CIFAR-10 at full length, days on a GPU.
+Sizes: `smoke` shows that everything works; `small` is Digitclutter, for two cores; `paper` is the
+paper's four networks on CIFAR-10 at full length, for a GPU.
 """
 
 import argparse

@@ -70,8 +70,8 @@ class BatchNormalization(keras.layers.BatchNormalization):
 def _normalize(inputs, gamma, beta, mean, variance, epsilon):
     """The fused kernel with given statistics, and a backward pass that does no more than asked.
 
-    The kernel's own gradient always computes those of gamma and beta beside that of the inputs,
-    which costs the probes, who ask for the latter alone, half as much again.
+    The kernel's own gradient always computes those of gamma and beta beside that of the inputs;
+    the probes ask for the latter alone.
     """
 
     @tf.custom_gradient
