@@ -17,6 +17,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 # Each part may import those before it.
 ORDER = (
     "files",
+    "metrics",
     "layers",
     "networks",
     "chains",

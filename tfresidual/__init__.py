@@ -7,13 +7,13 @@ when they are first used.
 import importlib
 
 from tfresidual import layers, networks
-from tfresidual.chains import chain
+from tfresidual.chains import chain, routes
 
 __version__ = "0.1.0"
 
 _LAZY = ("callbacks", "datasets", "plots", "probes", "report", "study", "training", "tuning")
 
-__all__ = ["chain", "layers", "networks", *_LAZY]
+__all__ = ["chain", "layers", "networks", "routes", *_LAZY]
 
 
 def __getattr__(name):

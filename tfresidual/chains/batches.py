@@ -1,12 +1,13 @@
 """Runs a function of a chain over a dataset: compiled once, batch by batch. TensorFlow only."""
 
+import contextlib
 from collections.abc import Mapping
 
 import keras
 import numpy as np
 import tensorflow as tf
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress
 
 BATCH_SIZE = 128
 
@@ -89,24 +90,54 @@ def run_over(chain, name, function, data, progress=False):
         ValueError: if the data holds no batch, or images the chain cannot take.
     """
     batches, count = batches_of(data)
-    if progress:
-        batches = track(
-            batches,
-            description=name,
-            total=count,
-            transient=True,
-            # stdout belongs to the caller's results.
-            console=Console(stderr=True),
-        )
     compiled, parts = None, []
-    for images, labels in batches:
-        images, labels = tf.convert_to_tensor(images), tf.convert_to_tensor(labels)
-        if compiled is None:
-            compiled = _compiled(chain, name, function, images, labels)
-        parts.append(compiled(images, labels))
+    with progress_bar(name if progress else None, count) as advance:
+        for images, labels in batches:
+            images, labels = tf.convert_to_tensor(images), tf.convert_to_tensor(labels)
+            if compiled is None:
+                compiled = _compiled(chain, name, function, images, labels)
+            parts.append(compiled(images, labels))
+            advance(1)
     if not parts:
         raise ValueError(f"Argument `data` must hold at least one batch. Received: data={data!r}")
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+
+@contextlib.contextmanager
+def progress_bar(description, total):
+    """A progress bar on stderr, gone when the block ends: stdout belongs to the caller's results.
+
+    Args:
+        description: str, what is being done, or `None` for no bar.
+        total: what `advance` adds up to, or `None` where that is not known.
+
+    Yields:
+        A function `advance(amount)`.
+    """
+    if description is None:
+        yield lambda amount: None
+        return
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda amount: bar.advance(task, amount)
+
+
+def check_images(chain, images):
+    """Raises a `ValueError` unless a chain can take a batch of images."""
+    expected = chain.input_shape
+    fits = len(images.shape) == 4 and all(
+        size in (None, given) for size, given in zip(expected, images.shape[1:], strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            f"Argument `data` must hold batches of images of shape {expected}. "
+            f"Received: a batch of shape {tuple(images.shape)}"
+        )
+
+
+def spec_of(values):
+    """The `tf.TensorSpec` of a batch of any size."""
+    return tf.TensorSpec([None, *values.shape[1:]], values.dtype)
 
 
 def _pair(batch):
@@ -119,16 +150,8 @@ def _pair(batch):
 
 
 def _compiled(chain, name, function, images, labels):
-    expected = chain.input_shape
-    fits = len(images.shape) == 4 and all(
-        size in (None, given) for size, given in zip(expected, images.shape[1:], strict=True)
-    )
-    if not fits:
-        raise ValueError(
-            f"Argument `data` must hold batches of images of shape {expected}. "
-            f"Received: a batch of shape {tuple(images.shape)}"
-        )
-    signature = [tf.TensorSpec([None, *v.shape[1:]], v.dtype) for v in (images, labels)]
+    check_images(chain, images)
+    signature = [spec_of(images), spec_of(labels)]
     key = (name, *((tuple(spec.shape[1:]), spec.dtype) for spec in signature))
     if key not in chain.compiled:
         chain.compiled[key] = tf.function(function, input_signature=signature)

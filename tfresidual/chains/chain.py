@@ -14,15 +14,25 @@ class Block:
         keeps_shape: whether it returns states of the shape it takes. Only such a block has
             `F(h) = next - h`, and can be dropped, repeated or moved.
         apply: the function `state -> next state`, at inference.
+        apply_scaled: the function `(state, scale) -> next state` with the branch times `scale`;
+            `None` for a block whose branch is all of F: `h + scale * F(h)`.
     """
 
     stage: int
     step: int
     keeps_shape: bool
     apply: Callable = dataclasses.field(repr=False)
+    apply_scaled: Callable | None = dataclasses.field(default=None, repr=False)
 
-    def __call__(self, state):
-        return self.apply(state)
+    def __call__(self, state, scale=None):
+        if scale is None:
+            return self.apply(state)
+        if self.apply_scaled is not None:
+            return self.apply_scaled(state, scale)
+        return state + scale * (self.apply(state) - state)
+
+    def __str__(self):
+        return f"stage {self.stage} block {self.step}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +65,9 @@ class Chain:
         head: the function `last state -> outputs`.
         loss: the function `(labels, outputs) -> losses`, one loss an image.
         input_shape: (height, width, channels) of one image.
+        outputs: what the head returns: `"probabilities"` or `"logits"` of classes that exclude
+            one another, or `"label_probabilities"` or `"label_logits"`, one a label, where an
+            image has several.
     """
 
     name: str
@@ -63,6 +76,7 @@ class Chain:
     head: Callable = dataclasses.field(repr=False)
     loss: Callable = dataclasses.field(repr=False)
     input_shape: tuple[int | None, ...]
+    outputs: str = "logits"
     # Functions compiled for this chain, by what they compute and on which shapes.
     compiled: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
 

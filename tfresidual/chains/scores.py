@@ -24,9 +24,7 @@ def loss_of(model):
     Raises:
         ValueError: if the model was compiled with several losses.
     """
-    loss = model.loss if model.compiled else None
-    while isinstance(loss, (list, tuple, dict)) and len(loss) == 1:
-        loss = next(iter(loss.values())) if isinstance(loss, dict) else loss[0]
+    loss = _single(model.loss) if model.compiled else None
     if isinstance(loss, (list, tuple, dict)):
         raise ValueError(
             "Argument `model` must have one loss, since a probe follows one gradient. "
@@ -46,6 +44,89 @@ def loss_of(model):
         # A loss object averages over the images when it is called; its `call` does not.
         function = function.call
     return _per_image(function)
+
+
+def outputs_of(model):
+    """What a model returns, as `tfresidual.chains.Chain.outputs` says it.
+
+    The last activation tells; without one, a compiled binary loss tells several labels an image
+    from classes that exclude one another.
+
+    Args:
+        model: a `keras.Model` with one output.
+
+    Returns:
+        `"probabilities"`, `"logits"`, `"label_probabilities"` or `"label_logits"`.
+    """
+    activation = getattr(model.layers[-1], "activation", None)
+    if activation is keras.activations.sigmoid:
+        return "label_probabilities"
+    if activation is keras.activations.softmax:
+        return "probabilities"
+    loss = keras.losses.get(_single(model.loss)) if model.compiled else None
+    is_binary = loss is keras.losses.binary_crossentropy or isinstance(
+        loss, keras.losses.BinaryCrossentropy
+    )
+    return "label_logits" if is_binary else "logits"
+
+
+def prediction_scores(kind, labels, outputs):
+    """What a prediction is worth, image by image.
+
+    Outputs that are not finite (a network that explodes) name no class: they are wrong, agree
+    with nothing, and their cross-entropy and entropy may be infinite or NaN.
+
+    Args:
+        kind: what the outputs are, see `tfresidual.chains.Chain`.
+        labels: class indices, `(images,)` or `(images, 1)`, or one-hot rows, or k-hot rows where
+            an image has several labels.
+        outputs: `(images, classes)`.
+
+    Returns:
+        A dict of tensors with a leading axis of images:
+
+        - `wrong`: 1.0 where the highest output is not the label, or, of n labels an image, the n
+          highest outputs are not the labels (`exact_match`);
+        - `cross_entropy`: in nats, 0 or more; of several labels the sum over them;
+        - `entropy`: of the prediction, in nats, from 0 to log(classes); of several labels the sum
+          over them, each up to log(2);
+        - `predicted`: bool, `(images, classes)`, the class or the classes that are named.
+    """
+    outputs = ops.convert_to_tensor(outputs)
+    classes = outputs.shape[-1]
+    labels = ops.convert_to_tensor(labels)
+    if len(labels.shape) == 1 or labels.shape[-1] != classes:
+        labels = ops.one_hot(ops.reshape(labels, (-1,)), classes)
+    labels = ops.cast(labels, "float32")
+    # Keras leaves the logits on the tensor that a softmax or a sigmoid returns.
+    logits = outputs if kind.endswith("logits") else getattr(outputs, "_keras_logits", None)
+    if logits is not None:
+        logits = ops.cast(logits, "float32")
+    outputs = ops.cast(outputs, "float32")
+    if kind.startswith("label"):
+        if logits is None:
+            logits = ops.log(_inside(outputs)) - ops.log(_inside(1 - outputs))
+        p, log_p, log_rest = ops.sigmoid(logits), -ops.softplus(-logits), -ops.softplus(logits)
+        cross_entropy = -ops.sum(labels * log_p + (1 - labels) * log_rest, axis=-1)
+        entropy = -ops.sum(p * log_p + (1 - p) * log_rest, axis=-1)
+        ranks = ops.argsort(ops.argsort(-outputs, axis=-1), axis=-1)
+        count = ops.sum(labels, axis=-1, keepdims=True)
+        predicted = ops.cast(ranks, "float32") < count
+        wrong = 1 - exact_match(labels, outputs)
+    else:
+        log_p = ops.log(_inside(outputs)) if logits is None else ops.log_softmax(logits)
+        cross_entropy = -ops.sum(labels * log_p, axis=-1)
+        entropy = -ops.sum(ops.exp(log_p) * log_p, axis=-1)
+        named = ops.argmax(outputs, axis=-1)
+        predicted = ops.one_hot(named, classes, dtype="bool")
+        wrong = ops.cast(named != ops.argmax(labels, axis=-1), "float32")
+    is_finite = ops.all(ops.isfinite(outputs), axis=-1)
+    return {
+        "wrong": ops.where(is_finite, wrong, ops.ones_like(wrong)),
+        "cross_entropy": cross_entropy,
+        "entropy": entropy,
+        "predicted": ops.logical_and(predicted, is_finite[:, None]),
+    }
 
 
 @ops.custom_gradient
@@ -102,6 +183,18 @@ _CROSS_ENTROPIES = (
     keras.losses.categorical_crossentropy,
     keras.losses.sparse_categorical_crossentropy,
 )
+
+
+def _single(loss):
+    """The loss out of a list or dict that holds nothing else."""
+    while isinstance(loss, (list, tuple, dict)) and len(loss) == 1:
+        loss = next(iter(loss.values())) if isinstance(loss, dict) else loss[0]
+    return loss
+
+
+def _inside(probabilities):
+    """Probabilities whose logarithm is finite."""
+    return ops.maximum(probabilities, 1e-37)
 
 
 def _is_plain_cross_entropy(loss):

@@ -1,7 +1,11 @@
 """Chains from the sources they can come from."""
 
+import functools
+
+from keras import ops
+
 from tfresidual.chains.chain import Block, Chain, Stage
-from tfresidual.chains.scores import loss_of
+from tfresidual.chains.scores import loss_of, outputs_of
 from tfresidual.layers import BatchNormalization, ResidualUnit
 from tfresidual.networks import ResidualNetwork
 
@@ -41,6 +45,7 @@ def _of_residual_network(network):
                 step=step,
                 keeps_shape=unit.resizing is None,
                 apply=_sequence([unit]),
+                apply_scaled=functools.partial(_scaled, unit),
             )
             for step, unit in enumerate(units)
         )
@@ -52,7 +57,14 @@ def _of_residual_network(network):
         head=_sequence(head),
         loss=loss_of(network),
         input_shape=network.input_shape[1:],
+        outputs=outputs_of(network),
     )
+
+
+def _scaled(unit, state, scale):
+    """A unit at inference with its branch scaled, before the shortcut joins it."""
+    branch = unit.branch(state, training=False)
+    return unit.join(state, ops.cast(scale, branch.dtype) * branch, training=False)
 
 
 def _sequence(layers):

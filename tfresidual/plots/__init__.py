@@ -1,4 +1,4 @@
-"""Figures: each function takes a frame of a probe and returns a `matplotlib.figure.Figure`.
+"""Figures: each function takes frames of probes and returns a `matplotlib.figure.Figure`.
 
 Nothing here touches `matplotlib.pyplot`, so that drawing leaves no window, no backend and no list
 of open figures behind. Save a figure with `figure.savefig("name.png", dpi=160)` or as SVG or PDF.
@@ -7,26 +7,42 @@ of open figures behind. Save a figure with `figure.savefig("name.png", dpi=160)`
 import importlib
 
 _FILES = {
+    "borderline": "groups",
     "computational_distance": "distance",
+    "convergence_curves": "repetitions",
+    "convergence_indices": "indices",
     "cosine_loss": "cosine",
+    "drop_blocks": "accuracy",
     "gradient_norm": "magnitude",
     "images": "images",
     "l2_ratio": "magnitude",
     "perturbation": "magnitude",
+    "perturbation_errors": "routes",
+    "readout": "accuracy",
     "readout_cosine_loss": "cosine",
+    "repetition_steps": "repetitions",
     "scaled_perturbation": "magnitude",
+    "shuffle_blocks": "routes",
     "training_curves": "curves",
 }
 
 __all__ = [
+    "borderline",
     "computational_distance",
+    "convergence_curves",
+    "convergence_indices",
     "cosine_loss",
+    "drop_blocks",
     "gradient_norm",
     "images",
     "l2_ratio",
     "perturbation",
+    "perturbation_errors",
+    "readout",
     "readout_cosine_loss",
+    "repetition_steps",
     "scaled_perturbation",
+    "shuffle_blocks",
     "training_curves",
 ]
 

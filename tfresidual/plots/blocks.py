@@ -10,7 +10,17 @@ from tfresidual.plots import frames, style
 _MOST_COLUMNS = 4
 
 
-def draw_block_metric(frame, column, title, label, zero_line=False, threshold=None, sparse=False):
+def draw_block_metric(
+    frame,
+    column,
+    title,
+    label,
+    zero_line=False,
+    threshold=None,
+    sparse=False,
+    share=False,
+    reference=None,
+):
     """Draw a metric of every block: over the blocks, or over the epochs if there are several.
 
     Args:
@@ -21,14 +31,18 @@ def draw_block_metric(frame, column, title, label, zero_line=False, threshold=No
         zero_line: Whether zero is marked; the axis then stays linear.
         threshold: Pair of a value and its name, marked by a line; or `None`.
         sparse: Whether stages without any value are left out instead of drawn empty.
+        share: Whether the values are shares of 1; the axis is then linear and in percent.
+        reference: Pair of a column, with one value per split and epoch, and its name, drawn as a
+            dotted line; or `None`.
 
     Returns:
         A `matplotlib.figure.Figure`.
     """
-    values = frames.block_values(frame, column)
+    reference_column, reference_name = reference or (None, None)
+    values = frames.block_values(frame, column, reference_column)
     if sparse:
         values = values[values.groupby("stage")["value"].transform("count") > 0]
-    logarithmic = not zero_line and style.log_scale_helps(values["value"])
+    logarithmic = not zero_line and not share and style.log_scale_helps(values["value"])
     if logarithmic:
         label = f"{label} (log scale)"
     draw = _over_epochs if values["epoch"].nunique() > 1 else _over_blocks
@@ -38,6 +52,8 @@ def draw_block_metric(frame, column, title, label, zero_line=False, threshold=No
             axes.axhline(0.0, color=style.INK, linewidth=0.9, zorder=1.5, gid="zero")
         if logarithmic:
             style.log_scale(axes)
+        if share:
+            style.percent_axis(axes)
         if threshold is not None:
             value, name = threshold
             line = axes.axhline(
@@ -45,6 +61,8 @@ def draw_block_metric(frame, column, title, label, zero_line=False, threshold=No
             )
     if threshold is not None:
         handles = [*handles, line]
+    if reference is not None:
+        handles = [*handles, style.line_handle(reference_name, linestyle=":")]
     if handles:
         style.legend(figure, handles)
     return figure
@@ -81,6 +99,7 @@ def _over_blocks(values, title, label):
             linestyle="-" if place == 0 else "--",
             label=split or None,
         )
+        _reference_line(axes, rows, colour)
 
     axes.set_xlim(-0.6, count - 0.4)
     _mark_stages(axes, starts, stage_sizes)
@@ -92,6 +111,18 @@ def _over_blocks(values, title, label):
     axes.set_xlabel(place, fontsize=style.LABEL_SIZE, color=style.INK)
     axes.set_ylabel(label, fontsize=style.LABEL_SIZE, color=style.INK)
     return figure, [axes], [] if splits == [""] else axes.get_legend_handles_labels()[0]
+
+
+def _reference_line(axes, rows, colour, over_epochs=False):
+    """Draw the reference of one split, if there is one: its level, or its course over epochs."""
+    if "reference" not in rows:
+        return
+    look = {"color": colour, "linewidth": 1.1, "linestyle": ":", "gid": "reference"}
+    references = rows.dropna(subset="reference").groupby("epoch")["reference"].first()
+    if over_epochs:
+        axes.plot(references.index + 1, references, **look)
+    elif len(references):
+        axes.axhline(references.iloc[0], **look)
 
 
 def _mark_stages(axes, starts, stage_sizes):
@@ -147,8 +178,8 @@ def _over_epochs(values, title, label):
                     markersize=2.8,
                     label=f"block {block}",
                 )
-            name = f"stage {stage}, {split}" if split else f"stage {stage}"
-            axes.set_title(name, fontsize=style.SMALL_SIZE, color=style.FAINT_INK, pad=4)
+            _reference_line(axes, values[values["split"] == split], style.INK, over_epochs=True)
+            style.panel_title(axes, f"stage {stage}", split)
             style.epoch_axis(axes, values["epoch"] + 1, bins=6)
             panels.append(axes)
         for place_in_rows, axes in enumerate(row_axes[len(stages) :], start=len(stages)):

@@ -37,18 +37,12 @@ def computational_distance(frame):
     frames.require_columns(frame, require)
     table = pd.DataFrame(
         {
-            "stage": frame["stage"].map(_stage_name).to_numpy(object),
+            "stage": frame["stage"].map(frames.stage_name).to_numpy(object),
             "split": frames.splits_of(frame),
             **{column: frames.numbers(frame, column) for column, _, _ in _PANELS},
         }
     )
-    twice = table.duplicated(["stage", "split"])
-    if twice.any():
-        row = table[twice].iloc[0]
-        raise ValueError(
-            "`frame` must have one row per stage (and split). Received: several rows for "
-            f"stage={row['stage']!r}, split={row['split']!r}"
-        )
+    frames.refuse_twice(table, ("stage",))
 
     stages = sorted(table["stage"].unique(), key=lambda stage: (stage == "all", len(stage), stage))
     names = _tick_labels(frame, table["stage"], stages)
@@ -91,14 +85,6 @@ def computational_distance(frame):
     if splits != [""]:
         style.legend(figure, axes.get_legend_handles_labels()[0])
     return figure
-
-
-def _stage_name(stage):
-    """Return a stage as text: whole numbers without a point, whatever a CSV made of them."""
-    try:
-        return f"{float(stage):g}"
-    except (TypeError, ValueError):
-        return str(stage)
 
 
 def _tick_labels(frame, row_stages, stages):

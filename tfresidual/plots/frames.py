@@ -31,8 +31,8 @@ def require_columns(frame, columns, name="frame"):
         )
 
 
-def numbers(frame, column, name="frame"):
-    """Return a column as floats, infinities as NaN; raise `ValueError` where nothing is left."""
+def numbers_or_gaps(frame, column, name="frame"):
+    """Return a column as floats, infinities as NaN; raise `ValueError` where it is no numbers."""
     try:
         values = pd.to_numeric(frame[column]).to_numpy(dtype=float)
     except (TypeError, ValueError) as error:
@@ -40,13 +40,37 @@ def numbers(frame, column, name="frame"):
             f"The column `{column}` of `{name}` must hold numbers. "
             f"Received: {frame[column].unique()[:_SHOWN].tolist()!r}"
         ) from error
-    values = np.where(np.isfinite(values), values, np.nan)
+    return np.where(np.isfinite(values), values, np.nan)
+
+
+def numbers(frame, column, name="frame"):
+    """Return a column as floats, infinities as NaN; raise `ValueError` where nothing is left."""
+    values = numbers_or_gaps(frame, column, name)
     if np.isnan(values).all():
         raise ValueError(
             f"The column `{column}` of `{name}` must hold at least one finite number. "
             f"Received: {len(values)} rows, every one NaN or infinite"
         )
     return values
+
+
+def whole_numbers(frame, column, name="frame"):
+    """Return a column as integers; raise `ValueError` where one is no whole number."""
+    values = numbers(frame, column, name)
+    if (values != np.round(values)).any():
+        raise ValueError(
+            f"The column `{column}` of `{name}` must hold whole numbers. "
+            f"Received: {frame[column].unique()[:_SHOWN].tolist()!r}"
+        )
+    return values.astype(int)
+
+
+def stage_name(stage):
+    """Return a stage as text: whole numbers without a point, whatever a CSV made of them."""
+    try:
+        return f"{float(stage):g}"
+    except (TypeError, ValueError):
+        return str(stage)
 
 
 def splits_of(frame):
@@ -63,31 +87,84 @@ def order_splits(splits):
     return known + [split for split in found if split not in known]
 
 
-def block_values(frame, column):
+def require_same_splits(tables):
+    """Raise a `ValueError` unless the tables, a dictionary by name, have the same splits."""
+    splits = {name: order_splits(table["split"]) for name, table in tables.items()}
+    if len({frozenset(found) for found in splits.values()}) > 1:
+        received = ", ".join(f"{name} with {found!r}" for name, found in splits.items())
+        raise ValueError(
+            f"{', '.join(f'`{name}`' for name in splits)} must have the same splits; select those "
+            f"that all of them have. Received: {received}"
+        )
+
+
+def refuse_nothing(table, columns, name="frame"):
+    """Raise a `ValueError` where none of the columns of a table holds a number."""
+    if table[list(columns)].isna().all(axis=None):
+        one_of = "column" if len(columns) == 1 else "columns"
+        raise ValueError(
+            f"The {one_of} {', '.join(f'`{column}`' for column in columns)} of `{name}` must hold "
+            f"at least one finite number. Received: {len(table)} rows, every one NaN or infinite"
+        )
+
+
+def refuse_twice(table, keys, name="frame", also=("split",)):
+    """Raise a `ValueError` where several rows of a table stand for the same keys."""
+    twice = table.duplicated([*keys, *also])
+    if twice.any():
+        row = table[twice].iloc[0]
+        place = ", ".join(
+            f"{key}={row[key]!r}" if isinstance(row[key], str) else f"{key}={row[key]}"
+            for key in (*keys, *also)
+        )
+        raise ValueError(
+            f"`{name}` must have one row per {' and '.join(keys)} (and {' and '.join(also)}); "
+            f"select or average the rows before drawing. Received: several rows for {place}"
+        )
+
+
+def keyed_values(frame, keys, columns, name="frame", optional_keys=()):
+    """Return the keys, the split and the values of a frame, sorted by them.
+
+    Args:
+        frame: The frame.
+        keys: Columns of whole numbers that tell the rows of a split apart.
+        columns: Columns of values; infinities become NaN.
+        name: Name of the frame in an error.
+        optional_keys: Further keys, 0 where the frame has no such column.
+
+    Returns:
+        A `pandas.DataFrame` with the columns `split`, `keys`, `optional_keys` and `columns`.
+
+    Raises:
+        ValueError: where a column is missing, a key is no whole number, none of the columns holds
+            a finite number, or several rows stand for the same keys.
+    """
+    require_columns(frame, (*keys, *columns), name)
+    table = {"split": splits_of(frame)}
+    for key in (*keys, *optional_keys):
+        missing = key not in frame.columns
+        table[key] = np.zeros(len(frame), int) if missing else whole_numbers(frame, key, name)
+    table |= {column: numbers_or_gaps(frame, column, name) for column in columns}
+    table = pd.DataFrame(table)
+    refuse_nothing(table, columns, name)
+    refuse_twice(table, keys, name, also=("split", *optional_keys))
+    return table.sort_values(["split", *optional_keys, *keys], ignore_index=True)
+
+
+def block_values(frame, column, reference=None):
     """Return the columns stage, block, split, epoch and value of a block metrics frame.
+
+    Args:
+        frame: A block metrics frame.
+        column: The metric's column.
+        reference: Column of the value to compare with, returned as `reference`; or `None`.
 
     Raises:
         ValueError: where a column is missing, a block number is no whole number, nothing is left
             to draw, or several rows stand for the same block, split and epoch.
     """
-    require_columns(frame, ("stage", "block", column))
-    keys = {}
-    for key in ("stage", "block", "epoch"):
-        key_values = numbers(frame, key) if key in frame.columns else np.zeros(len(frame))
-        if (key_values != np.round(key_values)).any():
-            raise ValueError(
-                f"The column `{key}` of `frame` must hold whole numbers. "
-                f"Received: {frame[key].unique()[:_SHOWN].tolist()!r}"
-            )
-        keys[key] = key_values.astype(int)
-    values = pd.DataFrame({**keys, "split": splits_of(frame), "value": numbers(frame, column)})
-    twice = values.duplicated(["stage", "block", "split", "epoch"])
-    if twice.any():
-        row = values[twice].iloc[0]
-        raise ValueError(
-            "`frame` must have one row per stage and block (and split and epoch); select or "
-            "average the rows before drawing. Received: several rows for "
-            f"stage={row['stage']}, block={row['block']}, split={row['split']!r}, "
-            f"epoch={row['epoch']}"
-        )
-    return values.sort_values(["split", "epoch", "stage", "block"], ignore_index=True)
+    names = {column: "value"} if reference is None else {column: "value", reference: "reference"}
+    values = keyed_values(frame, ("stage", "block"), tuple(names), optional_keys=("epoch",))
+    numbers(frame, column)
+    return values.rename(columns=names)

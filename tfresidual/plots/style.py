@@ -6,7 +6,8 @@ The settings are made on each figure, never in `matplotlib.rcParams`.
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 TITLE_SIZE = 11
 LABEL_SIZE = 9.5
@@ -35,6 +36,11 @@ SPLIT_LOOK = {
     "test": (VERMILION, "s"),
 }
 _SPARE_LOOKS = ((PURPLE, "D"), (ORANGE, "v"), (SKY, "P"), (FAINT_INK, "X"))
+_SPLIT_LINES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
+
+# None of them means a split. Six colours and seven markers: 42 stages look different.
+_STAGE_COLOURS = (GREEN, ORANGE, PURPLE, SKY, INK, FAINT_INK)
+_STAGE_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 # Blue (lowest block) to red (highest) by way of a grey violet, dark enough for thin lines.
 DEPTH = LinearSegmentedColormap.from_list(
@@ -65,6 +71,35 @@ def clean_axes(axes, grid="both"):
     )
 
 
+def panel_title(axes, name, split=""):
+    """Write what a panel shows above it, with the split if there is one."""
+    name = f"{name}, {split}" if split else name
+    axes.set_title(name, fontsize=SMALL_SIZE, color=FAINT_INK, pad=4)
+
+
+def axis_labels(axes, below=None, beside=None):
+    """Label the horizontal and the vertical axis."""
+    if below is not None:
+        axes.set_xlabel(below, fontsize=LABEL_SIZE, color=INK)
+    if beside is not None:
+        axes.set_ylabel(beside, fontsize=LABEL_SIZE, color=INK)
+
+
+def no_values(axes):
+    """Say in an empty panel that there is nothing to draw."""
+    axes.text(
+        0.5,
+        0.5,
+        "no values",
+        transform=axes.transAxes,
+        ha="center",
+        va="center",
+        fontsize=SMALL_SIZE,
+        color=FAINT_INK,
+    )
+    axes.tick_params(labelleft=False)
+
+
 def whole_numbers(axis, bins=10):
     """Put the ticks of an axis on whole numbers only."""
     axis.set_major_locator(MaxNLocator(nbins=bins, integer=True, min_n_ticks=1))
@@ -74,6 +109,22 @@ def split_looks(splits):
     """Return a dictionary from split to (colour, marker)."""
     spare = iter(_SPARE_LOOKS * (1 + len(splits) // len(_SPARE_LOOKS)))
     return {split: SPLIT_LOOK.get(split) or next(spare) for split in splits}
+
+
+def split_lines(splits):
+    """Return a dictionary from split to line style: the first solid, the others broken."""
+    return {split: _SPLIT_LINES[place % len(_SPLIT_LINES)] for place, split in enumerate(splits)}
+
+
+def stage_looks(stages):
+    """Return a dictionary from stage to (colour, marker)."""
+    return {
+        stage: (
+            _STAGE_COLOURS[place % len(_STAGE_COLOURS)],
+            _STAGE_MARKERS[place % len(_STAGE_MARKERS)],
+        )
+        for place, stage in enumerate(stages)
+    }
 
 
 def depth_colours(count):
@@ -98,6 +149,35 @@ def log_scale(axes):
         axes.yaxis.set_minor_formatter(NullFormatter())
 
 
+def wide_scale(axes, values):
+    """Make the value axis logarithmic where `log_scale_helps`, with a linear part down to zero.
+
+    Args:
+        axes: The axes.
+        values: All values on the axis, 0 or more, or NaN.
+
+    Returns:
+        Whether the axis is logarithmic now.
+    """
+    values = np.asarray(values, dtype=float)
+    positive = values[np.isfinite(values) & (values > 0)]
+    if len(positive) == 0 or not log_scale_helps(positive):
+        return False
+    if np.nanmin(values) > 0:
+        log_scale(axes)
+        return True
+    # Zero needs a place; the linear part ends at a power of ten under the smallest value.
+    threshold = max(10 ** np.floor(np.log10(positive.min())), positive.max() * 1e-9)
+    axes.set_yscale("symlog", linthresh=threshold, linscale=0.5)
+    axes.set_ylim(bottom=-0.15 * threshold)
+    return True
+
+
+def percent_axis(axes):
+    """Write the shares on the value axis in percent."""
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+
+
 def epoch_axis(axes, epochs, bins=10):
     """Let the horizontal axis run over the epochs, counted from 1, with whole numbers."""
     first, last = float(np.min(epochs)), float(np.max(epochs))
@@ -113,12 +193,32 @@ def short_number(value):
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:#.3g}".rstrip(".")
 
 
+def line_handle(label, **look):
+    """Return an entry for the legend that stands for several drawn lines or dots."""
+    return Line2D([], [], label=label, **{"color": FAINT_INK, "linewidth": 1.2, **look})
+
+
+def stage_handles(looks):
+    """Return an entry for the legend for every stage of `stage_looks`."""
+    return [
+        line_handle(f"stage {stage}", color=colour, marker=marker, markersize=4.5)
+        for stage, (colour, marker) in looks.items()
+    ]
+
+
 def legend(figure, handles):
-    """Put a legend above the panels, at the right, where no data can lie under it."""
+    """Put a legend above the panels, at the right, where no data can lie under it.
+
+    Where one row is too narrow for it, it takes several, filled column by column.
+    """
+    widths = [0.47 + 0.065 * len(handle.get_label()) for handle in handles]
+    room = figure.get_figwidth() - 0.4 - 0.09 * len(figure.get_suptitle())
+    columns = len(handles) if sum(widths) <= room else max(1, int(room / max(widths)))
+    rows = -(-len(handles) // columns)
     figure.legend(
         handles=handles,
         loc="outside upper right",
-        ncols=len(handles),
+        ncols=-(-len(handles) // rows),
         frameon=False,
         fontsize=SMALL_SIZE,
         labelcolor=INK,

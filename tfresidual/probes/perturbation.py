@@ -7,7 +7,7 @@ from keras import ops
 
 from tfresidual.chains import chain as chain_of
 from tfresidual.probes.measure import measure
-from tfresidual.probes.metrics import change_of, norm, ratio
+from tfresidual.metrics import change_of, norm, ratio
 
 ALL_STAGES = "all"
 METRICS = ("perturbation", "scaled_perturbation")

@@ -1,0 +1,234 @@
+"""Runs routes over a dataset. TensorFlow only."""
+
+import dataclasses
+import functools
+import itertools
+from numbers import Real
+
+import numpy as np
+import tensorflow as tf
+
+from tfresidual.chains.batches import batches_of, check_images, progress_bar, spec_of
+from tfresidual.chains.plan import BLOCK, DISTANCE, HEAD, STEM, TRANSITION, plan_of
+from tfresidual.chains.scores import prediction_scores
+from tfresidual.chains.sources import chain as chain_of
+from tfresidual.metrics import change_of, norm
+
+# More images at once make a block no faster per image.
+MOST_IMAGES = 256
+MEMORY_LIMIT = 1024
+MIB = 2**20
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RouteValues:
+    """What routes over a dataset gave, as arrays whose first axes are route and image.
+
+    Attributes:
+        wrong: 1.0 where the prediction is wrong, see
+            `tfresidual.chains.scores.prediction_scores`.
+        cross_entropy: in nats, 0 or more.
+        entropy: of the prediction, in nats, 0 or more.
+        agreement: 1.0 where the prediction is that of the unperturbed network.
+        distance: `(routes, images, stages)`, the Euclidean distance of the stage's last state to
+            that of the unperturbed network, 0 or more.
+        outputs: `(routes, images, classes)`, or `None` where they were not asked for.
+    """
+
+    wrong: np.ndarray
+    cross_entropy: np.ndarray
+    entropy: np.ndarray
+    agreement: np.ndarray
+    distance: np.ndarray
+    outputs: np.ndarray | None
+
+
+def evaluate(chain, routes, data, memory_limit=MEMORY_LIMIT, with_outputs=False, progress=False):
+    """Runs routes over a dataset, each block applied once to what routes have in common.
+
+    Every block is compiled once for a chain and a shape of image, whatever the routes are.
+
+    Args:
+        chain: a chain, or what `tfresidual.chain` makes one of.
+        routes: `Route`s through it.
+        data: a `tf.data.Dataset` of batches `(images, labels)` or a pair of arrays. The images
+            are put together anew, so the size of its batches does not matter.
+        memory_limit: MiB that states may take, those inside of the block at work included.
+            Fewer images are taken at once where it is low.
+        with_outputs: whether the network's outputs are returned too.
+        progress: whether to show a progress bar.
+
+    Returns:
+        A `RouteValues`, whose first axis is that of `routes`.
+
+    Raises:
+        ValueError: if an argument cannot be used, or `memory_limit` is too low for one image.
+    """
+    chain = chain_of(chain)
+    routes = list(routes)
+    is_number = isinstance(memory_limit, Real) and not isinstance(memory_limit, bool)
+    if not is_number or not memory_limit > 0:
+        raise ValueError(
+            "Argument `memory_limit` must be a number of MiB over 0. "
+            f"Received: memory_limit={memory_limit!r}"
+        )
+    plan = plan_of(chain, routes)
+    batches, count = batches_of(data)
+    batches = iter(batches)
+    first = next(batches, None)
+    if first is None:
+        raise ValueError(f"Argument `data` must hold at least one batch. Received: data={data!r}")
+    runner = _Runner(chain, plan, *map(tf.convert_to_tensor, first))
+    at_once = min(MOST_IMAGES, int(memory_limit * MIB // runner.bytes_per_image))
+    if at_once < 1:
+        raise ValueError(
+            f"Argument `memory_limit` must be {runner.bytes_per_image / MIB:.1f} MiB or more: "
+            f"so much take the states of one image. Received: memory_limit={memory_limit!r}"
+        )
+    parts = []
+    with progress_bar("routes" if progress else None, count) as advance:
+        for images, labels in _rebatched(itertools.chain([first], batches), at_once):
+            share = len(images) / len(first[0]) / len(plan.steps)
+            parts.append(runner.run(images, labels, functools.partial(advance, share)))
+    if not with_outputs:
+        for part in parts:
+            del part["outputs"]
+    # The plan's routes begin with the unperturbed one and name no path twice.
+    places = {}
+    for index, route in enumerate(plan.routes):
+        places.setdefault(route.stages, index)
+    chosen = [places[route.stages] for route in routes]
+    joined = {
+        name: np.concatenate([part[name] for part in parts], axis=1)[chosen] for name in parts[0]
+    }
+    return RouteValues(**{"outputs": None, **joined})
+
+
+class _Runner:
+    """The functions of a plan, compiled, and the memory they take."""
+
+    def __init__(self, chain, plan, images, labels):
+        check_images(chain, images)
+        self.plan = plan
+        self.stages = len(chain.stages)
+        specs, labels = {-1: spec_of(images)}, spec_of(labels)
+        self.functions, inner = [], []
+        for step in plan.steps:
+            function = _compiled(chain, step.operation, specs[step.source], labels)
+            self.functions.append(function)
+            inner.append(_inner_bytes(function))
+            if step.target is not None:
+                (output,) = function.outputs
+                specs[step.target] = tf.TensorSpec(output.shape, output.dtype)
+        sizes = {place: _bytes(spec) for place, spec in specs.items()}
+        self.bytes_per_image = sizes[-1] + plan.most_held(sizes, inner)
+
+    def run(self, images, labels, advance):
+        """All values of some images, as arrays `(routes, images, ...)` by name."""
+        routes = len(self.plan.routes)
+        values = {"distance": np.zeros((routes, len(images), self.stages), np.float32)}
+        states = {-1: images}
+        for step, function in zip(self.plan.steps, self.functions, strict=True):
+            operation, passing = step.operation, list(step.routes)
+            state = states[step.source]
+            if operation.kind == DISTANCE:
+                distance = function(state, states[step.reference])
+                values["distance"][passing, :, operation.stage - 1] = distance.numpy()
+            elif operation.kind == HEAD:
+                for name, array in function(state, labels).items():
+                    array = array.numpy()
+                    if name not in values:
+                        values[name] = np.zeros((routes, *array.shape), array.dtype)
+                    values[name][passing] = array
+            elif operation.kind == BLOCK and operation.scale != 1:
+                states[step.target] = function(state, tf.constant(operation.scale))
+            else:
+                states[step.target] = function(state)
+            del state
+            for place in step.frees:
+                del states[place]
+            advance()
+        predicted = values.pop("predicted")
+        agrees = (predicted == predicted[0]).all(axis=-1)
+        # A prediction that is not finite names nothing.
+        is_finite = np.isfinite(values["outputs"]).all(axis=-1)
+        values["agreement"] = (agrees & is_finite).astype(np.float32)
+        return values
+
+
+def _compiled(chain, operation, state, labels):
+    """The function of an operation for states and labels of some `tf.TensorSpec`s.
+
+    It is kept on the chain. Blocks whose branch is scaled share one function for all scales.
+    """
+    is_scaled = operation.kind == BLOCK and operation.scale != 1
+    signature = [state]
+    if operation.kind == HEAD:
+        signature.append(labels)
+    elif operation.kind == DISTANCE:
+        signature.append(state)
+    elif is_scaled:
+        signature.append(tf.TensorSpec([], tf.float32))
+    key = (
+        "routes",
+        *operation[:-1],
+        is_scaled,
+        *((tuple(spec.shape[1:]), spec.dtype) for spec in signature),
+    )
+    if key not in chain.compiled:
+        function = tf.function(
+            _function_of(chain, operation), input_signature=signature, autograph=False
+        )
+        chain.compiled[key] = function.get_concrete_function()
+    return chain.compiled[key]
+
+
+def _function_of(chain, operation):
+    if operation.kind == STEM:
+        return chain.stem
+    if operation.kind == HEAD:
+        return functools.partial(_head_values, chain)
+    if operation.kind == DISTANCE:
+        return lambda state, reference: norm(change_of(reference, state))
+    stage = chain.stages[operation.stage - 1]
+    return stage.transition if operation.kind == TRANSITION else stage.blocks[operation.step]
+
+
+def _head_values(chain, state, labels):
+    outputs = chain.head(state)
+    scores = prediction_scores(chain.outputs, labels, outputs)
+    return scores | {"outputs": tf.cast(outputs, tf.float32)}
+
+
+def _bytes(spec):
+    """The bytes of one image's share of a tensor."""
+    return int(np.prod(spec.shape[1:], dtype=np.int64)) * spec.dtype.size
+
+
+def _inner_bytes(function):
+    """At most what one image takes inside of a function: all that is computed, as if kept."""
+    tensors = {
+        tensor.ref(): tensor
+        for operation in function.graph.get_operations()
+        if operation.type not in ("Placeholder", "Identity", "IdentityN")
+        for tensor in operation.outputs
+    }
+    return sum(
+        _bytes(tensor)
+        for tensor in tensors.values()
+        if tensor.shape.rank and tensor.shape[0] is None and tensor.shape[1:].is_fully_defined()
+    )
+
+
+def _rebatched(batches, size):
+    """The same images and labels in batches of another size; the last may be smaller."""
+    waiting, count = [], 0
+    for batch in batches:
+        waiting.append(tuple(map(tf.convert_to_tensor, batch)))
+        count += len(batch[0])
+        while count >= size:
+            images, labels = (tf.concat(parts, axis=0) for parts in zip(*waiting, strict=True))
+            yield images[:size], labels[:size]
+            waiting, count = [(images[size:], labels[size:])], count - size
+    if count:
+        yield tuple(tf.concat(parts, axis=0) for parts in zip(*waiting, strict=True))

@@ -1,0 +1,336 @@
+"""Routes: the ways through the blocks of a chain, of which one is the unperturbed network's."""
+
+import dataclasses
+import functools
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+
+from tfresidual.chains.chain import Block, Stage
+from tfresidual.chains.sources import chain as chain_of
+
+
+class Application(NamedTuple):
+    """One block applied once: its step in the stage, and what its branch is multiplied by."""
+
+    step: int
+    scale: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    """The blocks applied, in order.
+
+    Stages, transitions and head keep their places; within a stage any block that keeps the shape
+    of the state may be left out, applied again, or moved.
+
+    Attributes:
+        name: str, what the route does.
+        stages: for every stage the tuple of `Application`s.
+
+    Example:
+
+    >>> print(drop(chain, (1, 2)))
+    without stage 1 block 2: 0 1 3 | 0 1 2 3 | 0 1 2 3
+    """
+
+    name: str
+    stages: tuple[tuple[Application, ...], ...]
+
+    @property
+    def applications(self):
+        """How many blocks are applied."""
+        return sum(map(len, self.stages))
+
+    def __str__(self):
+        return f"{self.name}: {' | '.join(map(_steps_text, self.stages))}"
+
+
+def unperturbed(chain):
+    """The route of the network as it was trained.
+
+    Args:
+        chain: a chain, or what `tfresidual.chain` makes one of.
+
+    Returns:
+        A `Route`.
+    """
+    stages = chain_of(chain).stages
+    return Route(
+        "unperturbed",
+        tuple(tuple(Application(block.step) for block in stage.blocks) for stage in stages),
+    )
+
+
+def drop(chain, *blocks):
+    """The route without one or several blocks.
+
+    Args:
+        chain: a chain, or what `tfresidual.chain` makes one of.
+        *blocks: pairs (stage, block), stages counted from 1 and blocks from 0.
+
+    Returns:
+        A `Route`.
+
+    Raises:
+        ValueError: if a block is not there, named twice, or changes the shape of the state.
+
+    Reference:
+        Veit et al. 2016, https://arxiv.org/abs/1605.06431; Jastrzebski et al. 2018, fig. 3.
+    """
+    chain = chain_of(chain)
+    if not blocks or len(set(blocks)) < len(blocks):
+        raise ValueError(
+            "Argument `blocks` must be pairs (stage, block), none of them twice. "
+            f"Received: blocks={blocks!r}"
+        )
+    dropped = [_movable(chain, "blocks", pair, "dropped") for pair in blocks]
+    route = unperturbed(chain)
+    stages = tuple(
+        tuple(a for a in applications if (index, a.step) not in dropped)
+        for index, applications in enumerate(route.stages, start=1)
+    )
+    names = " and ".join(f"stage {stage} block {step}" for stage, step in dropped)
+    return Route(f"without {names}", stages)
+
+
+def read_out(chain, stage, after):
+    """The route that leaves a stage early and goes on with the next stage, or with the head.
+
+    Args:
+        chain: a chain, or what `tfresidual.chain` makes one of.
+        stage: int, the stage to leave, counted from 1.
+        after: int, the last block of the stage that is applied, counted from 0.
+
+    Returns:
+        A `Route`; behind the last block it is that of the unperturbed network.
+
+    Raises:
+        ValueError: if there is no such block, or a later block of the stage changes the shape of
+            the state.
+
+    Reference:
+        "Iterative convergent computation is not a useful inductive bias for ResNets", section
+        3.3 and fig. 2a; Jastrzebski et al. 2018, fig. 5.
+    """
+    chain = chain_of(chain)
+    blocks = _stage(chain, stage).blocks
+    _block(chain, "after", (stage, after))
+    for block in blocks[after + 1 :]:
+        _movable(chain, "after", (stage, block.step), "skipped")
+    kept = tuple(Application(block.step) for block in blocks[: after + 1])
+    return _replaced(chain, stage, kept, f"stage {stage} read out behind block {after}")
+
+
+def repeat_last(chain, stage, times, scale=1.0):
+    """The route that applies the last block of a stage again.
+
+    Args:
+        chain: a chain, or what `tfresidual.chain` makes one of.
+        stage: int, counted from 1.
+        times: int, how many more times the block is applied, 1 or more.
+        scale: float, what the block's branch is multiplied by in the extra applications.
+
+    Returns:
+        A `Route`.
+
+    Raises:
+        ValueError: if there is no such stage, its last block changes the shape of the state, or
+            `times` or `scale` cannot be used.
+
+    Reference:
+        Jastrzebski et al. 2018, section 4.4; "Iterative convergent computation is not a useful
+        inductive bias for ResNets", section 3.3 and fig. 2a.
+    """
+    chain = chain_of(chain)
+    blocks = _stage(chain, stage).blocks
+    _check_int("times", times, at_least=1)
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not np.isfinite(scale):
+        raise ValueError(f"Argument `scale` must be a finite number. Received: scale={scale!r}")
+    _movable(chain, "stage", (stage, blocks[-1].step), "repeated")
+    extra = (Application(blocks[-1].step, float(scale)),) * times
+    name = f"stage {stage} block {blocks[-1].step} applied {times} more times"
+    name += "" if scale == 1 else f", scaled by {scale:g}"
+    return _replaced(chain, stage, unperturbed(chain).stages[stage - 1] + extra, name)
+
+
+def swap(chain, stage, first, second):
+    """The route with two blocks of a stage in each other's place.
+
+    Args:
+        chain: a chain, or what `tfresidual.chain` makes one of.
+        stage: int, counted from 1.
+        first: int, a block of the stage, counted from 0.
+        second: int, another block of the stage.
+
+    Returns:
+        A `Route`.
+
+    Raises:
+        ValueError: if a block is not there or changes the shape of the state, or both are one.
+
+    Reference:
+        Veit et al. 2016, https://arxiv.org/abs/1605.06431.
+    """
+    chain = chain_of(chain)
+    _stage(chain, stage)
+    for name, step in (("first", first), ("second", second)):
+        _movable(chain, name, (stage, step), "moved")
+    if first == second:
+        raise ValueError(
+            "Arguments `first` and `second` must be two blocks. "
+            f"Received: first={first}, second={second}"
+        )
+    order = [a.step for a in unperturbed(chain).stages[stage - 1]]
+    order[first], order[second] = order[second], order[first]
+    steps = tuple(map(Application, order))
+    return _replaced(chain, stage, steps, f"stage {stage} blocks {first} and {second} swapped")
+
+
+def shuffle(chain, stage, seed=0, swaps=None):
+    """The route with the blocks of a stage in a random order.
+
+    Blocks that change the shape of the state keep their places.
+
+    Args:
+        chain: a chain, or what `tfresidual.chain` makes one of.
+        stage: int, counted from 1.
+        seed: int, 0 or more; the same seed gives the same order.
+        swaps: int, how many random pairs of blocks change places, one after the other, or `None`
+            for any order with equal chance.
+
+    Returns:
+        A `Route`.
+
+    Raises:
+        ValueError: if there is no such stage, it has less than two blocks that keep the shape of
+            the state, or `seed` or `swaps` cannot be used.
+
+    Reference:
+        Veit et al. 2016, https://arxiv.org/abs/1605.06431.
+    """
+    chain = chain_of(chain)
+    blocks = _stage(chain, stage).blocks
+    _check_int("seed", seed, at_least=0)
+    if swaps is not None:
+        _check_int("swaps", swaps, at_least=1)
+    movable = [block.step for block in blocks if block.keeps_shape]
+    if len(movable) < 2:
+        raise ValueError(
+            "Argument `stage` must have two blocks or more that keep the shape of the state, to "
+            f"be shuffled. Received: stage={stage} of {chain.name} with {len(movable)}"
+        )
+    rng = np.random.default_rng(seed)
+    order = [block.step for block in blocks]
+    if swaps is None:
+        for place, step in zip(movable, rng.permutation(movable).tolist(), strict=True):
+            order[place] = step
+    for _ in range(swaps or 0):
+        first, second = rng.choice(movable, 2, replace=False)
+        order[first], order[second] = order[second], order[first]
+    how = "shuffled" if swaps is None else f"shuffled by {swaps} swaps"
+    steps = tuple(map(Application, order))
+    return _replaced(chain, stage, steps, f"stage {stage} {how} (seed {seed})")
+
+
+def follow(chain, route):
+    """The chain whose blocks are the applications of a route.
+
+    What reads a chain can so be asked of a perturbed network. The blocks of each stage are
+    counted anew, from 0.
+
+    Args:
+        chain: a chain, or what `tfresidual.chain` makes one of.
+        route: a `Route` through it.
+
+    Returns:
+        A `tfresidual.chains.Chain` of the same stem, transitions and head.
+    """
+    chain = chain_of(chain)
+    stages = [
+        Stage(
+            stage.index,
+            tuple(
+                _applied(stage.blocks[application.step], place, application.scale)
+                for place, application in enumerate(applications)
+            ),
+            stage.transition,
+        )
+        for stage, applications in zip(chain.stages, route.stages, strict=True)
+    ]
+    return dataclasses.replace(chain, name=route.name, stages=tuple(stages), compiled={})
+
+
+def _applied(block, place, scale):
+    apply = block if scale == 1 else functools.partial(block, scale=scale)
+    return Block(block.stage, place, block.keeps_shape, apply)
+
+
+def _replaced(chain, stage, applications, name):
+    stages = list(unperturbed(chain).stages)
+    stages[stage - 1] = applications
+    return Route(name, tuple(stages))
+
+
+def _stage(chain, stage):
+    _check_int("stage", stage, at_least=1)
+    if stage > len(chain.stages):
+        raise ValueError(
+            f"Argument `stage` must be a stage of {chain.name}, from 1 to {len(chain.stages)}. "
+            f"Received: stage={stage}"
+        )
+    return chain.stages[stage - 1]
+
+
+def _block(chain, name, pair):
+    """The block at (stage, step)."""
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise ValueError(
+            f"Argument `{name}` must be pairs (stage, block). Received: {name}={pair!r}"
+        )
+    blocks = _stage(chain, pair[0]).blocks
+    step = pair[1]
+    if (
+        isinstance(step, bool)
+        or not isinstance(step, (int, np.integer))
+        or step not in range(len(blocks))
+    ):
+        raise ValueError(
+            f"Argument `{name}` must be a block of stage {pair[0]} of {chain.name}, from 0 to "
+            f"{len(blocks) - 1}. Received: {name}={step!r}"
+        )
+    return blocks[step]
+
+
+def _movable(chain, name, pair, what):
+    """The pair (stage, step) of a block, if the block keeps the shape of the state."""
+    block = _block(chain, name, pair)
+    if not block.keeps_shape:
+        raise ValueError(
+            f"Argument `{name}` asks for {block} of {chain.name} to be {what}, but it changes the "
+            "shape of the state, and what follows needs the new one. "
+            f"Received: {name}={pair[1]!r}"
+        )
+    return block.stage, block.step
+
+
+def _check_int(name, value, at_least):
+    is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not is_int or value < at_least:
+        raise ValueError(
+            f"Argument `{name}` must be an int, {at_least} or more. Received: {name}={value!r}"
+        )
+
+
+def _steps_text(applications):
+    """`0-3 3x4`: neighbours in order as a range, repetitions of one application as a product."""
+    if not applications:
+        return "none"
+    parts = []
+    for application, group in itertools.groupby(applications):
+        count = len(list(group))
+        text = str(application.step)
+        text += "" if application.scale == 1 else f"*{application.scale:g}"
+        parts.append(text + ("" if count == 1 else f" (x{count})"))
+    return " ".join(parts)

@@ -1,0 +1,117 @@
+"""What do the last blocks do to images near the border of a decision?"""
+
+import numpy as np
+import pandas as pd
+
+from tfresidual.plots import frames, style
+
+_METRICS = (("accuracy", "accuracy"), ("cross_entropy", "cross-entropy"), ("entropy", "entropy"))
+_PLACES = {
+    "blocks": ("Borderline images over the last blocks", "block of the last stage"),
+    "repetitions": (
+        "Borderline images over repetitions",
+        "block of the last stage,\nthen its repetitions",
+    ),
+}
+_GROUP_LOOKS = {
+    "borderline": (style.ORANGE, "D"),
+    "correct": (style.GREEN, "s"),
+    "all": (style.INK, "o"),
+}
+
+
+def borderline(frame, along="blocks"):
+    """Draw accuracy, loss and entropy of borderline, correct and all images behind each block.
+
+    A line per group and split, solid for the first split and broken for the others. The legend
+    tells how many images a group has; a group without images has no line. Losses and entropies
+    that span more than a factor of 30 are drawn on a logarithmic axis.
+
+    Args:
+        frame: Borderline frame with the columns `along`, `block`, `group`, `images`, `accuracy`,
+            `cross_entropy` and `entropy`, and `split` where it applies.
+        along: Which rows are drawn: "blocks" for the last blocks of the last stage, or
+            "repetitions" for its last block and the repetitions of it, which go on counting.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+
+    Raises:
+        ValueError: where a column is missing, `along` is unknown or not in the frame, none of the
+            values is a finite number, a group is unknown, or several rows stand for the same
+            block, group and split.
+
+    Reference:
+        Jastrzebski et al., "Residual Connections Encourage Iterative Inference", 2018, figure 6
+        (blocks) and figure 7 (repetitions).
+    """
+    table = _group_table(frame, along)
+    title, below = _PLACES[along]
+    splits = frames.order_splits(table["split"])
+    lines = style.split_lines(splits)
+    figure = style.new_figure(9.6, 3.9, title)
+    handles = []
+    for axes, (metric, label) in zip(figure.subplots(1, 3), _METRICS, strict=True):
+        style.clean_axes(axes)
+        for group, (colour, marker) in _GROUP_LOOKS.items():
+            for split in splits:
+                here = table[(table["group"] == group) & (table["split"] == split)]
+                if here.empty:
+                    continue
+                name = ", ".join(filter(None, (group, split)))
+                (line,) = axes.plot(
+                    here["block"],
+                    here[metric],
+                    color=colour,
+                    marker=marker,
+                    markersize=3.5,
+                    linewidth=1.4,
+                    linestyle=lines[split],
+                    label=f"{name} ({here['images'].max():,} images)",
+                )
+                if metric == "accuracy":
+                    handles.append(line)
+        if table[metric].isna().all():
+            style.no_values(axes)
+        elif metric == "accuracy":
+            style.percent_axis(axes)
+        elif style.wide_scale(axes, table[metric]):
+            label = f"{label} (log scale)"
+        style.whole_numbers(axes.xaxis, bins=7)
+        style.axis_labels(axes, below, label)
+    style.legend(figure, handles)
+    return figure
+
+
+def _group_table(frame, along):
+    """Return the columns block, group, split, images and the metrics of one course, checked."""
+    metrics = tuple(metric for metric, _ in _METRICS)
+    frames.require_columns(frame, ("along", "block", "group", "images", *metrics))
+    if along not in _PLACES:
+        raise ValueError(f"`along` must be 'blocks' or 'repetitions'. Received: {along!r}")
+    present = frame["along"].unique().tolist()
+    if along not in present:
+        raise ValueError(
+            f"`frame` must have rows with along={along!r}. Received: rows with along in {present!r}"
+        )
+    frame = frame[frame["along"] == along]
+    unknown = sorted(set(frame["group"]) - set(_GROUP_LOOKS))
+    if unknown:
+        raise ValueError(
+            "The column `group` of `frame` must hold 'borderline', 'correct' or 'all'. "
+            f"Received: {unknown!r}"
+        )
+    table = pd.DataFrame(
+        {
+            "block": frames.whole_numbers(frame, "block"),
+            "group": frame["group"].to_numpy(object),
+            "split": frames.splits_of(frame),
+            "images": frames.whole_numbers(frame, "images"),
+            **{metric: frames.numbers_or_gaps(frame, metric) for metric in metrics},
+        }
+    )
+    # A group without images has no mean, whatever stands in its rows.
+    table.loc[table["images"] == 0, list(metrics)] = np.nan
+    frames.refuse_nothing(table, metrics)
+    frames.refuse_twice(table, ("block", "group"))
+    return table.sort_values("block", ignore_index=True)

@@ -1,0 +1,132 @@
+"""How much of an iterative method is there in a network?"""
+
+import itertools
+
+import numpy as np
+import pandas as pd
+
+from tfresidual.plots import frames, style
+
+_INDICES = ("convergence_index", "recurrence_index", "divergence_index")
+_BASES = ("labels", "agreement")
+_MEAN = "mean"
+# Half the width of the dots of one split and basis; columns of dots stand 1 apart.
+_SPREAD = 0.32
+
+
+def convergence_indices(frame):
+    """Draw the convergence, recurrence and divergence index of every stage, and their mean.
+
+    Each split and basis has a column of dots: the mean, larger, and then the stages in order.
+    Dots are filled where errors are counted against the labels, open where they are counted
+    against the predictions of the unperturbed network.
+
+    Args:
+        frame: Indices frame with the columns `stage` (numbers, and "mean"), `basis` ("labels" or
+            "agreement"), `convergence_index`, `recurrence_index` and `divergence_index`, and
+            `split` where it applies.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+
+    Raises:
+        ValueError: where a column is missing, none of the indices is a finite number, a basis is
+            unknown, or several rows stand for the same stage, basis and split.
+
+    Reference:
+        "Iterative convergent computation is not a useful inductive bias for ResNets", figures 2b
+        and 6a.
+    """
+    table = _index_table(frame)
+    stages = sorted(
+        set(table["stage"]) - {_MEAN}, key=lambda stage: (not stage.isdigit(), len(stage), stage)
+    )
+    looks = style.stage_looks(stages)
+    splits = frames.order_splits(table["split"])
+    bases = [basis for basis in _BASES if basis in set(table["basis"])]
+    columns = list(itertools.product(splits, bases))
+    width = float(np.clip(7.0 + 0.5 * len(columns), 7.5, 12.0))
+    figure = style.new_figure(width, 3.7, "Convergence indices")
+    for axes, index in zip(figure.subplots(1, 3), _INDICES, strict=True):
+        style.clean_axes(axes, grid="y")
+        for place, (split, basis) in enumerate(columns):
+            here = table[(table["split"] == split) & (table["basis"] == basis)]
+            heights = here.set_index("stage")[index]
+            names = [_MEAN, *stages]
+            for shift, stage in zip(np.linspace(-_SPREAD, _SPREAD, len(names)), names, strict=True):
+                look = _dot_look(stage, basis, looks)
+                axes.plot(place + shift, heights.get(stage, np.nan), gid=stage, **look)
+        _label_columns(axes, splits, bases)
+        low, high = np.nanmin([0, table[index].min()]), np.nanmax([1, table[index].max()])
+        pad = 0.05 * (high - low)
+        axes.set_ylim(low - pad, high + pad)
+        style.panel_title(axes, index.replace("_", " "))
+        if table[index].isna().all():
+            style.no_values(axes)
+    style.axis_labels(
+        figure.axes[0], beside="index" if len(bases) > 1 else f"index (basis: {bases[0]})"
+    )
+
+    handles = [
+        style.line_handle(
+            stage if stage == _MEAN else f"stage {stage}", **_dot_look(stage, "labels", looks)
+        )
+        for stage in (_MEAN, *stages)
+    ]
+    if len(bases) > 1:
+        handles += [
+            style.line_handle(
+                f"basis: {basis}", **{**_dot_look(_MEAN, basis, looks), "markersize": 4.8}
+            )
+            for basis in bases
+        ]
+    style.legend(figure, handles)
+    return figure
+
+
+def _label_columns(axes, splits, bases):
+    """Name the columns of dots: the splits where there are any, else the bases."""
+    count = len(splits) * len(bases)
+    axes.set_xlim(-0.6, count - 0.4)
+    if splits == [""]:
+        axes.set_xticks(range(count), bases)
+    else:
+        middles = (np.arange(len(splits)) + 0.5) * len(bases) - 0.5
+        axes.set_xticks(middles, splits)
+        for border in middles[:-1] + len(bases) / 2:
+            axes.axvline(border, color=style.FAINT_INK, linewidth=0.8, linestyle=":", gid="border")
+    axes.tick_params(axis="x", length=0)
+
+
+def _index_table(frame):
+    """Return the columns stage (as text), basis, split and the three indices, checked."""
+    frames.require_columns(frame, ("stage", "basis", *_INDICES))
+    table = pd.DataFrame(
+        {
+            "stage": frame["stage"].map(frames.stage_name).to_numpy(object),
+            "basis": frame["basis"].to_numpy(object),
+            "split": frames.splits_of(frame),
+            **{index: frames.numbers_or_gaps(frame, index) for index in _INDICES},
+        }
+    )
+    unknown = [basis for basis in table["basis"].unique() if basis not in _BASES]
+    if unknown:
+        raise ValueError(
+            "The column `basis` of `frame` must hold 'labels' or 'agreement'. "
+            f"Received: {unknown!r}"
+        )
+    frames.refuse_nothing(table, _INDICES)
+    frames.refuse_twice(table, ("stage", "basis"))
+    return table
+
+
+def _dot_look(stage, basis, looks):
+    colour, marker = (style.INK, "o") if stage == _MEAN else looks[stage]
+    return {
+        "color": colour,
+        "marker": marker,
+        "markersize": 8.5 if stage == _MEAN else 4.8,
+        "markerfacecolor": colour if basis == "labels" else "white",
+        "markeredgewidth": 1.2,
+        "linestyle": "none",
+    }

@@ -1,0 +1,180 @@
+"""Where does the last block of a stage lead when it is applied again and again?"""
+
+import numpy as np
+
+from tfresidual.plots import frames, style
+
+_CURVES = (
+    ("cross_entropy", "cross-entropy"),
+    ("distance", "distance to the stage's final state"),
+)
+_STEPS = (
+    ("cosine_loss", "cosine of step F(h)\nand loss gradient ∂L/∂h"),
+    ("l2_ratio", "size of step over state\n‖F(h)‖ / ‖h‖"),
+)
+
+
+def convergence_curves(readout, repeat_last_block):
+    """Draw how a stage approaches its final state, and where repetitions of its last block lead.
+
+    Over the number of applied blocks stand the read-outs of the stage's blocks and then the
+    repetitions of the last of them, a line per stage, solid for the first split and broken for
+    the others. A thin vertical line marks the trained number of blocks. The left panel has the
+    cross-entropy, the right one the Euclidean distance to the stage's final state, which is 0 at
+    that line. Values that span more than a factor of 30 are drawn on a logarithmic axis, with a
+    linear part down to 0 where there are zeros; an infinite or missing value leaves a gap.
+
+    Args:
+        readout: Readout frame with the columns `stage`, `block`, `cross_entropy` and `distance`,
+            and `split` where it applies.
+        repeat_last_block: Repetitions frame with the columns `stage`, `repetition` (0 for none),
+            `cross_entropy` and `distance`, and `split` where it applies; stages may be missing.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+
+    Raises:
+        ValueError: where a column is missing, none of the values is a finite number, several rows
+            stand for the same stage, block or repetition and split, the frames differ in their
+            splits, or a repeated stage is not in `readout`.
+
+    Reference:
+        "Iterative convergent computation is not a useful inductive bias for ResNets", figures 6b
+        and 6c.
+    """
+    metrics = tuple(metric for metric, _ in _CURVES)
+    blocks = frames.keyed_values(readout, ("stage", "block"), metrics, "readout")
+    repeated = frames.keyed_values(
+        repeat_last_block, ("stage", "repetition"), metrics, "repeat_last_block"
+    )
+    frames.require_same_splits({"readout": blocks, "repeat_last_block": repeated})
+    lengths = blocks.groupby("stage")["block"].max() + 1
+    surplus = sorted(set(repeated["stage"]) - set(lengths.index))
+    if surplus:
+        raise ValueError(
+            "The stages of `repeat_last_block` must be stages of `readout`, which tells how many "
+            f"blocks they have. Received: stages {surplus!r} besides {lengths.index.tolist()!r}"
+        )
+    blocks["applied"] = blocks["block"] + 1
+    repeated = repeated[repeated["repetition"] > 0]
+    repeated = repeated.assign(applied=repeated["stage"].map(lengths) + repeated["repetition"])
+
+    looks = style.stage_looks(lengths.index)
+    splits = frames.order_splits(blocks["split"])
+    lines = style.split_lines(splits)
+    figure = style.new_figure(9.0, 3.9, "Convergence of the stages")
+    for axes, (metric, label) in zip(figure.subplots(1, 2), _CURVES, strict=True):
+        style.clean_axes(axes)
+        drawn = []
+        for split in splits:
+            for stage, (colour, marker) in looks.items():
+                rows = [
+                    table[(table["split"] == split) & (table["stage"] == stage)]
+                    for table in (blocks, repeated)
+                ]
+                places, heights = (
+                    np.concatenate([part[column] for part in rows])
+                    for column in ("applied", metric)
+                )
+                axes.plot(
+                    places,
+                    heights,
+                    color=colour,
+                    marker=marker,
+                    markersize=4.0 if len(places) <= 24 else 2.8,
+                    linewidth=1.3,
+                    linestyle=lines[split],
+                    label=", ".join(filter(None, (f"stage {stage}", split))),
+                )
+                drawn.extend(heights)
+        _mark_lengths(axes, lengths, looks)
+        if np.isnan(drawn).all():
+            style.no_values(axes)
+        elif style.wide_scale(axes, drawn):
+            label = f"{label} (log scale)"
+        style.whole_numbers(axes.xaxis)
+        style.axis_labels(axes, "number of applied blocks", label)
+
+    handles = style.stage_handles(looks)
+    if splits != [""]:
+        handles += [style.line_handle(split, linestyle=lines[split]) for split in splits]
+    handles.append(style.line_handle("trained number of blocks", linewidth=0.9, marker="|"))
+    style.legend(figure, handles)
+    return figure
+
+
+def _mark_lengths(axes, lengths, looks):
+    """Mark where repetitions begin, in the colours of the stages where these differ."""
+    for length in lengths.unique():
+        stages = lengths.index[lengths == length]
+        of_all = len(stages) == len(lengths)
+        axes.axvline(
+            length,
+            color=style.FAINT_INK if of_all else looks[stages[0]][0],
+            linewidth=0.9,
+            zorder=1.5,
+            gid="length",
+        )
+
+
+def repetition_steps(frame):
+    """Draw the direction and the size of every further step of a stage's last block.
+
+    A column of two panels per stage: above, the cosine of the step and the gradient of the loss,
+    below zero where the step lowers the loss; below, the size of the step relative to the state.
+    Repetition 0 is the step the network was trained with. A line per split.
+
+    Args:
+        frame: Repetitions frame with the columns `stage`, `repetition`, `cosine_loss` and
+            `l2_ratio`, and `split` where it applies.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+
+    Raises:
+        ValueError: where a column is missing, none of the values is a finite number, or several
+            rows stand for the same stage, repetition and split.
+
+    Reference:
+        Jastrzebski et al., "Residual Connections Encourage Iterative Inference", 2018, figure 20.
+    """
+    metrics = tuple(metric for metric, _ in _STEPS)
+    table = frames.keyed_values(frame, ("stage", "repetition"), metrics)
+    stages = sorted(table["stage"].unique())
+    splits = frames.order_splits(table["split"])
+    looks, lines = style.split_looks(splits), style.split_lines(splits)
+    width = 5.6 if len(stages) == 1 else 2.6 * len(stages) + 1.2
+    figure = style.new_figure(width, 5.2, "Repeated last block")
+    grid = figure.subplots(2, len(stages), sharex=True, sharey="row", squeeze=False)
+    for row, (metric, label) in zip(grid, _STEPS, strict=True):
+        for axes, stage in zip(row, stages, strict=True):
+            style.clean_axes(axes)
+            for split in splits:
+                here = table[(table["stage"] == stage) & (table["split"] == split)]
+                colour, marker = looks[split]
+                axes.plot(
+                    here["repetition"],
+                    here[metric],
+                    color=colour,
+                    marker=marker,
+                    markersize=3.5,
+                    linewidth=1.4,
+                    linestyle=lines[split],
+                    label=split or None,
+                )
+            if metric == "cosine_loss":
+                axes.axhline(0.0, color=style.INK, linewidth=0.9, zorder=1.5, gid="zero")
+            if table.loc[table["stage"] == stage, metric].isna().all():
+                style.no_values(axes)
+            style.whole_numbers(axes.xaxis, bins=6)
+        if metric == "l2_ratio" and style.wide_scale(row[0], table[metric]):
+            label = f"{label} (log scale)"
+        style.axis_labels(row[0], beside=label)
+    for axes, stage in zip(grid[0], stages, strict=True):
+        style.panel_title(axes, f"stage {stage}")
+    figure.supxlabel(
+        "repetition of the last block (0: as trained)", fontsize=style.LABEL_SIZE, color=style.INK
+    )
+    if splits != [""]:
+        style.legend(figure, grid[0, 0].get_legend_handles_labels()[0])
+    return figure

@@ -1,0 +1,188 @@
+"""How many errors does the network make on other routes through its blocks?"""
+
+import numpy as np
+
+from tfresidual.plots import frames, style
+
+_MOST_COLUMNS = 4
+
+
+def perturbation_errors(readout, drop_blocks, repeat_last_block, chance=None):
+    """Draw the error of three perturbations side by side, a line per stage.
+
+    From left to right a stage ends early, lacks one block, or applies its last block again. A
+    dotted line marks the error of the unperturbed network. Several splits have a row each. An
+    infinite or missing error leaves a gap.
+
+    Args:
+        readout: Readout frame with the columns `stage`, `block` and `error`.
+        drop_blocks: Dropped blocks frame with the columns `stage`, `block`, `error` and
+            `unperturbed_error`.
+        repeat_last_block: Repetitions frame with the columns `stage`, `repetition` and `error`;
+            stages may be missing.
+        chance: Error of guessing, from 0 to 1, marked by a broken line; or `None`.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+
+    Raises:
+        ValueError: where a column is missing or holds no finite number, where several rows stand
+            for the same stage, block or repetition and split, where the frames differ in their
+            splits (column `split`), or where `chance` is no share of 1.
+
+    Reference:
+        "Iterative convergent computation is not a useful inductive bias for ResNets", figure 2a.
+    """
+    if chance is not None and not 0 < chance <= 1:
+        raise ValueError(
+            f"`chance` must be an error above 0, at most 1, or None. Received: {chance!r}"
+        )
+    tables = {
+        "readout": frames.keyed_values(readout, ("stage", "block"), ("error",), "readout"),
+        "drop_blocks": frames.keyed_values(
+            drop_blocks, ("stage", "block"), ("error", "unperturbed_error"), "drop_blocks"
+        ),
+        "repeat_last_block": frames.keyed_values(
+            repeat_last_block, ("stage", "repetition"), ("error",), "repeat_last_block"
+        ),
+    }
+    frames.require_same_splits(tables)
+    panels = (
+        ("convergence", tables["readout"], "block", 1, "number of evaluated blocks"),
+        ("recurrence", tables["drop_blocks"], "block", 0, "dropped block"),
+        (
+            "divergence",
+            tables["repeat_last_block"],
+            "repetition",
+            0,
+            "additional evaluations\nof the last block",
+        ),
+    )
+    stages = sorted(set().union(*(table["stage"] for table in tables.values())))
+    looks = style.stage_looks(stages)
+    splits = frames.order_splits(tables["readout"]["split"])
+    figure = style.new_figure(9.0, 2.5 * len(splits) + 1.2, "Errors on perturbed routes")
+    grid = figure.subplots(len(splits), 3, sharey=True, sharex="col", squeeze=False)
+    unperturbed = tables["drop_blocks"].groupby("split")["unperturbed_error"].first()
+    for row, split in zip(grid, splits, strict=True):
+        for axes, (name, table, key, first, label) in zip(row, panels, strict=True):
+            style.clean_axes(axes)
+            _stage_lines(axes, table[table["split"] == split], key, first, looks)
+            if np.isfinite(unperturbed[split]):
+                axes.axhline(
+                    unperturbed[split],
+                    color=style.INK,
+                    linewidth=1.0,
+                    linestyle=":",
+                    gid="unperturbed",
+                )
+            if chance is not None:
+                axes.axhline(
+                    chance, color=style.INK, linewidth=1.0, linestyle=(0, (6, 3)), gid="chance"
+                )
+            style.panel_title(axes, name, split)
+            style.whole_numbers(axes.xaxis, bins=8)
+            if split == splits[-1]:
+                style.axis_labels(axes, below=label)
+        style.axis_labels(row[0], beside="error")
+    highest = max([chance or 0, *(table["error"].max() for table in tables.values())])
+    grid[0, 0].set_ylim(0, 1.06 * highest if highest > 0 else 1)
+    style.percent_axis(grid[0, 0])
+
+    handles = style.stage_handles(looks)
+    handles.append(style.line_handle("unperturbed", linestyle=":", color=style.INK))
+    if chance is not None:
+        handles.append(style.line_handle("chance", linestyle=(0, (6, 3)), color=style.INK))
+    style.legend(figure, handles)
+    return figure
+
+
+def _stage_lines(axes, rows, key, first, looks):
+    """Draw the error over a key that counts from `first`, a line per stage."""
+    many = rows[key].nunique() > 24
+    for stage, line in rows.groupby("stage"):
+        colour, marker = looks[stage]
+        axes.plot(
+            line[key] + first,
+            line["error"],
+            color=colour,
+            marker=marker,
+            markersize=2.8 if many else 4.0,
+            linewidth=1.3,
+            label=f"stage {stage}",
+        )
+
+
+def shuffle_blocks(frame):
+    """Draw the error against how much of the order of a stage's blocks is left.
+
+    Every dot is one shuffled order of one stage; the further right, the less is left of the
+    trained order. A dotted line per split marks the error of the unperturbed network.
+
+    Args:
+        frame: Shuffled blocks frame with the columns `stage`, `kendall_tau` (1 where the order is
+            kept, -1 where it is reversed), `error` and `unperturbed_error`, and `split` where it
+            applies.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+
+    Raises:
+        ValueError: where a column is missing, or holds no finite number.
+
+    Reference:
+        Veit et al., "Residual Networks Behave Like Ensembles of Relatively Shallow Networks",
+        2016, figure 5b.
+    """
+    columns = ("kendall_tau", "error", "unperturbed_error")
+    frames.require_columns(frame, ("stage", *columns))
+    row_splits, row_stages = frames.splits_of(frame), frames.whole_numbers(frame, "stage")
+    taus, errors, unperturbed = (frames.numbers(frame, column) for column in columns)
+    splits, stages = frames.order_splits(row_splits), np.unique(row_stages)
+    looks = style.split_looks(splits)
+    columns = min(len(stages), _MOST_COLUMNS)
+    rows = -(-len(stages) // columns)
+    width = 5.2 if columns == 1 else 2.6 * columns + 1.2
+    figure = style.new_figure(width, 2.4 * rows + 1.2, "Shuffled blocks")
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    for axes, stage in zip(grid, stages, strict=False):
+        style.clean_axes(axes)
+        for split in splits:
+            here = (row_stages == stage) & (row_splits == split)
+            colour, marker = looks[split]
+            axes.plot(
+                taus[here],
+                errors[here],
+                color=colour,
+                marker=marker,
+                markersize=4.0,
+                markeredgewidth=0,
+                linestyle="none",
+                alpha=0.6,
+                label=split or None,
+            )
+            levels = unperturbed[here & np.isfinite(unperturbed)]
+            if len(levels):
+                axes.axhline(
+                    levels[0], color=colour, linewidth=1.1, linestyle=":", gid="unperturbed"
+                )
+        style.panel_title(axes, f"stage {stage}")
+    for place, axes in enumerate(grid[len(stages) :], start=len(stages)):
+        axes.remove()
+        grid[place - columns].tick_params(labelbottom=True)
+    least = np.nanmin(np.append(taus, 0.98))
+    pad = 0.03 * (1 - least)
+    grid[0].set_xlim(1 + pad, least - pad)
+    highest = np.nanmax(np.append(errors, unperturbed))
+    grid[0].set_ylim(0, 1.06 * highest if highest > 0 else 1)
+    style.percent_axis(grid[0])
+    figure.supxlabel(
+        "Kendall's τ of the order and the trained one (1: order kept)",
+        fontsize=style.LABEL_SIZE,
+        color=style.INK,
+    )
+    figure.supylabel("error", fontsize=style.LABEL_SIZE, color=style.INK)
+
+    handles = grid[0].get_legend_handles_labels()[0]
+    style.legend(figure, [*handles, style.line_handle("order kept", linestyle=":")])
+    return figure
