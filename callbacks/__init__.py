@@ -1,7 +1,19 @@
 """Callbacks for `model.fit` that run probes and publish their numbers in `logs`."""
 
 from tfresidual.callbacks.block_metrics import BlockMetrics
+from tfresidual.callbacks.borderline import Borderline
+from tfresidual.callbacks.convergence_indices import ConvergenceIndices
+from tfresidual.callbacks.drop_blocks import DropBlocks
 from tfresidual.callbacks.perturbation import Perturbation
 from tfresidual.callbacks.probe_callback import ProbeCallback
+from tfresidual.callbacks.readout import Readout
 
-__all__ = ["BlockMetrics", "Perturbation", "ProbeCallback"]
+__all__ = [
+    "BlockMetrics",
+    "Borderline",
+    "ConvergenceIndices",
+    "DropBlocks",
+    "Perturbation",
+    "ProbeCallback",
+    "Readout",
+]

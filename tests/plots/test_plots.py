@@ -16,6 +16,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from plots.make_frames import block_frame, distance_frame, history_frame
+from plots.read_figures import draws, legend_texts, metric_lines, panels
 
 from tfresidual import plots
 
@@ -28,6 +29,16 @@ BLOCK_FIGURES = (
     "perturbation",
     "scaled_perturbation",
 )
+ROUTE_FIGURES = (
+    "borderline",
+    "convergence_curves",
+    "convergence_indices",
+    "drop_blocks",
+    "perturbation_errors",
+    "readout",
+    "repetition_steps",
+    "shuffle_blocks",
+)
 WORDS = {
     "cosine_loss": ("cosine of block output F(h) and loss gradient", "∂L/∂h"),
     "readout_cosine_loss": ("cosine of block output F(h)", "gradient of the read-out loss"),
@@ -36,25 +47,6 @@ WORDS = {
     "perturbation": ("distance the block moves the state", "‖F(h)‖"),
     "scaled_perturbation": ("distance moved over size of state", "‖F(h)‖ / ‖h‖"),
 }
-
-
-def metric_lines(axes):
-    """The lines that carry data, without zero lines, boundaries and thresholds."""
-    return [line for line in axes.get_lines() if line.get_gid() is None]
-
-
-def panels(figure):
-    return [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
-
-
-def legend_texts(figure):
-    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
-
-
-def draws(figure, kind="png"):
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=kind, dpi=60)
-    return buffer.getvalue()
 
 
 class TestBlocks:
@@ -364,7 +356,8 @@ def test_figures_can_be_saved(kind):
 
 def test_public_names():
     others = {"computational_distance", "images", "training_curves"}
-    assert set(plots.__all__) == {*BLOCK_FIGURES, *others}
+    assert set(plots.__all__) == {*BLOCK_FIGURES, *ROUTE_FIGURES, *others}
+    assert plots.__all__ == sorted(plots.__all__)
     assert all(callable(getattr(plots, name)) for name in plots.__all__)
     assert set(plots.__all__) <= set(dir(plots))
     with pytest.raises(AttributeError, match="no attribute 'pie'"):
@@ -398,11 +391,12 @@ def test_pyplot_is_never_loaded():
         sys.path.insert(0, {str(pathlib.Path(__file__).parents[1])!r})
         import matplotlib
         before = matplotlib.rcParams.copy()
-        from plots.make_frames import block_frame, history_frame
+        from plots.make_frames import block_frame, history_frame, repeat_frame
         from tfresidual import plots
         for figure in (
             plots.cosine_loss(block_frame(3, epochs=2)),
             plots.training_curves(history_frame(3)),
+            plots.repetition_steps(repeat_frame(3)),
         ):
             figure.savefig(io.BytesIO(), format="png")
         assert matplotlib.rcParams.copy() == before

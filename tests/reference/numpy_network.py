@@ -241,7 +241,10 @@ def joined(shortcut, weights):
 
 
 def residual_unit(config, weights, channels, stride=1, zero_padding=False):
-    """One block. `config` names layout, bottleneck and shortcut; `weights` is a `Weights`."""
+    """One block. `config` names layout, bottleneck and shortcut; `weights` is a `Weights`.
+
+    The piece takes a second argument: what its branch is multiplied by, 1 unless said otherwise.
+    """
     sides = ([], [])
     after_addition = False
     for step in ORDERS[config["layout"], bool(config["bottleneck"])].split():
@@ -256,7 +259,7 @@ def residual_unit(config, weights, channels, stride=1, zero_padding=False):
             sides[after_addition].append(weights.convolution(f"convolution{step[1]}", step_stride))
     branch, after = chain(*sides[0]), chain(*sides[1])
 
-    def forward(h):
+    def forward(h, scale=1.0):
         resize, shortcut = nothing, config["shortcut"]
         if stride > 1 or h.shape[3] != channels:
             if zero_padding:
@@ -268,12 +271,12 @@ def residual_unit(config, weights, channels, stride=1, zero_padding=False):
                     shortcut = "identity"
         f, pull_branch = branch(h)
         resized, pull_resize = resize(h)
-        total, pull_join = joined(shortcut, weights)(resized, f)
+        total, pull_join = joined(shortcut, weights)(resized, scale * f)
         y, pull_after = after(total)
 
         def backward(dy):
             dresized, df = pull_join(pull_after(dy))
-            return pull_resize(dresized) + pull_branch(df)
+            return pull_resize(dresized) + pull_branch(scale * df)
 
         return y, backward
 

@@ -3,6 +3,8 @@
 Not covered here: the agreement of all layouts with the package, which is in tests/networks.
 """
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -106,6 +108,7 @@ PIECES |= {
     f"unit, {shortcut}": unit(shortcut=shortcut)
     for shortcut in ("scaled", "exclusive_gate", "shortcut_only_gate", "conv1x1", "dropout")
 }
+PIECES["unit, branch times 0.3"] = functools.partial(unit("original"), scale=0.3)
 
 
 @pytest.mark.parametrize("name", PIECES)

@@ -68,7 +68,7 @@ def splits_of(data):
     return {None: data}
 
 
-def run_over(chain, name, function, data, progress=False):
+def run_over(chain, name, function, data, progress=False, at_once=None):
     """Applies a function of a chain to every batch and puts the images' values in a row.
 
     The function is compiled once for a chain and a shape of image, whatever the size of the
@@ -82,6 +82,7 @@ def run_over(chain, name, function, data, progress=False):
             image.
         data: see `batches_of`.
         progress: whether to show a progress bar on the terminal.
+        at_once: int, how many images the function takes, or `None` for the batches of the data.
 
     Returns:
         A dict of arrays whose first axis is the image.
@@ -91,6 +92,8 @@ def run_over(chain, name, function, data, progress=False):
     """
     batches, count = batches_of(data)
     compiled, parts = None, []
+    if at_once is not None:
+        batches, count = rebatched(batches, at_once), None
     with progress_bar(name if progress else None, count) as advance:
         for images, labels in batches:
             images, labels = tf.convert_to_tensor(images), tf.convert_to_tensor(labels)
@@ -101,6 +104,20 @@ def run_over(chain, name, function, data, progress=False):
     if not parts:
         raise ValueError(f"Argument `data` must hold at least one batch. Received: data={data!r}")
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+
+def rebatched(batches, size):
+    """The same images and labels in batches of another size; the last may be smaller."""
+    waiting, count = [], 0
+    for batch in batches:
+        waiting.append(tuple(map(tf.convert_to_tensor, batch)))
+        count += len(batch[0])
+        while count >= size:
+            images, labels = (tf.concat(parts, axis=0) for parts in zip(*waiting, strict=True))
+            yield images[:size], labels[:size]
+            waiting, count = [(images[size:], labels[size:])], count - size
+    if count:
+        yield tuple(tf.concat(parts, axis=0) for parts in zip(*waiting, strict=True))
 
 
 @contextlib.contextmanager

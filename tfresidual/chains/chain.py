@@ -85,21 +85,26 @@ class Chain:
         """All blocks in the order of the data, as a tuple."""
         return tuple(block for stage in self.stages for block in stage.blocks)
 
-    def walk(self, state):
-        """Leads the stem's output through all blocks.
+    def walk(self, state, until=None):
+        """Leads the stem's output through the blocks.
 
         Args:
             state: the stem's output, `(images, height, width, channels)`.
+            until: (stage, step) of the block before which the walk ends; by default it goes
+                through all blocks.
 
         Returns:
-            A tuple `(steps, last)`: `steps` holds for every block, in order, the pair of states
-            before and after it; `last` is the state that the head takes.
+            A tuple `(steps, last)`: `steps` holds for every block applied, in order, the pair of
+            states before and after it; `last` is the state at the end of the walk, which the head
+            takes.
         """
         steps = []
         for stage in self.stages:
             if stage.transition is not None:
                 state = stage.transition(state)
             for block in stage.blocks:
+                if (block.stage, block.step) == until:
+                    return steps, state
                 before, state = state, block(state)
                 steps.append((before, state))
         return steps, state

@@ -8,7 +8,7 @@ from numbers import Real
 import numpy as np
 import tensorflow as tf
 
-from tfresidual.chains.batches import batches_of, check_images, progress_bar, spec_of
+from tfresidual.chains.batches import batches_of, check_images, progress_bar, rebatched, spec_of
 from tfresidual.chains.plan import BLOCK, DISTANCE, HEAD, STEM, TRANSITION, plan_of
 from tfresidual.chains.scores import prediction_scores
 from tfresidual.chains.sources import chain as chain_of
@@ -29,18 +29,24 @@ class RouteValues:
             `tfresidual.chains.scores.prediction_scores`.
         cross_entropy: in nats, 0 or more.
         entropy: of the prediction, in nats, 0 or more.
+        margin: how far, in probability, the label is before the best other class, in [-1, 1].
         agreement: 1.0 where the prediction is that of the unperturbed network.
         distance: `(routes, images, stages)`, the Euclidean distance of the stage's last state to
             that of the unperturbed network, 0 or more.
         outputs: `(routes, images, classes)`, or `None` where they were not asked for.
+        labels: those of the images, as the data has them: without an axis of routes.
+        classes: int, how many the network tells apart.
     """
 
     wrong: np.ndarray
     cross_entropy: np.ndarray
     entropy: np.ndarray
+    margin: np.ndarray
     agreement: np.ndarray
     distance: np.ndarray
     outputs: np.ndarray | None
+    labels: np.ndarray
+    classes: int
 
 
 def evaluate(chain, routes, data, memory_limit=MEMORY_LIMIT, with_outputs=False, progress=False):
@@ -85,11 +91,13 @@ def evaluate(chain, routes, data, memory_limit=MEMORY_LIMIT, with_outputs=False,
             f"Argument `memory_limit` must be {runner.bytes_per_image / MIB:.1f} MiB or more: "
             f"so much take the states of one image. Received: memory_limit={memory_limit!r}"
         )
-    parts = []
+    parts, all_labels = [], []
     with progress_bar("routes" if progress else None, count) as advance:
-        for images, labels in _rebatched(itertools.chain([first], batches), at_once):
+        for images, labels in rebatched(itertools.chain([first], batches), at_once):
             share = len(images) / len(first[0]) / len(plan.steps)
             parts.append(runner.run(images, labels, functools.partial(advance, share)))
+            all_labels.append(labels.numpy())
+    classes = parts[0]["outputs"].shape[-1]
     if not with_outputs:
         for part in parts:
             del part["outputs"]
@@ -101,7 +109,8 @@ def evaluate(chain, routes, data, memory_limit=MEMORY_LIMIT, with_outputs=False,
     joined = {
         name: np.concatenate([part[name] for part in parts], axis=1)[chosen] for name in parts[0]
     }
-    return RouteValues(**{"outputs": None, **joined})
+    joined = {"outputs": None, "labels": np.concatenate(all_labels), "classes": classes} | joined
+    return RouteValues(**joined)
 
 
 class _Runner:
@@ -218,17 +227,3 @@ def _inner_bytes(function):
         for tensor in tensors.values()
         if tensor.shape.rank and tensor.shape[0] is None and tensor.shape[1:].is_fully_defined()
     )
-
-
-def _rebatched(batches, size):
-    """The same images and labels in batches of another size; the last may be smaller."""
-    waiting, count = [], 0
-    for batch in batches:
-        waiting.append(tuple(map(tf.convert_to_tensor, batch)))
-        count += len(batch[0])
-        while count >= size:
-            images, labels = (tf.concat(parts, axis=0) for parts in zip(*waiting, strict=True))
-            yield images[:size], labels[:size]
-            waiting, count = [(images[size:], labels[size:])], count - size
-    if count:
-        yield tuple(tf.concat(parts, axis=0) for parts in zip(*waiting, strict=True))

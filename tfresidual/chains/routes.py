@@ -145,7 +145,7 @@ def repeat_last(chain, stage, times, scale=1.0):
     """
     chain = chain_of(chain)
     blocks = _stage(chain, stage).blocks
-    _check_int("times", times, at_least=1)
+    check_int("times", times, at_least=1)
     if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not np.isfinite(scale):
         raise ValueError(f"Argument `scale` must be a finite number. Received: scale={scale!r}")
     _movable(chain, "stage", (stage, blocks[-1].step), "repeated")
@@ -212,9 +212,9 @@ def shuffle(chain, stage, seed=0, swaps=None):
     """
     chain = chain_of(chain)
     blocks = _stage(chain, stage).blocks
-    _check_int("seed", seed, at_least=0)
+    check_int("seed", seed, at_least=0)
     if swaps is not None:
-        _check_int("swaps", swaps, at_least=1)
+        check_int("swaps", swaps, at_least=1)
     movable = [block.step for block in blocks if block.keeps_shape]
     if len(movable) < 2:
         raise ValueError(
@@ -274,7 +274,7 @@ def _replaced(chain, stage, applications, name):
 
 
 def _stage(chain, stage):
-    _check_int("stage", stage, at_least=1)
+    check_int("stage", stage, at_least=1)
     if stage > len(chain.stages):
         raise ValueError(
             f"Argument `stage` must be a stage of {chain.name}, from 1 to {len(chain.stages)}. "
@@ -315,7 +315,8 @@ def _movable(chain, name, pair, what):
     return block.stage, block.step
 
 
-def _check_int(name, value, at_least):
+def check_int(name, value, at_least):
+    """Raises a `ValueError` unless an argument is an int and large enough."""
     is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not is_int or value < at_least:
         raise ValueError(

@@ -90,6 +90,8 @@ def prediction_scores(kind, labels, outputs):
         - `cross_entropy`: in nats, 0 or more; of several labels the sum over them;
         - `entropy`: of the prediction, in nats, from 0 to log(classes); of several labels the sum
           over them, each up to log(2);
+        - `margin`: the probability of the label minus the highest of another class, in [-1, 1];
+          of several labels the lowest probability of a label minus the highest of another;
         - `predicted`: bool, `(images, classes)`, the class or the classes that are named.
     """
     outputs = ops.convert_to_tensor(outputs)
@@ -106,7 +108,8 @@ def prediction_scores(kind, labels, outputs):
     if kind.startswith("label"):
         if logits is None:
             logits = ops.log(_inside(outputs)) - ops.log(_inside(1 - outputs))
-        p, log_p, log_rest = ops.sigmoid(logits), -ops.softplus(-logits), -ops.softplus(logits)
+        p = ops.sigmoid(logits)
+        log_p, log_rest = -ops.softplus(-logits), -ops.softplus(logits)
         cross_entropy = -ops.sum(labels * log_p + (1 - labels) * log_rest, axis=-1)
         entropy = -ops.sum(p * log_p + (1 - p) * log_rest, axis=-1)
         ranks = ops.argsort(ops.argsort(-outputs, axis=-1), axis=-1)
@@ -116,7 +119,8 @@ def prediction_scores(kind, labels, outputs):
     else:
         log_p = ops.log(_inside(outputs)) if logits is None else ops.log_softmax(logits)
         cross_entropy = -ops.sum(labels * log_p, axis=-1)
-        entropy = -ops.sum(ops.exp(log_p) * log_p, axis=-1)
+        p = ops.exp(log_p)
+        entropy = -ops.sum(p * log_p, axis=-1)
         named = ops.argmax(outputs, axis=-1)
         predicted = ops.one_hot(named, classes, dtype="bool")
         wrong = ops.cast(named != ops.argmax(labels, axis=-1), "float32")
@@ -125,6 +129,7 @@ def prediction_scores(kind, labels, outputs):
         "wrong": ops.where(is_finite, wrong, ops.ones_like(wrong)),
         "cross_entropy": cross_entropy,
         "entropy": entropy,
+        "margin": _margin(labels, p),
         "predicted": ops.logical_and(predicted, is_finite[:, None]),
     }
 
@@ -172,11 +177,7 @@ def exact_match(labels, outputs):
         "Iterative convergent computation is not a useful inductive bias for ResNets",
         on Digitclutter.
     """
-    outputs = ops.cast(outputs, "float32")
-    is_label = ops.cast(labels, "float32") > 0.5
-    lowest_label = ops.min(ops.where(is_label, outputs, np.inf), axis=-1)
-    highest_other = ops.max(ops.where(is_label, -np.inf, outputs), axis=-1)
-    return ops.cast(lowest_label > highest_other, "float32")
+    return ops.cast(_margin(labels, ops.cast(outputs, "float32")) > 0, "float32")
 
 
 _CROSS_ENTROPIES = (
@@ -190,6 +191,14 @@ def _single(loss):
     while isinstance(loss, (list, tuple, dict)) and len(loss) == 1:
         loss = next(iter(loss.values())) if isinstance(loss, dict) else loss[0]
     return loss
+
+
+def _margin(labels, values):
+    """The lowest value of a label minus the highest of another class, `(images,)`."""
+    is_label = ops.cast(labels, "float32") > 0.5
+    lowest_label = ops.min(ops.where(is_label, values, np.inf), axis=-1)
+    highest_other = ops.max(ops.where(is_label, -np.inf, values), axis=-1)
+    return lowest_label - highest_other
 
 
 def _inside(probabilities):

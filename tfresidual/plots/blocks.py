@@ -7,8 +7,6 @@ from matplotlib.transforms import blended_transform_factory
 
 from tfresidual.plots import frames, style
 
-_MOST_COLUMNS = 4
-
 
 def draw_block_metric(
     frame,
@@ -152,7 +150,7 @@ def _over_epochs(values, title, label):
     values = values.dropna(subset="value")
     splits = frames.order_splits(values["split"])
     stages = sorted(values["stage"].unique())
-    columns = min(len(stages), _MOST_COLUMNS)
+    columns = min(len(stages), style.MOST_COLUMNS)
     rows_per_split = -(-len(stages) // columns)
     rows = rows_per_split * len(splits)
     width, height = (6.6, 3.7) if rows * columns == 1 else (2.6 * columns + 1.2, 2.4 * rows + 0.9)

@@ -7,11 +7,8 @@ from tfresidual.plots import frames, style
 
 _METRICS = (("accuracy", "accuracy"), ("cross_entropy", "cross-entropy"), ("entropy", "entropy"))
 _PLACES = {
-    "blocks": ("Borderline images over the last blocks", "block of the last stage"),
-    "repetitions": (
-        "Borderline images over repetitions",
-        "block of the last stage,\nthen its repetitions",
-    ),
+    "blocks": "block of the last stage",
+    "repetitions": "last block of the last stage,\nthen its repetitions",
 }
 _GROUP_LOOKS = {
     "borderline": (style.ORANGE, "D"),
@@ -46,12 +43,11 @@ def borderline(frame, along="blocks"):
         (blocks) and figure 7 (repetitions).
     """
     table = _group_table(frame, along)
-    title, below = _PLACES[along]
     splits = frames.order_splits(table["split"])
     lines = style.split_lines(splits)
-    figure = style.new_figure(9.6, 3.9, title)
+    figure = style.new_figure(9.6, 3.9, "Borderline images")
     handles = []
-    for axes, (metric, label) in zip(figure.subplots(1, 3), _METRICS, strict=True):
+    for axes, (metric, label) in zip(figure.subplots(1, 3, sharex=True), _METRICS, strict=True):
         style.clean_axes(axes)
         for group, (colour, marker) in _GROUP_LOOKS.items():
             for split in splits:
@@ -64,7 +60,7 @@ def borderline(frame, along="blocks"):
                     here[metric],
                     color=colour,
                     marker=marker,
-                    markersize=3.5,
+                    markersize=3.5 if table["block"].nunique() <= 12 else 2.0,
                     linewidth=1.4,
                     linestyle=lines[split],
                     label=f"{name} ({here['images'].max():,} images)",
@@ -78,7 +74,7 @@ def borderline(frame, along="blocks"):
         elif style.wide_scale(axes, table[metric]):
             label = f"{label} (log scale)"
         style.whole_numbers(axes.xaxis, bins=7)
-        style.axis_labels(axes, below, label)
+        style.axis_labels(axes, _PLACES[along], label)
     style.legend(figure, handles)
     return figure
 

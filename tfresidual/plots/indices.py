@@ -38,22 +38,20 @@ def convergence_indices(frame):
         and 6a.
     """
     table = _index_table(frame)
-    stages = sorted(
-        set(table["stage"]) - {_MEAN}, key=lambda stage: (not stage.isdigit(), len(stage), stage)
-    )
-    looks = style.stage_looks(stages)
+    names = sorted(set(table["stage"]), key=lambda stage: (stage != _MEAN, len(stage), stage))
+    looks = style.stage_looks([name for name in names if name != _MEAN])
     splits = frames.order_splits(table["split"])
     bases = [basis for basis in _BASES if basis in set(table["basis"])]
+    shifts = np.linspace(-_SPREAD, _SPREAD, len(names)) if len(names) > 1 else [0.0]
     columns = list(itertools.product(splits, bases))
-    width = float(np.clip(7.0 + 0.5 * len(columns), 7.5, 12.0))
+    width = float(np.clip(7.4 + 0.5 * len(columns), 8.4, 12.0))
     figure = style.new_figure(width, 3.7, "Convergence indices")
     for axes, index in zip(figure.subplots(1, 3), _INDICES, strict=True):
         style.clean_axes(axes, grid="y")
         for place, (split, basis) in enumerate(columns):
             here = table[(table["split"] == split) & (table["basis"] == basis)]
             heights = here.set_index("stage")[index]
-            names = [_MEAN, *stages]
-            for shift, stage in zip(np.linspace(-_SPREAD, _SPREAD, len(names)), names, strict=True):
+            for shift, stage in zip(shifts, names, strict=True):
                 look = _dot_look(stage, basis, looks)
                 axes.plot(place + shift, heights.get(stage, np.nan), gid=stage, **look)
         _label_columns(axes, splits, bases)
@@ -63,15 +61,14 @@ def convergence_indices(frame):
         style.panel_title(axes, index.replace("_", " "))
         if table[index].isna().all():
             style.no_values(axes)
-    style.axis_labels(
-        figure.axes[0], beside="index" if len(bases) > 1 else f"index (basis: {bases[0]})"
-    )
+    told = len(bases) > 1 or splits == [""]
+    style.axis_labels(figure.axes[0], beside="index" if told else f"index (basis: {bases[0]})")
 
     handles = [
         style.line_handle(
-            stage if stage == _MEAN else f"stage {stage}", **_dot_look(stage, "labels", looks)
+            stage if stage == _MEAN else f"stage {stage}", **_dot_look(stage, bases[0], looks)
         )
-        for stage in (_MEAN, *stages)
+        for stage in names
     ]
     if len(bases) > 1:
         handles += [
@@ -125,7 +122,7 @@ def _dot_look(stage, basis, looks):
     return {
         "color": colour,
         "marker": marker,
-        "markersize": 8.5 if stage == _MEAN else 4.8,
+        "markersize": 8.0 if stage == _MEAN else 4.8,
         "markerfacecolor": colour if basis == "labels" else "white",
         "markeredgewidth": 1.2,
         "linestyle": "none",

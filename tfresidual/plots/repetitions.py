@@ -6,7 +6,7 @@ from tfresidual.plots import frames, style
 
 _CURVES = (
     ("cross_entropy", "cross-entropy"),
-    ("distance", "distance to the stage's final state"),
+    ("distance", "distance to final state"),
 )
 _STEPS = (
     ("cosine_loss", "cosine of step F(h)\nand loss gradient ∂L/∂h"),
@@ -63,7 +63,7 @@ def convergence_curves(readout, repeat_last_block):
     splits = frames.order_splits(blocks["split"])
     lines = style.split_lines(splits)
     figure = style.new_figure(9.0, 3.9, "Convergence of the stages")
-    for axes, (metric, label) in zip(figure.subplots(1, 2), _CURVES, strict=True):
+    for axes, (metric, label) in zip(figure.subplots(1, 2, sharex=True), _CURVES, strict=True):
         style.clean_axes(axes)
         drawn = []
         for split in splits:
@@ -81,7 +81,7 @@ def convergence_curves(readout, repeat_last_block):
                     heights,
                     color=colour,
                     marker=marker,
-                    markersize=4.0 if len(places) <= 24 else 2.8,
+                    markersize=4.0 if len(places) <= 12 else 2.5,
                     linewidth=1.3,
                     linestyle=lines[split],
                     label=", ".join(filter(None, (f"stage {stage}", split))),
@@ -98,23 +98,24 @@ def convergence_curves(readout, repeat_last_block):
     handles = style.stage_handles(looks)
     if splits != [""]:
         handles += [style.line_handle(split, linestyle=lines[split]) for split in splits]
-    handles.append(style.line_handle("trained number of blocks", linewidth=0.9, marker="|"))
+    handles.append(
+        style.line_handle("trained number of blocks", linestyle="none", marker="|", markersize=11)
+    )
     style.legend(figure, handles)
     return figure
 
 
 def _mark_lengths(axes, lengths, looks):
-    """Mark where repetitions begin, in the colours of the stages where these differ."""
-    for length in lengths.unique():
-        stages = lengths.index[lengths == length]
-        of_all = len(stages) == len(lengths)
-        axes.axvline(
-            length,
-            color=style.FAINT_INK if of_all else looks[stages[0]][0],
-            linewidth=0.9,
-            zorder=1.5,
-            gid="length",
-        )
+    """Mark where repetitions begin, in the colours of the stages if they differ in that."""
+    for length, stages in lengths.groupby(lengths).groups.items():
+        look = {"linewidth": 0.9, "zorder": 1.5, "gid": "length"}
+        if len(stages) == len(lengths):
+            axes.axvline(length, color=style.FAINT_INK, **look)
+            continue
+        # Stages of the same length share the line, dash by dash.
+        for place, stage in enumerate(stages):
+            dashes = (-6 * place, (6, 6 * (len(stages) - 1))) if len(stages) > 1 else "-"
+            axes.axvline(length, color=looks[stage][0], linestyle=dashes, **look)
 
 
 def repetition_steps(frame):
@@ -162,13 +163,14 @@ def repetition_steps(frame):
                     linestyle=lines[split],
                     label=split or None,
                 )
-            if metric == "cosine_loss":
-                axes.axhline(0.0, color=style.INK, linewidth=0.9, zorder=1.5, gid="zero")
             if table.loc[table["stage"] == stage, metric].isna().all():
                 style.no_values(axes)
+            elif metric == "cosine_loss":
+                axes.axhline(0.0, color=style.INK, linewidth=0.9, zorder=1.5, gid="zero")
             style.whole_numbers(axes.xaxis, bins=6)
         if metric == "l2_ratio" and style.wide_scale(row[0], table[metric]):
             label = f"{label} (log scale)"
+        row[0].tick_params(labelleft=bool(table[metric].notna().any()))
         style.axis_labels(row[0], beside=label)
     for axes, stage in zip(grid[0], stages, strict=True):
         style.panel_title(axes, f"stage {stage}")

@@ -4,8 +4,6 @@ import numpy as np
 
 from tfresidual.plots import frames, style
 
-_MOST_COLUMNS = 4
-
 
 def perturbation_errors(readout, drop_blocks, repeat_last_block, chance=None):
     """Draw the error of three perturbations side by side, a line per stage.
@@ -55,7 +53,7 @@ def perturbation_errors(readout, drop_blocks, repeat_last_block, chance=None):
             tables["repeat_last_block"],
             "repetition",
             0,
-            "additional evaluations\nof the last block",
+            "repetitions of the last block",
         ),
     )
     stages = sorted(set().union(*(table["stage"] for table in tables.values())))
@@ -140,7 +138,7 @@ def shuffle_blocks(frame):
     taus, errors, unperturbed = (frames.numbers(frame, column) for column in columns)
     splits, stages = frames.order_splits(row_splits), np.unique(row_stages)
     looks = style.split_looks(splits)
-    columns = min(len(stages), _MOST_COLUMNS)
+    columns = min(len(stages), style.MOST_COLUMNS)
     rows = -(-len(stages) // columns)
     width = 5.2 if columns == 1 else 2.6 * columns + 1.2
     figure = style.new_figure(width, 2.4 * rows + 1.2, "Shuffled blocks")

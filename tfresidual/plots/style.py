@@ -7,11 +7,14 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 TITLE_SIZE = 11
 LABEL_SIZE = 9.5
 SMALL_SIZE = 8.5
+
+# Panels of stages beside each other, before they wrap.
+MOST_COLUMNS = 4
 
 INK = "#262626"
 FAINT_INK = "#6b6b6b"
@@ -174,8 +177,11 @@ def wide_scale(axes, values):
 
 
 def percent_axis(axes):
-    """Write the shares on the value axis in percent."""
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    """Write the shares on the value axis in percent, and end it where shares end."""
+    low, high = axes.get_ylim()
+    pad = 0.02 * (high - low)
+    axes.set_ylim(max(low, -pad), min(high, 1 + pad))
+    axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.6g}%")
 
 
 def epoch_axis(axes, epochs, bins=10):
@@ -211,7 +217,7 @@ def legend(figure, handles):
 
     Where one row is too narrow for it, it takes several, filled column by column.
     """
-    widths = [0.47 + 0.065 * len(handle.get_label()) for handle in handles]
+    widths = [0.47 + 0.06 * len(handle.get_label()) for handle in handles]
     room = figure.get_figwidth() - 0.4 - 0.09 * len(figure.get_suptitle())
     columns = len(handles) if sum(widths) <= room else max(1, int(room / max(widths)))
     rows = -(-len(handles) // columns)

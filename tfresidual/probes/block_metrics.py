@@ -6,8 +6,8 @@ from keras import ops
 
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains.gradients import walk_with_gradients
-from tfresidual.probes.measure import measure
 from tfresidual.metrics import change_of, cosine, norm
+from tfresidual.probes.measure import measure
 from tfresidual.probes.perturbation import step_values
 
 METRICS = (

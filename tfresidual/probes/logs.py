@@ -9,9 +9,11 @@ KEY = re.compile(
 )
 
 
-def log_key(name, stage, block=None, split=None):
+def log_key(name, stage=None, block=None, split=None):
     """The key of one number: `"stage1/block0/cosine_loss"`, after the split if there is one."""
-    places = [split, f"stage{stage}", None if block is None else f"block{block}", name]
+    of_stage = None if stage is None else f"stage{stage}"
+    of_block = None if block is None else f"block{block}"
+    places = [split, of_stage, of_block, name]
     return "/".join(place for place in places if place is not None)
 
 

@@ -6,8 +6,8 @@ import pandas as pd
 from keras import ops
 
 from tfresidual.chains import chain as chain_of
-from tfresidual.probes.measure import measure
 from tfresidual.metrics import change_of, norm, ratio
+from tfresidual.probes.measure import measure
 
 ALL_STAGES = "all"
 METRICS = ("perturbation", "scaled_perturbation")

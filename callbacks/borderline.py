@@ -1,0 +1,63 @@
+"""Publishes whom the last blocks help."""
+
+from tfresidual.callbacks.probe_callback import ProbeCallback
+
+from tfresidual.probes import borderline
+from tfresidual.probes.borderline import GROUPS, check_arguments, last_blocks
+from tfresidual.probes.logs import log_key
+
+PUBLISHED = ("accuracy", "cross_entropy", "entropy", "images")
+
+
+class Borderline(ProbeCallback):
+    """Runs `tfresidual.probes.borderline` behind the last blocks during `fit`.
+
+    Publishes `"stage3/block2/borderline_accuracy"`, `".../borderline_cross_entropy"`,
+    `".../borderline_entropy"` and `".../borderline_images"` (how many there are) for each of the
+    last blocks, and the same for the groups `correct` and `all`. Numbers of an empty group are
+    NaN.
+
+    Example:
+
+    >>> net.fit(train, callbacks=[Borderline({"train": some, "test": test.take(4)}, every=5)])
+
+    Args:
+        data: what the probe reads: a `tf.data.Dataset` of batches `(images, labels)`, a pair of
+            arrays, or a dict of these by the name of the split, which then begins every key.
+        every: int, the probe runs after every so many epochs; NaN stands for the others.
+        blocks: int, how many of the last blocks; a shorter stage gives all of its blocks.
+        probability: float over 0, up to 1, by which a prediction on the border turns.
+
+    Raises:
+        ValueError: if `every` or `blocks` is not a positive int, or `probability` cannot be used.
+
+    Reference:
+        Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, section 4.3 and fig. 6.
+    """
+
+    def __init__(self, data, every=1, blocks=5, probability=0.1):
+        super().__init__(data, every)
+        check_arguments(blocks, 0, probability)
+        self.blocks = blocks
+        self.probability = probability
+
+    def probe(self, chain):
+        frame = borderline(
+            chain, self.data, blocks=self.blocks, times=0, probability=self.probability
+        )
+        return {
+            log_key(f"{row['group']}_{name}", row["stage"], row["block"], row.get("split")): row[
+                name
+            ]
+            for row in frame.to_dict("records")
+            for name in PUBLISHED
+        }
+
+    def keys(self, chain):
+        return [
+            log_key(f"{group}_{name}", chain.stages[-1].index, step, split)
+            for split in self.splits()
+            for step in last_blocks(chain, self.blocks)
+            for group in GROUPS
+            for name in PUBLISHED
+        ]

@@ -1,0 +1,71 @@
+"""Publishes how far the network does what an iterative method does."""
+
+from tfresidual.callbacks.probe_callback import ProbeCallback
+
+from tfresidual.chains.routes import check_int
+from tfresidual.probes.convergence_indices import (
+    BASES,
+    INDICES,
+    MEAN,
+    TIMES,
+    check_chance,
+    measured_indices,
+)
+from tfresidual.probes.logs import log_key
+
+
+class ConvergenceIndices(ProbeCallback):
+    """Runs `tfresidual.probes.convergence_indices` during `fit`.
+
+    Publishes `"stage1/convergence_index"`, `"stage1/recurrence_index"` and
+    `"stage1/divergence_index"` for every stage, and their means as `"convergence_index"` and so
+    on; `"stage1/agreement_convergence_index"` and so on for the same on agreement with the whole
+    network. All are NaN while the network errs as often as chance or more.
+
+    Example:
+
+    >>> net.fit(train, callbacks=[ConvergenceIndices(test.take(4), every=5)])
+
+    Args:
+        data: what the probe reads: a `tf.data.Dataset` of batches `(images, labels)`, a pair of
+            arrays, or a dict of these by the name of the split, which then begins every key.
+        every: int, the probe runs after every so many epochs; NaN stands for the others.
+        times: int, the most extra applications of a stage's last block.
+        chance: the error of guessing, see `tfresidual.probes.convergence_indices`.
+
+    Raises:
+        ValueError: if `every` or `times` is not a positive int, or `chance` cannot be used.
+
+    Reference:
+        "Iterative convergent computation is not a useful inductive bias for ResNets", section
+        3.3.
+    """
+
+    def __init__(self, data, every=1, times=TIMES, chance="uniform"):
+        super().__init__(data, every)
+        check_int("times", times, at_least=1)
+        check_chance(chance)
+        self.times = times
+        self.chance = chance
+
+    def probe(self, chain):
+        frame = measured_indices(chain, self.data, self.times, self.chance, at_chance="nan")
+        logs = {}
+        for row in frame.to_dict("records"):
+            stage = None if row["stage"] == MEAN else row["stage"]
+            for name in INDICES:
+                logs[_key(row["basis"], name, stage, row.get("split"))] = row[name]
+        return {key: logs[key] for key in self.keys(chain)}
+
+    def keys(self, chain):
+        return [
+            _key(basis, name, stage, split)
+            for split in self.splits()
+            for basis in BASES
+            for stage in (*(stage.index for stage in chain.stages), None)
+            for name in INDICES
+        ]
+
+
+def _key(basis, name, stage, split):
+    return log_key(name if basis == "labels" else f"agreement_{name}", stage, split=split)

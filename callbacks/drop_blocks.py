@@ -1,0 +1,44 @@
+"""Publishes what the network loses without one of its blocks."""
+
+from tfresidual.callbacks.probe_callback import ProbeCallback
+from tfresidual.callbacks.readout import per_block_logs
+
+from tfresidual.probes import drop_blocks
+from tfresidual.probes.logs import log_key
+
+PUBLISHED = ("error", "cross_entropy", "agreement")
+
+
+class DropBlocks(ProbeCallback):
+    """Runs `tfresidual.probes.drop_blocks` during `fit`.
+
+    Publishes `"stage1/block0/drop_error"`, `".../drop_cross_entropy"` and `".../drop_agreement"`
+    (with the predictions of the whole network) for every block that keeps the shape of the state.
+
+    Example:
+
+    >>> net.fit(train, callbacks=[DropBlocks(test.take(4), every=10)])
+
+    Args:
+        data: what the probe reads: a `tf.data.Dataset` of batches `(images, labels)`, a pair of
+            arrays, or a dict of these by the name of the split, which then begins every key.
+        every: int, the probe runs after every so many epochs; NaN stands for the others.
+
+    Raises:
+        ValueError: if `every` is not a positive int.
+
+    Reference:
+        Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, fig. 3; Veit et al. 2016.
+    """
+
+    def probe(self, chain):
+        return per_block_logs(drop_blocks(chain, self.data), "drop", self.keys(chain), PUBLISHED)
+
+    def keys(self, chain):
+        return [
+            log_key(f"drop_{name}", block.stage, block.step, split)
+            for split in self.splits()
+            for block in chain.blocks
+            if block.keeps_shape
+            for name in PUBLISHED
+        ]

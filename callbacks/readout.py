@@ -1,0 +1,54 @@
+"""Publishes what the network answers when stages are left early."""
+
+from tfresidual.callbacks.probe_callback import ProbeCallback
+
+from tfresidual.probes import readout
+from tfresidual.probes.logs import log_key
+
+PUBLISHED = ("error", "cross_entropy", "entropy")
+
+
+class Readout(ProbeCallback):
+    """Runs `tfresidual.probes.readout` during `fit`.
+
+    Publishes `"stage1/block0/readout_error"`, `".../readout_cross_entropy"` and
+    `".../readout_entropy"` for every block behind which its stage can be left.
+
+    Example:
+
+    >>> net.fit(train, callbacks=[Readout(test.take(4)), keras.callbacks.CSVLogger("log.csv")])
+
+    Args:
+        data: what the probe reads: a `tf.data.Dataset` of batches `(images, labels)`, a pair of
+            arrays, or a dict of these by the name of the split, which then begins every key.
+        every: int, the probe runs after every so many epochs; NaN stands for the others.
+
+    Raises:
+        ValueError: if `every` is not a positive int.
+
+    Reference:
+        Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, fig. 5.
+    """
+
+    def probe(self, chain):
+        return per_block_logs(readout(chain, self.data), "readout", self.keys(chain), PUBLISHED)
+
+    def keys(self, chain):
+        return [
+            log_key(f"readout_{name}", stage.index, block.step, split)
+            for split in self.splits()
+            for stage in chain.stages
+            for block in stage.blocks
+            if all(later.keeps_shape for later in stage.blocks[block.step + 1 :])
+            for name in PUBLISHED
+        ]
+
+
+def per_block_logs(frame, prefix, keys, names):
+    """The numbers of a frame with a row per block, by log key; only what has a key."""
+    logs = {
+        log_key(f"{prefix}_{name}", row["stage"], row["block"], row.get("split")): row[name]
+        for row in frame.to_dict("records")
+        for name in names
+    }
+    return {key: logs[key] for key in keys}

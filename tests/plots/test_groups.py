@@ -1,0 +1,105 @@
+"""The figure of borderline, correct and all images."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from plots.make_frames import borderline_frame
+from plots.read_figures import draws, legend_texts, metric_lines, points
+
+from tfresidual import plots
+
+METRICS = ("accuracy", "cross_entropy", "entropy")
+
+
+@pytest.mark.parametrize("along", ["blocks", "repetitions"])
+class TestAlong:
+    def test_a_line_per_group_and_split(self, along):
+        frame = borderline_frame(splits=("test", "train"))
+        figure = plots.borderline(frame.sample(frac=1.0, random_state=1), along=along)
+        for axes, metric in zip(figure.axes, METRICS, strict=True):
+            drawn = {line.get_label().split(" (")[0]: line for line in metric_lines(axes)}
+            assert list(drawn) == [
+                f"{group}, {split}"
+                for group in ("borderline", "correct", "all")
+                for split in ("train", "test")
+            ]
+            for name, line in drawn.items():
+                group, split = name.split(", ")
+                rows = frame[(frame["along"] == along) & (frame["group"] == group)]
+                rows = rows[rows["split"] == split]
+                assert points(line) == dict(zip(rows["block"], rows[metric], strict=True))
+
+    def test_words(self, along):
+        figure = plots.borderline(borderline_frame(), along=along)
+        assert [axes.get_ylabel().split(" (")[0] for axes in figure.axes] == [
+            "accuracy",
+            "cross-entropy",
+            "entropy",
+        ]
+        assert ("repetitions" in figure.axes[0].get_xlabel()) == (along == "repetitions")
+        assert "last stage" in figure.axes[0].get_xlabel()
+        assert figure.axes[0].yaxis.get_major_formatter()(0.5, None) == "50%"
+
+
+def test_groups_have_colours_and_splits_lines():
+    figure = plots.borderline(borderline_frame(splits=("train", "test")))
+    lines = metric_lines(figure.axes[0])
+    assert [line.get_linestyle() for line in lines] == ["-", "--"] * 3
+    colours = [line.get_color() for line in lines]
+    assert colours[0::2] == colours[1::2]
+    assert len(set(colours)) == 3
+
+
+def test_the_legend_counts_the_images():
+    figure = plots.borderline(borderline_frame())
+    assert legend_texts(figure) == [
+        "borderline (310 images)",
+        "correct (9,000 images)",
+        "all (10,000 images)",
+    ]
+
+
+def test_a_group_without_images_has_no_line_but_is_counted():
+    frame = borderline_frame(splits=("train", "test"))
+    nobody = (frame["group"] == "borderline") & (frame["split"] == "train")
+    frame.loc[nobody, ["images", "accuracy", "cross_entropy", "entropy"]] = [0, 0.0, np.nan, np.nan]
+    figure = plots.borderline(frame)
+    for axes in figure.axes:
+        assert points(metric_lines(axes)[0]) == {}
+        assert points(metric_lines(axes)[1]) != {}
+    assert legend_texts(figure)[0] == "borderline, train (0 images)"
+    draws(figure)
+
+
+def test_decades_are_logarithmic():
+    frame = borderline_frame()
+    frame.loc[frame["group"] == "correct", "cross_entropy"] = 1e-4
+    axes = plots.borderline(frame).axes[1]
+    assert axes.get_yscale() == "log"
+    assert axes.get_ylabel() == "cross-entropy (log scale)"
+
+
+def test_a_metric_without_values_and_a_single_row():
+    figure = plots.borderline(borderline_frame().assign(entropy=np.nan))
+    assert [text.get_text() for text in figure.axes[2].texts] == ["no values"]
+    figure = plots.borderline(borderline_frame().iloc[:1])
+    assert legend_texts(figure) == ["borderline (310 images)"]
+    draws(figure)
+
+
+def test_refused():
+    frame = borderline_frame()
+    with pytest.raises(ValueError, match=r"`along` must be 'blocks' or .*Received: 'epochs'"):
+        plots.borderline(frame, along="epochs")
+    with pytest.raises(
+        ValueError, match=r"rows with along='repetitions'. Received: .*\['blocks'\]"
+    ):
+        plots.borderline(frame.query("along == 'blocks'"), along="repetitions")
+    with pytest.raises(ValueError, match=r"missing: `images`\. Received: columns="):
+        plots.borderline(frame.drop(columns="images"))
+    with pytest.raises(ValueError, match=r"`group`.*Received: \['hard'\]"):
+        plots.borderline(frame.assign(group="hard"))
+    with pytest.raises(ValueError, match=r"one row per block and group.*group='borderline'"):
+        plots.borderline(pd.concat([frame, frame]))
+    with pytest.raises(ValueError, match=r"`accuracy`, `cross_entropy`.*Received: 15 rows"):
+        plots.borderline(frame.assign(images=0))

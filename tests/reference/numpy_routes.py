@@ -1,0 +1,90 @@
+"""What every route through a network gives, in plain NumPy and float64, from the definitions.
+
+A route is here what `tfresidual.chains.Route` holds: for every stage the pairs (step, scale) of
+the blocks applied. Every route is run by itself, from the images on.
+
+    values = analyse(net.get_config(), weights_of(net), routes, images, labels)
+    values["cross_entropy"][1]  # per image, of the second route
+"""
+
+import functools
+
+import numpy as np
+
+from reference.numpy_network import NumpyNetwork, chain, norm, sigmoid, softmax
+
+
+def run(net, stages, images):
+    """The last state of every stage, and the logits, of a `NumpyNetwork` along a route."""
+    state, _ = net.stem(np.asarray(images, np.float64))
+    last_states = []
+    for transition, units, applied in zip(net.transitions, net.units, stages, strict=True):
+        pieces = [functools.partial(units[step], scale=scale) for step, scale in applied]
+        state, _ = chain(transition, *pieces)(state)
+        last_states.append(state)
+    logits, _ = net.head(state)
+    return last_states, logits
+
+
+def named(net, logits, labels):
+    """The classes that are named, a set for every image: as many as the image has labels."""
+    counts = labels.sum(axis=1) if several_labels(net) else np.ones(len(labels), int)
+    return [
+        set(np.argsort(row)[len(row) - n :]) for row, n in zip(logits, counts.astype(int), strict=True)
+    ]
+
+
+def several_labels(net):
+    return net.config["classifier_activation"] == "sigmoid"
+
+
+def scores(net, logits, labels):
+    """Values per image by name. Labels are ints, or k-hot rows where the network ends in sigmoids."""
+    values = {"wrong": [], "cross_entropy": [], "entropy": []}
+    names = named(net, logits, labels)
+    for z, label, found in zip(logits, labels, names, strict=True):
+        if several_labels(net):
+            right = set(np.flatnonzero(label))
+            p = np.stack([sigmoid(-z), sigmoid(z)])  # of every label: absent, present
+            surprise = sum(-np.log(p[int(y), i]) for i, y in enumerate(label))
+        else:
+            right = {int(label)}
+            p = softmax(z[None])
+            surprise = -np.log(p[0, int(label)])
+        values["wrong"].append(float(found != right))
+        values["cross_entropy"].append(surprise)
+        values["entropy"].append(-np.sum(p * np.log(p)))
+    return {name: np.array(rows) for name, rows in values.items()}
+
+
+def analyse(config, weights, routes, images, labels):
+    """All values of some routes.
+
+    Args:
+        config: `net.get_config()`.
+        weights: `weights_of(net)`.
+        routes: for every route, what its stages apply. The distances and the agreement are to
+            the network as it is, whether it is among them or not.
+        images: array (images, height, width, channels).
+        labels: ints (images,), or zeros and ones (images, classes) for sigmoids.
+
+    Returns:
+        A dict of arrays whose first axes are route and image, by the names of
+        `tfresidual.chains.evaluator.RouteValues`.
+    """
+    net = NumpyNetwork(config, weights)
+    plain = [[(step, 1.0) for step in range(len(units))] for units in net.units]
+    plain_states, plain_logits = run(net, plain, images)
+    plain_names = named(net, plain_logits, labels)
+    rows = []
+    for stages in routes:
+        states, logits = run(net, stages, images)
+        row = scores(net, logits, labels)
+        names = named(net, logits, labels)
+        row["agreement"] = np.array([a == b for a, b in zip(names, plain_names, strict=True)])
+        row["distance"] = np.stack(
+            [norm(a - b) for a, b in zip(states, plain_states, strict=True)], axis=1
+        )
+        row["outputs"] = net.activated(logits)
+        rows.append(row)
+    return {name: np.stack([row[name] for row in rows]).astype(float) for name in rows[0]}

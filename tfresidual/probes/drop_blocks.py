@@ -1,0 +1,60 @@
+"""What the network loses without one of its blocks."""
+
+from tfresidual.chains import chain as chain_of
+from tfresidual.chains.evaluator import MEMORY_LIMIT
+from tfresidual.chains.routes import drop
+from tfresidual.probes.evaluate_routes import frames_of_rows
+
+
+def drop_blocks(chain, data, memory_limit=MEMORY_LIMIT, progress=False):
+    """Measures what the network answers without each of its blocks, one at a time.
+
+    The metrics are those of `evaluate_routes`; the distance is that of the stage the block stands
+    in. Blocks that change the shape of the state cannot be dropped: their metrics are NaN.
+
+    Example:
+
+    >>> frame = drop_blocks(tfresidual.chain(net), {"train": train, "test": test})
+
+    Args:
+        chain: a chain, or what `tfresidual.chain` makes one of.
+        data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
+            these by the name of the split.
+        memory_limit: MiB that the states of images may take at once; the result is the same.
+        progress: whether to show a progress bar.
+
+    Returns:
+        A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0), `error`,
+        `cross_entropy`, `entropy`, `agreement`, `distance` and `unperturbed_error`, that of the
+        whole network; `split` first, where `data` is a dict.
+
+    Raises:
+        ValueError: if an argument cannot be used.
+
+    Reference:
+        Jastrzebski et al. 2018, fig. 3 and 12; "Iterative convergent computation is not a useful
+        inductive bias for ResNets", fig. 2a; Veit et al. 2016.
+    """
+    chain = chain_of(chain)
+    tables = {"drop_blocks": rows_of(chain)}
+    frames, values = frames_of_rows(chain, data, tables, memory_limit, progress)
+    return with_unperturbed_error(frames["drop_blocks"], values)
+
+
+def rows_of(chain):
+    """The places of the probe's frame, and their routes."""
+    return [
+        (
+            {"stage": block.stage, "block": block.step},
+            drop(chain, (block.stage, block.step)) if block.keeps_shape else None,
+        )
+        for block in chain.blocks
+    ]
+
+
+def with_unperturbed_error(frame, values):
+    """The frame with the error of the whole network, which is the values' first route."""
+    errors = {split: float(part.wrong[0].mean(dtype=float)) for split, part in values.items()}
+    if "split" in frame:
+        return frame.assign(unperturbed_error=frame["split"].map(errors))
+    return frame.assign(unperturbed_error=errors[None])

@@ -1,0 +1,138 @@
+"""What happens when the last block of a stage is applied again and again. TensorFlow only."""
+
+import dataclasses
+import functools
+
+import numpy as np
+import tensorflow as tf
+
+from tfresidual.chains import chain as chain_of
+from tfresidual.chains.batches import run_over, splits_of
+from tfresidual.chains.evaluator import MEMORY_LIMIT
+from tfresidual.chains.routes import check_int, repeat_last, unperturbed
+from tfresidual.metrics import change_of, cosine, norm, ratio
+from tfresidual.probes.evaluate_routes import frames_of_rows
+
+# A backward pass keeps what is computed in every block behind the step.
+IMAGES_OF_A_STEP = 64
+
+
+def repeat_last_block(
+    chain, data, times=16, scale=1.0, steps=True, memory_limit=MEMORY_LIMIT, progress=False
+):
+    """Measures what the network answers when a stage's last block is applied more often.
+
+    One stage at a time, for every number of repetitions from 0 (the unperturbed network) to
+    `times`. The metrics are those of `evaluate_routes`; the distance is that of the stage. Beside
+    them stands what the last of these applications does, in the network that ends the stage with
+    it:
+
+    - `cosine_loss`: between what it adds to the state and the gradient of the loss at the state
+      it takes, through itself and all that follows, in [-1, 1] (see `block_metrics`);
+    - `l2_ratio`: the norm of what it adds over the norm of the state it takes, 0 or more.
+
+    Repetition 0 has the numbers of `block_metrics`. Both are NaN where the numbers overflow. A
+    stage whose last block changes the shape of the state has no rows.
+
+    Example:
+
+    >>> frame = repeat_last_block(tfresidual.chain(net), test, times=20, scale=0.3)
+
+    Args:
+        chain: a chain, or what `tfresidual.chain` makes one of.
+        data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
+            these by the name of the split.
+        times: int, the most extra applications, 1 or more.
+        scale: float, what the block's branch is multiplied by in the extra applications.
+        steps: whether cosine and ratio of the steps are measured, which takes a backward pass.
+        memory_limit: MiB that the states of images may take at once; the result is the same.
+        progress: whether to show a progress bar.
+
+    Returns:
+        A `pandas.DataFrame` with the columns `stage` (from 1), `repetition` (from 0), `scale`,
+        `error`, `cross_entropy`, `entropy`, `agreement`, `distance` and, with `steps`,
+        `cosine_loss` and `l2_ratio`; `split` first, where `data` is a dict.
+
+    Raises:
+        ValueError: if an argument cannot be used, or no stage has a last block to repeat.
+
+    Reference:
+        Jastrzebski et al. 2018, section 4.4 and fig. 20; "Iterative convergent computation is not
+        a useful inductive bias for ResNets", section 3.3 and fig. 2a, 6b, c.
+    """
+    chain = chain_of(chain)
+    check_int("times", times, at_least=1)
+    rows = rows_of(chain, times, scale)
+    if not rows:
+        raise ValueError(
+            "Argument `chain` must have a stage whose last block keeps the shape of the state. "
+            f"Received: {chain.name}, where no stage has one"
+        )
+    tables = {"repeat_last_block": rows}
+    frame = frames_of_rows(chain, data, tables, memory_limit, progress)[0]["repeat_last_block"]
+    if not steps:
+        return frame
+    measured = [
+        _steps(chain, stage, times, scale, part, progress)
+        for part in splits_of(data).values()
+        for stage in _stages(chain)
+    ]
+    for name in ("cosine_loss", "l2_ratio"):
+        frame[name] = [value for values in measured for value in values[name]]
+    return frame
+
+
+def rows_of(chain, times, scale=1.0):
+    """The places of the probe's frame, and their routes."""
+    rows = []
+    for stage in _stages(chain):
+        for repetition in range(times + 1):
+            route = unperturbed(chain)
+            if repetition:
+                route = repeat_last(chain, stage.index, repetition, scale)
+            place = {"stage": stage.index, "repetition": repetition, "scale": float(scale)}
+            rows.append((place, route))
+    return rows
+
+
+def _stages(chain):
+    """The stages whose last block can be repeated."""
+    return [stage for stage in chain.stages if stage.blocks[-1].keeps_shape]
+
+
+def _steps(chain, stage, times, scale, data, progress):
+    """Means over the images for the trained application and every extra one, by name."""
+    scales = [1.0] + [float(scale)] * times
+    function = functools.partial(_step_values, chain, stage, scales)
+    name = f"stage {stage.index} block {stage.blocks[-1].step} x{times} scaled {scale}"
+    values = run_over(chain, name, function, data, progress, at_once=IMAGES_OF_A_STEP)
+    with np.errstate(invalid="ignore"):
+        return {name: value.mean(axis=0, dtype=float) for name, value in values.items()}
+
+
+def _step_values(chain, stage, scales, images, labels):
+    """Both metrics of all applications on a batch, each `(images, applications)`."""
+    block = stage.blocks[-1]
+    _, state = chain.walk(chain.stem(images), until=(block.stage, block.step))
+    rest = dataclasses.replace(chain, stages=chain.stages[stage.index :])
+
+    def step(index, state, cosines, ratios):
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(state)
+            after = block(state, tf.gather(scales, index))
+            _, last = rest.walk(after)
+            losses = chain.loss(labels, chain.head(last))
+        change = change_of(state, after)
+        cosines = cosines.write(index, cosine(change, tape.gradient(losses, state)))
+        ratios = ratios.write(index, ratio(norm(change), norm(state)))
+        return index + 1, after, cosines, ratios
+
+    # A loop of the graph: it is traced once, however often the block is applied.
+    values = [tf.TensorArray(tf.float32, len(scales)) for _ in range(2)]
+    _, _, cosines, ratios = tf.while_loop(
+        lambda index, *_: index < len(scales), step, (0, state, *values)
+    )
+    return {
+        "cosine_loss": tf.transpose(cosines.stack()),
+        "l2_ratio": tf.transpose(ratios.stack()),
+    }

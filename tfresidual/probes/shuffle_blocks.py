@@ -1,0 +1,75 @@
+"""What the network answers when its blocks change places."""
+
+import itertools
+
+import numpy as np
+
+from tfresidual.chains import chain as chain_of
+from tfresidual.chains.evaluator import MEMORY_LIMIT
+from tfresidual.chains.routes import check_int, shuffle
+from tfresidual.probes.drop_blocks import with_unperturbed_error
+from tfresidual.probes.evaluate_routes import frames_of_rows
+
+
+def shuffle_blocks(
+    chain, data, swaps=(1, 2, 4, 8), draws=3, seed=0, memory_limit=MEMORY_LIMIT, progress=False
+):
+    """Measures what the network answers when blocks of a stage change places at random.
+
+    One stage at a time. Blocks that change the shape of the state keep their places; a stage with
+    less than two others has no rows. The metrics are those of `evaluate_routes`; the distance is
+    that of the stage.
+
+    Example:
+
+    >>> frame = shuffle_blocks(tfresidual.chain(net), test, swaps=(1, 4), draws=10)
+
+    Args:
+        chain: a chain, or what `tfresidual.chain` makes one of.
+        data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
+            these by the name of the split.
+        swaps: ints, how many random pairs of blocks change places, one after the other.
+        draws: int, how often each of these is drawn.
+        seed: int, 0 or more; the same seed gives the same orders.
+        memory_limit: MiB that the states of images may take at once; the result is the same.
+        progress: whether to show a progress bar.
+
+    Returns:
+        A `pandas.DataFrame` with the columns `stage` (from 1), `swaps`, `draw` (from 0),
+        `kendall_tau` (rank correlation of the order with the trained one, in [-1, 1]; 1 where no
+        block has moved), `error`, `cross_entropy`, `entropy`, `agreement`, `distance` and
+        `unperturbed_error`; `split` first, where `data` is a dict.
+
+    Raises:
+        ValueError: if an argument cannot be used, or no stage has two blocks that can move.
+
+    Reference:
+        Veit et al. 2016, https://arxiv.org/abs/1605.06431, on reordering.
+    """
+    chain = chain_of(chain)
+    check_int("draws", draws, at_least=1)
+    check_int("seed", seed, at_least=0)
+    rows = []
+    for stage in chain.stages:
+        if sum(block.keeps_shape for block in stage.blocks) < 2:
+            continue
+        for count, draw in itertools.product(swaps, range(draws)):
+            route = shuffle(chain, stage.index, seed + draw, count)
+            order = [application.step for application in route.stages[stage.index - 1]]
+            place = {"stage": stage.index, "swaps": count, "draw": draw}
+            rows.append((place | {"kendall_tau": kendall_tau(order)}, route))
+    if not rows:
+        raise ValueError(
+            "Arguments `chain` and `swaps` must leave something to move: a stage with two blocks "
+            f"that keep the shape of the state. Received: {chain.name}, swaps={swaps!r}"
+        )
+    tables = {"shuffle_blocks": rows}
+    frames, values = frames_of_rows(chain, data, tables, memory_limit, progress)
+    return with_unperturbed_error(frames["shuffle_blocks"], values)
+
+
+def kendall_tau(order):
+    """Share of pairs in their trained order minus share of the others, in [-1, 1]."""
+    first, second = np.triu_indices(len(order), k=1)
+    order = np.asarray(order)
+    return float(np.sign(order[second] - order[first]).mean())
