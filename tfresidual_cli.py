@@ -9,6 +9,7 @@ import contextlib
 import os
 import sys
 import tempfile
+import types
 
 import click
 
@@ -30,6 +31,15 @@ LAYOUTS = (
     "relu_before_addition",
     "bn_after_addition",
     "original",
+)
+PROBES = (
+    "block_metrics",
+    "readout",
+    "drop_blocks",
+    "repeat_last_block",
+    "shuffle_blocks",
+    "convergence_indices",
+    "borderline",
 )
 SHORTCUTS = ("identity", "scaled", "exclusive_gate", "shortcut_only_gate", "conv1x1", "dropout")
 RECIPES = (
@@ -160,6 +170,7 @@ def cli():
       tfresidual study
       tfresidual study --data cifar10 --data-dir ~/tensorflow_datasets --epochs 5
       tfresidual train --network hauser --depth 10 --out runs/hauser10
+      tfresidual probe runs/hauser10 --probe drop_blocks
       tfresidual data digitclutter --digits 5
     """
 
@@ -181,7 +192,7 @@ def study(out, **given):
     """
     with _package() as package:
         settings, out = _settings(package, given, out)
-        report = package.run(out, settings, package.terminal())
+        report = package.study.run(out, settings, package.terminal())
     click.echo(f"report: {report}")
 
 
@@ -202,10 +213,94 @@ def train(out, **given):
     """
     with _package() as package:
         settings, out = _settings(package, given, out)
-        result = package.train(out, settings, package.terminal())
+        result = package.study.train(out, settings, package.terminal())
     best = result.log[f"val_{result.metric}"].max()
     click.echo(f"network: {os.path.join(out, 'model.keras')}")
     click.echo(f"best epoch: {result.best_epoch + 1}, validation {result.metric} {best:.4f}")
+
+
+@cli.command()
+@click.argument("target", metavar="RUN_OR_MODEL", type=click.Path())
+@click.option(
+    "--probe",
+    "names",
+    multiple=True,
+    type=click.Choice(PROBES),
+    metavar="NAME",
+    help=f"May be given several times: {', '.join(PROBES)}.  [default: all]",
+)
+@click.option(
+    "--split",
+    "splits",
+    multiple=True,
+    type=click.Choice(["train", "test"]),
+    help="May be given twice.  [default: test]",
+)
+@number("--images", "Images of each split, whole batches of them.", "all test images")
+@number("--times", "Extra applications of a stage's last block.", 16)
+@option(
+    "--scale",
+    "What its branch is multiplied by in them; the indices are measured without.",
+    1.0,
+    type=float,
+    metavar="X",
+)
+@option(
+    "--chance",
+    "The error of guessing: uniform, 'largest class', or a number.",
+    "uniform",
+    metavar="X",
+)
+@option(
+    "--memory-limit",
+    "MiB that states of images may take.",
+    1024,
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="MIB",
+)
+@option("--data", "Dataset.", "that of the run", type=click.Choice(DATASETS))
+@options(*DATA_OPTIONS)
+@option(
+    "--out",
+    "Folder to write.",
+    "probes/ beside the network",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+)
+def probe(target, names, splits, images, times, scale, chance, memory_limit, out, **given):
+    """Run probes on a saved network: the folder of a run, or a .keras file.
+
+    Writes what was measured as CSV, and the figures, beside the network. A .keras file outside
+    of the folder of a run needs --data.
+
+    \b
+    Examples:
+      tfresidual probe runs/resnet-digitclutter --probe drop_blocks
+      tfresidual probe net.keras --data cifar10 --probe readout --probe borderline --split train
+      tfresidual probe runs/resnet-digitclutter --probe repeat_last_block --times 20 --scale 0.3
+    """
+    chosen = {
+        "times": times,
+        "scale": scale,
+        "chance": _number_or_text(chance),
+        "memory_limit": memory_limit,
+    }
+    with _package() as package:
+        frames, paths = package.probing.probe(
+            target,
+            list(names) or None,
+            out,
+            splits or ("test",),
+            images,
+            _changes(given),
+            package.probing.ProbeOptions(**_given(chosen)),
+            package.terminal(),
+        )
+    for name, frame in frames.items():
+        click.echo(f"{name}:")
+        click.echo(frame.to_string(index=False, float_format="{:.4g}".format))
+    for path in paths:
+        click.echo(f"wrote {path}", err=True)
 
 
 @cli.command()
@@ -225,8 +320,8 @@ def data(download, **given):
     """
     with _package() as package:
         settings, _ = _settings(package, given, None)
-        parts = package.prepare(settings, package.terminal(), download=download)
-        description = package.describe(settings)
+        parts = package.settings.prepare(settings, package.terminal(), download=download)
+        description = package.settings.describe(settings)
     size = "x".join(map(str, description.input_shape))
     for name, part in zip(("train", "validation", "test"), parts, strict=True):
         click.echo(f"{name}: {len(part)} batches of {settings.batch_size}, images {size}")
@@ -253,21 +348,42 @@ def _fail(message, code):
     sys.exit(code)
 
 
-def _settings(package, given, out):
-    """The settings from the options that were given, and the folder to write."""
-    given = {name: value for name, value in given.items() if value is not None}
+def _given(values):
+    """The values that were given."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _changes(given):
+    """The fields of the settings that options name."""
+    given = _given(given)
     if "digits" in given:
         given["digits"] = int(given["digits"])
-    settings = package.Settings(**given)
+    return given
+
+
+def _number_or_text(text):
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        return text
+
+
+def _settings(package, given, out):
+    """The settings from the options that were given, and the folder to write."""
+    settings = package.settings.Settings(**_changes(given))
     return settings, out or os.path.join("runs", f"{settings.network}-{settings.data}")
 
 
 @contextlib.contextmanager
 def _package():
-    """`tfresidual.study`, without the noise of the libraries; its errors end in one line."""
+    """The package, without the noise of the libraries; its errors end in one line."""
     click.echo("loading TensorFlow", err=True)
     with _without_noise():
-        from tfresidual import study as package
+        from tfresidual import probing, settings, study
+        from tfresidual.console import terminal
+    package = types.SimpleNamespace(
+        probing=probing, settings=settings, study=study, terminal=terminal
+    )
     try:
         yield package
     except (ValueError, OSError) as error:

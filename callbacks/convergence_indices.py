@@ -9,7 +9,7 @@ from tfresidual.probes.convergence_indices import (
     MEAN,
     TIMES,
     check_chance,
-    measured_indices,
+    convergence_frames,
 )
 from tfresidual.probes.logs import log_key
 
@@ -49,7 +49,7 @@ class ConvergenceIndices(ProbeCallback):
         self.chance = chance
 
     def probe(self, chain):
-        frame = measured_indices(chain, self.data, self.times, self.chance, at_chance="nan")
+        _, frame = convergence_frames(chain, self.data, self.times, self.chance, at_chance="nan")
         logs = {}
         for row in frame.to_dict("records"):
             stage = None if row["stage"] == MEAN else row["stage"]

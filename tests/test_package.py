@@ -17,6 +17,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 # Each part may import those before it.
 ORDER = (
     "files",
+    "console",
     "metrics",
     "layers",
     "networks",
@@ -29,6 +30,7 @@ ORDER = (
     "report",
     "callbacks",
     "settings",
+    "probing",
     "study",
 )
 
@@ -82,7 +84,7 @@ def test_all_names_are_there(imported):
     assert kinds.pop("chain") == "function"
     assert set(kinds.values()) == {"module"}
     parts = {"callbacks", "datasets", "layers", "networks", "plots", "probes", "report", "study"}
-    assert set(kinds) == parts | {"training", "tuning"}
+    assert set(kinds) == parts | {"routes", "training", "tuning"}
     assert set(imported["dir"]) >= {*kinds, "chain", "__version__"}
     assert imported["error"] == "module 'tfresidual' has no attribute 'nothing'"
 
@@ -98,9 +100,14 @@ def test_every_name_that_a_part_exports_is_there():
 
 SAVE = """
 import sys, keras, numpy as np
-from tfresidual import networks
+from tfresidual import networks, training
 keras.utils.set_random_seed(1)
-network = networks.ResidualNetwork((8, 8, 1), 3, blocks=1, widths=(2, 4), shortcut="exclusive_gate")
+network = networks.ResidualNetwork(
+    (8, 8, 1), 3, blocks=1, widths=(2, 4), shortcut="exclusive_gate",
+    classifier_activation="sigmoid",
+)
+# Loss and metric are of this package too.
+training.compile_network(network, "digitclutter", 2, 10, multi_label=True)
 network.save(sys.argv[1])
 np.save(sys.argv[2], network(np.ones((1, 8, 8, 1), "float32")).numpy())
 """
@@ -112,7 +119,8 @@ network = keras.saving.load_model(sys.argv[1])
 assert type(network) is tfresidual.networks.ResidualNetwork
 outputs = network(np.ones((1, 8, 8, 1), "float32")).numpy()
 np.testing.assert_array_equal(outputs, np.load(sys.argv[2]))
-assert "tfresidual.training" not in sys.modules
+assert type(network.loss).__name__ == "MultiLabelCrossentropy"
+assert "tfresidual.study" not in sys.modules
 print("opened")
 """
 

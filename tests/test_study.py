@@ -29,7 +29,18 @@ TINY = {
     "validation": 40,
     "test_size": 40,
 }
-FRAMES = ["block_metrics", "block_metrics_by_epoch", "computational_distance"]
+FRAMES = [
+    "block_metrics",
+    "block_metrics_by_epoch",
+    "borderline",
+    "computational_distance",
+    "convergence_indices",
+    "drop_blocks",
+    "readout",
+    "repeat_last_block",
+    "repetition_steps",
+    "repetition_steps_scaled",
+]
 
 
 def contents(folder):

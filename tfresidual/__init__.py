@@ -6,14 +6,14 @@ when they are first used.
 
 import importlib
 
-from tfresidual import layers, networks
+from tfresidual import layers, networks, training
 from tfresidual.chains import chain, routes
 
 __version__ = "0.1.0"
 
-_LAZY = ("callbacks", "datasets", "plots", "probes", "report", "study", "training", "tuning")
+_LAZY = ("callbacks", "datasets", "plots", "probes", "report", "study", "tuning")
 
-__all__ = ["chain", "layers", "networks", "routes", *_LAZY]
+__all__ = ["chain", "layers", "networks", "routes", "training", *_LAZY]
 
 
 def __getattr__(name):

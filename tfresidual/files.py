@@ -34,3 +34,12 @@ def replacing(path):
         os.replace(written, path)
     finally:
         written.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def written(path):
+    """`replacing`, in a folder that is made if it is not there."""
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as beside:
+        yield beside

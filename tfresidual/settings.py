@@ -6,6 +6,7 @@ import os
 import keras
 
 from tfresidual import datasets, networks, training, tuning
+from tfresidual.console import say
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,6 +135,39 @@ def build(settings):
                 f"Received: {name}={getattr(settings, name)!r}"
             )
     return getattr(networks, settings.network)(**kwargs)
+
+
+def prepare(settings=None, console=None, download=False):
+    """Loads the data of a study; Digitclutter is drawn where it is not on the disk.
+
+    Args:
+        settings: a `Settings`, by default those of the embedded study.
+        console: a `rich.console.Console` for progress, or `None` for silence.
+        download: whether tensorflow-datasets may download what is missing.
+
+    Returns:
+        A tuple `(train, validation, test)` of `tf.data.Dataset`.
+
+    Raises:
+        ValueError: if a setting cannot be used.
+        FileNotFoundError: if the dataset is not on the disk.
+    """
+    settings = settings or Settings()
+    check(settings)
+    say(console, f"preparing {settings.data}")
+    return datasets.load(
+        settings.data,
+        settings.batch_size,
+        digits=settings.digits,
+        train_size=settings.train_size,
+        test_size=settings.test_size,
+        validation=settings.validation,
+        # A recipe that augments does so where the data bears it: not to digits.
+        augment=None if recipe_of(settings).augment else False,
+        seed=settings.seed,
+        data_dir=settings.data_dir,
+        download=download,
+    )
 
 
 def _check_int(settings, name, at_least, below=None):

@@ -3,7 +3,6 @@
 The parts are `prepare`, `train` and `run`; the command line calls them with the same names.
 """
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -14,18 +13,27 @@ from importlib import metadata
 
 import keras
 import numpy as np
-import pandas as pd
-from rich.console import Console
 
-from tfresidual import callbacks, chains, datasets, plots, probes, training, tuning
+from tfresidual import callbacks, chains, datasets, plots, probes, training
+from tfresidual.console import say
 from tfresidual.files import replacing
+from tfresidual.probing import (
+    PROBES,
+    SETTINGS_FILE,
+    ProbeOptions,
+    possible,
+    write_frames_and_figures,
+)
 from tfresidual.report import Section, study_figures, study_sections, write
-from tfresidual.settings import Settings, build, check, describe, recipe_of
+from tfresidual.settings import Settings, build, check, describe, prepare, recipe_of
 
-SETTINGS_FILE = "settings.json"
 # Images that the callbacks probe behind every epoch: stable means at little cost.
 IMAGES_PER_EPOCH = 512
 EXAMPLES = 16
+# How often the last block is repeated where the paper unrolls it, and the scale that keeps it near
+# the states it was trained on. Jastrzebski et al. 2018 take 20 steps and do not give their scale.
+UNROLLED, UNROLLED_SCALE = 20, 0.3
+STEP_IMAGES = 256
 PACKAGES = ("tfresidual", "tensorflow", "keras", "tensorflow-datasets", "numpy", "pandas")
 
 
@@ -69,14 +77,12 @@ def run(folder, settings=None, console=None):
     figures = study_figures(frames, settings.epsilon)
     examples = _examples(result, data)
     sections = [examples, *study_sections(frames, figures)]
-    for name, frame in frames.items():
-        if name != "log":
-            with _written(folder / "frames" / f"{name}.csv") as path:
-                frame.to_csv(path, index=False)
-    for name, figure in (figures | {"images": examples.figure}).items():
-        with _written(folder / "figures" / f"{name}.png") as path:
-            figure.savefig(path, dpi=160)
-    _say(console, "measuring the error on the test images")
+    write_frames_and_figures(
+        folder,
+        {name: frame for name, frame in frames.items() if name != "log"},
+        figures | {"images": examples.figure},
+    )
+    say(console, "measuring the error on the test images")
     error = 1 - result.network.evaluate(data.test, return_dict=True, verbose=0)[result.metric]
     return write(
         folder / "report.html",
@@ -103,39 +109,6 @@ def train(folder, settings=None, console=None):
         FileNotFoundError: if the dataset is not on the disk.
     """
     return _train(folder, settings or Settings(), console)[2]
-
-
-def prepare(settings=None, console=None, download=False):
-    """Loads the data of a study; Digitclutter is drawn where it is not on the disk.
-
-    Args:
-        settings: a `Settings`, by default those of the embedded study.
-        console: a `rich.console.Console` for progress, or `None` for silence.
-        download: whether tensorflow-datasets may download what is missing.
-
-    Returns:
-        A tuple `(train, validation, test)` of `tf.data.Dataset`.
-
-    Raises:
-        ValueError: if a setting cannot be used.
-        FileNotFoundError: if the dataset is not on the disk.
-    """
-    settings = settings or Settings()
-    check(settings)
-    _say(console, f"preparing {settings.data}")
-    return datasets.load(
-        settings.data,
-        settings.batch_size,
-        digits=settings.digits,
-        train_size=settings.train_size,
-        test_size=settings.test_size,
-        validation=settings.validation,
-        # A recipe that augments does so where the data bears it: not to digits.
-        augment=None if recipe_of(settings).augment else False,
-        seed=settings.seed,
-        data_dir=settings.data_dir,
-        download=download,
-    )
 
 
 def _train(folder, settings, console):
@@ -166,6 +139,7 @@ def _train(folder, settings, console):
             ),
             callbacks.BlockMetrics(probed),
             callbacks.Perturbation(probed, epsilon=settings.epsilon),
+            callbacks.Readout(probed),
         ],
         console=console,
     )
@@ -214,24 +188,31 @@ def _claim(folder, settings):
 def _probe(result, data, settings, console):
     chain = chains.chain(result.network)
     images = {"train": _few(datasets.plain(data.train), settings), "test": data.test}
-    with_bar = console is not None
-    _say(console, "probing the blocks")
-    blocks = probes.block_metrics(chain, images, progress=with_bar)
-    # The distances are sums of the perturbations just measured.
-    distances = probes.distances_of(blocks)
-    in_stages = distances[distances["stage"] != probes.ALL_STAGES]
-    measured = in_stages["blocks"] > 0
-    asked_for = pd.Series(
-        tuning.depth_for(in_stages.loc[measured, "scaled_distance"], settings.epsilon),
-        index=in_stages.index[measured],
+    options = ProbeOptions(epsilon=settings.epsilon, seed=settings.seed)
+    frames = {}
+
+    def run(name, images, **changes):
+        say(console, f"running {name}")
+        changed = dataclasses.replace(options, **changes)
+        return PROBES[name](chain, images, changed, console is not None)
+
+    frames |= run("block_metrics", images)
+    say(console, "running convergence_indices")
+    of_routes, indices = probes.convergence_frames(
+        chain, images, options.times, progress=console is not None, at_chance="nan"
     )
-    distances["depth_asked_for"] = asked_for.reindex(distances.index).astype("Int64")
-    return {
-        "block_metrics": blocks,
-        "computational_distance": distances,
-        "block_metrics_by_epoch": probes.from_logs(result.log),
-        "log": result.log,
-    }
+    frames |= of_routes | {"convergence_indices": indices}
+    frames |= run("borderline", images, times=UNROLLED, scale=UNROLLED_SCALE)
+    if "shuffle_blocks" in possible(chain):
+        frames |= run("shuffle_blocks", {"test": data.test})
+    if "repeat_last_block" in possible(chain):
+        # A few images give the mean of what single steps do, which takes backward passes.
+        batches = math.ceil(STEP_IMAGES / settings.batch_size)
+        few = {split: part.take(batches) for split, part in images.items()}
+        frames |= run("repeat_last_block", few, times=UNROLLED)
+        scaled = run("repeat_last_block", few, times=UNROLLED, scale=UNROLLED_SCALE)
+        frames["repetition_steps_scaled"] = scaled["repetition_steps"]
+    return frames | {"block_metrics_by_epoch": probes.from_logs(result.log), "log": result.log}
 
 
 def _few(data, settings):
@@ -262,6 +243,21 @@ def _examples(result, data):
     )
 
 
+def _index_tile(indices):
+    """The mean indices on the test images, if the network errs less than chance."""
+    row = indices.query("split == 'test' and basis == 'labels' and stage == 'mean'").iloc[0]
+    if math.isnan(row["convergence_index"]):
+        return []
+    names = ("convergence_index", "recurrence_index", "divergence_index")
+    return [
+        (
+            "Convergence, recurrence, divergence",
+            " / ".join(f"{row[name]:.2f}" for name in names),
+            "indices on test images, mean over stages; an iterative method has 1, 1 and 0",
+        )
+    ]
+
+
 def _summary(result, frames, description, error, seconds):
     network, log = result.network, result.log
     blocks = frames["block_metrics"].query("split == 'test'")
@@ -285,6 +281,7 @@ def _summary(result, frames, description, error, seconds):
             f"{len(chain.blocks)} blocks",
             f"{network.count_params():,} parameters in {len(chain.stages)} stages",
         ),
+        *_index_tile(frames["convergence_indices"]),
         (
             "Blocks that follow the gradient",
             f"{negative} of {int(defined.sum())}",
@@ -292,20 +289,3 @@ def _summary(result, frames, description, error, seconds):
         ),
         ("Time", f"{seconds / 60:.1f} min", "data and training in this run of the command"),
     ]
-
-
-@contextlib.contextmanager
-def _written(path):
-    path.parent.mkdir(exist_ok=True)
-    with replacing(path) as written:
-        yield written
-
-
-def _say(console, text):
-    if console is not None:
-        console.print(text, highlight=False, soft_wrap=True)
-
-
-def terminal():
-    """The console for progress: on stderr, so that stdout holds results alone."""
-    return Console(stderr=True)

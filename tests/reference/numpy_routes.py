@@ -26,35 +26,43 @@ def run(net, stages, images):
     return last_states, logits
 
 
-def named(net, logits, labels):
-    """The classes that are named, a set for every image: as many as the image has labels."""
-    counts = labels.sum(axis=1) if several_labels(net) else np.ones(len(labels), int)
-    return [
-        set(np.argsort(row)[len(row) - n :]) for row, n in zip(logits, counts.astype(int), strict=True)
-    ]
-
-
 def several_labels(net):
     return net.config["classifier_activation"] == "sigmoid"
 
 
+def named(net, logits, labels):
+    """The classes that are named, a set for every image: as many as the image has labels."""
+    counts = labels.sum(axis=1) if several_labels(net) else np.ones(len(labels), int)
+    return [
+        {int(i) for i in np.argsort(row)[len(row) - n :]}
+        for row, n in zip(logits, counts, strict=True)
+    ]
+
+
 def scores(net, logits, labels):
-    """Values per image by name. Labels are ints, or k-hot rows where the network ends in sigmoids."""
-    values = {"wrong": [], "cross_entropy": [], "entropy": []}
-    names = named(net, logits, labels)
-    for z, label, found in zip(logits, labels, names, strict=True):
+    """Values per image by name; labels as in `analyse`."""
+    rows = []
+    for z, label, found in zip(logits, labels, named(net, logits, labels), strict=True):
         if several_labels(net):
-            right = set(np.flatnonzero(label))
-            p = np.stack([sigmoid(-z), sigmoid(z)])  # of every label: absent, present
-            surprise = sum(-np.log(p[int(y), i]) for i, y in enumerate(label))
+            right = {int(i) for i in np.flatnonzero(label)}
+            p = sigmoid(z)
+            # Of every label: what was said of what is the case, and of the contrary.
+            both = np.stack([p, sigmoid(-z)])
+            surprise = sum(-np.log(both[0 if i in right else 1, i]) for i in range(len(z)))
         else:
             right = {int(label)}
-            p = softmax(z[None])
-            surprise = -np.log(p[0, int(label)])
-        values["wrong"].append(float(found != right))
-        values["cross_entropy"].append(surprise)
-        values["entropy"].append(-np.sum(p * np.log(p)))
-    return {name: np.array(rows) for name, rows in values.items()}
+            p = both = softmax(z[None])[0]
+            surprise = -np.log(p[int(label)])
+        rows.append(
+            {
+                "wrong": float(found != right),
+                "cross_entropy": surprise,
+                "entropy": -np.sum(both * np.log(both)),
+                "margin": min(p[i] for i in right)
+                - max(p[i] for i in range(len(z)) if i not in right),
+            }
+        )
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
 def analyse(config, weights, routes, images, labels):
@@ -66,7 +74,8 @@ def analyse(config, weights, routes, images, labels):
         routes: for every route, what its stages apply. The distances and the agreement are to
             the network as it is, whether it is among them or not.
         images: array (images, height, width, channels).
-        labels: ints (images,), or zeros and ones (images, classes) for sigmoids.
+        labels: ints (images,), or zeros and ones (images, classes) for sigmoids, neither none
+            nor all of them ones.
 
     Returns:
         A dict of arrays whose first axes are route and image, by the names of

@@ -1,7 +1,11 @@
 """Chains from the sources they can come from."""
 
 import functools
+import os
+import pathlib
+import zipfile
 
+import keras
 from keras import ops
 
 from tfresidual.chains.chain import Block, Chain, Stage
@@ -17,22 +21,48 @@ def chain(source):
     weights as training goes on.
 
     Args:
-        source: a `tfresidual.networks.ResidualNetwork`, or a chain, which is returned as it is.
+        source: a `tfresidual.networks.ResidualNetwork`, the path of a `.keras` file that holds
+            one, or a chain, which is returned as it is.
 
     Returns:
         A `tfresidual.chains.Chain`.
 
     Raises:
-        ValueError: if the source is neither.
+        FileNotFoundError: if there is no such file.
+        ValueError: if the source is none of these, or the file is damaged.
     """
     if isinstance(source, Chain):
         return source
+    if isinstance(source, (str, os.PathLike)):
+        return chain(_loaded(pathlib.Path(source)))
     if isinstance(source, ResidualNetwork):
         return _of_residual_network(source)
     raise ValueError(
-        "Argument `source` must be a `tfresidual.networks.ResidualNetwork` or a "
-        f"`tfresidual.chains.Chain`. Received: source={source!r} of type {type(source).__name__}"
+        "Argument `source` must be a `tfresidual.networks.ResidualNetwork`, the path of a .keras "
+        "file that holds one, or a `tfresidual.chains.Chain`. "
+        f"Received: source={source!r} of type {type(source).__name__}"
     )
+
+
+def _loaded(path):
+    """The model in a `.keras` file."""
+    if not path.exists():
+        raise FileNotFoundError(
+            f"Argument `source` must be the path of a file. Received: source={str(path)!r}, "
+            "which does not exist"
+        )
+    if path.suffix != ".keras" or path.is_dir():
+        raise ValueError(
+            "Argument `source` must be the path of a .keras file, as `model.save` writes it. "
+            f"Received: source={str(path)!r}"
+        )
+    # Keras says of a damaged file that it is not there.
+    if not zipfile.is_zipfile(path):
+        raise ValueError(
+            "Argument `source` must be the path of a whole .keras file; this one is there, but "
+            f"damaged. Received: source={str(path)!r}"
+        )
+    return keras.saving.load_model(path)
 
 
 def _of_residual_network(network):

@@ -2,7 +2,11 @@
 
 from tfresidual.probes.block_metrics import block_metrics
 from tfresidual.probes.borderline import borderline
-from tfresidual.probes.convergence_indices import convergence_indices, indices_of
+from tfresidual.probes.convergence_indices import (
+    convergence_frames,
+    convergence_indices,
+    indices_of,
+)
 from tfresidual.probes.drop_blocks import drop_blocks
 from tfresidual.probes.evaluate_routes import evaluate_routes
 from tfresidual.probes.logs import from_logs
@@ -21,6 +25,7 @@ __all__ = [
     "block_metrics",
     "borderline",
     "computational_distance",
+    "convergence_frames",
     "convergence_indices",
     "distances_of",
     "drop_blocks",

@@ -9,6 +9,7 @@ from tfresidual.chains import chain as chain_of
 from tfresidual.chains.evaluator import MEMORY_LIMIT
 from tfresidual.chains.routes import check_int
 from tfresidual.probes.drop_blocks import rows_of as drop_rows
+from tfresidual.probes.drop_blocks import with_unperturbed_error
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.probes.readout import rows_of as readout_rows
 from tfresidual.probes.repeat_last_block import rows_of as repeat_rows
@@ -75,13 +76,39 @@ def convergence_indices(
         "Iterative convergent computation is not a useful inductive bias for ResNets", section
         3.3, fig. 2b; appendix B, fig. 6a for the agreement.
     """
-    return measured_indices(chain_of(chain), data, times, chance, "raise", memory_limit, progress)
+    return convergence_frames(chain, data, times, chance, memory_limit, progress)[1]
 
 
-def measured_indices(
-    chain, data, times, chance, at_chance, memory_limit=MEMORY_LIMIT, progress=False
+def convergence_frames(
+    chain,
+    data,
+    times=TIMES,
+    chance="uniform",
+    memory_limit=MEMORY_LIMIT,
+    progress=False,
+    at_chance="raise",
 ):
-    """`convergence_indices`, with a choice of what happens at chance, see `indices_of`."""
+    """`convergence_indices` together with the frames they are taken from.
+
+    Args:
+        chain: see `convergence_indices`, as the following.
+        data: images and labels.
+        times: int, the most extra applications.
+        chance: the error of guessing.
+        memory_limit: MiB.
+        progress: whether to show a progress bar.
+        at_chance: `"raise"`, or `"nan"` for indices that are NaN where the network errs as often
+            as chance or more.
+
+    Returns:
+        A tuple of a dict with the frames of `readout`, `drop_blocks` and `repeat_last_block`
+        (without its steps) under these names, and the frame of `convergence_indices`.
+
+    Raises:
+        ValueError: if an argument cannot be used, or the network is at chance or above, unless
+            `at_chance` is `"nan"`.
+    """
+    chain = chain_of(chain)
     check_int("times", times, at_least=1)
     check_chance(chance)
     tables = {
@@ -91,8 +118,9 @@ def measured_indices(
     }
     frames, values = frames_of_rows(chain, data, tables, memory_limit, progress)
     chances = {split: chance_error(chance, part) for split, part in values.items()}
-    frame = indices_of(**frames, chance=chances, at_chance=at_chance)
-    return frame.assign(chance_from=chance if isinstance(chance, str) else "given")
+    indices = indices_of(**frames, chance=chances, at_chance=at_chance)
+    frames["drop_blocks"] = with_unperturbed_error(frames["drop_blocks"], values)
+    return frames, indices.assign(chance_from=chance if isinstance(chance, str) else "given")
 
 
 def indices_of(readout, drop_blocks, repeat_last_block, chance, at_chance="raise"):

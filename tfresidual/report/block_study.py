@@ -11,6 +11,8 @@ from tfresidual.report.section import Section
 
 INFERENCE = "Jastrzebski et al. 2018"
 HAUSER = "Hauser 2019"
+CONVERGENCE = "Iterative convergent computation is not a useful inductive bias for ResNets"
+VEIT = "Veit et al. 2016"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,18 +21,20 @@ class FigureOfStudy:
 
     Attributes:
         name: str, name of its file.
-        frame: str, name of the frame it is drawn from.
-        column: str, the column it shows; without a number there, there is no figure.
-        draw: function `(frame, epsilon) -> figure`.
+        frames: names of the frames it is drawn from; without one of them, there is no figure.
+        column: str, the column of the first that it shows; without a number there, there is no
+            figure.
+        draw: function `(*frames, epsilon) -> figure`.
         title: heading of its section.
         question: what was measured, in a sentence.
         reading: how to read it.
         source: the paper and its figure, or `None`.
-        has_table: whether the frame is shown beside it.
+        has_table: whether the first frame is shown beside it.
+        select: function from the first frame to the part of it that is drawn, or `None` for all.
     """
 
     name: str
-    frame: str
+    frames: tuple[str, ...]
     column: str
     draw: Callable
     title: str
@@ -38,12 +42,22 @@ class FigureOfStudy:
     reading: str
     source: str | None = None
     has_table: bool = False
+    select: Callable | None = None
+
+    def parts(self, frames):
+        """The frames it is drawn from, or `None` where they hold nothing to draw."""
+        if any(name not in frames or frames[name].empty for name in self.frames):
+            return None
+        parts = [frames[name] for name in self.frames]
+        if self.select is not None:
+            parts[0] = self.select(parts[0])
+        return parts if _has_numbers(parts[0], self.column) else None
 
 
 FIGURES = (
     FigureOfStudy(
         "training_curves",
-        "log",
+        ("log",),
         "loss",
         lambda frame, epsilon: plots.training_curves(frame),
         "Training",
@@ -53,7 +67,7 @@ FIGURES = (
     ),
     FigureOfStudy(
         "cosine_loss",
-        "block_metrics",
+        ("block_metrics",),
         "cosine_loss",
         lambda frame, epsilon: plots.cosine_loss(frame),
         "Do blocks follow the loss gradient?",
@@ -67,7 +81,7 @@ FIGURES = (
     ),
     FigureOfStudy(
         "l2_ratio",
-        "block_metrics",
+        ("block_metrics",),
         "l2_ratio",
         lambda frame, epsilon: plots.l2_ratio(frame),
         "How much does a block change?",
@@ -78,7 +92,7 @@ FIGURES = (
     ),
     FigureOfStudy(
         "gradient_norm",
-        "block_metrics",
+        ("block_metrics",),
         "gradient_norm",
         lambda frame, epsilon: plots.gradient_norm(frame),
         "Where is the gradient?",
@@ -88,7 +102,7 @@ FIGURES = (
     ),
     FigureOfStudy(
         "perturbation",
-        "block_metrics",
+        ("block_metrics",),
         "perturbation",
         lambda frame, epsilon: plots.perturbation(frame),
         "Perturbation",
@@ -99,7 +113,7 @@ FIGURES = (
     ),
     FigureOfStudy(
         "scaled_perturbation",
-        "block_metrics",
+        ("block_metrics",),
         "scaled_perturbation",
         lambda frame, epsilon: plots.scaled_perturbation(frame, epsilon=epsilon),
         "Scaled perturbation",
@@ -109,7 +123,7 @@ FIGURES = (
     ),
     FigureOfStudy(
         "computational_distance",
-        "computational_distance",
+        ("computational_distance",),
         "distance",
         lambda frame, epsilon: plots.computational_distance(frame),
         "Distance through each stage",
@@ -121,8 +135,128 @@ FIGURES = (
         has_table=True,
     ),
     FigureOfStudy(
+        "readout_by_epoch",
+        ("block_metrics_by_epoch",),
+        "error",
+        lambda frame, epsilon: plots.readout(frame),
+        "Reading out over training",
+        "The accuracy on validation images when a stage is left behind each of its blocks, behind "
+        "every epoch.",
+        "One line a block, from blue (first) to red (last of the stage). Lines that rise in order "
+        "mean that block after block comes nearer to the answer.",
+        f"{INFERENCE}, figure 5, and the same for the earlier stages",
+        select=lambda frame: frame.rename(columns={"readout_error": "error"}),
+    ),
+    FigureOfStudy(
+        "drop_blocks",
+        ("drop_blocks",),
+        "error",
+        lambda frame, epsilon: plots.drop_blocks(frame),
+        "Which block is missed?",
+        "The accuracy of the network without each of its blocks.",
+        "The nearer a point is to the dotted line of the whole network, the less the block is "
+        "missed. Blocks that change the shape of the state cannot be dropped.",
+        f"{INFERENCE}, figures 3 and 12",
+    ),
+    FigureOfStudy(
+        "perturbation_errors",
+        ("readout", "drop_blocks", "repeat_last_block", "convergence_indices"),
+        "error",
+        lambda read, drop, repeat, indices, epsilon: plots.perturbation_errors(
+            read, drop, repeat, chance=float(indices["chance"].iloc[0])
+        ),
+        "Read out early, drop, repeat",
+        "The error when a stage is left early, when one of its blocks is dropped, and when its "
+        "last block is applied again and again.",
+        "An iterative method comes nearer to the answer with every block, does not mind which "
+        "block is dropped, and stays where it is when its last step is repeated.",
+        f"{CONVERGENCE}, figure 2a",
+    ),
+    FigureOfStudy(
+        "convergence_indices",
+        ("convergence_indices",),
+        "convergence_index",
+        lambda frame, epsilon: plots.convergence_indices(frame),
+        "Convergence, recurrence, divergence",
+        "The three curves above, each as one number a stage: on the labels, and on agreement "
+        "with the predictions of the whole network.",
+        "Convergence is 1 when the first block already gives the final error; recurrence is 1 "
+        "when it does not matter which block is dropped; divergence is 0 when repetition does no "
+        "harm and 1 when it leads to chance.",
+        f"{CONVERGENCE}, figures 2b and 6a",
+        has_table=True,
+    ),
+    FigureOfStudy(
+        "convergence_curves",
+        ("readout", "repeat_last_block"),
+        "cross_entropy",
+        lambda read, repeat, epsilon: plots.convergence_curves(read, repeat),
+        "On the way to the last state, and past it",
+        "The cross-entropy, and the distance of the state that leaves a stage to the one that "
+        "leaves it in the whole network, over the blocks applied and the repetitions of the last.",
+        "A distance that falls to zero and rises as fast behind it is a state that passes by; "
+        "one that stays near zero has converged.",
+        f"{CONVERGENCE}, figures 6b and 6c",
+    ),
+    FigureOfStudy(
+        "borderline",
+        ("borderline",),
+        "accuracy",
+        lambda frame, epsilon: plots.borderline(frame),
+        "Whom do the last blocks help?",
+        "Accuracy, cross-entropy and entropy behind the last blocks, for images that are near "
+        "the decision at the first of them, right there already, or all.",
+        "Borderline images that are put right while right ones are lost mean that the last "
+        "blocks work on the border.",
+        f"{INFERENCE}, figure 6",
+    ),
+    FigureOfStudy(
+        "borderline_repeated",
+        ("borderline",),
+        "accuracy",
+        lambda frame, epsilon: plots.borderline(frame, along="repetitions"),
+        "Whom does repeating the last block help?",
+        "The same along extra applications of the last block, whose branch is scaled down.",
+        "The first point is the trained network, which decides on the groups.",
+        f"{INFERENCE}, figure 7",
+        select=lambda frame: frame[frame["along"] == "repetitions"],
+    ),
+    FigureOfStudy(
+        "repetition_steps",
+        ("repetition_steps",),
+        "l2_ratio",
+        lambda frame, epsilon: plots.repetition_steps(frame),
+        "Does a repeated block go on refining?",
+        "Cosine loss and l2 ratio of the last application, when the last block of a stage is "
+        "applied again and again.",
+        "As long as the cosine stays below zero, one more application lowers the loss to first "
+        "order. Zero is the block where it was trained.",
+        f"{INFERENCE}, figure 20, left",
+    ),
+    FigureOfStudy(
+        "repetition_steps_scaled",
+        ("repetition_steps_scaled",),
+        "l2_ratio",
+        lambda frame, epsilon: plots.repetition_steps(frame),
+        "And in smaller steps?",
+        "The same with the branch of the extra applications scaled down.",
+        "Smaller steps keep the state near to where the block was trained, so that the cosine "
+        "stays below zero for longer.",
+        f"{INFERENCE}, figure 20, right",
+    ),
+    FigureOfStudy(
+        "shuffle_blocks",
+        ("shuffle_blocks",),
+        "error",
+        lambda frame, epsilon: plots.shuffle_blocks(frame),
+        "Does the order matter?",
+        "The error when blocks of a stage change places, over how much of their order is left.",
+        "Where the error hardly rises, the blocks of the stage do similar work.",
+        f"{VEIT}, on reordering",
+    ),
+    FigureOfStudy(
         "cosine_loss_by_epoch",
-        "block_metrics_by_epoch",
+        ("block_metrics_by_epoch",),
         "cosine_loss",
         lambda frame, epsilon: plots.cosine_loss(frame),
         "The cosine over training",
@@ -133,7 +267,7 @@ FIGURES = (
     ),
     FigureOfStudy(
         "readout_cosine_loss_by_epoch",
-        "block_metrics_by_epoch",
+        ("block_metrics_by_epoch",),
         "readout_cosine_loss",
         lambda frame, epsilon: plots.readout_cosine_loss(frame),
         "The cosine of the read-out",
@@ -144,7 +278,7 @@ FIGURES = (
     ),
     FigureOfStudy(
         "l2_ratio_by_epoch",
-        "block_metrics_by_epoch",
+        ("block_metrics_by_epoch",),
         "l2_ratio",
         lambda frame, epsilon: plots.l2_ratio(frame),
         "The size of the steps over training",
@@ -159,26 +293,27 @@ def study_figures(frames, epsilon):
     """Draws the figures of a study of one network.
 
     Args:
-        frames: frames by name: `log` (of the training), `block_metrics`,
-            `computational_distance` and `block_metrics_by_epoch`. A figure whose column holds no
-            number (of a stage whose only block changes the shape, say) is left out.
+        frames: frames by name: those that `FIGURES` name. A figure is left out where one of its
+            frames is missing, or its column holds no number (of a stage whose only block changes
+            the shape, say).
         epsilon: mean scaled perturbation of the stopping rule.
 
     Returns:
         A dict of `matplotlib.figure.Figure` by name.
     """
+    parts = {figure: figure.parts(frames) for figure in FIGURES}
     return {
-        figure.name: figure.draw(frames[figure.frame], epsilon)
+        figure.name: figure.draw(*parts[figure], epsilon=epsilon)
         for figure in FIGURES
-        if _is_drawable(frames[figure.frame], figure.column)
+        if parts[figure] is not None
     }
 
 
-def _is_drawable(frame, column):
-    has_numbers = column in frame and frame[column].notna().any()
+def _has_numbers(frame, column):
+    """Whether a column has something to draw."""
     # What is drawn over the epochs needs two of them; the log itself is drawn from the first on.
     is_single = "block" in frame and "epoch" in frame and len(set(frame["epoch"])) < 2
-    return has_numbers and not is_single
+    return column in frame and bool(frame[column].notna().any()) and not is_single
 
 
 def study_sections(frames, figures):
@@ -196,7 +331,7 @@ def study_sections(frames, figures):
             figure.title,
             figure.question,
             figure=figures[figure.name],
-            frame=frames[figure.frame] if figure.has_table else None,
+            frame=frames[figure.frames[0]] if figure.has_table else None,
             reading=figure.reading,
             source=figure.source,
         )

@@ -1,0 +1,262 @@
+"""The probes by name, and their frames and figures for a saved network."""
+
+import dataclasses
+import json
+import math
+import pathlib
+
+import pandas as pd
+
+from tfresidual import datasets, probes, tuning
+from tfresidual.chains import chain as chain_of
+from tfresidual.chains.evaluator import MEMORY_LIMIT
+from tfresidual.chains.routes import check_int
+from tfresidual.console import say
+from tfresidual.files import written
+from tfresidual.report import study_figures
+from tfresidual.settings import Settings, describe, prepare
+
+SETTINGS_FILE = "settings.json"
+MODEL_FILE = "model.keras"
+SPLITS = ("train", "test")
+
+
+@dataclasses.dataclass(frozen=True)
+class ProbeOptions:
+    """What the probes are told beside chain and images.
+
+    Attributes:
+        times: extra applications of a stage's last block.
+        scale: what the block's branch is multiplied by in them. The indices are defined, and
+            measured, without.
+        chance: the error of guessing, see `tfresidual.probes.convergence_indices`.
+        epsilon: mean scaled perturbation of the stopping rule.
+        memory_limit: MiB that the states of images may take at once.
+        seed: decides on the orders of shuffled blocks.
+    """
+
+    times: int = 16
+    scale: float = 1.0
+    chance: str | float = "uniform"
+    epsilon: float = 0.1
+    memory_limit: float = MEMORY_LIMIT
+    seed: int = 0
+
+
+def probe(
+    target,
+    names=None,
+    folder=None,
+    splits=("test",),
+    images=None,
+    changes=None,
+    options=None,
+    console=None,
+):
+    """Runs probes on a saved network, and writes their frames and figures.
+
+    Args:
+        target: the folder of a run, or a `.keras` file. The data is that of the run (of a file in
+            the folder of a run too), unless `changes` say otherwise.
+        names: names of probes, see `PROBES`; by default all that the network has blocks for.
+        folder: where to write, by default `probes` beside the network.
+        splits: `"train"`, `"test"` or both.
+        images: int, how many images of each split, rounded up to whole batches; by default all of
+            the test images, and as many training images.
+        changes: dict of fields of `tfresidual.study.Settings` that name the data.
+        options: a `ProbeOptions`.
+        console: a `rich.console.Console` for progress, or `None` for silence.
+
+    Returns:
+        A tuple of the frames by name, and the list of the `pathlib.Path`s written.
+
+    Raises:
+        FileNotFoundError: if there is no such network, or the dataset is not on the disk.
+        ValueError: if an argument cannot be used, or the data does not fit the network.
+    """
+    for name in names or ():
+        if name not in PROBES:
+            raise ValueError(
+                f"Argument `names` must hold names of probes: {', '.join(map(repr, PROBES))}. "
+                f"Received: {name!r}"
+            )
+    for split in splits:
+        if split not in SPLITS:
+            raise ValueError(
+                f"Argument `splits` must hold 'train', 'test' or both. Received: {split!r}"
+            )
+    if images is not None:
+        check_int("images", images, at_least=1)
+    options = options or ProbeOptions()
+    path, settings = _network_and_settings(pathlib.Path(target), changes or {})
+    say(console, f"opening {path}")
+    chain = chain_of(path)
+    _check_fit(chain, settings)
+    train, _, test = prepare(settings, console)
+    batches = math.ceil(images / settings.batch_size) if images else int(test.cardinality())
+    parts = {"train": datasets.plain(train), "test": test}
+    data = {split: parts[split].take(batches) for split in splits}
+    frames = {}
+    for name in names or possible(chain):
+        say(console, f"running {name}")
+        frames |= PROBES[name](chain, data, options, console is not None)
+    folder = path.parent / "probes" if folder is None else pathlib.Path(folder)
+    return frames, write_frames_and_figures(
+        folder, frames, study_figures(frames, options.epsilon), flat=True
+    )
+
+
+def possible(chain):
+    """The names of the probes that a network has blocks for.
+
+    A network whose stages end in a block that changes the shape has nothing to repeat, and one
+    without two other blocks in any stage nothing to shuffle.
+
+    Args:
+        chain: a `tfresidual.chains.Chain`.
+
+    Returns:
+        A list of keys of `PROBES`.
+    """
+    movable = [[block.keeps_shape for block in stage.blocks] for stage in chain.stages]
+    missing = set()
+    if not any(stage[-1] for stage in movable):
+        missing.add("repeat_last_block")
+    if not any(sum(stage) > 1 for stage in movable):
+        missing.add("shuffle_blocks")
+    return [name for name in PROBES if name not in missing]
+
+
+def write_frames_and_figures(folder, frames, figures, flat=False):
+    """Writes frames as CSV and figures as PNG; what stands there is replaced file by file.
+
+    Args:
+        folder: where to write, made if it is not there.
+        frames: `pandas.DataFrame`s by name.
+        figures: `matplotlib.figure.Figure`s by name.
+        flat: whether all files are put into the folder itself, not into `frames` and `figures`.
+
+    Returns:
+        The list of the `pathlib.Path`s written.
+    """
+    paths = []
+    for name, frame in frames.items():
+        paths.append(folder / ("" if flat else "frames") / f"{name}.csv")
+        with written(paths[-1]) as path:
+            frame.to_csv(path, index=False)
+    for name, figure in figures.items():
+        paths.append(folder / ("" if flat else "figures") / f"{name}.png")
+        with written(paths[-1]) as path:
+            figure.savefig(path, dpi=160)
+    return paths
+
+
+def block_metrics(chain, data, options, progress):
+    """The metrics of all blocks, the distances, and the depth the stopping rule asks for."""
+    blocks = probes.block_metrics(chain, data, progress=progress)
+    # The distances are sums of the perturbations just measured.
+    distances = probes.distances_of(blocks)
+    in_stages = distances[distances["stage"] != probes.ALL_STAGES]
+    measured = in_stages["blocks"] > 0
+    asked_for = pd.Series(
+        tuning.depth_for(in_stages.loc[measured, "scaled_distance"], options.epsilon),
+        index=in_stages.index[measured],
+    )
+    distances["depth_asked_for"] = asked_for.reindex(distances.index).astype("Int64")
+    return {"block_metrics": blocks, "computational_distance": distances}
+
+
+def readout(chain, data, options, progress):
+    """Every stage left behind each of its blocks."""
+    return {"readout": probes.readout(chain, data, options.memory_limit, progress)}
+
+
+def drop_blocks(chain, data, options, progress):
+    """Every block left out."""
+    return {"drop_blocks": probes.drop_blocks(chain, data, options.memory_limit, progress)}
+
+
+def repeat_last_block(chain, data, options, progress):
+    """Every stage's last block repeated, and what its steps do."""
+    frame = probes.repeat_last_block(
+        chain,
+        data,
+        options.times,
+        options.scale,
+        memory_limit=options.memory_limit,
+        progress=progress,
+    )
+    return {"repetition_steps": frame}
+
+
+def shuffle_blocks(chain, data, options, progress):
+    """The blocks of every stage in other orders."""
+    frame = probes.shuffle_blocks(
+        chain, data, seed=options.seed, memory_limit=options.memory_limit, progress=progress
+    )
+    return {"shuffle_blocks": frame}
+
+
+def convergence_indices(chain, data, options, progress):
+    """The indices, and the three frames they are taken from."""
+    frames, indices = probes.convergence_frames(
+        chain, data, options.times, options.chance, options.memory_limit, progress
+    )
+    return {"convergence_indices": indices, **frames}
+
+
+def borderline(chain, data, options, progress):
+    """Groups of images behind the last blocks, and along the repeated last block."""
+    frame = probes.borderline(
+        chain,
+        data,
+        times=options.times,
+        scale=options.scale,
+        memory_limit=options.memory_limit,
+        progress=progress,
+    )
+    return {"borderline": frame}
+
+
+PROBES = {
+    "block_metrics": block_metrics,
+    "readout": readout,
+    "drop_blocks": drop_blocks,
+    "repeat_last_block": repeat_last_block,
+    "shuffle_blocks": shuffle_blocks,
+    "convergence_indices": convergence_indices,
+    "borderline": borderline,
+}
+
+
+def _network_and_settings(target, changes):
+    """The path of the network, and the settings of its run, if it has one."""
+    path = target / MODEL_FILE if target.is_dir() else target
+    if not path.exists():
+        wanted = "a run" if target.is_dir() else "a run, or a .keras file"
+        raise FileNotFoundError(
+            f"Argument `target` must be the folder of {wanted}; there is no {path}. "
+            f"Received: target={str(target)!r}"
+        )
+    of_run = path.parent / SETTINGS_FILE
+    if of_run.exists():
+        settings = Settings(**json.loads(of_run.read_text())["settings"])
+    elif "data" in changes:
+        settings = Settings()
+    else:
+        raise ValueError(
+            "Argument `data` must be given for a network outside of the folder of a run. "
+            f"Received: target={str(target)!r}, data=None"
+        )
+    return path, dataclasses.replace(settings, **changes)
+
+
+def _check_fit(chain, settings):
+    """Refuses data of other images before any is loaded."""
+    shape = describe(settings).input_shape
+    expected = chain.input_shape
+    if any(size not in (None, given) for size, given in zip(expected, shape, strict=True)):
+        raise ValueError(
+            f"Argument `data` must name a dataset of images of shape {expected}, which "
+            f"{chain.name} takes. Received: data={settings.data!r} with images of shape {shape}"
+        )
