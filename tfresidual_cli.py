@@ -340,7 +340,7 @@ def main(arguments=None):
         command = context.command_path if context else "tfresidual"
         _fail(f"{error.format_message()} (see '{command} --help')", error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        _fail("interrupted. The same command goes on from the last whole epoch", 130)
+        _fail("interrupted. The same command goes on; a training from its last whole epoch", 130)
 
 
 def _fail(message, code):

@@ -60,7 +60,7 @@ def data_dir(tmp_path_factory):
 # Help
 
 
-@pytest.mark.parametrize("command", ["", "study", "train", "data"])
+@pytest.mark.parametrize("command", ["", "study", "train", "probe", "data"])
 def test_help_is_quick(command):
     times = []
     for _ in range(3):
@@ -139,6 +139,20 @@ def test_options_of_data_are_those_of_study():
             assert option.help == OPTIONS["study", name].help
 
 
+def test_defaults_of_probe_are_those_of_the_package():
+    from tfresidual import probing
+
+    assert set(tfresidual_cli.PROBES) == set(probing.PROBES)
+    for name, default in dataclasses.asdict(probing.ProbeOptions()).items():
+        if name in ("at_chance", "epsilon", "seed"):
+            continue
+        option = OPTIONS["probe", name]
+        assert option.default is None or option.default is not default
+        assert f"[default: {default}]" in option.help
+    defaults = inspect.signature(probing.probe).parameters
+    assert f"[default: {defaults['splits'].default[0]}]" in OPTIONS["probe", "splits"].help
+
+
 def test_defaults_in_words():
     from tfresidual import chain, datasets, study
 
@@ -205,6 +219,14 @@ WRONG = [
     ["data", "imagenet"],
     ["data", "digitclutter", "mnist"],
     ["data", "digitclutter", "--epochs", "3"],
+    ["probe"],
+    ["probe", "run", "--probe", "readouts"],
+    ["probe", "run", "--split", "validation"],
+    ["probe", "run", "--images", "0"],
+    ["probe", "run", "--times", "0"],
+    ["probe", "run", "--scale", "half"],
+    ["probe", "run", "--memory-limit", "0"],
+    ["probe", "run", "--epochs", "3"],
 ]
 
 
@@ -227,6 +249,10 @@ REFUSED = {
     "too many images": ["study", "--data", "mnist", "--validation", "60000"],
     "data that is missing": ["data", "mnist"],
     "a folder below a file": ["train", "--out", "file/run"],
+    "no run": ["probe", "nothing"],
+    "a folder without a network": ["probe", "."],
+    "a network without data": ["probe", "file"],
+    "a file that is no network": ["probe", "file", "--data", "mnist"],
 }
 
 
@@ -300,6 +326,23 @@ def test_other_settings_in_the_same_folder(studied, data_dir):
     first, second = result.stderr.splitlines()
     assert first == LOADING
     assert "seed was 0" in second and "seed=4" in second
+
+
+def test_probe(studied, data_dir):
+    folder, _ = studied
+    run = folder / "runs/resnet-digitclutter"
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    arguments = ["--probe", "readout", "--probe", "drop_blocks", "--images", "32"]
+    result = tfresidual("probe", run, *arguments, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    assert_no_noise(result.stderr)
+    lines = result.stdout.splitlines()
+    assert [line for line in lines if line.endswith(":")] == ["readout:", "drop_blocks:"]
+    # Three stages of one block, of which the first keeps the shape of the state.
+    assert len(lines) == 2 * (1 + 1 + 3)
+    written = {path.name for path in (run / "probes").iterdir()}
+    assert written == {"readout.csv", "readout.png", "drop_blocks.csv", "drop_blocks.png"}
+    assert all(path.read_bytes() == content for path, content in before.items())
 
 
 def test_data(tmp_path, data_dir):

@@ -30,6 +30,8 @@ class ProbeOptions:
         scale: what the block's branch is multiplied by in them. The indices are defined, and
             measured, without.
         chance: the error of guessing, see `tfresidual.probes.convergence_indices`.
+        at_chance: `"raise"`, or `"nan"` for indices that are NaN where the network errs as often
+            as chance or more.
         epsilon: mean scaled perturbation of the stopping rule.
         memory_limit: MiB that the states of images may take at once.
         seed: decides on the orders of shuffled blocks.
@@ -38,6 +40,7 @@ class ProbeOptions:
     times: int = 16
     scale: float = 1.0
     chance: str | float = "uniform"
+    at_chance: str = "raise"
     epsilon: float = 0.1
     memory_limit: float = MEMORY_LIMIT
     seed: int = 0
@@ -88,6 +91,9 @@ def probe(
     if images is not None:
         check_int("images", images, at_least=1)
     options = options or ProbeOptions()
+    if names is None:
+        # Who did not ask for the indices gets the other probes without them.
+        options = dataclasses.replace(options, at_chance="nan")
     path, settings = _network_and_settings(pathlib.Path(target), changes or {})
     say(console, f"opening {path}")
     chain = chain_of(path)
@@ -96,14 +102,16 @@ def probe(
     batches = math.ceil(images / settings.batch_size) if images else int(test.cardinality())
     parts = {"train": datasets.plain(train), "test": test}
     data = {split: parts[split].take(batches) for split in splits}
-    frames = {}
+    folder = path.parent / "probes" if folder is None else pathlib.Path(folder)
+    frames, paths = {}, []
     for name in names or possible(chain):
         say(console, f"running {name}")
-        frames |= PROBES[name](chain, data, options, console is not None)
-    folder = path.parent / "probes" if folder is None else pathlib.Path(folder)
-    return frames, write_frames_and_figures(
-        folder, frames, study_figures(frames, options.epsilon), flat=True
-    )
+        measured = PROBES[name](chain, data, options, console is not None)
+        figures = study_figures(measured, options.epsilon)
+        # At once: an interruption loses the probe that runs, not those before it.
+        paths += write_frames_and_figures(folder, measured, figures, flat=True)
+        frames |= measured
+    return frames, paths
 
 
 def possible(chain):
@@ -200,7 +208,13 @@ def shuffle_blocks(chain, data, options, progress):
 def convergence_indices(chain, data, options, progress):
     """The indices, and the three frames they are taken from."""
     frames, indices = probes.convergence_frames(
-        chain, data, options.times, options.chance, options.memory_limit, progress
+        chain,
+        data,
+        options.times,
+        options.chance,
+        options.memory_limit,
+        progress,
+        options.at_chance,
     )
     return {"convergence_indices": indices, **frames}
 

@@ -188,7 +188,7 @@ def _claim(folder, settings):
 def _probe(result, data, settings, console):
     chain = chains.chain(result.network)
     images = {"train": _few(datasets.plain(data.train), settings), "test": data.test}
-    options = ProbeOptions(epsilon=settings.epsilon, seed=settings.seed)
+    options = ProbeOptions(at_chance="nan", epsilon=settings.epsilon, seed=settings.seed)
     frames = {}
 
     def run(name, images, **changes):
@@ -197,11 +197,7 @@ def _probe(result, data, settings, console):
         return PROBES[name](chain, images, changed, console is not None)
 
     frames |= run("block_metrics", images)
-    say(console, "running convergence_indices")
-    of_routes, indices = probes.convergence_frames(
-        chain, images, options.times, progress=console is not None, at_chance="nan"
-    )
-    frames |= of_routes | {"convergence_indices": indices}
+    frames |= run("convergence_indices", images)
     frames |= run("borderline", images, times=UNROLLED, scale=UNROLLED_SCALE)
     if "shuffle_blocks" in possible(chain):
         frames |= run("shuffle_blocks", {"test": data.test})

@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from reference.numpy_network import NumpyNetwork, weights_of
 from reference.random_network import CASES, case_id, random_batch, random_network, states_of
 
 import tfresidual as tfr
 from tfresidual import networks
+from tfresidual.chains import Block
 
 
 @pytest.mark.parametrize("case", CASES[::4], ids=case_id)
@@ -54,6 +56,48 @@ def test_runs_at_inference_inside_a_training_step():
     images, _ = random_batch(net)
     expected = np.array(net(images, training=False))
     np.testing.assert_allclose(tf.function(chain)(tf.constant(images)), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES[1::2], ids=case_id)
+def test_blocks_with_their_branch_scaled_equal_numpy(case):
+    net = random_network(**case)
+    images, _ = random_batch(net)
+    states, _, _ = states_of(net, images)
+    numpy_net = NumpyNetwork(net.get_config(), weights_of(net))
+    for block in tfr.chain(net).blocks:
+        state = np.asarray(states[block.stage - 1][block.step])
+        unit = numpy_net.units[block.stage - 1][block.step]
+        for scale in (0.3, -2.0):
+            expected, _ = unit(state.astype("float64"), scale=scale)
+            measured = block(state, scale)
+            np.testing.assert_allclose(measured, expected, rtol=1e-4, atol=2e-5, err_msg=str(block))
+
+
+@pytest.mark.parametrize("case", CASES[::4], ids=case_id)
+def test_blocks_scaled_by_one_are_the_blocks(case):
+    net = random_network(**case)
+    images, _ = random_batch(net)
+    chain = tfr.chain(net)
+    steps, _ = chain.walk(chain.stem(images))
+    for block, (before, after) in zip(chain.blocks, steps, strict=True):
+        np.testing.assert_array_equal(block(before, 1.0), after)
+        np.testing.assert_array_equal(block(before), after)
+
+
+def test_blocks_by_hand_are_scaled_by_their_change():
+    block = Block(1, 0, True, lambda h: h * h)
+    state = np.array([[1.0, 2.0, 3.0]])
+    # h^2 - h is 0, 2 and 6.
+    np.testing.assert_allclose(block(state), [[1, 4, 9]])
+    for scale, expected in ((0.5, [1, 3, 6]), (0, [1, 2, 3]), (-1, [1, 0, -3]), (2, [1, 6, 15])):
+        np.testing.assert_allclose(block(state, scale), [expected])
+
+
+def test_blocks_may_say_how_they_are_scaled():
+    block = Block(1, 0, True, lambda h: h + 1, apply_scaled=lambda h, scale: 10 * h + scale)
+    assert block(2) == 3
+    assert block(2, 0.5) == 20.5
+    assert block(2, 0) == 20
 
 
 def test_a_chain_of_a_chain_is_itself():

@@ -7,7 +7,13 @@ import tensorflow as tf
 from reference.random_network import random_batch, random_network
 
 import tfresidual as tfr
-from tfresidual.chains.scores import exact_match, loss_of, softmax_cross_entropy
+from tfresidual.chains.scores import (
+    exact_match,
+    loss_of,
+    outputs_of,
+    prediction_scores,
+    softmax_cross_entropy,
+)
 
 OUTPUTS = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1]], "float32")
 SPARSE = -np.log([0.7, 0.1])
@@ -119,3 +125,202 @@ def test_exact_match_by_hand():
         [[0.9, 0.8, 0.7, 0.1], [0.9, 0.6, 0.7, 0.1], [0.1, 0.2, 0.3, 0.4], [0.5, 0.3, 0.3, 0.1]]
     )
     np.testing.assert_array_equal(exact_match(labels, outputs), [1, 0, 1, 0])
+
+
+@pytest.mark.parametrize(
+    ("activation", "expected"),
+    [("sigmoid", "label_probabilities"), ("softmax", "probabilities"), (None, "logits")],
+)
+def test_what_the_outputs_are(activation, expected):
+    net = random_network(classifier_activation=activation)
+    assert outputs_of(net) == expected
+    assert tfr.chain(net).outputs == expected
+    # The activation says more than the loss does.
+    if activation is not None:
+        net.compile("sgd", "binary_crossentropy")
+        assert outputs_of(net) == expected
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        ("binary_crossentropy", "label_logits"),
+        (keras.losses.binary_crossentropy, "label_logits"),
+        (keras.losses.BinaryCrossentropy(from_logits=True), "label_logits"),
+        ([keras.losses.BinaryCrossentropy(from_logits=True)], "label_logits"),
+        ("sparse_categorical_crossentropy", "logits"),
+        (keras.losses.CategoricalCrossentropy(from_logits=True), "logits"),
+        (lambda labels, outputs: outputs[:, 0], "logits"),
+        (None, "logits"),
+    ],
+    ids=["string", "function", "object", "list", "sparse", "categorical", "own", "none"],
+)
+def test_the_loss_tells_what_logits_are_of(loss, expected):
+    net = random_network(classifier_activation=None)
+    net.compile("sgd", loss)
+    assert outputs_of(net) == expected
+
+
+LOGITS = np.log(OUTPUTS) + 3
+# A sigmoid of these is OUTPUTS.
+LABEL_LOGITS = np.log(OUTPUTS / (1 - OUTPUTS))
+KINDS = {
+    "probabilities": OUTPUTS,
+    "logits": LOGITS,
+    "label_probabilities": OUTPUTS,
+    "label_logits": LABEL_LOGITS,
+}
+
+
+def as_numpy(scores):
+    return {name: np.asarray(values) for name, values in scores.items()}
+
+
+def entropy_of(p):
+    return -np.sum(p * np.log(p), axis=-1)
+
+
+@pytest.mark.parametrize("kind", ["probabilities", "logits"])
+@pytest.mark.parametrize(
+    "labels",
+    [np.array([0, 2]), np.array([[0], [2]]), np.eye(3)[[0, 2]], np.array([0.0, 2.0])],
+    ids=["indices", "column", "one-hot", "floats"],
+)
+def test_scores_of_one_label_by_hand(kind, labels):
+    scores = as_numpy(prediction_scores(kind, labels, KINDS[kind]))
+    np.testing.assert_array_equal(scores["wrong"], [0, 1])
+    np.testing.assert_allclose(scores["cross_entropy"], SPARSE, rtol=1e-5)
+    np.testing.assert_allclose(scores["entropy"], entropy_of(OUTPUTS), rtol=1e-5)
+    np.testing.assert_allclose(scores["margin"], [0.5, -0.7], rtol=1e-5)
+    np.testing.assert_array_equal(scores["predicted"], [[1, 0, 0], [0, 1, 0]])
+    assert scores["predicted"].dtype == bool
+
+
+@pytest.mark.parametrize("kind", ["label_probabilities", "label_logits"])
+def test_scores_of_several_labels_by_hand(kind):
+    labels = np.array([[1, 1, 0], [1, 0, 0]])
+    scores = as_numpy(prediction_scores(kind, labels, KINDS[kind]))
+    # The two highest of the first are its two labels; the highest of the second is not its one.
+    np.testing.assert_array_equal(scores["wrong"], [0, 1])
+    np.testing.assert_array_equal(scores["predicted"], [[1, 1, 0], [0, 1, 0]])
+    said = np.where(labels == 1, OUTPUTS, 1 - OUTPUTS)
+    np.testing.assert_allclose(scores["cross_entropy"], -np.log(said).sum(axis=1), rtol=1e-5)
+    expected = entropy_of(OUTPUTS) + entropy_of(1 - OUTPUTS)
+    np.testing.assert_allclose(scores["entropy"], expected, rtol=1e-5)
+    np.testing.assert_allclose(scores["margin"], [0.1, -0.7], rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["label_probabilities", "label_logits"])
+def test_images_with_none_or_all_of_the_labels(kind):
+    labels = np.array([[0, 0, 0], [1, 1, 1]])
+    scores = as_numpy(prediction_scores(kind, labels, KINDS[kind]))
+    # No or all outputs are named: that can only be right.
+    np.testing.assert_array_equal(scores["wrong"], [0, 0])
+    np.testing.assert_array_equal(scores["predicted"], labels == 1)
+    said = np.where(labels == 1, OUTPUTS, 1 - OUTPUTS)
+    np.testing.assert_allclose(scores["cross_entropy"], -np.log(said).sum(axis=1), rtol=1e-5)
+
+
+def test_margins_stay_within_their_bounds():
+    labels = np.array([[0, 0, 0], [1, 1, 1]])
+    margin = prediction_scores("label_probabilities", labels, OUTPUTS)["margin"]
+    assert (np.abs(margin) <= 1).all()
+
+
+@pytest.mark.parametrize("classes", [2, 10])
+@pytest.mark.parametrize("kind", KINDS)
+def test_entropy_is_highest_where_nothing_is_known(kind, classes):
+    value = {"probabilities": 1 / classes, "label_probabilities": 0.5}.get(kind, 0.0)
+    outputs = np.full((1, classes), value, "float32")
+    labels = np.eye(classes)[:1] if kind.startswith("label") else np.zeros(1, int)
+    entropy = prediction_scores(kind, labels, outputs)["entropy"]
+    highest = classes * np.log(2) if kind.startswith("label") else np.log(classes)
+    np.testing.assert_allclose(entropy, [highest], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_of_a_sure_network(kind):
+    # Logits of 200 and 0: in float32 the probabilities are 1 and 0, but not the logits behind.
+    logits = tf.constant([[200.0, 0.0], [200.0, 0.0]])
+    activation = {
+        "probabilities": keras.activations.softmax,
+        "label_probabilities": keras.activations.sigmoid,
+    }.get(kind, lambda x: x)
+    if kind.startswith("label"):
+        # Of the second label nothing is known: log(2).
+        labels, cross_entropy = [[1, 0], [0, 1]], [np.log(2), 200 + np.log(2)]
+        entropy = [np.log(2)] * 2
+    else:
+        labels, cross_entropy, entropy = [0, 1], [0, 200], [0, 0]
+    scores = as_numpy(prediction_scores(kind, np.array(labels), activation(logits)))
+    np.testing.assert_allclose(scores["cross_entropy"], cross_entropy, rtol=1e-6)
+    np.testing.assert_allclose(scores["entropy"], entropy, atol=1e-6)
+    np.testing.assert_array_equal(scores["wrong"], [0, 1])
+    np.testing.assert_array_equal(scores["predicted"], [[1, 0], [1, 0]])
+
+
+def test_labels_that_are_all_sure_are_told_apart_by_their_logits():
+    # Above 17 the sigmoid is 1 in float32, and the order of the outputs is lost in it.
+    logits = tf.constant([[20.0, 30.0, -1.0], [30.0, 20.0, -1.0]])
+    labels = np.array([[0, 1, 0], [0, 1, 0]])
+    scores = as_numpy(
+        prediction_scores("label_probabilities", labels, keras.activations.sigmoid(logits))
+    )
+    np.testing.assert_array_equal(scores["predicted"], [[0, 1, 0], [1, 0, 0]])
+    np.testing.assert_array_equal(scores["wrong"], [0, 1])
+
+
+@pytest.mark.parametrize("kind", ["probabilities", "label_probabilities"])
+def test_probabilities_of_zero_and_one_without_their_logits(kind):
+    labels = np.array([[1, 0], [0, 1]])
+    scores = as_numpy(prediction_scores(kind, labels, np.array([[1, 0], [1, 0]], "float32")))
+    # 1e-37 in place of 0; with several labels, both of them are wrong.
+    expected = -np.log(1e-37) * (2 if kind.startswith("label") else 1)
+    np.testing.assert_allclose(scores["cross_entropy"], [0, expected], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(scores["entropy"], [0, 0], atol=1e-6)
+    np.testing.assert_array_equal(scores["wrong"], [0, 1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf], ids=str)
+def test_outputs_that_are_not_finite_name_nothing(kind, value):
+    outputs = np.array([[0.6, 0.3, 0.1], [0.6, 0.3, 0.1], [0.6, 0.3, 0.1]], "float32")
+    outputs[1, 0] = outputs[2, 2] = value
+    labels = np.eye(3)[[0, 0, 0]] if kind.startswith("label") else np.zeros(3, int)
+    scores = as_numpy(prediction_scores(kind, labels, outputs))
+    np.testing.assert_array_equal(scores["wrong"], [0, 1, 1])
+    np.testing.assert_array_equal(scores["predicted"], [[1, 0, 0], [0, 0, 0], [0, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("activation", "kind"), [("sigmoid", "label_probabilities"), ("softmax", "probabilities")]
+)
+@pytest.mark.parametrize("logit", [np.inf, -np.inf], ids=str)
+def test_a_network_whose_logits_overflow_names_nothing(activation, kind, logit):
+    # The sigmoid of infinity is 1, finite again; so is a softmax beside minus infinity.
+    outputs = keras.activations.get(activation)(tf.constant([[logit, 0.0, 1.0]]))
+    labels = np.array([[1, 0, 0]]) if kind.startswith("label") else np.zeros(1, int)
+    scores = as_numpy(prediction_scores(kind, labels, outputs))
+    np.testing.assert_array_equal(scores["wrong"], [1])
+    np.testing.assert_array_equal(scores["predicted"], [[0, 0, 0]])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_inside_of_a_graph(kind):
+    labels = np.array([[1, 0, 0], [0, 0, 1]], "float32")
+    expected = as_numpy(prediction_scores(kind, labels, KINDS[kind]))
+    function = tf.function(lambda y, x: prediction_scores(kind, y, x))
+    measured = as_numpy(function(tf.constant(labels), tf.constant(KINDS[kind])))
+    for name, values in expected.items():
+        np.testing.assert_allclose(measured[name], values, rtol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_are_float32_whatever_the_outputs_are(kind):
+    labels = np.array([[1, 0, 0], [0, 0, 1]])
+    expected = as_numpy(prediction_scores(kind, labels, KINDS[kind]))
+    for dtype in ("bfloat16", "float64"):
+        scores = prediction_scores(kind, labels, tf.cast(KINDS[kind], dtype))
+        for name in ("wrong", "cross_entropy", "entropy", "margin"):
+            assert scores[name].dtype == tf.float32
+            np.testing.assert_allclose(scores[name], expected[name], rtol=0.02, err_msg=name)

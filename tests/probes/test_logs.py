@@ -13,6 +13,12 @@ def test_key():
     assert log_key("l2_ratio", 3, 17, "train") == "train/stage3/block17/l2_ratio"
 
 
+def test_key_without_a_stage():
+    assert log_key("recurrence_index") == "recurrence_index"
+    assert log_key("recurrence_index", split="test") == "test/recurrence_index"
+    assert log_key("recurrence_index", 0, 0) == "stage0/block0/recurrence_index"
+
+
 def test_frame_from_a_history():
     history = {
         "loss": [2.0, 1.0],
@@ -39,6 +45,21 @@ def test_frame_from_a_csv_file_with_splits(tmp_path):
     frame = from_logs(tmp_path / "log.csv")
     assert frame["split"].tolist() == ["a", "b"]
     assert frame["epoch"].tolist() == [4, 4]
+
+
+def test_numbers_of_stages_and_of_the_network_are_left_out():
+    history = {
+        "a/stage1/block0/drop_error": [0.5],
+        "a/stage1/convergence_index": [0.25],
+        "a/convergence_index": [0.125],
+        "convergence_index": [0.0],
+    }
+    frame = from_logs(history)
+    assert frame.to_dict("records") == [
+        {"epoch": 0, "split": "a", "stage": 1, "block": 0, "drop_error": 0.5}
+    ]
+    with pytest.raises(ValueError, match="`history` must hold keys"):
+        from_logs({key: value for key, value in history.items() if "block" not in key})
 
 
 def test_history_without_blocks():

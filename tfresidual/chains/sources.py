@@ -57,7 +57,7 @@ def _loaded(path):
             f"Received: source={str(path)!r}"
         )
     # Keras says of a damaged file that it is not there.
-    if not zipfile.is_zipfile(path):
+    if not zipfile.is_zipfile(path) or "config.json" not in zipfile.ZipFile(path).namelist():
         raise ValueError(
             "Argument `source` must be the path of a whole .keras file; this one is there, but "
             f"damaged. Received: source={str(path)!r}"

@@ -135,6 +135,18 @@ FIGURES = (
         has_table=True,
     ),
     FigureOfStudy(
+        "readout",
+        ("readout",),
+        "error",
+        lambda frame, epsilon: plots.readout(frame),
+        "Reading out early",
+        "The accuracy of the network when a stage is left behind each of its blocks and the next "
+        "stage, or the classifier, follows at once.",
+        "A stage whose line rises in small steps comes nearer to its result with every block; one "
+        "that stays low until the last block builds something that only then can be read.",
+        f"{INFERENCE}, figure 5, at the end of training",
+    ),
+    FigureOfStudy(
         "readout_by_epoch",
         ("block_metrics_by_epoch",),
         "error",

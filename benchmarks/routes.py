@@ -1,0 +1,133 @@
+"""All perturbations of a network: together, against one model each, and against what must be done.
+
+    python benchmarks/routes.py [--blocks 9 54] [--images 2048]
+
+On one network (widths 16, 32 and 64, images of 32x32x3) and the same images: every single block
+dropped, every stage read out behind every block, and every stage's last block applied 1 to 16 more
+times. Prints
+
+- the naive way, a Keras model per perturbation (its layers are shared, nothing is copied) and
+  `predict`, over one call of the evaluator, tracing counted in both;
+- the evaluator over the floor: the block applications that the prefix tree leaves, times the
+  measured time of one block of that stage in the plain forward pass.
+"""
+
+import argparse
+import os
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import tensorflow as tf
+from timing import in_turn, show
+
+import tfresidual as tfr
+from tfresidual import networks, routes
+from tfresidual.chains import evaluate, plan_of
+
+BATCH = 256
+REPETITIONS = 16
+
+
+def all_routes(chain):
+    movable = [block for block in chain.blocks if block.keeps_shape]
+    return [
+        *(routes.drop(chain, (block.stage, block.step)) for block in movable),
+        *(routes.read_out(chain, block.stage, block.step) for block in chain.blocks),
+        *(
+            routes.repeat_last(chain, stage.index, times)
+            for stage in chain.stages
+            for times in range(1, REPETITIONS + 1)
+        ),
+    ]
+
+
+def naive_seconds(network, chosen, images, labels):
+    """One model per route, and `predict`; the seconds, and the errors it finds."""
+    stem, sections, head = network.sections()
+    errors = []
+    begun = time.perf_counter()
+    for route in chosen:
+        inputs = keras.Input(network.input_shape[1:])
+        layers = list(stem)
+        for (transition, units), applications in zip(sections, route.stages, strict=True):
+            layers += [transition] if transition is not None else []
+            layers += [units[application.step] for application in applications]
+        state = inputs
+        for layer in [*layers, *head]:
+            state = layer(state)
+        outputs = keras.Model(inputs, state).predict(images, batch_size=BATCH, verbose=0)
+        errors.append(np.mean(outputs.argmax(axis=1) != labels))
+    return time.perf_counter() - begun, errors
+
+
+def stage_passes(chain, images):
+    """For every stage by index, a compiled pass of its blocks over the images."""
+    state = chain.stem(images)
+    passes = {}
+    for stage in chain.stages:
+        if stage.transition is not None:
+            state = stage.transition(state)
+
+        def through(state, stage=stage):
+            for block in stage.blocks:
+                state = block(state)
+            return state
+
+        compiled = tf.function(through, autograph=False)
+        passes[stage.index] = lambda compiled=compiled, state=state: compiled(state)
+        state = compiled(state)
+    return passes
+
+
+def compare(blocks, count, rounds):
+    network = networks.resnet(2 * blocks + 2)
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(count, 32, 32, 3)).astype("float32")
+    labels = rng.integers(0, 10, count)
+    chain = tfr.chain(network)
+    chosen = all_routes(chain)
+    plan = plan_of(chain, chosen)
+    print(f"{blocks} blocks, {count} images: {plan}", flush=True)
+
+    begun = time.perf_counter()
+    values = evaluate(chain, chosen, (images, labels))
+    ours = time.perf_counter() - begun
+    naive, errors = naive_seconds(network, chosen, images, labels)
+    print(f"  evaluator, first call: {ours:.1f} s; naive: {naive:.1f} s", flush=True)
+    worst = np.abs(values.wrong.mean(axis=1) - errors).max() * count
+    print(f"  images judged differently on any route: {worst:.0f}")
+    print(f"  naive / evaluator, tracing counted: {naive / ours:.2f}x", flush=True)
+
+    passes = stage_passes(chain, tf.constant(images[:BATCH]))
+    part = images[:BATCH], labels[:BATCH]
+    functions = {"evaluator": lambda: evaluate(chain, chosen, part), **passes}
+    seconds = in_turn(functions, rounds, calls=1)
+    applied = {
+        stage.index: sum(
+            step.operation.kind == "block" and step.operation.stage == stage.index
+            for step in plan.steps
+        )
+        / len(stage.blocks)
+        for stage in chain.stages
+    }
+    floor = [
+        sum(seconds[index][i] * factor for index, factor in applied.items()) for i in range(rounds)
+    ]
+    print(
+        f"  a batch of {BATCH}: {np.median(seconds['evaluator']):.2f} s, floor "
+        f"{np.median(floor):.2f} s"
+    )
+    show("evaluator / floor", seconds["evaluator"], floor)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--blocks", type=int, nargs="+", default=[9, 54])
+    parser.add_argument("--images", type=int, default=2048)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    for blocks in arguments.blocks:
+        compare(blocks, arguments.images, arguments.rounds)

@@ -1,0 +1,306 @@
+"""Groups of images: by hand, and against the NumPy version."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from keras import ops
+from probes.test_block_metrics import at, plane_chain
+from probes.test_evaluate_routes import (
+    NETWORKS,
+    TOLERANCE,
+    all_networks,
+    counted,
+    counting_chain,
+    network,
+    numpy_values,
+    shape_changing,
+    trained_steps,
+    with_stage,
+)
+from reference.random_network import random_batch
+
+import tfresidual as tfr
+from tfresidual import probes
+from tfresidual.chains import Block, Chain, Stage
+
+COLUMNS = ["along", "stage", "block", "group", "images", "accuracy", "cross_entropy", "entropy"]
+VALUES = ["accuracy", "cross_entropy", "entropy"]
+GROUPS = ["borderline", "correct", "all"]
+
+
+def output_chain(*blocks, classes=2, outputs="logits"):
+    """A chain of one stage whose state is what the network puts out."""
+    blocks = tuple(
+        Block(1, step, True, lambda h, block=block: block(h)) for step, block in enumerate(blocks)
+    )
+    return Chain(
+        name="outputs",
+        stem=lambda images: ops.convert_to_tensor(images),
+        stages=(Stage(1, blocks),),
+        head=lambda state: ops.reshape(state, (-1, classes)),
+        loss=lambda labels, outputs: ops.sum(outputs, axis=-1),
+        input_shape=(1, 1, classes),
+        outputs=outputs,
+    )
+
+
+def same(h):
+    return h + 0
+
+
+def rows_of(*outputs):
+    return np.array(outputs, "float32")[:, None, None, :]
+
+
+def ahead(*differences):
+    """Logits of two classes, the first of which is ahead by so much."""
+    return rows_of(*[(difference, 0) for difference in differences])
+
+
+def of_margin(*margins):
+    """Logits of two classes with so much between their probabilities."""
+    return ahead(*[np.log((1 + m) / (1 - m)) for m in margins])
+
+
+def members(frame, group="borderline"):
+    """How many images a group has."""
+    (images,) = frame.loc[frame["group"] == group, "images"].unique()
+    return images
+
+
+@pytest.mark.parametrize(
+    ("margin", "is_member"),
+    [(0.0, True), (0.1, True), (0.1999, True), (0.2001, False), (0.9, False)],
+)
+@pytest.mark.parametrize("sign", [1, -1], ids=["right", "wrong"])
+def test_half_of_the_gap_is_less_than_the_probability(margin, sign, is_member):
+    data = of_margin(sign * margin), np.array([0])
+    frame = probes.borderline(output_chain(same), data, times=0)
+    assert members(frame) == is_member
+    # The mirror image: the other label.
+    other = probes.borderline(output_chain(same), (of_margin(-sign * margin), [1]), times=0)
+    assert members(other) == is_member
+
+
+@pytest.mark.parametrize(
+    ("probability", "is_member"), [(0.4999, False), (0.5, False), (0.5001, True), (1, True)]
+)
+def test_gap_at_the_limit(probability, is_member):
+    # All of the probability on one class: the gap is 1, and half of it must move.
+    data = ahead(200, -200), np.array([0, 0])
+    frame = probes.borderline(output_chain(same), data, times=0, probability=probability)
+    assert members(frame) == 2 * is_member
+
+
+@pytest.mark.parametrize(
+    ("label", "least"),
+    [(0, 0.075), (1, 0.075), (2, 0.175)],  # to the highest other class
+)
+def test_gap_of_three_classes(label, least):
+    chain = output_chain(same, classes=3, outputs="probabilities")
+    data = rows_of([0.5, 0.35, 0.15]), np.array([label])
+    for probability, is_member in ((least - 0.001, False), (least + 0.001, True)):
+        frame = probes.borderline(chain, data, times=0, probability=probability)
+        assert members(frame) == is_member
+
+
+@pytest.mark.parametrize(
+    ("labels", "least"),
+    [
+        ([1, 1, 0, 0], 0.05),  # lowest label 0.6, highest other 0.5
+        ([1, 0, 1, 0], 0.05),  # 0.5 and 0.6: wrong
+        ([1, 0, 0, 0], 0.15),
+        ([1, 1, 1, 0], 0.2),
+        ([0, 0, 1, 1], 0.4),
+    ],
+)
+@pytest.mark.parametrize("kind", ["label_probabilities", "label_logits"])
+def test_gap_of_several_labels(kind, labels, least):
+    p = np.array([0.9, 0.6, 0.5, 0.1])
+    outputs = p if kind == "label_probabilities" else np.log(p / (1 - p))
+    chain = output_chain(same, classes=4, outputs=kind)
+    data = rows_of(outputs), np.array([labels])
+    for probability, is_member in ((least - 0.001, False), (least + 0.001, True)):
+        frame = probes.borderline(chain, data, times=0, probability=probability)
+        assert members(frame) == is_member
+
+
+def cross_entropy(difference):
+    return np.log1p(np.exp(-difference))
+
+
+def entropy(difference):
+    p = 1 / (1 + np.exp(-difference))
+    return -p * np.log(p) - (1 - p) * np.log(1 - p)
+
+
+def test_groups_are_decided_where_a_curve_begins():
+    # The first class, which is the label, is ahead by
+    #   -0.1, 3, -5, -1   behind block 0,
+    #   1.9, 5, -3, 1     behind block 1, at the trained network,
+    #   3.9, 7, -1, 3     behind one repetition, and so on.
+    chain = output_chain(same, lambda h: h + np.array([2, 0], "float32"))
+    frame = probes.borderline(chain, (ahead(-0.1, 3, -5, -1), np.zeros(4, int)), times=2)
+    curves = {
+        ("blocks", 0): ([-0.1, 3, -5, -1], [[0], [1], [0, 1, 2, 3]]),
+        ("blocks", 1): ([1.9, 5, -3, 1], [[0], [1], [0, 1, 2, 3]]),
+        ("repetitions", 1): ([1.9, 5, -3, 1], [[], [0, 1, 3], [0, 1, 2, 3]]),
+        ("repetitions", 2): ([3.9, 7, -1, 3], [[], [0, 1, 3], [0, 1, 2, 3]]),
+        ("repetitions", 3): ([5.9, 9, 1, 5], [[], [0, 1, 3], [0, 1, 2, 3]]),
+    }
+    assert frame[COLUMNS[:4]].to_numpy().tolist() == [
+        [along, 1, block, group] for along, block in curves for group in GROUPS
+    ]
+    rows = iter(frame.to_dict("records"))
+    for differences, groups in curves.values():
+        for places in groups:
+            row, chosen = next(rows), np.array(differences)[places]
+            assert row["images"] == len(places)
+            expected = [(chosen > 0), cross_entropy(chosen), entropy(chosen)]
+            for name, values in zip(VALUES, expected, strict=True):
+                wanted = values.mean() if len(values) else np.nan
+                assert row[name] == pytest.approx(wanted, rel=1e-5, nan_ok=True), (row, name)
+
+
+def test_correct_images_can_turn_wrong():
+    chain = output_chain(same, lambda h: h - np.array([2, 0], "float32"))
+    frame = probes.borderline(chain, (ahead(1, 3), np.zeros(2, int)), times=0)
+    correct = frame[frame["group"] == "correct"]
+    assert correct["images"].tolist() == [2, 2]
+    assert correct["accuracy"].tolist() == [1, 0.5]
+
+
+def test_empty_groups():
+    frame = probes.borderline(output_chain(same), (ahead(-9, -8), np.zeros(2, int)), times=1)
+    assert frame["images"].tolist() == [0, 0, 2] * 3
+    empty = frame["images"] == 0
+    assert frame.loc[empty, VALUES].isna().all(axis=None)
+    assert frame.loc[~empty, VALUES].notna().all(axis=None)
+
+
+@all_networks
+@pytest.mark.parametrize("scale", [1.0, 0.3], ids=["plain", "scaled"])
+def test_equals_numpy(settings, scale):
+    net, batch = network(settings, images=12)
+    steps = trained_steps(net)[-1]
+    stage, last = len(trained_steps(net)), len(steps) - 1
+    first = max([step for s, step in shape_changing(net, batch[0]) if s == stage], default=0)
+    first = max(first, last - 1)
+    curves = {
+        "blocks": [(step, steps[: step + 1]) for step in range(first, last + 1)],
+        "repetitions": [(last + times, steps + [(last, scale)] * times) for times in range(3)],
+    }
+    frame = probes.borderline(net, batch, blocks=2, times=2, scale=scale, probability=0.2)
+    expected = []
+    for along, curve in curves.items():
+        values = [numpy_values(net, batch, with_stage(net, stage, route)) for _, route in curve]
+        gap = np.abs(values[0]["margin"]) / 2
+        assert np.abs(gap - 0.2).min() > 1e-4
+        groups = {
+            "borderline": gap < 0.2,
+            "correct": values[0]["wrong"] == 0,
+            "all": np.ones(12, bool),
+        }
+        for (block, _), value in zip(curve, values, strict=True):
+            for group, inside in groups.items():
+                row = [along, stage, block, group, inside.sum()]
+                means = [
+                    column[inside].mean() if inside.any() else np.nan
+                    for column in (1 - value["wrong"], value["cross_entropy"], value["entropy"])
+                ]
+                expected.append(row + means)
+    expected = pd.DataFrame(expected, columns=COLUMNS)
+    pd.testing.assert_frame_equal(frame[COLUMNS[:5]], expected[COLUMNS[:5]], check_dtype=False)
+    np.testing.assert_allclose(frame[VALUES], expected[VALUES], **TOLERANCE)
+    assert len(set(expected["images"])) > 1
+
+
+def blocks_of(frame, along="blocks"):
+    return frame.loc[frame["along"] == along, "block"].unique().tolist()
+
+
+@pytest.mark.parametrize(
+    ("blocks", "expected"), [(1, [5]), (3, [3, 4, 5]), (6, [0, 1, 2, 3, 4, 5]), (9, [*range(6)])]
+)
+def test_last_blocks_of_the_last_stage(blocks, expected):
+    chain = counting_chain(lambda n: 0.5 + 0 * n[:, 0], 2, 6)
+    frame = probes.borderline(chain, counted([0, 1, 2, 3]), blocks=blocks, times=2)
+    assert blocks_of(frame) == expected
+    assert blocks_of(frame, "repetitions") == [5, 6, 7]
+    assert frame["stage"].unique().tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("changing", "blocks", "expected"),
+    [(0, 5, [0, 1, 2, 3]), (2, 5, [2, 3]), (2, 1, [3]), (3, 5, [3])],
+)
+def test_blocks_that_change_shape(changing, blocks, expected):
+    chain = counting_chain(lambda n: 0.5 + 0 * n[:, 0], 1, 4, changes=[(2, changing)])
+    frame = probes.borderline(chain, counted([0, 1, 2, 3]), blocks=blocks, times=1)
+    assert blocks_of(frame) == expected
+    # What changes the shape of the state cannot be repeated.
+    assert blocks_of(frame, "repetitions") == ([] if changing == 3 else [3, 4])
+
+
+def test_no_repetitions():
+    chain = output_chain(same, same)
+    frame = probes.borderline(chain, (ahead(1), np.zeros(1, int)), times=0)
+    assert frame["along"].unique().tolist() == ["blocks"]
+    assert len(frame) == 2 * 3
+
+
+def test_defaults_are_those_of_the_paper():
+    chain = counting_chain(lambda n: 0.5 + 0 * n[:, 0], 7)
+    frame = probes.borderline(chain, counted([0, 1, 2, 3]))
+    assert blocks_of(frame) == [2, 3, 4, 5, 6]
+    assert blocks_of(frame, "repetitions") == [6 + times for times in range(21)]
+
+
+def test_columns_and_splits():
+    net, batch = network(NETWORKS["original"])
+    chain = tfr.chain(net)
+    frame = probes.borderline(chain, batch, times=1)
+    assert frame.columns.tolist() == COLUMNS
+    other = random_batch(net, images=4, seed=9)
+    both = probes.borderline(chain, {"train": other, "test": batch}, times=1)
+    assert both.columns.tolist() == ["split", *COLUMNS]
+    assert both["split"].tolist() == ["train"] * len(frame) + ["test"] * len(frame)
+    for split, data in (("train", other), ("test", batch)):
+        part = both[both["split"] == split].drop(columns="split").reset_index(drop=True)
+        pd.testing.assert_frame_equal(part, probes.borderline(chain, data, times=1), rtol=1e-5)
+
+
+def test_last_curve_begins_where_the_first_ends():
+    net, batch = network(NETWORKS["several labels"])
+    frame = probes.borderline(net, batch, times=2)
+    everyone = frame[frame["group"] == "all"].set_index(["along", "block"])
+    last = len(trained_steps(net)[-1]) - 1
+    first, second = (everyone.loc[(along, last), VALUES] for along in ("blocks", "repetitions"))
+    assert first.tolist() == second.tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("blocks", 0),
+        ("blocks", 2.0),
+        ("blocks", True),
+        ("blocks", None),
+        ("times", -1),
+        ("times", 1.5),
+        ("times", None),
+        ("probability", 0),
+        ("probability", -0.1),
+        ("probability", 1.01),
+        ("probability", float("nan")),
+        ("probability", "0.1"),
+        ("probability", True),
+        ("probability", None),
+        ("scale", float("inf")),
+        ("scale", "half"),
+        ("scale", None),
+    ],
+)
+def test_bad_arguments(name, value):
+    with pytest.raises(ValueError, match=rf"Argument `{name}`.*Received: {name}="):
+        probes.borderline(plane_chain(lambda h: h / 2), at(1, 2), **{name: value})

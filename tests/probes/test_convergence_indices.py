@@ -1,0 +1,457 @@
+"""The three indices by hand: as formulas, from hand-made frames, and of whole chains."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from keras import ops
+from probes.test_evaluate_routes import NETWORKS, counted, counting_chain, network
+from reference.random_network import random_batch, random_network
+
+from tfresidual import probes
+from tfresidual.probes.convergence_indices import (
+    INDICES,
+    convergence_index,
+    divergence_index,
+    indices_of,
+    recurrence_index,
+)
+
+NAN = math.nan
+INDEX_NAMES = ["convergence_index", "recurrence_index", "divergence_index"]
+
+# Twenty images, as many of each of four classes: guessing errs on 3/4.
+IMAGES = counted(np.arange(20) % 4)
+
+
+# The formulas
+
+
+@pytest.mark.parametrize(
+    ("errors", "error", "chance", "index"),
+    [
+        ([0.1, 0.1, 0.1], 0.1, 0.9, 1),
+        ([0.9, 0.9, 0.9, 0.1], 0.1, 0.9, 1 / 4),  # the last block's read-out counts
+        ([0.5, 0.1], 0.1, 0.9, 3 / 4),
+        ([0.6, 0.3, 0.0], 0.0, 0.75, (0.2 + 0.6 + 1) / 3),
+        ([0.1], 0.1, 0.9, 1),
+        ([1.0, 0.0], 0.0, 0.5, 0),  # worse than chance counts against it
+        ([0.0, 0.25], 0.25, 0.5, 3 / 2),  # better than the whole network
+        ([NAN, 0.1], 0.1, 0.9, NAN),
+    ],
+)
+def test_convergence_index(errors, error, chance, index):
+    assert convergence_index(errors, error, chance) == pytest.approx(index, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("errors", "chance", "index"),
+    [
+        ([0.4, 0.4, 0.4, 0.4], 0.9, 1),
+        ([0.0, 0.0, 0.0], 0.9, 1),
+        ([0.9, 0.9, 0.9], 0.9, 0),  # chance, whichever is dropped
+        ([0.95, 0.9, 0.92], 0.9, 0),
+        ([0.9, 0.9, 0.1], 0.9, 0),
+        ([0.9, 0.1, 0.1], 0.9, 1 / 2),
+        ([0.5, 0.3, 0.1], 0.9, 1 - (0.5 + 0.25) / 2),
+        ([0.1, 0.5], 0.9, 2),  # the last is the one that matters
+        ([NAN, 0.5, 0.1], 0.9, 1 / 2),  # what cannot be dropped is left out
+        ([NAN, NAN, 0.5, 0.3, 0.1], 0.9, 1 - (0.5 + 0.25) / 2),
+        ([0.5, 0.1, NAN], 0.9, NAN),
+        ([NAN, 0.1], 0.9, NAN),
+        ([0.1], 0.9, NAN),
+        ([NAN], 0.9, NAN),
+        ([0.1, 0.9], 0.9, NAN),  # chance without the last block only
+        ([0.9, 0.1, 0.95], 0.9, NAN),
+        ([NAN, 0.9, 0.9], 0.9, 0),
+    ],
+)
+def test_recurrence_index(errors, chance, index):
+    assert recurrence_index(errors, chance) == pytest.approx(index, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("errors", "error", "chance", "index"),
+    [
+        ([0.1] * 16, 0.1, 0.9, 0),
+        ([0.9] * 16, 0.1, 0.9, 1),
+        ([0.3, 0.5, 0.7, 0.9], 0.1, 0.9, (0.25 + 0.5 + 0.75 + 1) / 4),
+        ([0.0], 0.1, 0.9, -1 / 8),  # repetition helps
+        ([1.0], 0.0, 0.5, 2),
+        ([], 0.1, 0.9, NAN),
+    ],
+)
+def test_divergence_index(errors, error, chance, index):
+    assert divergence_index(errors, error, chance) == pytest.approx(index, nan_ok=True)
+
+
+# From frames
+
+
+def frame(name, **errors):
+    """A frame of a probe with the errors of its stages; agreement is 0.95 - error / 2."""
+    rows = [
+        {"stage": int(stage[-1]), name: place, "error": error, "agreement": 0.95 - error / 2}
+        for stage, values in errors.items()
+        for place, error in enumerate(values)
+    ]
+    return pd.DataFrame(rows)
+
+
+FRAMES = {
+    "readout": frame("block", stage1=[0.5, 0.1], stage2=[0.9, 0.9, 0.9, 0.1]),
+    "drop_blocks": frame("block", stage1=[0.5, 0.1], stage2=[NAN, 0.3, 0.2, 0.1]),
+    "repeat_last_block": frame("repetition", stage1=[0.1, 0.1, 0.1], stage2=[0.1, 0.5, 0.9]),
+}
+
+
+def test_indices_of_frames():
+    table = indices_of(**FRAMES, chance=0.9)
+    assert table.columns.tolist() == ["basis", "stage", *INDEX_NAMES, "error", "chance"]
+    assert table["basis"].tolist() == ["labels"] * 3 + ["agreement"] * 3
+    assert table["stage"].tolist() == [1, 2, "mean"] * 2
+    assert table["error"].tolist() == pytest.approx([0.1] * 3 + [0.1] * 3)
+    assert table["chance"].tolist() == [0.9] * 6
+    of_labels = table[table["basis"] == "labels"].set_index("stage")[INDEX_NAMES]
+    assert of_labels.loc[1].tolist() == pytest.approx([3 / 4, 1 / 2, 0])
+    assert of_labels.loc[2].tolist() == pytest.approx([1 / 4, 1 - 3 / 16, 3 / 4])
+    assert of_labels.loc["mean"].tolist() == pytest.approx([1 / 2, 21 / 32, 3 / 8])
+
+
+def test_agreement_takes_the_place_of_the_error():
+    # Disagreement is 0.05 + error / 2: 0.1 for 0.1, 0.3 for 0.5, 0.5 for 0.9; chance is 0.9.
+    table = indices_of(**FRAMES, chance=0.9)
+    rows = table[table["basis"] == "agreement"].set_index("stage")[INDEX_NAMES]
+    assert rows.loc[1].tolist() == pytest.approx([(6 / 8 + 1) / 2, 1 - 2 / 8, 0])
+    # Dropping gives 0.2, 0.15 and 0.1.
+    expected = [(3 * 4 / 8 + 1) / 4, 1 - (1 / 8 + 0.5 / 8) / 2, (2 / 8 + 4 / 8) / 2]
+    assert rows.loc[2].tolist() == pytest.approx(expected)
+
+
+def test_mean_is_of_the_stages_that_have_the_index():
+    frames = {
+        "readout": frame("block", stage1=[0.1], stage2=[NAN, 0.1], stage3=[0.5, 0.1]),
+        "drop_blocks": frame("block", stage1=[0.2], stage2=[0.3, NAN], stage3=[0.5, 0.1]),
+        "repeat_last_block": frame("repetition", stage1=[0.1, 0.5], stage3=[0.1, 0.9]),
+    }
+    rows = indices_of(**frames, chance=0.9).head(4)[INDEX_NAMES].to_numpy()
+    expected = [[1, NAN, 1 / 2], [NAN, NAN, NAN], [3 / 4, 1 / 2, 1], [7 / 8, 1 / 2, 3 / 4]]
+    np.testing.assert_allclose(rows, expected)
+
+
+def test_splits_with_a_chance_of_their_own():
+    def both(part, error):
+        first, second = part.assign(split="b"), part.assign(split="a")
+        # In split "a" all errors are half as large, and so is chance: the same indices.
+        second["error"] = second["error"] * error
+        return pd.concat([first, second], ignore_index=True)
+
+    frames = {name: both(part, 0.5) for name, part in FRAMES.items()}
+    table = indices_of(**frames, chance={"a": 0.45, "b": 0.9})
+    assert table.columns[0] == "split"
+    assert table["split"].tolist() == ["b"] * 6 + ["a"] * 6
+    of_labels = table[table["basis"] == "labels"]
+    first, second = (of_labels.loc[of_labels["split"] == s, INDEX_NAMES] for s in "ba")
+    np.testing.assert_allclose(first, second)
+    assert of_labels["chance"].tolist() == [0.9] * 3 + [0.45] * 3
+    assert of_labels["error"].tolist() == pytest.approx([0.1] * 3 + [0.05] * 3)
+
+
+@pytest.mark.parametrize("chance", [0.1, 0.05], ids=["at", "above"])
+def test_frames_at_chance_or_above(chance):
+    with pytest.raises(ValueError, match=r"errs less than chance.*Received: error 0\.1000 on lab"):
+        indices_of(**FRAMES, chance=chance)
+    table = indices_of(**FRAMES, chance=chance, at_chance="nan")
+    assert table[INDEX_NAMES].isna().all(axis=None)
+    assert table["error"].tolist() == pytest.approx([0.1] * 6)
+
+
+# Of chains whose answers are known
+
+
+def measured(share_wrong, *depths, data=IMAGES, changes=(), basis="labels", **kwargs):
+    """Rows of the indices, the mean's last."""
+    chain = counting_chain(share_wrong, *depths, changes=changes)
+    table = probes.convergence_indices(chain, data, **{"times": 4} | kwargs)
+    return table.loc[table["basis"] == basis, INDEX_NAMES].to_numpy()
+
+
+def either(condition, yes, no):
+    return ops.where(condition, float(yes), float(no))
+
+
+# The counts behind the trained network are all 1. Every network below errs on 1/10.
+SOLVED = {
+    # The first block does all: without it, chance; the others neither help nor harm.
+    "instant convergence": (lambda n: either(n[:, 0] > 0, 0.1, 0.75), [1, 1 - 1 / 3, 0]),
+    # Without the last block chance, without any other nothing: the recurrence has no meaning.
+    "the last block does all": (lambda n: either(n[:, 3] > 0, 0.1, 0.75), [1 / 4, NAN, 0]),
+    "chance whichever is dropped": (
+        lambda n: either(ops.min(n, axis=1) > 0, 0.1, 0.75),
+        [1 / 4, 0, 0],
+    ),
+    # Read-outs and drops at 0.4, which leaves 0.35 of 0.65.
+    "all drops equal": (
+        lambda n: either(ops.min(n, axis=1) > 0, 0.1, 0.4),
+        [(3 * 7 / 13 + 1) / 4, 1, 0],
+    ),
+    "chance after one repetition": (
+        lambda n: either(ops.max(n, axis=1) > 1, 0.75, 0.1),
+        [1, 1, 1],
+    ),
+    # A tenth more for every block too few, a twentieth for every one too many.
+    "in between": (
+        lambda n: (
+            0.1 + 0.1 * ops.maximum(4 - ops.sum(n, 1), 0) + 0.05 * ops.maximum(ops.sum(n, 1) - 4, 0)
+        ),
+        [(0.35 + 0.45 + 0.55 + 0.65) / 4 / 0.65, 1, (0.05 + 0.1 + 0.15 + 0.2) / 4 / 0.65],
+    ),
+    # Without block b, 0.1 (b + 2).
+    "drops that differ": (
+        lambda n: 0.1 + ops.sum((1 - ops.minimum(n, 1)) * np.array([0.1, 0.2, 0.3, 0.4], "f"), 1),
+        [
+            (0.65 - 0.9 + 0.65 - 0.7 + 0.65 - 0.4 + 0.65) / 4 / 0.65,
+            1 - ((0.2 - 0.5) + (0.3 - 0.5) + (0.4 - 0.5)) / 3 / 0.25,
+            0,
+        ],
+    ),
+    "worse than chance": (
+        lambda n: either(ops.sum(n, 1) == 4, 0.1, 1),
+        [(3 * -0.25 / 0.65 + 1) / 4, 0, 0.9 / 0.65],
+    ),
+}
+
+
+@pytest.mark.parametrize(("share_wrong", "expected"), SOLVED.values(), ids=SOLVED)
+def test_chain_of_one_stage(share_wrong, expected):
+    rows = measured(share_wrong, 4)
+    np.testing.assert_allclose(rows, [expected, expected], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", ["instant convergence", "all drops equal", "in between"])
+def test_agreement_of_a_chain(case):
+    # Of a network that errs nowhere, the error is the disagreement.
+    share_wrong, _ = SOLVED[case]
+
+    def shifted(n):
+        return share_wrong(n) - 0.1
+
+    plain, agreement = (measured(shifted, 4, basis=basis) for basis in ("labels", "agreement"))
+    np.testing.assert_allclose(plain, agreement, rtol=1e-6)
+    # Of the network that errs on 1/10, no more than the images beyond that disagree.
+    chance = 0.65
+    given = measured(share_wrong, 4, basis="agreement", chance=chance)
+    np.testing.assert_allclose(given, measured(shifted, 4, chance=chance), rtol=1e-6)
+
+
+def test_stages_and_their_mean():
+    # Stage 1 converges at once, stage 2 (chance without any of its two blocks) does not.
+    def share_wrong(n):
+        works = ops.logical_and(n[:, 0] > 0, ops.min(n[:, 2:], axis=1) > 0)
+        return either(works, 0.1, 0.75)
+
+    rows = measured(share_wrong, 2, 2)
+    expected = np.array([[1, 0, 0], [1 / 2, 0, 0]])
+    np.testing.assert_allclose(rows, [*expected, expected.mean(axis=0)], atol=1e-9)
+
+
+def test_one_block_a_stage():
+    rows = measured(lambda n: either(ops.max(n, axis=1) > 2, 0.75, 0.1), 1, 1)
+    # Two repetitions bring chance: three of the four.
+    np.testing.assert_allclose(rows, [[1, NAN, 3 / 4]] * 3)
+
+
+def test_no_error_at_all():
+    rows = measured(lambda n: 0 * n[:, 0], 3)
+    np.testing.assert_allclose(rows, [[1, 1, 0]] * 2)
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_blocks_that_change_shape(splits):
+    # Of stage 1 the last block, of stage 2 the first one.
+    def share_wrong(n):
+        return 0.1 + 0.1 * ops.sum(1 - ops.minimum(n, 1), axis=1)
+
+    chain = counting_chain(share_wrong, 2, 3, changes=[(1, 1), (2, 0)])
+    data = {f"split {index}": IMAGES for index in range(splits)}
+    table = probes.convergence_indices(chain, data, times=2)
+    stage2 = [(0.45 + 0.55 + 0.65) / 3 / 0.65, 1, 0]
+    expected = [[NAN, NAN, NAN], stage2, stage2]
+    rows = table.loc[table["basis"] == "labels", INDEX_NAMES]
+    np.testing.assert_allclose(rows, expected * splits, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_no_stage_to_repeat(splits):
+    chain = counting_chain(lambda n: 0.1 + 0 * n[:, 0], 1, 2, changes=[(1, 0), (2, 1)])
+    data = IMAGES if splits == 1 else {"a": IMAGES, "b": IMAGES}
+    rows = probes.convergence_indices(chain, data)[INDEX_NAMES]
+    expected = [[1, NAN, NAN], [NAN, NAN, NAN], [1, NAN, NAN]] * 2 * splits
+    np.testing.assert_allclose(rows, expected)
+
+
+def test_times_is_how_many_repetitions_count():
+    def share_wrong(n):
+        return either(ops.max(n, axis=1) > 4, 0.75, 0.1)  # the fourth repetition
+
+    for times, harmed in ((1, 0), (4, 1), (8, 5)):
+        assert measured(share_wrong, 2, times=times)[0, 2] == pytest.approx(harmed / times)
+    default = probes.convergence_indices(counting_chain(share_wrong, 2), IMAGES)
+    assert default["divergence_index"][0] == pytest.approx(13 / 16)
+
+
+# Chance
+
+
+def chance_of(labels, chance="uniform", classes=4, outputs="logits", share=0.0):
+    chain = counting_chain(lambda n: share + 0 * n[:, 0], 1, classes=classes, outputs=outputs)
+    data = counted(labels, classes)
+    table = probes.convergence_indices(chain, data, times=1, chance=chance)
+    (value,) = table["chance"].unique()
+    assert table["chance_from"].unique().tolist() == [
+        chance if isinstance(chance, str) else "given"
+    ]
+    return value
+
+
+TWO_OF_FIVE = np.array([[1, 1, 0, 0, 0], [0, 1, 0, 1, 0], [0, 0, 1, 1, 0], [0, 1, 0, 1, 0]])
+
+
+def test_chance_of_classes():
+    unbalanced = np.array([0] * 6 + [1] * 3 + [2])
+    for labels in (unbalanced, np.eye(4)[unbalanced]):
+        assert chance_of(labels) == pytest.approx(3 / 4)
+        assert chance_of(labels, "largest class") == pytest.approx(4 / 10)
+        assert chance_of(labels, 0.35) == 0.35
+        assert chance_of(labels, 1) == 1
+    chain = counting_chain(lambda n: 0 * n[:, 0], 1)
+    images, labels = counted(unbalanced)
+    table = probes.convergence_indices(chain, (images, labels[:, None]), chance="largest class")
+    assert table["chance"].tolist() == pytest.approx([4 / 10] * 4)
+
+
+def test_chance_of_several_labels():
+    settings = {"classes": 5, "outputs": "label_logits"}
+    assert chance_of(TWO_OF_FIVE, **settings) == pytest.approx(1 - 1 / 10)
+    assert chance_of(TWO_OF_FIVE, "largest class", **settings) == pytest.approx(1 / 2)
+    # Three of five labels: ten sets too; one of five: five.
+    mixed = np.concatenate([1 - TWO_OF_FIVE[:2], np.eye(5)[:2]])
+    assert chance_of(mixed, **settings) == pytest.approx(1 - (1 / 10 + 1 / 5) / 2)
+
+
+def test_chance_of_splits():
+    labels = {"a": np.array([0, 1, 2, 3]), "b": np.array([0, 0, 1, 1]), "c": np.arange(20) % 2}
+    chain = counting_chain(lambda n: either(ops.sum(n, 1) == 2, 0, 1 / 4), 2)
+    data = {split: counted(values) for split, values in labels.items()}
+    table = probes.convergence_indices(chain, data, times=1, chance="largest class")
+    assert table.columns.tolist() == [
+        "split", "basis", "stage", *INDEX_NAMES, "error", "chance", "chance_from",
+    ]  # fmt: skip
+    own = table[table["stage"] == 1].set_index(["split", "basis"])
+    assert own["chance"].tolist() == [3 / 4, 3 / 4, 1 / 2, 1 / 2, 1 / 2, 1 / 2]
+    # A quarter of the way to a chance of 3/4, half of that to 1/2.
+    assert own["divergence_index"].tolist() == pytest.approx([1 / 3] * 2 + [1 / 2] * 4)
+
+
+def test_guessing_that_never_errs():
+    with pytest.raises(ValueError, match=r"`data` must hold more than one class.*Received: 3 ima"):
+        chance_of(np.array([2, 2, 2]), "largest class")
+
+
+@pytest.mark.parametrize("share", [0.75, 0.8], ids=["at chance", "above"])
+def test_network_at_chance(share):
+    with pytest.raises(
+        ValueError,
+        match=rf"errs less than chance.*Received: error {share:.4f} on labels, chance 0.7",
+    ):
+        chance_of(np.arange(20) % 4, share=share)
+
+
+@pytest.mark.parametrize("classes", range(2, 13))
+def test_network_at_chance_of_any_number_of_classes(classes):
+    # Rounding must not put the error of guessing a hair under that of chance.
+    labels = np.arange(classes * 3) % classes
+    with pytest.raises(ValueError, match="errs less than chance"):
+        chance_of(labels, classes=classes, share=1 - 1 / classes)
+
+
+@pytest.mark.parametrize("largest", range(1, 10))
+def test_network_at_chance_of_the_largest_class(largest):
+    # Ten images; the network errs just where the label is not that of the largest class.
+    labels = np.array([1] * (10 - largest) + [0] * largest)
+    if largest < 5:
+        labels[: 10 - largest] = np.arange(10 - largest) % 3 + 1
+    share = 1 - np.unique(labels, return_counts=True)[1].max() / 10
+    with pytest.raises(ValueError, match="errs less than chance"):
+        chance_of(labels, "largest class", share=share)
+
+
+def test_drops_at_chance_of_three_classes():
+    # Without the last block 2 of 3 images are wrong, which is chance; without the first, none.
+    chain = counting_chain(lambda n: either(n[:, 1] > 0, 0, 2 / 3), 2, classes=3)
+    table = probes.convergence_indices(chain, counted(np.arange(15) % 3, 3), times=1)
+    assert table["recurrence_index"].isna().all()
+
+
+@pytest.mark.parametrize(
+    "chance",
+    ["", "Uniform", 0, 0.0, -0.5, 1.01, float("nan"), True, None, (), [0.5]],
+)
+def test_bad_chance(chance):
+    chain = counting_chain(lambda n: 0 * n[:, 0], 1)
+    with pytest.raises(ValueError, match=r"Argument `chance`.*Received: chance="):
+        probes.convergence_indices(chain, IMAGES, chance=chance)
+
+
+@pytest.mark.parametrize("times", [0, -1, 1.0, "2", True, None])
+def test_bad_times(times):
+    chain = counting_chain(lambda n: 0 * n[:, 0], 1)
+    with pytest.raises(ValueError, match=r"Argument `times`.*Received: times="):
+        probes.convergence_indices(chain, IMAGES, times=times)
+
+
+# Of networks
+
+
+@pytest.mark.parametrize("name", ["original", "only block changes shape", "several labels"])
+def test_equals_the_indices_of_the_probes(name):
+    net, batch = network(NETWORKS[name], images=20)
+    # A random network errs more than guessing; a chance of 1 is above any error.
+    table = probes.convergence_indices(net, batch, times=3, chance=1.0)
+    assert table["chance_from"].tolist() == ["given"] * len(table)
+    reads, drops = probes.readout(net, batch), probes.drop_blocks(net, batch)
+    repeats = probes.repeat_last_block(net, batch, times=3, steps=False)
+    own = indices_of(reads, drops, repeats, 1.0)
+    pd.testing.assert_frame_equal(table.drop(columns="chance_from"), own)
+    assert list(INDICES) == INDEX_NAMES
+    # By the formulas, stage by stage.
+    for basis in ("labels", "agreement"):
+        wrong = [part["error"] if basis == "labels" else 1 - part["agreement"]
+                 for part in (reads, drops, repeats)]  # fmt: skip
+        rows = table[table["basis"] == basis].set_index("stage")
+        e0 = wrong[0].iloc[-1]
+        for stage in reads["stage"].unique():
+            r, d, k = (
+                values[part["stage"] == stage].to_numpy()
+                for values, part in zip(wrong, (reads, drops, repeats), strict=True)
+            )
+            others = d[:-1][~np.isnan(d[:-1])]
+            expected = [
+                np.mean((1 - r) / (1 - e0)),
+                1 - np.mean((others - d[-1]) / (1 - d[-1])) if len(others) else NAN,
+                np.mean((k[1:] - e0) / (1 - e0)) if len(k) else NAN,
+            ]
+            np.testing.assert_allclose(rows.loc[stage, INDEX_NAMES].astype(float), expected)
+
+
+def test_accepts_a_network_and_its_labels_in_any_form():
+    net = random_network(blocks=2, widths=(4,))
+    images, _ = random_batch(net, images=12)
+    labels = np.argmax(net(images), axis=-1)
+    expected = probes.convergence_indices(net, (images, labels), times=2)
+    assert expected["error"].tolist() == [0] * 4
+    assert expected["chance"].tolist() == pytest.approx([4 / 5] * 4)
+    for same in (labels[:, None], np.eye(5)[labels]):
+        table = probes.convergence_indices(net, (images, same), times=2)
+        pd.testing.assert_frame_equal(table, expected)

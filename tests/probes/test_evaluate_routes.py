@@ -1,0 +1,350 @@
+"""Whole routes against the NumPy version and by hand; what the tests of other probes share.
+
+Every probe of routes is compared with `reference.numpy_routes`, which runs each route by itself in
+float64. Where the answers must be known, a chain counts how often each block was applied, and
+its head errs on a chosen share of the images.
+"""
+
+import functools
+
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+from keras import ops
+from probes.test_block_metrics import at, plane_chain
+from reference import numpy_network, numpy_routes
+from reference.random_network import random_batch, random_network
+
+import tfresidual as tfr
+from tfresidual import probes, routes
+from tfresidual.chains import Block, Chain, Stage
+
+METRICS = ["error", "cross_entropy", "entropy", "agreement", "distance"]
+TOLERANCE = {"rtol": 2e-4, "atol": 1e-5}
+
+# Every layout and transition, one to three stages, one label an image and several, stages whose
+# only or whose first block changes the shape of the state.
+NETWORKS = {
+    "original": {"layout": "original", "blocks": (2, 3, 2)},
+    "only block changes shape": {"blocks": (3, 1, 2), "shortcut": "dropout"},
+    "bn_after_addition": {
+        "layout": "bn_after_addition",
+        "shortcut": "conv1x1",
+        "transition": "convolution",
+        "blocks": (2, 3),
+        "widths": (4, 8),
+    },
+    "several labels": {
+        "layout": "relu_before_addition",
+        "shortcut": "exclusive_gate",
+        "transition": "average_pooling",
+        "blocks": (3, 2),
+        "widths": (4, 6),
+        "classifier_activation": "sigmoid",
+    },
+    "bottleneck logits": {
+        "layout": "relu_only_preactivation",
+        "shortcut": "scaled",
+        "transition": "downsampling_block",
+        "bottleneck": True,
+        "blocks": (2, 3),
+        "widths": (8, 8),
+        "classifier_activation": None,
+    },
+    "one stage, several labels": {
+        "shortcut": "shortcut_only_gate",
+        "blocks": (4,),
+        "widths": (4,),
+        "classifier_activation": "sigmoid",
+        "pooling": 4,
+    },
+}
+all_networks = pytest.mark.parametrize("settings", NETWORKS.values(), ids=NETWORKS)
+
+
+def network(settings, images=7):
+    """A random network and a batch for it; of several labels, neither none nor all."""
+    net = random_network(seed=4, **settings)
+    pictures, labels = random_batch(net, images=images)
+    if labels.ndim == 2:
+        labels[:, 0], labels[:, 1] = 1, 0
+    return net, (pictures, labels)
+
+
+def trained_steps(net):
+    """What the unperturbed network applies: for every stage its (block, scale)."""
+    return [[(step, 1.0) for step in range(depth)] for depth in net.get_config()["blocks"]]
+
+
+def with_stage(net, stage, steps):
+    """The same with other steps in one stage, counted from 1."""
+    stages = trained_steps(net)
+    stages[stage - 1] = steps
+    return stages
+
+
+def shape_changing(net, images):
+    """The (stage, block) whose state comes out in another shape, by the NumPy version."""
+    plain = numpy_network.NumpyNetwork(net.get_config(), numpy_network.weights_of(net))
+    state, _ = plain.stem(images[:1].astype(float))
+    found = set()
+    for stage, (transition, units) in enumerate(
+        zip(plain.transitions, plain.units, strict=True), start=1
+    ):
+        state, _ = transition(state)
+        for step, unit in enumerate(units):
+            before, (state, _) = state.shape, unit(state)
+            if state.shape != before:
+                found.add((stage, step))
+    return found
+
+
+def numpy_values(net, batch, stages):
+    """Every value per image of one route by the NumPy version, under the names of the frames."""
+    values = numpy_routes.analyse(net.get_config(), numpy_network.weights_of(net), [stages], *batch)
+    values = {name: value[0] for name, value in values.items()}
+    return values | {"error": values["wrong"]}
+
+
+def numpy_means(net, batch, stage, stages):
+    """The means in the order of `METRICS`; the distance is that of a stage. NaN for no route."""
+    if stages is None:
+        return [np.nan] * len(METRICS)
+    values = numpy_values(net, batch, stages)
+    values["distance"] = values["distance"][:, stage - 1]
+    return [values[name].mean() for name in METRICS]
+
+
+def assert_equals_numpy(frame, expected):
+    """Compares the metrics of a frame with rows of `numpy_means`."""
+    for index, name in enumerate(METRICS):
+        wanted = [row[index] for row in expected]
+        np.testing.assert_allclose(frame[name].astype(float), wanted, **TOLERANCE, err_msg=name)
+
+
+def counting_chain(share_wrong, *depths, changes=(), classes=4, outputs="logits"):
+    """A chain whose blocks count how often they were applied, and whose head errs as asked.
+
+    The state holds an image's row of labels, its place in the data from 0 to 1, and a count for
+    each block. A wrong prediction names the classes behind the right ones.
+
+    Args:
+        share_wrong: `counts -> share`, of the counts of all blocks `(images, blocks)`, how much
+            of the data is wrong; the first images are.
+        *depths: number of blocks of each stage.
+        changes: the (stage, block) that change the shape of the state.
+    """
+    total = sum(depths)
+
+    def apply(index, is_changing, state):
+        counts = np.zeros(classes + 1 + total, "float32")
+        counts[classes + 1 + index] = 1
+        state = state + counts
+        return ops.repeat(state, 2, axis=1) if is_changing else state
+
+    stages, index = [], 0
+    for stage, depth in enumerate(depths, start=1):
+        blocks = []
+        for step in range(depth):
+            is_changing = (stage, step) in changes
+            function = functools.partial(apply, index, is_changing)
+            blocks.append(Block(stage, step, not is_changing, function))
+            index += 1
+        stages.append(Stage(stage, tuple(blocks)))
+
+    def head(state):
+        state = state[:, 0, 0]
+        hot, place = state[:, :classes], state[:, classes]
+        is_wrong = place < ops.cast(share_wrong(state[:, classes + 1 :]), "float32")
+        return 20 * ops.where(is_wrong[:, None], ops.roll(hot, 1, axis=1), hot) - 10
+
+    return Chain(
+        name="counting",
+        stem=lambda images: ops.pad(images, [(0, 0), (0, 0), (0, 0), (0, total)]),
+        stages=tuple(stages),
+        head=head,
+        loss=lambda labels, outputs: ops.sum(outputs, axis=-1),
+        input_shape=(1, 1, classes + 1),
+        outputs=outputs,
+    )
+
+
+def counted(labels, classes=4):
+    """Images for a `counting_chain` and their labels: class indices, or k-hot rows."""
+    labels = np.asarray(labels)
+    hot = np.eye(classes)[labels] if labels.ndim == 1 else labels
+    places = (np.arange(len(labels)) + 0.5) / len(labels)
+    images = np.concatenate([hot, places[:, None]], axis=1)
+    return images.astype("float32")[:, None, None, :], labels
+
+
+def probe_calls(chain, data, **kwargs):
+    """Calls of every probe of routes, by name."""
+    calls = {
+        "evaluate_routes": functools.partial(
+            probes.evaluate_routes, routes=[routes.drop(chain, (1, 0)), routes.unperturbed(chain)]
+        ),
+        "readout": probes.readout,
+        "drop_blocks": probes.drop_blocks,
+        "repeat_last_block": functools.partial(probes.repeat_last_block, times=2),
+        "shuffle_blocks": functools.partial(probes.shuffle_blocks, draws=1),
+        "convergence_indices": functools.partial(probes.convergence_indices, times=2, chance=1),
+        "borderline": functools.partial(probes.borderline, times=2),
+    }
+    return {name: functools.partial(call, chain, data, **kwargs) for name, call in calls.items()}
+
+
+@all_networks
+def test_equals_numpy(settings):
+    net, batch = network(settings)
+    chain = tfr.chain(net)
+    stage = len(chain.stages)
+    last = len(chain.stages[-1].blocks) - 1
+    first = 0 if chain.stages[-1].blocks[0].keeps_shape else 1
+    kept = [step for step in range(last + 1) if step != first]
+    chosen = {
+        routes.unperturbed(chain): trained_steps(net),
+        routes.drop(chain, (stage, first)): with_stage(net, stage, [(t, 1.0) for t in kept]),
+        routes.repeat_last(chain, stage, 2, 0.25): with_stage(
+            net, stage, [*trained_steps(net)[-1], (last, 0.25), (last, 0.25)]
+        ),
+        routes.read_out(chain, 1, len(chain.stages[0].blocks) - 2): with_stage(
+            net, 1, trained_steps(net)[0][:-1]
+        ),
+    }
+    frame = probes.evaluate_routes(chain, batch, chosen, per_image=True)
+    assert frame["route"].unique().tolist() == [route.name for route in chosen]
+    for (_, part), stages in zip(frame.groupby("route", sort=False), chosen.values(), strict=True):
+        expected = numpy_values(net, batch, stages)
+        for name in METRICS[:-1]:
+            np.testing.assert_allclose(part[name], expected[name], **TOLERANCE, err_msg=name)
+        for index in range(stage):
+            np.testing.assert_allclose(
+                part[f"stage{index + 1}_distance"], expected["distance"][:, index], **TOLERANCE
+            )
+
+
+def test_solved_by_hand():
+    # (1, 2), labels 0 and 1; the block turns the logits to (2, 1), so the first image is right.
+    chain = plane_chain(lambda h: h[..., ::-1] - h)
+    images = np.array([[[[1, 2]]], [[[1, 2]]]], "float32")
+    data = images, np.array([0, 1])
+    frame = probes.evaluate_routes(
+        chain, data, [routes.unperturbed(chain), routes.drop(chain, (1, 0))]
+    )
+    assert frame["error"].tolist() == [0.5, 0.5]
+    assert frame["agreement"].tolist() == [1, 0]
+    # -log p of the higher logit is log(1 + 1/e), of the lower 1 more.
+    high = np.log(1 + np.exp(-1))
+    np.testing.assert_allclose(frame["cross_entropy"], [high + 0.5] * 2, rtol=1e-6)
+    p = 1 / (1 + np.exp(-1))
+    np.testing.assert_allclose(frame["entropy"], high + (1 - p), rtol=1e-6)
+    np.testing.assert_allclose(frame["stage1_distance"], [0, np.sqrt(2)], rtol=1e-6)
+
+
+def test_columns_and_splits():
+    net, batch = network(NETWORKS["only block changes shape"])
+    chain = tfr.chain(net)
+    chosen = [routes.drop(chain, (3, 1)), routes.unperturbed(chain)]
+    distances = ["stage1_distance", "stage2_distance", "stage3_distance"]
+    frame = probes.evaluate_routes(chain, batch, chosen)
+    assert frame.columns.tolist() == ["route", *METRICS[:-1], *distances]
+    assert frame["route"].tolist() == ["without stage 3 block 1", "unperturbed"]
+    data = {"b": batch, "a": random_batch(net, images=3, seed=8)}
+    both = probes.evaluate_routes(chain, data, chosen)
+    assert both.columns.tolist() == ["split", *frame.columns]
+    assert both["split"].tolist() == ["b", "b", "a", "a"]
+    pd.testing.assert_frame_equal(both.drop(columns="split").head(2), frame)
+    images = probes.evaluate_routes(chain, data, chosen, per_image=True)
+    assert images.columns.tolist() == ["split", "route", "image", *frame.columns[1:]]
+    assert images["image"].tolist() == [*range(7), *range(7), *range(3), *range(3)]
+    means = images.groupby(["split", "route"], sort=False)[frame.columns[1:].tolist()].mean()
+    np.testing.assert_allclose(means, both[frame.columns[1:]], rtol=1e-6)
+
+
+def test_states_that_overflow():
+    # The first image stays finite on all routes; the second overflows where the block is repeated.
+    chain = plane_chain(lambda h: h * 1e15)
+    images = np.array([[[[0, 0]]], [[[1e10, -1e10]]]], "float32")
+    data = images, np.array([0, 0])
+    chosen = [routes.unperturbed(chain), routes.repeat_last(chain, 1, 1)]
+    frame = probes.evaluate_routes(chain, data, chosen)
+    assert frame["error"].tolist() == [0, 0.5]
+    assert frame["agreement"].tolist() == [1, 0.5]
+    assert np.isfinite(frame.loc[0, ["cross_entropy", "entropy", "stage1_distance"]].tolist()).all()
+    assert not np.isfinite(frame.loc[1, ["cross_entropy", "stage1_distance"]].tolist()).any()
+    own = probes.evaluate_routes(chain, data, chosen, per_image=True)
+    assert own["error"].tolist() == [0, 0, 0, 1]
+    assert own["agreement"].tolist() == [1, 1, 1, 0]
+    assert np.isfinite(own["cross_entropy"]).tolist() == [True, True, True, False]
+
+
+def test_forms_of_data_and_labels():
+    net, (images, labels) = network(NETWORKS["original"])
+    chain = tfr.chain(net)
+    chosen = [routes.drop(chain, (1, 1)), routes.drop(chain, (3, 1))]
+    expected = probes.evaluate_routes(chain, (images, labels), chosen)
+    for same in (
+        (images, labels[:, None]),
+        (images, np.eye(5, dtype="float32")[labels]),
+        tf.data.Dataset.from_tensor_slices((images, labels)).batch(3),
+    ):
+        frame = probes.evaluate_routes(chain, same, chosen)
+        pd.testing.assert_frame_equal(frame, expected, rtol=1e-5)
+
+
+def test_routes_named_twice_and_none_at_all():
+    net, batch = network(NETWORKS["one stage, several labels"])
+    chain = tfr.chain(net)
+    one, other = routes.drop(chain, (1, 0)), routes.drop(chain, (1, 3))
+    frame = probes.evaluate_routes(net, batch, iter([one, other, one]))
+    assert frame["route"].tolist() == [one.name, other.name, one.name]
+    assert frame.loc[0, "stage1_distance"] != frame.loc[1, "stage1_distance"]
+    pd.testing.assert_series_equal(frame.loc[0], frame.loc[2], check_names=False)
+    empty = probes.evaluate_routes(net, batch, [])
+    assert len(empty) == 0
+    assert empty.columns.tolist() == frame.columns.tolist()
+
+
+def test_memory_limit_changes_nothing():
+    net, batch = network(NETWORKS["original"], images=9)
+    chain = tfr.chain(net)
+    # Far less than the states of nine images take.
+    small = probe_calls(chain, batch, memory_limit=0.1)
+    for name, call in probe_calls(chain, batch).items():
+        expected, measured = call(), small[name]()
+        pd.testing.assert_frame_equal(measured, expected, rtol=1e-5, obj=name)
+
+
+@pytest.mark.parametrize("limit", [0, -1, "1", None, True, float("nan"), 1e-6])
+def test_bad_memory_limit(limit):
+    chain = plane_chain(lambda h: h / 2, lambda h: h)
+    for call in probe_calls(chain, at(1, 2), memory_limit=limit).values():
+        with pytest.raises(ValueError, match=r"`memory_limit`.*Received: memory_limit="):
+            call()
+
+
+def test_bad_chain_and_data():
+    chain = plane_chain(lambda h: h / 2, lambda h: h)
+    for call in probe_calls(chain, at(1, 2, 3)).values():
+        with pytest.raises(ValueError, match=r"`data` must hold batches of images.*Received: "):
+            call()
+    for call in probe_calls(chain, {}).values():
+        with pytest.raises(ValueError, match=r"`data` must not be empty.*Received: "):
+            call()
+    for probe in (probes.readout, probes.drop_blocks, probes.shuffle_blocks, probes.borderline):
+        with pytest.raises(ValueError, match=r"`source` must be.*Received: source=3"):
+            probe(3, at(1, 2))
+
+
+def test_network_is_left_as_it_was():
+    net, batch = network(NETWORKS["only block changes shape"])
+    net.compile("adam", "sparse_categorical_crossentropy")
+    net.layers[2].trainable = False
+    before = [variable.numpy().copy() for variable in net.variables]
+    for call in probe_calls(tfr.chain(net), batch).values():
+        call()
+    for old, new in zip(before, net.variables, strict=True):
+        np.testing.assert_array_equal(old, new.numpy())
+    assert [layer.trainable for layer in net.layers].count(False) == 1

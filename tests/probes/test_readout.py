@@ -1,0 +1,83 @@
+"""Read-outs against the NumPy version and by hand."""
+
+import numpy as np
+import pandas as pd
+from keras import ops
+from probes.test_evaluate_routes import (
+    METRICS,
+    NETWORKS,
+    all_networks,
+    assert_equals_numpy,
+    counted,
+    counting_chain,
+    network,
+    numpy_means,
+    shape_changing,
+    trained_steps,
+    with_stage,
+)
+from reference.random_network import random_batch
+
+import tfresidual as tfr
+from tfresidual import probes, routes
+
+
+@all_networks
+def test_equals_numpy(settings):
+    net, batch = network(settings)
+    fixed = shape_changing(net, batch[0])
+    expected = []
+    for stage, steps in enumerate(trained_steps(net), start=1):
+        for step in range(len(steps)):
+            is_stuck = any((stage, later) in fixed for later in range(step + 1, len(steps)))
+            route = None if is_stuck else with_stage(net, stage, steps[: step + 1])
+            expected.append(numpy_means(net, batch, stage, route))
+    assert_equals_numpy(probes.readout(net, batch), expected)
+
+
+def test_solved_by_hand():
+    # Of 20 images as many are right as blocks were applied: 5, 2 of them in the first stage.
+    chain = counting_chain(lambda n: 1 - ops.sum(n, axis=1) / 20, 2, 3)
+    frame = probes.readout(chain, counted(np.arange(20) % 4))
+    assert frame["stage"].tolist() == [1, 1, 2, 2, 2]
+    assert frame["block"].tolist() == [0, 1, 0, 1, 2]
+    np.testing.assert_allclose(frame["error"], [0.8, 0.75, 0.85, 0.8, 0.75], rtol=1e-6)
+    # A prediction differs from that of the whole network where only one of them is right.
+    np.testing.assert_allclose(frame["agreement"], [0.95, 1, 0.9, 0.95, 1], rtol=1e-6)
+    # Every block not applied leaves one count at zero.
+    np.testing.assert_allclose(frame["distance"], np.sqrt([1, 0, 2, 1, 0]), rtol=1e-6)
+
+
+def test_last_row_of_a_stage_is_the_unperturbed_network():
+    net, batch = network(NETWORKS["only block changes shape"])
+    frame = probes.readout(net, batch)
+    last = frame.groupby("stage").last()
+    whole = probes.evaluate_routes(net, batch, [routes.unperturbed(net)]).iloc[0]
+    for name in METRICS[:-1]:
+        assert last[name].tolist() == [whole[name]] * 3
+    assert last["distance"].tolist() == [0, 0, 0]
+    assert last["agreement"].tolist() == [1, 1, 1]
+    # The first stage is of three blocks: leaving it early changes something.
+    assert frame.loc[0, "distance"] > 0
+
+
+def test_stage_that_changes_shape_late():
+    chain = counting_chain(lambda n: n[:, 0] * 0, 3, 2, changes=[(1, 1), (2, 1)])
+    frame = probes.readout(chain, counted([0, 1, 2, 3]))
+    # Behind block 0 the change of shape is still to come.
+    assert frame["error"].isna().tolist() == [True, False, False, True, False]
+    assert frame.loc[frame["error"].isna(), METRICS].isna().all(axis=None)
+    assert frame.loc[frame["error"].notna(), METRICS].notna().all(axis=None)
+
+
+def test_columns_and_splits():
+    net, batch = network(NETWORKS["original"])
+    chain = tfr.chain(net)
+    frame = probes.readout(chain, batch)
+    assert frame.columns.tolist() == ["stage", "block", *METRICS]
+    both = probes.readout(chain, {"train": random_batch(net, seed=9), "test": batch})
+    assert both.columns.tolist() == ["split", *frame.columns]
+    assert both["split"].tolist() == ["train"] * 7 + ["test"] * 7
+    test = both[both["split"] == "test"].drop(columns="split").reset_index(drop=True)
+    pd.testing.assert_frame_equal(test, frame, rtol=1e-5)
+    assert not np.allclose(both["cross_entropy"][:7], frame["cross_entropy"])

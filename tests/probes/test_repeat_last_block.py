@@ -1,0 +1,235 @@
+"""Repeated last blocks against the NumPy version, its backward pass, and by hand."""
+
+import functools
+
+import numpy as np
+import pandas as pd
+import pytest
+from probes.test_block_metrics import at, plane_chain
+from probes.test_evaluate_routes import (
+    METRICS,
+    NETWORKS,
+    assert_equals_numpy,
+    counted,
+    counting_chain,
+    network,
+    numpy_means,
+    shape_changing,
+    trained_steps,
+    with_stage,
+)
+from reference import numpy_network
+from reference.random_network import random_batch, random_network
+
+import tfresidual as tfr
+from tfresidual import probes
+
+STEPS = ["cosine_loss", "l2_ratio"]
+
+
+def repeated_stages(net, batch):
+    """The stages whose last block keeps the shape, by the NumPy version."""
+    fixed = shape_changing(net, batch[0])
+    return [
+        stage
+        for stage, steps in enumerate(trained_steps(net), start=1)
+        if (stage, len(steps) - 1) not in fixed
+    ]
+
+
+def numpy_steps(net, batch, stage, scales):
+    """Cosine and ratio of every application of a last block, means over the images.
+
+    The gradient is that of the network that ends the stage with the application.
+    """
+    plain = numpy_network.NumpyNetwork(net.get_config(), numpy_network.weights_of(net))
+    images, labels = batch
+    state, _ = plain.stem(images.astype(np.float64))
+    *before, last = plain.units[stage - 1]
+    for index in range(stage - 1):
+        state, _ = numpy_network.chain(plain.transitions[index], *plain.units[index])(state)
+    state, _ = numpy_network.chain(plain.transitions[stage - 1], *before)(state)
+    later = [
+        piece
+        for transition, units in zip(plain.transitions[stage:], plain.units[stage:], strict=True)
+        for piece in (transition, *units)
+    ]
+    rows = []
+    for scale in scales:
+        application = functools.partial(last, scale=scale)
+        logits, pull = numpy_network.chain(application, *later, plain.head)(state)
+        gradient = pull(numpy_network.loss_of_logits(logits, labels)[1])
+        after, _ = application(state)
+        change = after - state
+        ratio = numpy_network.norm(change) / numpy_network.norm(state)
+        rows.append((numpy_network.cosine(change, gradient).mean(), ratio.mean()))
+        state = after
+    return rows
+
+
+CASES = {f"{name}, scaled": (settings, 0.25) for name, settings in NETWORKS.items()}
+CASES |= {f"{name}, plain": (settings, 1.0) for name, settings in list(NETWORKS.items())[::2]}
+
+
+@pytest.mark.parametrize(("settings", "scale"), CASES.values(), ids=CASES)
+def test_equals_numpy(settings, scale):
+    net, batch = network(settings)
+    frame = probes.repeat_last_block(net, batch, times=3, scale=scale)
+    expected, expected_steps = [], []
+    for stage in repeated_stages(net, batch):
+        steps = trained_steps(net)[stage - 1]
+        for times in range(4):
+            route = with_stage(net, stage, steps + [(steps[-1][0], scale)] * times)
+            expected.append(numpy_means(net, batch, stage, route))
+        expected_steps += numpy_steps(net, batch, stage, [1.0] + [scale] * 3)
+    assert_equals_numpy(frame, expected)
+    np.testing.assert_allclose(frame[STEPS], expected_steps, rtol=1e-3, atol=1e-5)
+    assert (frame["scale"] == scale).all()
+
+
+def test_solved_by_hand():
+    # Each application halves the plane: (3, 4) is at (3, 4) / 2^(k+1) behind k repetitions. The
+    # loss |h|^2 / 2 falls along -h, the step is -h / 2.
+    frame = probes.repeat_last_block(plane_chain(lambda h: -h / 2), at(3, 4), times=3)
+    assert frame["repetition"].tolist() == [0, 1, 2, 3]
+    np.testing.assert_allclose(frame["cosine_loss"], [-1] * 4, rtol=1e-6)
+    np.testing.assert_allclose(frame["l2_ratio"], [0.5] * 4, rtol=1e-6)
+    np.testing.assert_allclose(
+        frame["distance"], [5 * (1 / 2 - 1 / 2 ** (k + 1)) for k in range(4)], rtol=1e-6
+    )
+    assert frame["error"].tolist() == [1] * 4  # label 0, and the second logit is higher
+
+
+def test_scaled_by_hand():
+    # Extra applications add -h / 8; the trained one still adds -h / 2. Twice the steps of -1/2
+    # and a quarter: the last scale overshoots, so that the loss rises.
+    frame = probes.repeat_last_block(plane_chain(lambda h: -h / 2), at(3, 4), times=2, scale=0.25)
+    np.testing.assert_allclose(frame["l2_ratio"], [1 / 2, 1 / 8, 1 / 8], rtol=1e-6)
+    np.testing.assert_allclose(
+        frame["distance"], [0, 5 / 2 * 1 / 8, 5 / 2 * (1 - 49 / 64)], rtol=1e-6
+    )
+    away = probes.repeat_last_block(plane_chain(lambda h: -h / 2), at(3, 4), times=1, scale=-1)
+    np.testing.assert_allclose(away["cosine_loss"], [-1, 1], rtol=1e-6)
+
+
+def test_gradient_goes_through_what_follows():
+    # A block of the second stage mirrors the plane at the diagonal. The step (1, 0) of the first
+    # stage is a step along (0, 1) there; nothing else differs from a chain of one stage.
+    one = plane_chain(lambda h: 0 * h + [1.0, 0.0])
+    mirror = plane_chain(lambda h: h[..., ::-1] * [1.0, 0.0] - h)
+    stages = (one.stages[0], mirror.stages[0].__class__(2, mirror.stages[0].blocks))
+    chain = one.__class__(
+        "two stages", one.stem, stages, one.head, one.loss, one.input_shape, one.outputs
+    )
+    frame = probes.repeat_last_block(chain, at(1, 2), times=1)
+    # What is left at the end is (y, 0), so that the gradient is (0, y): the step is across.
+    first = frame[frame["stage"] == 1]
+    np.testing.assert_allclose(first["cosine_loss"], [0, 0], atol=1e-6)
+    alone = probes.repeat_last_block(one, at(1, 2), times=1)
+    # (1, 2) -> (2, 2) -> (3, 2): cosines of (1, 0) to (2, 2) and (3, 2).
+    np.testing.assert_allclose(alone["cosine_loss"], [1 / np.sqrt(2), 3 / np.sqrt(13)], rtol=1e-6)
+    np.testing.assert_allclose(alone["l2_ratio"], [1 / np.sqrt(5), 1 / np.sqrt(8)], rtol=1e-6)
+
+
+def test_repetition_0_is_block_metrics_and_the_unperturbed_network():
+    net, batch = network(NETWORKS["bn_after_addition"])
+    frame = probes.repeat_last_block(net, batch, times=1)
+    zero = frame[frame["repetition"] == 0]
+    metrics = probes.block_metrics(net, batch).groupby("stage").last()
+    np.testing.assert_allclose(zero[STEPS], metrics[STEPS], rtol=1e-4, atol=1e-6)
+    assert zero["distance"].tolist() == [0, 0]
+    assert zero["agreement"].tolist() == [1, 1]
+    assert len(set(zero["error"])) == 1
+
+
+def test_columns_splits_and_steps():
+    net, batch = network(NETWORKS["only block changes shape"])
+    chain = tfr.chain(net)
+    frame = probes.repeat_last_block(chain, batch, times=2)
+    places = ["stage", "repetition", "scale"]
+    assert frame.columns.tolist() == [*places, *METRICS, *STEPS]
+    # The only block of the second stage changes the shape.
+    assert frame["stage"].tolist() == [1, 1, 1, 3, 3, 3]
+    plain = probes.repeat_last_block(chain, batch, times=2, steps=False)
+    pd.testing.assert_frame_equal(plain, frame.drop(columns=STEPS))
+    other = random_batch(net, images=4, seed=9)
+    both = probes.repeat_last_block(chain, {"train": other, "test": batch}, times=2)
+    assert both.columns.tolist() == ["split", *frame.columns]
+    for split, data in (("train", other), ("test", batch)):
+        part = both[both["split"] == split].drop(columns="split").reset_index(drop=True)
+        alone = probes.repeat_last_block(chain, data, times=2)
+        pd.testing.assert_frame_equal(part, alone, rtol=1e-5)
+
+
+def test_steps_of_more_images_than_a_step_takes():
+    net = random_network(blocks=2, widths=(4,))
+    images, labels = random_batch(net, images=70)
+    frame = probes.repeat_last_block(net, (images, labels), times=1)
+    np.testing.assert_allclose(
+        frame[STEPS], numpy_steps(net, (images, labels), 1, [1, 1]), rtol=1e-3, atol=1e-5
+    )
+
+
+def test_states_that_overflow():
+    # The state is of norm 5, 5e7, 5e14, 5e21: the square of the last leaves float32.
+    frame = probes.repeat_last_block(plane_chain(lambda h: h * 1e7), at(3, 4), times=5)
+    assert frame.loc[0, "cosine_loss"] == pytest.approx(1)
+    assert frame.loc[0, "l2_ratio"] == pytest.approx(1e7)
+    assert frame.loc[3:, STEPS].isna().all(axis=None)
+    assert frame["error"].tolist()[-1] == 1
+    assert frame["agreement"].tolist()[-1] == 0
+
+
+def test_what_overflows_is_nan():
+    # Step, state and gradient all point one way; no number but these is right.
+    frame = probes.repeat_last_block(plane_chain(lambda h: h * 1e7), at(3, 4), times=5)
+    for name, right in (("cosine_loss", 1), ("l2_ratio", 1e7)):
+        for value in frame[name]:
+            assert np.isnan(value) or value == pytest.approx(right), (name, frame[name].tolist())
+
+
+def test_mixed_precision_is_near_float32():
+    net = random_network(blocks=2, widths=(4, 8))
+    low = random_network(blocks=2, widths=(4, 8), dtype="mixed_bfloat16")
+    low.set_weights(net.get_weights())
+    batch = random_batch(net, images=8)
+    expected = probes.repeat_last_block(net, batch, times=2, scale=0.5)
+    measured = probes.repeat_last_block(low, batch, times=2, scale=0.5)
+    np.testing.assert_allclose(measured["l2_ratio"], expected["l2_ratio"], rtol=0.05)
+    np.testing.assert_allclose(measured["cosine_loss"], expected["cosine_loss"], atol=0.05)
+
+
+def test_network_of_float64():
+    net = random_network(blocks=2, widths=(4, 8), dtype="float64")
+    batch = random_batch(net)
+    frame = probes.repeat_last_block(net, batch, times=1)
+    expected = numpy_steps(net, batch, 1, [1, 1]) + numpy_steps(net, batch, 2, [1, 1])
+    np.testing.assert_allclose(frame[STEPS], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("times", 0),
+        ("times", -1),
+        ("times", 1.0),
+        ("times", "2"),
+        ("times", True),
+        ("scale", float("nan")),
+        ("scale", float("inf")),
+        ("scale", "0.5"),
+        ("scale", "half"),
+        ("scale", None),
+        ("scale", True),
+    ],
+)
+def test_bad_arguments(name, value):
+    chain = plane_chain(lambda h: h / 2)
+    with pytest.raises(ValueError, match=rf"Argument `{name}`.*Received: {name}="):
+        probes.repeat_last_block(chain, at(1, 2), **{name: value})
+
+
+def test_nothing_to_repeat():
+    chain = counting_chain(lambda n: n[:, 0] * 0, 2, changes=[(1, 1)])
+    with pytest.raises(ValueError, match=r"`chain` must have a stage.*Received: counting"):
+        probes.repeat_last_block(chain, counted([0, 1]))

@@ -1,0 +1,167 @@
+"""Shuffled blocks against the NumPy version and by hand."""
+
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+from probes.test_block_metrics import at, plane_chain
+from probes.test_evaluate_routes import (
+    METRICS,
+    NETWORKS,
+    TOLERANCE,
+    all_networks,
+    counted,
+    counting_chain,
+    network,
+    numpy_means,
+    shape_changing,
+    trained_steps,
+    with_stage,
+)
+from reference.random_network import random_batch
+
+import tfresidual as tfr
+from tfresidual import probes
+from tfresidual.probes.shuffle_blocks import kendall_tau
+
+
+def discordant(order):
+    return sum(a > b for a, b in itertools.combinations(order, 2))
+
+
+@all_networks
+def test_equals_numpy(settings):
+    net, batch = network(settings)
+    frame = probes.shuffle_blocks(net, batch, swaps=(1, 2, 3), draws=3)
+    fixed = shape_changing(net, batch[0])
+    expected_stages = []
+    for stage, steps in enumerate(trained_steps(net), start=1):
+        depth = len(steps)
+        moving = [step for step in range(depth) if (stage, step) not in fixed]
+        if len(moving) < 2:
+            continue
+        expected_stages.append(stage)
+        # The numbers of every order there is, by how many pairs stand the wrong way round.
+        orders = {}
+        for moved in itertools.permutations(moving):
+            order = list(range(depth))
+            for place, step in zip(moving, moved, strict=True):
+                order[place] = step
+            route = with_stage(net, stage, [(step, 1.0) for step in order])
+            orders[tuple(order)] = numpy_means(net, batch, stage, route)
+        for row in frame[frame["stage"] == stage].to_dict("records"):
+            # An odd number of swaps always leaves an odd number of such pairs.
+            found = [
+                order
+                for order, values in orders.items()
+                if np.allclose([row[name] for name in METRICS], values, **TOLERANCE)
+                and discordant(order) % 2 == row["swaps"] % 2
+            ]
+            assert len(found) == 1
+            pairs = depth * (depth - 1) / 2
+            tau = 1 - 2 * discordant(found[0]) / pairs
+            assert row["kendall_tau"] == pytest.approx(tau)
+    assert frame["stage"].unique().tolist() == expected_stages
+    places = list(itertools.product(expected_stages, (1, 2, 3), range(3)))
+    assert list(frame[["stage", "swaps", "draw"]].itertuples(index=False, name=None)) == places
+
+
+def test_two_blocks_solved_by_hand():
+    # (1, 2): mirror, then to (4, 1) * .. = 2 x; the other way round the same but for the axes.
+    def mirror(h):
+        return h[..., ::-1] - h
+
+    def stretch(h):
+        return h * [2.0, 0.0]
+
+    chain = plane_chain(mirror, stretch)  # (1, 2) -> (2, 1) -> (6, 1); else (3, 2) -> (2, 3)
+    frame = probes.shuffle_blocks(chain, at(1, 2), swaps=(1, 2), draws=2)
+    # One swap of two blocks turns them round, two swaps bring them back, whatever the draw.
+    assert frame["kendall_tau"].tolist() == [-1, -1, 1, 1]
+    np.testing.assert_allclose(frame["distance"], [np.sqrt(4**2 + 2**2)] * 2 + [0, 0], rtol=1e-6)
+    assert frame["error"].tolist() == [1, 1, 0, 0]
+    assert frame["agreement"].tolist() == [0, 0, 1, 1]
+    assert frame["unperturbed_error"].tolist() == [0] * 4
+
+
+def test_order_does_not_matter_to_counts():
+    chain = counting_chain(lambda n: 0.25 + 0 * n[:, 0], 4, 1, 3, changes=[(3, 0)])
+    frame = probes.shuffle_blocks(chain, counted(np.arange(8) % 4), swaps=(2,), draws=4)
+    assert frame["stage"].tolist() == [1] * 4 + [3] * 4
+    assert frame["error"].tolist() == frame["unperturbed_error"].tolist() == [0.25] * 8
+    assert frame["distance"].tolist() == [0] * 8
+    # In stage 3 only two blocks move, and back.
+    assert frame["kendall_tau"][4:].tolist() == [1] * 4
+
+
+def test_seed():
+    net, batch = network(NETWORKS["one stage, several labels"])
+    first = probes.shuffle_blocks(net, batch, swaps=(4,), draws=5, seed=1)
+    again = probes.shuffle_blocks(net, batch, swaps=(4,), draws=5, seed=1)
+    other = probes.shuffle_blocks(net, batch, swaps=(4,), draws=5, seed=100)
+    pd.testing.assert_frame_equal(first, again)
+    assert len(set(first["distance"])) > 1
+    assert not np.allclose(first["distance"], other["distance"])
+
+
+def test_columns_and_splits():
+    net, batch = network(NETWORKS["bottleneck logits"])
+    chain = tfr.chain(net)
+    frame = probes.shuffle_blocks(chain, batch, swaps=[1], draws=2)
+    places = ["stage", "swaps", "draw", "kendall_tau"]
+    assert frame.columns.tolist() == [*places, *METRICS, "unperturbed_error"]
+    other = random_batch(net, images=4, seed=9)
+    both = probes.shuffle_blocks(chain, {"a": other, "b": batch}, swaps=[1], draws=2)
+    assert both.columns.tolist() == ["split", *frame.columns]
+    for split, data in (("a", other), ("b", batch)):
+        part = both[both["split"] == split].drop(columns="split").reset_index(drop=True)
+        alone = probes.shuffle_blocks(chain, data, swaps=[1], draws=2)
+        pd.testing.assert_frame_equal(part, alone, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("order", "tau"),
+    [
+        ([0, 1, 2, 3], 1),
+        ([3, 2, 1, 0], -1),
+        ([1, 0, 2, 3], 2 / 3),  # one of six pairs
+        ([3, 1, 2, 0], -2 / 3),  # a swap of the ends turns five
+        ([0, 1], 1),
+        ([1, 0], -1),
+        ([2, 0, 1], -1 / 3),
+    ],
+    ids=str,
+)
+def test_kendall_tau(order, tau):
+    assert kendall_tau(order) == pytest.approx(tau)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("swaps", (0,)),
+        ("swaps", (1, -1)),
+        ("swaps", (1.5,)),
+        ("swaps", ("1",)),
+        ("swaps", ()),
+        ("swaps", 3),
+        ("swaps", (None,)),
+        ("draws", 0),
+        ("draws", 1.0),
+        ("draws", True),
+        ("seed", -1),
+        ("seed", None),
+        ("seed", 0.5),
+    ],
+)
+def test_bad_arguments(name, value):
+    chain = plane_chain(lambda h: h / 2, lambda h: h)
+    with pytest.raises(ValueError, match=rf"`{name}`.*Received: .*{name}="):
+        probes.shuffle_blocks(chain, at(1, 2), **{name: value})
+
+
+def test_nothing_to_shuffle():
+    chain = counting_chain(lambda n: n[:, 0] * 0, 1, 2, changes=[(2, 0)])
+    with pytest.raises(ValueError, match=r"must leave something to move.*Received: counting"):
+        probes.shuffle_blocks(chain, counted([0, 1]))

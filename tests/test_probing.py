@@ -1,0 +1,171 @@
+"""Probes by name on saved networks: a real run, and its network as a file on its own."""
+
+import json
+import shutil
+import zipfile
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+from reference.random_network import random_network
+
+import tfresidual as tfr
+from tfresidual import probes, probing, study
+
+SETTINGS = {"train_size": 64, "validation": 40, "test_size": 40, "batch_size": 32, "epochs": 1}
+FRAMES = {
+    "block_metrics": ["block_metrics", "computational_distance"],
+    "readout": ["readout"],
+    "drop_blocks": ["drop_blocks"],
+    "repeat_last_block": ["repetition_steps"],
+    "shuffle_blocks": ["shuffle_blocks"],
+    "convergence_indices": ["convergence_indices", "readout", "drop_blocks", "repeat_last_block"],
+    "borderline": ["borderline"],
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a training of three stages of two blocks, all of which keep the shape."""
+    settings = study.Settings(
+        **SETTINGS, network="hauser", depth=2, data_dir=str(tmp_path_factory.mktemp("clutter"))
+    )
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    study.train(folder, settings)
+    return folder, settings
+
+
+@pytest.fixture(scope="module")
+def test_images(run):
+    return {"test": study.prepare(run[1])[2]}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_frames_are_those_of_the_probe(run, test_images, tmp_path, name):
+    options = probing.ProbeOptions(times=2, scale=0.5, at_chance="nan")
+    frames, paths = probing.probe(run[0], [name], tmp_path / "new" / "out", options=options)
+    assert list(frames) == FRAMES[name]
+    for frame_name, frame in frames.items():
+        saved = pd.read_csv(tmp_path / "new" / "out" / f"{frame_name}.csv")
+        assert saved.columns.tolist() == frame.columns.tolist()
+        assert len(saved) == len(frame) > 0
+    assert all(path.is_file() for path in paths)
+    assert any(path.suffix == ".png" for path in paths)
+    expected = {
+        "block_metrics": lambda c, d: probes.block_metrics(c, d),
+        "readout": lambda c, d: probes.readout(c, d),
+        "drop_blocks": lambda c, d: probes.drop_blocks(c, d),
+        "repeat_last_block": lambda c, d: probes.repeat_last_block(c, d, times=2, scale=0.5),
+        "shuffle_blocks": lambda c, d: probes.shuffle_blocks(c, d),
+        "convergence_indices": lambda c, d: probes.convergence_frames(c, d, 2, at_chance="nan")[1],
+        "borderline": lambda c, d: probes.borderline(c, d, times=2, scale=0.5),
+    }[name](tfr.chain(run[0] / "model.keras"), test_images)
+    pd.testing.assert_frame_equal(frames[FRAMES[name][0]], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_everything_by_default_beside_the_network(run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(run[0], folder)
+    frames, paths = probing.probe(folder, splits=("train", "test"), images=32)
+    assert set(frames) == {name for names in FRAMES.values() for name in names}
+    assert {path.parent for path in paths} == {folder / "probes"}
+    assert all(list(frame["split"].unique()) == ["train", "test"] for frame in frames.values())
+    again, _ = probing.probe(folder / "model.keras", ["readout"], splits=("train",), images=32)
+    of_train = frames["readout"].query("split == 'train'").reset_index(drop=True)
+    pd.testing.assert_frame_equal(again["readout"], of_train)
+
+
+def test_indices_that_were_asked_for_are_refused_at_chance(run, tmp_path):
+    with pytest.raises(ValueError, match=r"errs less than chance.*Received: error 1\.0"):
+        probing.probe(run[0], ["convergence_indices"], tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_images_are_whole_batches(run, test_images, tmp_path):
+    part = {"test": test_images["test"].take(1)}
+    expected = probes.readout(run[0] / "model.keras", part)
+    for images in (1, 32):
+        frames, _ = probing.probe(run[0], ["readout"], tmp_path, images=images)
+        pd.testing.assert_frame_equal(frames["readout"], expected)
+
+
+def test_a_file_on_its_own_needs_data(run, tmp_path):
+    path = tmp_path / "net.keras"
+    shutil.copy(run[0] / "model.keras", path)
+    with pytest.raises(ValueError, match=r"`data` must be given.*Received: .*data=None"):
+        probing.probe(path, ["readout"])
+    data = {"data": "digitclutter", "data_dir": run[1].data_dir, **SETTINGS}
+    del data["epochs"]
+    frames, paths = probing.probe(path, ["readout"], changes=data)
+    assert paths[0] == tmp_path / "probes" / "readout.csv"
+    expected, _ = probing.probe(run[0], ["readout"], tmp_path / "other")
+    pd.testing.assert_frame_equal(frames["readout"], expected["readout"])
+
+
+def test_probes_that_a_network_has_blocks_for():
+    every = list(probing.PROBES)
+    assert probing.possible(tfr.chain(random_network(transition="convolution"))) == every
+    # One block a stage: the first stage has it to repeat, no stage another to change places with.
+    single = tfr.chain(random_network(blocks=1))
+    assert set(every) - set(probing.possible(single)) == {"shuffle_blocks"}
+    changing = tfr.chain(random_network(blocks=1, widths=(4, 8), stem_width=3))
+    assert set(every) - set(probing.possible(changing)) == {"repeat_last_block", "shuffle_blocks"}
+
+
+def test_a_probe_that_fails_loses_nothing(run, tmp_path):
+    probing.probe(run[0], ["readout"], tmp_path)
+    content = (tmp_path / "readout.csv").read_bytes()
+    options = probing.ProbeOptions(memory_limit=1)
+    with pytest.raises(ValueError, match="`memory_limit`"):
+        probing.probe(run[0], ["readout"], tmp_path, options=options)
+    assert (tmp_path / "readout.csv").read_bytes() == content
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"names": ["readouts"]}, "`names`.*'readouts'"),
+        ({"splits": ("validation",)}, "`splits`.*'validation'"),
+        ({"images": 0}, "`images`.*images=0"),
+        ({"changes": {"data": "mnist"}}, "`data`.*'mnist'"),
+    ],
+    ids=["names", "splits", "images", "data"],
+)
+def test_bad_arguments(run, tmp_path, change, message):
+    with pytest.raises(ValueError, match=message) as raised:
+        probing.probe(run[0], folder=tmp_path, **change)
+    assert "Received: " in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_chain_from_a_file(tmp_path):
+    net = random_network()
+    net.save(tmp_path / "net.keras")
+    images = np.ones((2, 8, 8, 3), "float32")
+    for path in (tmp_path / "net.keras", str(tmp_path / "net.keras")):
+        np.testing.assert_allclose(tfr.chain(path)(images), net(images), rtol=1e-6)
+
+
+def test_files_that_hold_no_network(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"Received: source='.*nothing.keras'"):
+        tfr.chain(tmp_path / "nothing.keras")
+    (tmp_path / "net.h5").write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"must be the path of a .keras file.*Received: "):
+        tfr.chain(tmp_path / "net.h5")
+    with pytest.raises(ValueError, match=r"must be the path of a .keras file.*Received: "):
+        tfr.chain(tmp_path)
+    whole = tmp_path / "whole.keras"
+    random_network().save(whole)
+    (tmp_path / "half.keras").write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    with pytest.raises(ValueError, match=r"damaged.*Received: "):
+        tfr.chain(tmp_path / "half.keras")
+    inputs = keras.Input((3,))
+    keras.Model(inputs, keras.layers.Dense(2)(inputs)).save(tmp_path / "dense.keras")
+    with pytest.raises(ValueError, match=r"`source` must be.*Received: "):
+        tfr.chain(tmp_path / "dense.keras")
+    with zipfile.ZipFile(tmp_path / "empty.keras", "w") as archive:
+        archive.writestr("settings.json", json.dumps({}))
+    with pytest.raises(ValueError, match=r"whole .keras file.*Received: "):
+        tfr.chain(tmp_path / "empty.keras")
