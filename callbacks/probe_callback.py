@@ -2,11 +2,16 @@
 
 import copy
 import math
+import weakref
 
 import keras
 
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains.batches import splits_of
+
+# Chains of models in training, shared by their callbacks: a chain holds compiled functions. With
+# each the loss it was made for, which `compile` may have replaced since.
+_CHAINS = weakref.WeakKeyDictionary()
 
 
 class ProbeCallback(keras.callbacks.Callback):
@@ -35,7 +40,6 @@ class ProbeCallback(keras.callbacks.Callback):
         self.data = data
         self.every = every
         self._chain = None
-        self._source = None
 
     def probe(self, chain):
         """Runs the probe: a dict of floats by log key."""
@@ -50,13 +54,11 @@ class ProbeCallback(keras.callbacks.Callback):
         return list(splits_of(self.data))
 
     def on_train_begin(self, logs=None):
-        # A chain holds compiled functions; it stays good while model and loss are the same.
-        source = (self.model, self.model.loss)
-        if self._source is None or any(
-            a is not b for a, b in zip(self._source, source, strict=True)
-        ):
-            self._chain = chain_of(self.model)
-            self._source = source
+        loss, chain = _CHAINS.get(self.model, (None, None))
+        if chain is None or loss is not self.model.loss:
+            chain = chain_of(self.model)
+            _CHAINS[self.model] = self.model.loss, chain
+        self._chain = chain
 
     def on_epoch_end(self, epoch, logs=None):
         logs = {} if logs is None else logs
@@ -68,5 +70,5 @@ class ProbeCallback(keras.callbacks.Callback):
         """A copy without a model. It shares the data, which is only read."""
         new = copy.copy(self)
         memo[id(self)] = new
-        new._model = new._chain = new._source = None
+        new._model = new._chain = None
         return new

@@ -13,9 +13,13 @@ def change_of(before, after):
 
 
 def norm(values):
-    """The Euclidean norm over all features of each image, `(images,)`."""
-    values = _wide(values)
-    return ops.sqrt(ops.sum(ops.square(values), axis=_feature_axes(values)))
+    """The Euclidean norm over all features of each image, `(images,)`.
+
+    Right for all sizes: no square leaves the range of the floats.
+    """
+    size, direction = _size_and_direction(values)
+    length = size * ops.sqrt(_sum_of_products(direction, direction))
+    return ops.where(ops.isinf(size), size, length)
 
 
 def ratio(numerator, denominator):
@@ -28,13 +32,23 @@ def ratio(numerator, denominator):
 def cosine(left, right):
     """The cosine between two sets of features of each image, `(images,)`, in [-1, 1].
 
-    Symmetric, and 0 where either side is zero (in float32 also where its norm is under 1e-19,
-    whose square is zero).
+    Symmetric, of all sizes alike, and 0 where either side is zero.
     """
-    left, right = _wide(left), _wide(right)
-    dot = ops.sum(left * right, axis=_feature_axes(left))
-    # One norm after the other: their product could fall under the smallest float32.
-    return ops.clip(ratio(ratio(dot, norm(left)), norm(right)), -1.0, 1.0)
+    _, left = _size_and_direction(left)
+    _, right = _size_and_direction(right)
+    squares = _sum_of_products(left, left) * _sum_of_products(right, right)
+    return ops.clip(ratio(_sum_of_products(left, right), ops.sqrt(squares)), -1.0, 1.0)
+
+
+def _size_and_direction(values):
+    """The largest absolute value of each image, and the values divided by it, zero for zeros."""
+    values = _wide(values)
+    size = ops.max(ops.abs(values), axis=_feature_axes(values), keepdims=True)
+    return ops.reshape(size, (-1,)), values / ops.where(size == 0, ops.ones_like(size), size)
+
+
+def _sum_of_products(left, right):
+    return ops.sum(left * right, axis=_feature_axes(left))
 
 
 def _feature_axes(values):

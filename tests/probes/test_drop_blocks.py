@@ -54,7 +54,6 @@ def test_solved_by_hand():
 
 
 def test_distance_is_that_of_the_stage_of_the_block():
-    # The counts go on through later stages: seen from the last stage nothing would differ.
     net, batch = network(NETWORKS["original"])
     frame = probes.drop_blocks(net, batch).set_index(["stage", "block"])
     for stage, step in ((1, 0), (3, 1)):

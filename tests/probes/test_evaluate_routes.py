@@ -19,6 +19,7 @@ from reference.random_network import random_batch, random_network
 import tfresidual as tfr
 from tfresidual import probes, routes
 from tfresidual.chains import Block, Chain, Stage
+from tfresidual.chains.evaluator import RUNTIME_MIB
 
 METRICS = ["error", "cross_entropy", "entropy", "agreement", "distance"]
 TOLERANCE = {"rtol": 2e-4, "atol": 1e-5}
@@ -310,10 +311,12 @@ def test_routes_named_twice_and_none_at_all():
 def test_memory_limit_changes_nothing():
     net, batch = network(NETWORKS["original"], images=9)
     chain = tfr.chain(net)
-    # Far less than the states of nine images take.
-    small = probe_calls(chain, batch, memory_limit=0.1)
-    for name, call in probe_calls(chain, batch).items():
-        expected, measured = call(), small[name]()
+    calls = probe_calls(chain, batch)
+    # An image takes 0.01 to 0.02 MiB beside what the runtime takes: nine do not go at once.
+    with pytest.raises(ValueError, match="`memory_limit` must be"):
+        calls["readout"](memory_limit=RUNTIME_MIB + 0.01)
+    for name, call in calls.items():
+        expected, measured = call(), call(memory_limit=RUNTIME_MIB + 0.05)
         pd.testing.assert_frame_equal(measured, expected, rtol=1e-5, obj=name)
 
 

@@ -68,14 +68,14 @@ def test_equals_numpy(settings):
 
 
 def test_two_blocks_solved_by_hand():
-    # (1, 2): mirror, then to (4, 1) * .. = 2 x; the other way round the same but for the axes.
     def mirror(h):
         return h[..., ::-1] - h
 
     def stretch(h):
         return h * [2.0, 0.0]
 
-    chain = plane_chain(mirror, stretch)  # (1, 2) -> (2, 1) -> (6, 1); else (3, 2) -> (2, 3)
+    # (1, 2) -> (2, 1) -> (6, 1) as trained; (1, 2) -> (3, 2) -> (2, 3) the other way round.
+    chain = plane_chain(mirror, stretch)
     frame = probes.shuffle_blocks(chain, at(1, 2), swaps=(1, 2), draws=2)
     # One swap of two blocks turns them round, two swaps bring them back, whatever the draw.
     assert frame["kendall_tau"].tolist() == [-1, -1, 1, 1]

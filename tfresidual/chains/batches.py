@@ -96,7 +96,7 @@ def run_over(chain, name, function, data, progress=False, at_once=None):
         batches, count = rebatched(batches, at_once), None
     with progress_bar(name if progress else None, count) as advance:
         for images, labels in batches:
-            images, labels = tf.convert_to_tensor(images), tf.convert_to_tensor(labels)
+            images, labels = tensors_of((images, labels))
             if compiled is None:
                 compiled = _compiled(chain, name, function, images, labels)
             parts.append(compiled(images, labels))
@@ -106,11 +106,17 @@ def run_over(chain, name, function, data, progress=False, at_once=None):
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
+def tensors_of(batch):
+    """Images and labels as tensors; images of whole numbers become float32, as in `predict`."""
+    images, labels = map(tf.convert_to_tensor, batch)
+    return (images if images.dtype.is_floating else tf.cast(images, tf.float32)), labels
+
+
 def rebatched(batches, size):
     """The same images and labels in batches of another size; the last may be smaller."""
     waiting, count = [], 0
     for batch in batches:
-        waiting.append(tuple(map(tf.convert_to_tensor, batch)))
+        waiting.append(tensors_of(batch))
         count += len(batch[0])
         while count >= size:
             images, labels = (tf.concat(parts, axis=0) for parts in zip(*waiting, strict=True))

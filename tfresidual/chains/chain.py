@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Callable
 
+from keras import ops
+
 
 @dataclasses.dataclass(frozen=True)
 class Block:
@@ -29,7 +31,7 @@ class Block:
             return self.apply(state)
         if self.apply_scaled is not None:
             return self.apply_scaled(state, scale)
-        return state + scale * (self.apply(state) - state)
+        return state + ops.cast(scale, state.dtype) * (self.apply(state) - state)
 
     def __str__(self):
         return f"stage {self.stage} block {self.step}"

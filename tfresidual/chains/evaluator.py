@@ -3,13 +3,22 @@
 import dataclasses
 import functools
 import itertools
+import math
 from numbers import Real
 
 import numpy as np
 import tensorflow as tf
 
-from tfresidual.chains.batches import batches_of, check_images, progress_bar, rebatched, spec_of
+from tfresidual.chains.batches import (
+    batches_of,
+    check_images,
+    progress_bar,
+    rebatched,
+    spec_of,
+    tensors_of,
+)
 from tfresidual.chains.plan import BLOCK, DISTANCE, HEAD, STEM, TRANSITION, plan_of
+from tfresidual.chains.routes import checked_routes
 from tfresidual.chains.scores import prediction_scores
 from tfresidual.chains.sources import chain as chain_of
 from tfresidual.metrics import change_of, norm
@@ -76,26 +85,28 @@ def evaluate(chain, routes, data, memory_limit=MEMORY_LIMIT, with_outputs=False,
         ValueError: if an argument cannot be used, or `memory_limit` is too low for one image.
     """
     chain = chain_of(chain)
-    routes = list(routes)
     is_number = isinstance(memory_limit, Real) and not isinstance(memory_limit, bool)
     if not is_number or not memory_limit > 0:
         raise ValueError(
             "Argument `memory_limit` must be a number of MiB over 0. "
             f"Received: memory_limit={memory_limit!r}"
         )
+    routes = checked_routes(chain, routes)
     plan = plan_of(chain, routes)
     batches, count = batches_of(data)
-    batches = iter(batches)
+    batches = (batch for batch in batches if len(batch[0]))
     first = next(batches, None)
     if first is None:
-        raise ValueError(f"Argument `data` must hold at least one batch. Received: data={data!r}")
-    runner = _Runner(chain, plan, *map(tf.convert_to_tensor, first))
+        raise ValueError(
+            f"Argument `data` must hold at least one batch with images. Received: data={data!r}"
+        )
+    runner = _Runner(chain, plan, *tensors_of(first))
     of_image = (1 + RUNTIME_SHARE) * runner.bytes_per_image / MIB
-    at_once = min(MOST_IMAGES, int((memory_limit - RUNTIME_MIB) // of_image))
+    at_once = int(min(MOST_IMAGES, (memory_limit - RUNTIME_MIB) / of_image))
     if at_once < 1:
         raise ValueError(
-            f"Argument `memory_limit` must be {RUNTIME_MIB + of_image:.1f} MiB or more: so much "
-            f"takes one image. Received: memory_limit={memory_limit!r}"
+            f"Argument `memory_limit` must be {math.ceil(RUNTIME_MIB + of_image)} MiB or more: so "
+            f"much takes one image. Received: memory_limit={memory_limit!r}"
         )
     parts, all_labels = [], []
     with progress_bar("routes" if progress else None, count) as advance:
@@ -103,11 +114,10 @@ def evaluate(chain, routes, data, memory_limit=MEMORY_LIMIT, with_outputs=False,
             share = len(images) / len(first[0]) / len(plan.steps)
             parts.append(runner.run(images, labels, functools.partial(advance, share)))
             all_labels.append(labels.numpy())
-    classes = parts[0]["outputs"].shape[-1]
     if not with_outputs:
         for part in parts:
             del part["outputs"]
-    # The plan's routes begin with the unperturbed one and name no path twice.
+    # The plan's routes begin with the unperturbed one; those of one path have one result.
     places = {}
     for index, route in enumerate(plan.routes):
         places.setdefault(route.stages, index)
@@ -115,7 +125,11 @@ def evaluate(chain, routes, data, memory_limit=MEMORY_LIMIT, with_outputs=False,
     joined = {
         name: np.concatenate([part[name] for part in parts], axis=1)[chosen] for name in parts[0]
     }
-    joined = {"outputs": None, "labels": np.concatenate(all_labels), "classes": classes} | joined
+    joined = {
+        "outputs": None,
+        "labels": np.concatenate(all_labels),
+        "classes": runner.classes,
+    } | joined
     return RouteValues(**joined)
 
 
@@ -135,11 +149,14 @@ class _Runner:
             if step.target is not None:
                 (output,) = function.outputs
                 specs[step.target] = tf.TensorSpec(output.shape, output.dtype)
+            if step.operation.kind == HEAD:
+                self.classes = function.structured_outputs["outputs"].shape[-1]
         sizes = {place: _bytes(spec) for place, spec in specs.items()}
         self.bytes_per_image = sizes[-1] + plan.most_held(sizes, inner)
 
     def run(self, images, labels, advance):
         """All values of some images, as arrays `(routes, images, ...)` by name."""
+        _check_labels(labels.numpy(), self.classes)
         routes = len(self.plan.routes)
         values = {"distance": np.zeros((routes, len(images), self.stages), np.float32)}
         states = {-1: images}
@@ -163,12 +180,24 @@ class _Runner:
             for place in step.frees:
                 del states[place]
             advance()
-        predicted = values.pop("predicted")
+        predicted, is_finite = values.pop("predicted"), values.pop("is_finite")
         agrees = (predicted == predicted[0]).all(axis=-1)
         # A prediction that is not finite names nothing.
-        is_finite = np.isfinite(values["outputs"]).all(axis=-1)
         values["agreement"] = (agrees & is_finite).astype(np.float32)
         return values
+
+
+def _check_labels(labels, classes):
+    shape = labels.shape[1:]
+    if shape == (classes,) and classes > 1:
+        return
+    is_in_range = labels.min() >= 0 and labels.max() < classes
+    if shape not in ((), (1,)) or not is_in_range:
+        raise ValueError(
+            f"Argument `data` must hold labels from 0 to {classes - 1}, or a row of {classes} "
+            f"for each image. Received: labels of shape {labels.shape} from {labels.min()} to "
+            f"{labels.max()}"
+        )
 
 
 def _compiled(chain, operation, state, labels):

@@ -3,11 +3,13 @@
 import dataclasses
 import functools
 import itertools
+from collections.abc import Iterable
+from numbers import Real
 from typing import NamedTuple
 
 import numpy as np
 
-from tfresidual.chains.chain import Block, Stage
+from tfresidual.chains.chain import Stage
 from tfresidual.chains.sources import chain as chain_of
 
 
@@ -80,12 +82,18 @@ def drop(chain, *blocks):
         Veit et al. 2016, https://arxiv.org/abs/1605.06431; Jastrzebski et al. 2018, fig. 3.
     """
     chain = chain_of(chain)
-    if not blocks or len(set(blocks)) < len(blocks):
+    received = f"blocks={blocks!r}"
+    for pair in blocks:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise ValueError(
+                f"Argument `blocks` must be pairs (stage, block). Received: {received}"
+            )
+    dropped = [_movable(chain, "blocks", *pair, "dropped", received) for pair in blocks]
+    if not dropped or len(set(dropped)) < len(dropped):
         raise ValueError(
-            "Argument `blocks` must be pairs (stage, block), none of them twice. "
-            f"Received: blocks={blocks!r}"
+            "Argument `blocks` must be pairs (stage, block), at least one and none of them twice. "
+            f"Received: {received}"
         )
-    dropped = [_movable(chain, "blocks", pair, "dropped") for pair in blocks]
     route = unperturbed(chain)
     stages = tuple(
         tuple(a for a in applications if (index, a.step) not in dropped)
@@ -115,10 +123,10 @@ def read_out(chain, stage, after):
         3.3 and fig. 2a; Jastrzebski et al. 2018, fig. 5.
     """
     chain = chain_of(chain)
-    blocks = _stage(chain, stage).blocks
-    _block(chain, "after", (stage, after))
+    blocks, received = _stage(chain, stage).blocks, f"after={after!r}"
+    _block(chain, "after", stage, after, received)
     for block in blocks[after + 1 :]:
-        _movable(chain, "after", (stage, block.step), "skipped")
+        _movable(chain, "after", stage, block.step, "skipped", received)
     kept = tuple(Application(block.step) for block in blocks[: after + 1])
     return _replaced(chain, stage, kept, f"stage {stage} read out behind block {after}")
 
@@ -146,11 +154,15 @@ def repeat_last(chain, stage, times, scale=1.0):
     chain = chain_of(chain)
     blocks = _stage(chain, stage).blocks
     check_int("times", times, at_least=1)
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not np.isfinite(scale):
-        raise ValueError(f"Argument `scale` must be a finite number. Received: scale={scale!r}")
-    _movable(chain, "stage", (stage, blocks[-1].step), "repeated")
+    check_scale(scale)
+    if not blocks:
+        raise ValueError(
+            f"Argument `stage` must be a stage of {chain.name} with a block. "
+            f"Received: stage={stage}"
+        )
+    _movable(chain, "stage", stage, blocks[-1].step, "repeated", f"stage={stage}")
     extra = (Application(blocks[-1].step, float(scale)),) * times
-    name = f"stage {stage} block {blocks[-1].step} applied {times} more times"
+    name = f"stage {stage} block {blocks[-1].step} applied {_counted(times, 'more time')}"
     name += "" if scale == 1 else f", scaled by {scale:g}"
     return _replaced(chain, stage, unperturbed(chain).stages[stage - 1] + extra, name)
 
@@ -176,11 +188,12 @@ def swap(chain, stage, first, second):
     chain = chain_of(chain)
     _stage(chain, stage)
     for name, step in (("first", first), ("second", second)):
-        _movable(chain, name, (stage, step), "moved")
-    if first == second:
+        _movable(chain, name, stage, step, "moved", f"{name}={step!r}")
+    parts = _parts(chain.stages[stage - 1])
+    if first == second or parts[first] != parts[second]:
         raise ValueError(
-            "Arguments `first` and `second` must be two blocks. "
-            f"Received: first={first}, second={second}"
+            "Arguments `first` and `second` must be two blocks without one between them that "
+            f"changes the shape of the state. Received: first={first}, second={second}"
         )
     order = [a.step for a in unperturbed(chain).stages[stage - 1]]
     order[first], order[second] = order[second], order[first]
@@ -215,21 +228,28 @@ def shuffle(chain, stage, seed=0, swaps=None):
     check_int("seed", seed, at_least=0)
     if swaps is not None:
         check_int("swaps", swaps, at_least=1)
-    movable = [block.step for block in blocks if block.keeps_shape]
-    if len(movable) < 2:
+    parts = _parts(chain.stages[stage - 1])
+    # Blocks change places on one side of a change of the shape.
+    runs = [
+        [block.step for block in blocks if block.keeps_shape and parts[block.step] == part]
+        for part in sorted(set(parts))
+    ]
+    runs = [run for run in runs if len(run) > 1]
+    if not runs:
         raise ValueError(
-            "Argument `stage` must have two blocks or more that keep the shape of the state, to "
-            f"be shuffled. Received: stage={stage} of {chain.name} with {len(movable)}"
+            "Argument `stage` must have two blocks or more that can change places: that keep the "
+            f"shape of the state. Received: stage={stage} of {chain.name}"
         )
     rng = np.random.default_rng(seed)
     order = [block.step for block in blocks]
     if swaps is None:
-        for place, step in zip(movable, rng.permutation(movable).tolist(), strict=True):
-            order[place] = step
-    for _ in range(swaps or 0):
-        first, second = rng.choice(movable, 2, replace=False)
+        for run in runs:
+            for place, step in zip(run, rng.permutation(run).tolist(), strict=True):
+                order[place] = step
+    pairs = [pair for run in runs for pair in itertools.combinations(run, 2)]
+    for first, second in rng.choice(pairs, swaps or 0):
         order[first], order[second] = order[second], order[first]
-    how = "shuffled" if swaps is None else f"shuffled by {swaps} swaps"
+    how = "shuffled" if swaps is None else f"shuffled by {_counted(swaps, 'swap')}"
     steps = tuple(map(Application, order))
     return _replaced(chain, stage, steps, f"stage {stage} {how} (seed {seed})")
 
@@ -248,6 +268,7 @@ def follow(chain, route):
         A `tfresidual.chains.Chain` of the same stem, transitions and head.
     """
     chain = chain_of(chain)
+    checked_routes(chain, [route], "route")
     stages = [
         Stage(
             stage.index,
@@ -262,9 +283,48 @@ def follow(chain, route):
     return dataclasses.replace(chain, name=route.name, stages=tuple(stages), compiled={})
 
 
+def checked_routes(chain, routes, name="routes"):
+    """The routes as a list; raises a `ValueError` unless all of them lead through a chain."""
+    if isinstance(routes, Route) or not isinstance(routes, Iterable):
+        raise ValueError(f"Argument `routes` must be a list of routes. Received: routes={routes!r}")
+    routes = list(routes)
+    for route in routes:
+        fits = isinstance(route, Route) and len(route.stages) == len(chain.stages)
+        if not fits or not all(map(_leads_through, chain.stages, route.stages)):
+            raise ValueError(
+                f"Argument `{name}` must hold routes through {chain.name}, made by the functions "
+                f"of `tfresidual.routes`. Received: {route!r}"
+            )
+    return routes
+
+
+def _leads_through(stage, applications):
+    """Whether applications take the shape of the state from the stage's first to its last."""
+    parts, changes = _parts(stage), [b.step for b in stage.blocks if not b.keeps_shape]
+    passed = []
+    for step, _ in applications:
+        if step not in range(len(stage.blocks)) or parts[step] != len(passed):
+            return False
+        if step in changes:
+            passed.append(step)
+    return passed == changes
+
+
+def _parts(stage):
+    """For every block, how many before it change the shape of the state."""
+    return list(itertools.accumulate((not b.keeps_shape for b in stage.blocks), initial=0))[:-1]
+
+
 def _applied(block, place, scale):
-    apply = block if scale == 1 else functools.partial(block, scale=scale)
-    return Block(block.stage, place, block.keeps_shape, apply)
+    """A block, with its branch scaled, at another place."""
+    if scale == 1:
+        return dataclasses.replace(block, step=place)
+    return dataclasses.replace(
+        block,
+        step=place,
+        apply=functools.partial(block, scale=scale),
+        apply_scaled=lambda state, more: block(state, scale * more),
+    )
 
 
 def _replaced(chain, stage, applications, name):
@@ -283,34 +343,25 @@ def _stage(chain, stage):
     return chain.stages[stage - 1]
 
 
-def _block(chain, name, pair):
-    """The block at (stage, step)."""
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+def _block(chain, name, stage, step, received):
+    """A block of a stage; `name` and `received` are the argument's, for the error."""
+    blocks = _stage(chain, stage).blocks
+    is_int = isinstance(step, (int, np.integer)) and not isinstance(step, bool)
+    if not is_int or step not in range(len(blocks)):
         raise ValueError(
-            f"Argument `{name}` must be pairs (stage, block). Received: {name}={pair!r}"
-        )
-    blocks = _stage(chain, pair[0]).blocks
-    step = pair[1]
-    if (
-        isinstance(step, bool)
-        or not isinstance(step, (int, np.integer))
-        or step not in range(len(blocks))
-    ):
-        raise ValueError(
-            f"Argument `{name}` must be a block of stage {pair[0]} of {chain.name}, from 0 to "
-            f"{len(blocks) - 1}. Received: {name}={step!r}"
+            f"Argument `{name}` must be a block of stage {stage} of {chain.name}, from 0 to "
+            f"{len(blocks) - 1}. Received: {received}"
         )
     return blocks[step]
 
 
-def _movable(chain, name, pair, what):
+def _movable(chain, name, stage, step, what, received):
     """The pair (stage, step) of a block, if the block keeps the shape of the state."""
-    block = _block(chain, name, pair)
+    block = _block(chain, name, stage, step, received)
     if not block.keeps_shape:
         raise ValueError(
             f"Argument `{name}` asks for {block} of {chain.name} to be {what}, but it changes the "
-            "shape of the state, and what follows needs the new one. "
-            f"Received: {name}={pair[1]!r}"
+            f"shape of the state, and what follows needs the new one. Received: {received}"
         )
     return block.stage, block.step
 
@@ -324,8 +375,20 @@ def check_int(name, value, at_least):
         )
 
 
+def check_scale(scale):
+    """Raises a `ValueError` unless branches can be multiplied by a number."""
+    is_number = isinstance(scale, Real) and not isinstance(scale, bool)
+    # A float32 holds no more than this.
+    if not is_number or not abs(float(scale)) < 3e38:
+        raise ValueError(f"Argument `scale` must be a finite number. Received: scale={scale!r}")
+
+
+def _counted(count, noun):
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def _steps_text(applications):
-    """`0-3 3x4`: neighbours in order as a range, repetitions of one application as a product."""
+    """`0 1 2 3 (x4)`: an application that is repeated stands once."""
     if not applications:
         return "none"
     parts = []

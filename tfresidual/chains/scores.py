@@ -58,10 +58,11 @@ def outputs_of(model):
     Returns:
         `"probabilities"`, `"logits"`, `"label_probabilities"` or `"label_logits"`.
     """
-    activation = getattr(model.layers[-1], "activation", None)
+    last = model.layers[-1]
+    activation = getattr(last, "activation", None)
     if activation is keras.activations.sigmoid:
         return "label_probabilities"
-    if activation is keras.activations.softmax:
+    if activation is keras.activations.softmax or isinstance(last, keras.layers.Softmax):
         return "probabilities"
     loss = keras.losses.get(_single(model.loss)) if model.compiled else None
     is_binary = loss is keras.losses.binary_crossentropy or isinstance(
@@ -92,7 +93,8 @@ def prediction_scores(kind, labels, outputs):
           over them, each up to log(2);
         - `margin`: the probability of the label minus the highest of another class, in [-1, 1];
           of several labels the lowest probability of a label minus the highest of another;
-        - `predicted`: bool, `(images, classes)`, the class or the classes that are named.
+        - `predicted`: bool, `(images, classes)`, the class or the classes that are named;
+        - `is_finite`: bool, whether the outputs, or the logits behind them, are.
     """
     outputs = ops.convert_to_tensor(outputs)
     classes = outputs.shape[-1]
@@ -112,10 +114,11 @@ def prediction_scores(kind, labels, outputs):
         log_p, log_rest = -ops.softplus(-logits), -ops.softplus(logits)
         cross_entropy = -ops.sum(labels * log_p + (1 - labels) * log_rest, axis=-1)
         entropy = -ops.sum(p * log_p + (1 - p) * log_rest, axis=-1)
-        ranks = ops.argsort(ops.argsort(-outputs, axis=-1), axis=-1)
+        # Probabilities near 1 are equal in float32 where logits are not.
+        ranks = ops.argsort(ops.argsort(-logits, axis=-1), axis=-1)
         count = ops.sum(labels, axis=-1, keepdims=True)
         predicted = ops.cast(ranks, "float32") < count
-        wrong = 1 - exact_match(labels, outputs)
+        wrong = 1 - exact_match(labels, logits)
     else:
         log_p = ops.log(_inside(outputs)) if logits is None else ops.log_softmax(logits)
         cross_entropy = -ops.sum(labels * log_p, axis=-1)
@@ -124,13 +127,15 @@ def prediction_scores(kind, labels, outputs):
         named = ops.argmax(outputs, axis=-1)
         predicted = ops.one_hot(named, classes, dtype="bool")
         wrong = ops.cast(named != ops.argmax(labels, axis=-1), "float32")
-    is_finite = ops.all(ops.isfinite(outputs), axis=-1)
+    is_finite = ops.all(ops.isfinite(outputs if logits is None else logits), axis=-1)
     return {
         "wrong": ops.where(is_finite, wrong, ops.ones_like(wrong)),
         "cross_entropy": cross_entropy,
         "entropy": entropy,
-        "margin": _margin(labels, p),
+        # Without another class, or without a label, there is nothing to be behind.
+        "margin": ops.clip(_margin(labels, p), -1.0, 1.0),
         "predicted": ops.logical_and(predicted, is_finite[:, None]),
+        "is_finite": is_finite,
     }
 
 

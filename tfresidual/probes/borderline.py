@@ -7,7 +7,7 @@ from tfresidual.chains import chain as chain_of
 from tfresidual.chains import evaluate
 from tfresidual.chains.batches import splits_of
 from tfresidual.chains.evaluator import MEMORY_LIMIT
-from tfresidual.chains.routes import check_int, read_out, repeat_last, unperturbed
+from tfresidual.chains.routes import check_int, check_scale, read_out, repeat_last, unperturbed
 
 GROUPS = ("borderline", "correct", "all")
 BLOCKS, REPETITIONS = "blocks", "repetitions"
@@ -65,6 +65,7 @@ def borderline(
     """
     chain = chain_of(chain)
     check_arguments(blocks, times, probability)
+    check_scale(scale)
     curves = _curves(chain, blocks, times, scale)
     routes = [route for steps in curves.values() for _, route in steps]
     frames = []

@@ -38,7 +38,8 @@ def convergence_indices(
       e0) / (c - e0). 0: unharmed; 1: chance at once.
 
     They leave [0, 1] where a perturbed network errs more than chance, or less than the whole one.
-    An index that a stage cannot have is NaN: recurrence where fewer than two blocks can be
+    The recurrence index is badly conditioned where the drop of the last block is just under
+    chance. An index that a stage cannot have is NaN: recurrence where fewer than two blocks can be
     dropped, or where chance is reached without the last block but not without every other;
     recurrence and divergence where the last block changes the shape of the state; convergence
     where the stage cannot be left behind every block.
@@ -140,6 +141,10 @@ def indices_of(readout, drop_blocks, repeat_last_block, chance, at_chance="raise
     Raises:
         ValueError: if the network is at chance or above, unless `at_chance` is `"nan"`.
     """
+    if at_chance not in ("raise", "nan"):
+        raise ValueError(
+            f"Argument `at_chance` must be 'raise' or 'nan'. Received: at_chance={at_chance!r}"
+        )
     records = []
     splits = readout["split"].unique() if "split" in readout else [None]
     for split in splits:
@@ -149,13 +154,22 @@ def indices_of(readout, drop_blocks, repeat_last_block, chance, at_chance="raise
         ]
         c = chance[split] if isinstance(chance, dict) else chance
         place = {} if split is None else {"split": split}
+        error = float(parts[0]["error"].iloc[-1])
+        is_at_chance = _reaches(error, c)
+        if is_at_chance and at_chance == "raise":
+            of_split = "" if split is None else f" on {split}"
+            raise ValueError(
+                "Argument `chain` must be a network that errs less than chance: the indices "
+                "compare to what is left of the error up to chance. "
+                f"Received: an error of {error:.4f}{of_split}, where chance is {c:.4f}"
+            )
         for basis in BASES:
-            for record in _indices_of_basis(parts, basis, c, at_chance):
+            for record in _indices_of_basis(parts, basis, c, is_at_chance):
                 records.append(place | {"basis": basis} | record | {"chance": c})
     return pd.DataFrame(records)
 
 
-def _indices_of_basis(frames, basis, chance, at_chance):
+def _indices_of_basis(frames, basis, chance, is_at_chance):
     """A record for each stage, and one for their mean."""
     reads, drops, repeats = (
         frame.assign(wrong=frame["error"] if basis == "labels" else 1 - frame["agreement"])
@@ -163,16 +177,10 @@ def _indices_of_basis(frames, basis, chance, at_chance):
     )
     # Behind the last block of the last stage stands the whole network.
     error = float(reads["wrong"].iloc[-1])
-    if not error < chance and at_chance == "raise":
-        raise ValueError(
-            "Argument `chain` must be a network that errs less than chance: the indices compare "
-            f"to what is left of the error up to chance. Received: error {error:.4f} on "
-            f"{basis}, chance {chance:.4f}"
-        )
     records = []
     for stage, of_stage in reads.groupby("stage"):
         values = [math.nan] * len(INDICES)
-        if error < chance:
+        if not is_at_chance:
             in_stage = [
                 frame.loc[frame["stage"] == stage, "wrong"].to_numpy() for frame in (drops, repeats)
             ]
@@ -184,6 +192,11 @@ def _indices_of_basis(frames, basis, chance, at_chance):
         records.append({"stage": stage} | dict(zip(INDICES, values, strict=True)))
     means = pd.DataFrame(records)[list(INDICES)].mean().to_dict()
     return [record | {"error": error} for record in (*records, {"stage": MEAN} | means)]
+
+
+def _reaches(error, chance):
+    """Whether an error is that of chance or more, up to rounding: both are quotients of counts."""
+    return error > chance - 1e-9
 
 
 def convergence_index(errors, error, chance):
@@ -207,8 +220,8 @@ def recurrence_index(errors, chance):
     last, others = errors[-1], errors[:-1][~np.isnan(errors[:-1])]
     if np.isnan(last) or len(others) == 0:
         return math.nan
-    if last >= chance:
-        return 0.0 if (others >= chance).all() else math.nan
+    if _reaches(last, chance):
+        return 0.0 if all(_reaches(other, chance) for other in others) else math.nan
     return float(1 - np.mean((others - last) / (chance - last)))
 
 
@@ -237,10 +250,7 @@ def chance_error(choice, values):
         values: the `tfresidual.chains.evaluator.RouteValues` of the split.
 
     Returns:
-        A float over 0, up to 1.
-
-    Raises:
-        ValueError: if guessing on this split never errs.
+        A float from 0 (all images of one class, and guessing it) to 1.
     """
     if not isinstance(choice, str):
         return float(choice)
@@ -253,9 +263,4 @@ def chance_error(choice, values):
     else:
         _, numbers = np.unique(labels, axis=0, return_counts=True)
         chance = 1 - float(numbers.max()) / len(labels)
-    if chance <= 0:
-        raise ValueError(
-            "Argument `data` must hold more than one class, or guessing is always right. "
-            f"Received: {len(values.labels)} images with a chance of {chance:g}"
-        )
     return chance

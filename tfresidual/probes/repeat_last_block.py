@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains.batches import run_over, splits_of
 from tfresidual.chains.evaluator import MEMORY_LIMIT
-from tfresidual.chains.routes import check_int, repeat_last, unperturbed
+from tfresidual.chains.routes import check_int, check_scale, repeat_last, unperturbed
 from tfresidual.metrics import change_of, cosine, norm, ratio
 from tfresidual.probes.evaluate_routes import frames_of_rows
 
@@ -31,7 +31,8 @@ def repeat_last_block(
       it takes, through itself and all that follows, in [-1, 1] (see `block_metrics`);
     - `l2_ratio`: the norm of what it adds over the norm of the state it takes, 0 or more.
 
-    Repetition 0 has the numbers of `block_metrics`. Both are NaN where the numbers overflow. A
+    Repetition 0 has the numbers of `block_metrics`. Both are NaN where the numbers overflow. They
+    are measured 64 images at a time, whatever the memory limit is. A
     stage whose last block changes the shape of the state has no rows.
 
     Example:
@@ -61,7 +62,6 @@ def repeat_last_block(
         a useful inductive bias for ResNets", section 3.3 and fig. 2a, 6b, c.
     """
     chain = chain_of(chain)
-    check_int("times", times, at_least=1)
     rows = rows_of(chain, times, scale)
     if not rows:
         raise ValueError(
@@ -84,6 +84,8 @@ def repeat_last_block(
 
 def rows_of(chain, times, scale=1.0):
     """The places of the probe's frame, and their routes."""
+    check_int("times", times, at_least=1)
+    check_scale(scale)
     rows = []
     for stage in _stages(chain):
         for repetition in range(times + 1):
@@ -106,8 +108,11 @@ def _steps(chain, stage, times, scale, data, progress):
     function = functools.partial(_step_values, chain, stage, scales)
     name = f"stage {stage.index} block {stage.blocks[-1].step} x{times} scaled {scale}"
     values = run_over(chain, name, function, data, progress, at_once=IMAGES_OF_A_STEP)
-    with np.errstate(invalid="ignore"):
-        return {name: value.mean(axis=0, dtype=float) for name, value in values.items()}
+    # What leaves the range of the floats has no direction and no size.
+    return {
+        name: np.where(np.isfinite(value), value, np.nan).mean(axis=0, dtype=float)
+        for name, value in values.items()
+    }
 
 
 def _step_values(chain, stage, scales, images, labels):
@@ -123,8 +128,10 @@ def _step_values(chain, stage, scales, images, labels):
             _, last = rest.walk(after)
             losses = chain.loss(labels, chain.head(last))
         change = change_of(state, after)
-        cosines = cosines.write(index, cosine(change, tape.gradient(losses, state)))
-        ratios = ratios.write(index, ratio(norm(change), norm(state)))
+        cosines = cosines.write(
+            index, tf.cast(cosine(change, tape.gradient(losses, state)), tf.float32)
+        )
+        ratios = ratios.write(index, tf.cast(ratio(norm(change), norm(state)), tf.float32))
         return index + 1, after, cosines, ratios
 
     # A loop of the graph: it is traced once, however often the block is applied.

@@ -49,12 +49,19 @@ def shuffle_blocks(
     chain = chain_of(chain)
     check_int("draws", draws, at_least=1)
     check_int("seed", seed, at_least=0)
+    if not isinstance(swaps, (list, tuple)) or not swaps:
+        raise ValueError(
+            f"Argument `swaps` must be a list of positive ints. Received: swaps={swaps!r}"
+        )
+    for count in swaps:
+        check_int("swaps", count, at_least=1)
+    rng = np.random.default_rng(seed)
     rows = []
     for stage in chain.stages:
         if sum(block.keeps_shape for block in stage.blocks) < 2:
             continue
         for count, draw in itertools.product(swaps, range(draws)):
-            route = shuffle(chain, stage.index, seed + draw, count)
+            route = shuffle(chain, stage.index, int(rng.integers(2**32)), count)
             order = [application.step for application in route.stages[stage.index - 1]]
             place = {"stage": stage.index, "swaps": count, "draw": draw}
             rows.append((place | {"kendall_tau": kendall_tau(order)}, route))
