@@ -130,6 +130,14 @@ class TestRepetitionSteps:
                 assert points(lines[0]) == dict(zip(rows["repetition"], rows[column], strict=True))
         assert legend_texts(figure) == ["train", "test"]
 
+    @pytest.mark.parametrize(
+        ("scale", "title"),
+        [(1.0, "Repeated last block"), (0.3, "Repeated last block, branch scaled by 0.3")],
+    )
+    def test_a_scale_is_named(self, scale, title):
+        frame = repeat_frame(3).assign(scale=scale)
+        assert plots.repetition_steps(frame).get_suptitle() == title
+
     def test_words_and_the_zero_line(self):
         figure = plots.repetition_steps(repeat_frame(20))
         grid = np.reshape(figure.axes, (2, 3))

@@ -221,21 +221,29 @@ def _compiled(chain, operation, state, labels):
     )
     if key not in chain.compiled:
         function = tf.function(
-            _function_of(chain, operation), input_signature=signature, autograph=False
+            _function_of(chain, operation, is_scaled), input_signature=signature, autograph=False
         )
         chain.compiled[key] = function.get_concrete_function()
     return chain.compiled[key]
 
 
-def _function_of(chain, operation):
-    if operation.kind == STEM:
-        return chain.stem
+def _function_of(chain, operation, is_scaled):
+    """The function of an operation, with the parameters it is called with and no others.
+
+    TensorFlow binds arguments to a compiled function's parameters; where one has a default, that
+    fails, and the message, which nobody sees, prints the tensors: 5 ms a call.
+    """
     if operation.kind == HEAD:
-        return functools.partial(_head_values, chain)
+        return lambda state, labels: _head_values(chain, state, labels)
     if operation.kind == DISTANCE:
         return lambda state, reference: norm(change_of(reference, state))
+    if operation.kind == STEM:
+        return lambda images: chain.stem(images)
     stage = chain.stages[operation.stage - 1]
-    return stage.transition if operation.kind == TRANSITION else stage.blocks[operation.step]
+    if operation.kind == TRANSITION:
+        return lambda state: stage.transition(state)
+    block = stage.blocks[operation.step]
+    return (lambda state, scale: block(state, scale)) if is_scaled else (lambda state: block(state))
 
 
 def _head_values(chain, state, labels):

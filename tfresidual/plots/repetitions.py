@@ -127,7 +127,7 @@ def repetition_steps(frame):
 
     Args:
         frame: Repetitions frame with the columns `stage`, `repetition`, `cosine_loss` and
-            `l2_ratio`, and `split` where it applies.
+            `l2_ratio`, and `split` where it applies; a `scale` other than 1 is named.
 
     Returns:
         A `matplotlib.figure.Figure`.
@@ -145,7 +145,11 @@ def repetition_steps(frame):
     splits = frames.order_splits(table["split"])
     looks, lines = style.split_looks(splits), style.split_lines(splits)
     width = 5.6 if len(stages) == 1 else 2.6 * len(stages) + 1.2
-    figure = style.new_figure(width, 5.2, "Repeated last block")
+    scales = set(frame["scale"]) if "scale" in frame else {1}
+    title = "Repeated last block"
+    if len(scales) == 1 and scales != {1}:
+        title += f", branch scaled by {scales.pop():g}"
+    figure = style.new_figure(width, 5.2, title)
     grid = figure.subplots(2, len(stages), sharex=True, sharey="row", squeeze=False)
     for row, (metric, label) in zip(grid, _STEPS, strict=True):
         for axes, stage in zip(row, stages, strict=True):
