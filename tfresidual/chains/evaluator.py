@@ -143,9 +143,9 @@ class _Runner:
         specs, labels = {-1: spec_of(images)}, spec_of(labels)
         self.functions, inner = [], []
         for step in plan.steps:
-            function = _compiled(chain, step.operation, specs[step.source], labels)
+            function, of_image = _compiled(chain, step.operation, specs[step.source], labels)
             self.functions.append(function)
-            inner.append(_inner_bytes(function))
+            inner.append(of_image)
             if step.target is not None:
                 (output,) = function.outputs
                 specs[step.target] = tf.TensorSpec(output.shape, output.dtype)
@@ -203,7 +203,8 @@ def _check_labels(labels, classes):
 def _compiled(chain, operation, state, labels):
     """The function of an operation for states and labels of some `tf.TensorSpec`s.
 
-    It is kept on the chain. Blocks whose branch is scaled share one function for all scales.
+    Beside it stands what an image takes inside of it, see `_inner_bytes`. Both are kept on the
+    chain. Blocks whose branch is scaled share one function for all scales.
     """
     is_scaled = operation.kind == BLOCK and operation.scale != 1
     signature = [state]
@@ -223,7 +224,8 @@ def _compiled(chain, operation, state, labels):
         function = tf.function(
             _function_of(chain, operation, is_scaled), input_signature=signature, autograph=False
         )
-        chain.compiled[key] = function.get_concrete_function()
+        concrete = function.get_concrete_function()
+        chain.compiled[key] = concrete, _inner_bytes(concrete)
     return chain.compiled[key]
 
 
