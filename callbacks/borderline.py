@@ -45,13 +45,11 @@ class Borderline(ProbeCallback):
         frame = borderline(
             chain, self.data, blocks=self.blocks, times=0, probability=self.probability
         )
-        return {
-            log_key(f"{row['group']}_{name}", row["stage"], row["block"], row.get("split")): row[
-                name
-            ]
-            for row in frame.to_dict("records")
-            for name in PUBLISHED
-        }
+        logs = {}
+        for row in frame.to_dict("records"):
+            place = (row["stage"], row["block"], row.get("split"))
+            logs |= {log_key(f"{row['group']}_{name}", *place): row[name] for name in PUBLISHED}
+        return logs
 
     def keys(self, chain):
         return [

@@ -1,4 +1,4 @@
-"""Figures 2, 4, 13 and 14 of Jastrzebski et al. 2018: l2 ratio and cosine loss of every block.
+"""Figures 2 to 7, 12 to 14 and 20 of Jastrzebski et al. 2018: what every block does.
 
     python experiments/iterative_inference.py --size smoke
     python experiments/iterative_inference.py --size small
@@ -13,6 +13,7 @@ import argparse
 from pathlib import Path
 
 from tfresidual import study, training
+from tfresidual.console import terminal
 
 PAPER = ("resnet110", "single_representation", "avg_pooling", "wide")
 
@@ -57,4 +58,4 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     for name, settings in settings_of(arguments.size, arguments.data_dir).items():
         folder = arguments.out / arguments.size / name
-        print(study.run(folder, settings, study.terminal()))
+        print(study.run(folder, settings, terminal()))
