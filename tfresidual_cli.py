@@ -55,7 +55,7 @@ RECIPES = (
 
 
 def option(flag, meaning, default, **kwargs):
-    """An option that sets one field of `tfresidual.study.Settings`.
+    """An option that sets one field of `Settings` or of `ProbeOptions`.
 
     The default is only shown here; it stands in that class, which cannot be read without loading
     TensorFlow.
@@ -69,25 +69,35 @@ def number(flag, meaning, default, **kwargs):
     return option(flag, meaning, default, type=kind, metavar="N", **kwargs)
 
 
-DATA_OPTIONS = (
-    option(
-        "--digits", "Digits on an image of digitclutter.", 3, type=click.Choice(["3", "4", "5"])
-    ),
-    option(
-        "--data-dir",
-        "Folder of tensorflow-datasets.",
-        "~/tensorflow_datasets",
-        type=click.Path(),
-        metavar="DIR",
-    ),
-    number("--train-size", "Images to train on.", "20000 of digitclutter, else all"),
-    number("--validation", "Images held out to choose the best epoch.", 2000),
-    number("--test-size", "Images of the test set.", "2000 of digitclutter, else all"),
-    number("--batch-size", "Images in a step.", 64),
-)
+def data_options(of_run=None):
+    """The options that name the data; `of_run` stands for all defaults, if given."""
+    sizes = (
+        ("--train-size", "Images to train on.", "20000 of digitclutter, else all"),
+        ("--validation", "Images held out to choose the best epoch.", 2000),
+        ("--test-size", "Images of the test set.", "2000 of digitclutter, else all"),
+        ("--batch-size", "Images in a step.", 64),
+    )
+    return (
+        option(
+            "--digits",
+            "Digits on an image of digitclutter.",
+            of_run or 3,
+            type=click.Choice(["3", "4", "5"]),
+        ),
+        option(
+            "--data-dir",
+            "Folder of tensorflow-datasets.",
+            of_run or "~/tensorflow_datasets",
+            type=click.Path(),
+            metavar="DIR",
+        ),
+        *(number(flag, meaning, of_run or default) for flag, meaning, default in sizes),
+    )
+
+
 TRAINING_OPTIONS = (
     option("--data", "Dataset.", "digitclutter", type=click.Choice(DATASETS)),
-    *DATA_OPTIONS,
+    *data_options(),
     option(
         "--network",
         f"A paper's network, or resnet of any depth and width: {', '.join(NETWORKS)}.",
@@ -227,7 +237,8 @@ def train(out, **given):
     multiple=True,
     type=click.Choice(PROBES),
     metavar="NAME",
-    help=f"May be given several times: {', '.join(PROBES)}.  [default: all]",
+    help=f"May be given several times: {', '.join(PROBES)}. The indices come with the read-outs, "
+    "drops and repetitions they are taken from.  [default: all]",
 )
 @click.option(
     "--split",
@@ -259,7 +270,7 @@ def train(out, **given):
     metavar="MIB",
 )
 @option("--data", "Dataset.", "that of the run", type=click.Choice(DATASETS))
-@options(*DATA_OPTIONS)
+@options(*data_options("that of the run"))
 @option(
     "--out",
     "Folder to write.",
@@ -305,7 +316,7 @@ def probe(target, names, splits, images, times, scale, chance, memory_limit, out
 
 @cli.command()
 @click.argument("data", metavar="NAME", type=click.Choice(DATASETS))
-@options(*DATA_OPTIONS)
+@options(*data_options())
 @click.option("--download", is_flag=True, help="Let tensorflow-datasets download what is missing.")
 def data(download, **given):
     """Prepare a dataset: digitclutter, cifar10, cifar100 or mnist.
@@ -340,7 +351,11 @@ def main(arguments=None):
         command = context.command_path if context else "tfresidual"
         _fail(f"{error.format_message()} (see '{command} --help')", error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        _fail("interrupted. The same command goes on; a training from its last whole epoch", 130)
+        _fail(
+            "interrupted. A training goes on from its last whole epoch when the same command is "
+            "given again; probes begin anew",
+            130,
+        )
 
 
 def _fail(message, code):

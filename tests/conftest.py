@@ -1,6 +1,7 @@
 """Set-up of all tests: a quiet TensorFlow, a fixed seed, and the global settings put back."""
 
 import os
+import signal
 import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -9,6 +10,12 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 import pytest
 
 pytest.register_assert_rewrite("reference.layer_test")
+
+
+# Whoever starts the tests in the background has interrupts ignored, by the processes of the tests
+# too; some of them are about interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config):

@@ -137,6 +137,12 @@ def test_options_of_data_are_those_of_study():
     for (command, name), option in OPTIONS.items():
         if command == "data" and name not in ("download", "help"):
             assert option.help == OPTIONS["study", name].help
+        if command == "probe" and ("data", name) in OPTIONS:
+            meaning = option.help.split("  [")
+            assert meaning == [
+                OPTIONS["data", name].help.split("  [")[0],
+                "default: that of the run]",
+            ]
 
 
 def test_defaults_of_probe_are_those_of_the_package():
@@ -250,6 +256,8 @@ REFUSED = {
     "data that is missing": ["data", "mnist"],
     "a folder below a file": ["train", "--out", "file/run"],
     "no run": ["probe", "nothing"],
+    "a chance that is none": ["probe", "nothing", "--chance", "largest_class"],
+    "a scale that is none": ["probe", "nothing", "--scale", "nan"],
     "a folder without a network": ["probe", "."],
     "a network without data": ["probe", "file"],
     "a file that is no network": ["probe", "file", "--data", "mnist"],

@@ -77,7 +77,7 @@ def test_everything_by_default_beside_the_network(run, tmp_path):
 
 
 def test_indices_that_were_asked_for_are_refused_at_chance(run, tmp_path):
-    with pytest.raises(ValueError, match=r"errs less than chance.*Received: error 1\.0"):
+    with pytest.raises(ValueError, match=r"errs less than chance.*Received: an error of 1\.0"):
         probing.probe(run[0], ["convergence_indices"], tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -138,6 +138,41 @@ def test_bad_arguments(run, tmp_path, change, message):
         probing.probe(run[0], folder=tmp_path, **change)
     assert "Received: " in str(raised.value)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"times": 0}, {"scale": float("nan")}, {"chance": "largest_class"}, {"memory_limit": 0}],
+    ids=lambda change: next(iter(change)),
+)
+def test_bad_options(change):
+    (name,) = change
+    with pytest.raises(ValueError, match=rf"`{name}`.*Received: {name}="):
+        probing.ProbeOptions(**change)
+
+
+@pytest.mark.parametrize(
+    ("classes", "activation"), [(10, "sigmoid"), (100, "softmax")], ids=["labels", "classes"]
+)
+def test_data_of_another_kind_is_refused_before_it_is_loaded(tmp_path, classes, activation):
+    shape = {"input_shape": (32, 32, 3), "classes": classes, "classifier_activation": activation}
+    random_network(**shape, blocks=1).save(tmp_path / "net.keras")
+    with pytest.raises(ValueError, match=rf"`data`.*{classes} classes.*Received: data='cifar10'"):
+        probing.probe(tmp_path / "net.keras", changes={"data": "cifar10"})
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_epsilon_and_seed_are_those_of_the_run(run, tmp_path):
+    own, _ = probing.probe(run[0], ["block_metrics"], tmp_path)
+    same = probing.ProbeOptions(epsilon=run[1].epsilon)
+    other = probing.ProbeOptions(epsilon=run[1].epsilon / 10)
+    depths = [
+        probing.probe(run[0], ["block_metrics"], tmp_path, options=options)[0]
+        for options in (same, other)
+    ]
+    first, second = (frames["computational_distance"]["depth_asked_for"] for frames in depths)
+    pd.testing.assert_series_equal(first, own["computational_distance"]["depth_asked_for"])
+    assert (second.dropna() > first.dropna()).all()
 
 
 def test_a_chain_from_a_file(tmp_path):

@@ -5,14 +5,16 @@ import json
 import math
 import pathlib
 
+import numpy as np
 import pandas as pd
 
 from tfresidual import datasets, probes, tuning
 from tfresidual.chains import chain as chain_of
-from tfresidual.chains.evaluator import MEMORY_LIMIT
-from tfresidual.chains.routes import check_int
+from tfresidual.chains.evaluator import MEMORY_LIMIT, check_memory_limit
+from tfresidual.chains.routes import check_int, check_scale, movable_runs
 from tfresidual.console import say
 from tfresidual.files import written
+from tfresidual.probes.convergence_indices import check_chance
 from tfresidual.report import study_figures
 from tfresidual.settings import Settings, describe, prepare
 
@@ -32,18 +34,27 @@ class ProbeOptions:
         chance: the error of guessing, see `tfresidual.probes.convergence_indices`.
         at_chance: `"raise"`, or `"nan"` for indices that are NaN where the network errs as often
             as chance or more.
-        epsilon: mean scaled perturbation of the stopping rule.
-        memory_limit: MiB that the states of images may take at once.
-        seed: decides on the orders of shuffled blocks.
+        epsilon: mean scaled perturbation of the stopping rule, `None` for that of the run.
+        memory_limit: MiB that the evaluator may take.
+        seed: decides on the orders of shuffled blocks, `None` for that of the run.
+
+    Raises:
+        ValueError: if one of them cannot be used.
     """
 
     times: int = 16
     scale: float = 1.0
     chance: str | float = "uniform"
     at_chance: str = "raise"
-    epsilon: float = 0.1
+    epsilon: float | None = None
     memory_limit: float = MEMORY_LIMIT
-    seed: int = 0
+    seed: int | None = None
+
+    def __post_init__(self):
+        check_int("times", self.times, at_least=1)
+        check_scale(self.scale)
+        check_chance(self.chance)
+        check_memory_limit(self.memory_limit)
 
 
 def probe(
@@ -77,6 +88,7 @@ def probe(
         FileNotFoundError: if there is no such network, or the dataset is not on the disk.
         ValueError: if an argument cannot be used, or the data does not fit the network.
     """
+    names = list(dict.fromkeys(names or ())) or None
     for name in names or ():
         if name not in PROBES:
             raise ValueError(
@@ -97,6 +109,11 @@ def probe(
     path, settings = _network_and_settings(pathlib.Path(target), changes or {})
     say(console, f"opening {path}")
     chain = chain_of(path)
+    options = dataclasses.replace(
+        options,
+        epsilon=settings.epsilon if options.epsilon is None else options.epsilon,
+        seed=settings.seed if options.seed is None else options.seed,
+    )
     _check_fit(chain, settings)
     train, _, test = prepare(settings, console)
     batches = math.ceil(images / settings.batch_size) if images else int(test.cardinality())
@@ -104,7 +121,9 @@ def probe(
     data = {split: parts[split].take(batches) for split in splits}
     folder = path.parent / "probes" if folder is None else pathlib.Path(folder)
     frames, paths = {}, []
-    for name in names or possible(chain):
+    # The indices come with the read-outs and the drops they are taken from.
+    by_default = [name for name in possible(chain) if name not in ("readout", "drop_blocks")]
+    for name in names or by_default:
         say(console, f"running {name}")
         measured = PROBES[name](chain, data, options, console is not None)
         figures = study_figures(measured, options.epsilon)
@@ -126,11 +145,10 @@ def possible(chain):
     Returns:
         A list of keys of `PROBES`.
     """
-    movable = [[block.keeps_shape for block in stage.blocks] for stage in chain.stages]
     missing = set()
-    if not any(stage[-1] for stage in movable):
+    if not any(stage.blocks and stage.blocks[-1].keeps_shape for stage in chain.stages):
         missing.add("repeat_last_block")
-    if not any(sum(stage) > 1 for stage in movable):
+    if not any(map(movable_runs, chain.stages)):
         missing.add("shuffle_blocks")
     return [name for name in PROBES if name not in missing]
 
@@ -267,10 +285,19 @@ def _network_and_settings(target, changes):
 
 def _check_fit(chain, settings):
     """Refuses data of other images before any is loaded."""
-    shape = describe(settings).input_shape
+    description = describe(settings)
+    shape = description.input_shape
     expected = chain.input_shape
     if any(size not in (None, given) for size, given in zip(expected, shape, strict=True)):
         raise ValueError(
             f"Argument `data` must name a dataset of images of shape {expected}, which "
             f"{chain.name} takes. Received: data={settings.data!r} with images of shape {shape}"
+        )
+    classes = chain(np.zeros((1, *shape), "float32")).shape[-1]
+    has_labels = chain.outputs.startswith("label")
+    if classes != description.classes or has_labels != description.multi_label:
+        kind = "with several labels an image" if has_labels else "with one label an image"
+        raise ValueError(
+            f"Argument `data` must name a dataset of {classes} classes {kind}, which {chain.name} "
+            f"was made for. Received: data={settings.data!r}"
         )

@@ -1,6 +1,6 @@
 """The main job: train a network, probe it, and write one folder with everything that came out.
 
-The parts are `prepare`, `train` and `run`; the command line calls them with the same names.
+`train` is the first half, `run` all of it.
 """
 
 import dataclasses

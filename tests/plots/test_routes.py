@@ -178,3 +178,18 @@ class TestShuffleBlocks:
             plots.shuffle_blocks(frame.assign(error=np.inf))
         with pytest.raises(ValueError, match=r"`stage`.*numbers.*Received: \['first'\]"):
             plots.shuffle_blocks(frame.assign(stage="first"))
+
+
+def test_chance_of_each_split():
+    splits = ("train", "test")
+    figure = plots.perturbation_errors(
+        readout_frame(3, splits=splits),
+        drop_frame(3, splits=splits),
+        repeat_frame(4, splits=splits),
+        chance={"train": 0.9, "test": 0.7},
+    )
+    levels = [
+        [line.get_ydata()[0] for line in axes.lines if line.get_gid() == "chance"]
+        for axes in figure.axes
+    ]
+    assert levels == [[0.9]] * 3 + [[0.7]] * 3

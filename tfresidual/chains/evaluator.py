@@ -85,12 +85,7 @@ def evaluate(chain, routes, data, memory_limit=MEMORY_LIMIT, with_outputs=False,
         ValueError: if an argument cannot be used, or `memory_limit` is too low for one image.
     """
     chain = chain_of(chain)
-    is_number = isinstance(memory_limit, Real) and not isinstance(memory_limit, bool)
-    if not is_number or not memory_limit > 0:
-        raise ValueError(
-            "Argument `memory_limit` must be a number of MiB over 0. "
-            f"Received: memory_limit={memory_limit!r}"
-        )
+    check_memory_limit(memory_limit)
     routes = checked_routes(chain, routes)
     plan = plan_of(chain, routes)
     batches, count = batches_of(data)
@@ -112,11 +107,9 @@ def evaluate(chain, routes, data, memory_limit=MEMORY_LIMIT, with_outputs=False,
     with progress_bar("routes" if progress else None, count) as advance:
         for images, labels in rebatched(itertools.chain([first], batches), at_once):
             share = len(images) / len(first[0]) / len(plan.steps)
-            parts.append(runner.run(images, labels, functools.partial(advance, share)))
+            advance_share = functools.partial(advance, share)
+            parts.append(runner.run(images, labels, with_outputs, advance_share))
             all_labels.append(labels.numpy())
-    if not with_outputs:
-        for part in parts:
-            del part["outputs"]
     # The plan's routes begin with the unperturbed one; those of one path have one result.
     places = {}
     for index, route in enumerate(plan.routes):
@@ -131,6 +124,16 @@ def evaluate(chain, routes, data, memory_limit=MEMORY_LIMIT, with_outputs=False,
         "classes": runner.classes,
     } | joined
     return RouteValues(**joined)
+
+
+def check_memory_limit(memory_limit):
+    """Raises a `ValueError` unless an argument is a number of MiB."""
+    is_number = isinstance(memory_limit, Real) and not isinstance(memory_limit, bool)
+    if not is_number or not memory_limit > 0:
+        raise ValueError(
+            "Argument `memory_limit` must be a number of MiB over 0. "
+            f"Received: memory_limit={memory_limit!r}"
+        )
 
 
 class _Runner:
@@ -154,7 +157,7 @@ class _Runner:
         sizes = {place: _bytes(spec) for place, spec in specs.items()}
         self.bytes_per_image = sizes[-1] + plan.most_held(sizes, inner)
 
-    def run(self, images, labels, advance):
+    def run(self, images, labels, with_outputs, advance):
         """All values of some images, as arrays `(routes, images, ...)` by name."""
         _check_labels(labels.numpy(), self.classes)
         routes = len(self.plan.routes)
@@ -168,6 +171,8 @@ class _Runner:
                 values["distance"][passing, :, operation.stage - 1] = distance.numpy()
             elif operation.kind == HEAD:
                 for name, array in function(state, labels).items():
+                    if name == "outputs" and not with_outputs:
+                        continue
                     array = array.numpy()
                     if name not in values:
                         values[name] = np.zeros((routes, *array.shape), array.dtype)

@@ -84,7 +84,8 @@ def drop(chain, *blocks):
     chain = chain_of(chain)
     received = f"blocks={blocks!r}"
     for pair in blocks:
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
+        if not is_pair or any(isinstance(part, (tuple, list)) for part in pair):
             raise ValueError(
                 f"Argument `blocks` must be pairs (stage, block). Received: {received}"
             )
@@ -228,13 +229,7 @@ def shuffle(chain, stage, seed=0, swaps=None):
     check_int("seed", seed, at_least=0)
     if swaps is not None:
         check_int("swaps", swaps, at_least=1)
-    parts = _parts(chain.stages[stage - 1])
-    # Blocks change places on one side of a change of the shape.
-    runs = [
-        [block.step for block in blocks if block.keeps_shape and parts[block.step] == part]
-        for part in sorted(set(parts))
-    ]
-    runs = [run for run in runs if len(run) > 1]
+    runs = movable_runs(chain.stages[stage - 1])
     if not runs:
         raise ValueError(
             "Argument `stage` must have two blocks or more that can change places: that keep the "
@@ -308,6 +303,16 @@ def _leads_through(stage, applications):
         if step in changes:
             passed.append(step)
     return passed == changes
+
+
+def movable_runs(stage):
+    """The steps that can change places with each other: on one side of a change of the shape."""
+    parts = _parts(stage)
+    runs = [
+        [block.step for block in stage.blocks if block.keeps_shape and parts[block.step] == part]
+        for part in sorted(set(parts))
+    ]
+    return [run for run in runs if len(run) > 1]
 
 
 def _parts(stage):

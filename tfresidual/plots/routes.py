@@ -18,7 +18,8 @@ def perturbation_errors(readout, drop_blocks, repeat_last_block, chance=None):
             `unperturbed_error`.
         repeat_last_block: Repetitions frame with the columns `stage`, `repetition` and `error`;
             stages may be missing.
-        chance: Error of guessing, from 0 to 1, marked by a broken line; or `None`.
+        chance: Error of guessing, from 0 to 1, marked by a broken line, or a dict of these by
+            split; or `None`.
 
     Returns:
         A `matplotlib.figure.Figure`.
@@ -31,7 +32,8 @@ def perturbation_errors(readout, drop_blocks, repeat_last_block, chance=None):
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", figure 2a.
     """
-    if chance is not None and not 0 < chance <= 1:
+    chances = chance if isinstance(chance, dict) else {None: chance}
+    if chance is not None and not all(0 < value <= 1 for value in chances.values()):
         raise ValueError(
             f"`chance` must be an error above 0, at most 1, or None. Received: {chance!r}"
         )
@@ -74,16 +76,22 @@ def perturbation_errors(readout, drop_blocks, repeat_last_block, chance=None):
                     linestyle=":",
                     gid="unperturbed",
                 )
-            if chance is not None:
+            level = chances.get(split, chances.get(None))
+            if level is not None:
                 axes.axhline(
-                    chance, color=style.INK, linewidth=1.0, linestyle=(0, (6, 3)), gid="chance"
+                    level, color=style.INK, linewidth=1.0, linestyle=(0, (6, 3)), gid="chance"
                 )
             style.panel_title(axes, name, split)
             style.whole_numbers(axes.xaxis, bins=8)
             if split == splits[-1]:
                 style.axis_labels(axes, below=label)
         style.axis_labels(row[0], beside="error")
-    highest = max([chance or 0, *(table["error"].max() for table in tables.values())])
+    highest = max(
+        [
+            *(level or 0 for level in chances.values()),
+            *(table["error"].max() for table in tables.values()),
+        ]
+    )
     grid[0, 0].set_ylim(0, 1.06 * highest if highest > 0 else 1)
     style.percent_axis(grid[0, 0])
 

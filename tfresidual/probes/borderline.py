@@ -47,7 +47,7 @@ def borderline(
         times: int, the most extra applications of the last block, 0 for none.
         scale: float, what the block's branch is multiplied by in the extra applications.
         probability: float over 0, up to 1, how much of it moves.
-        memory_limit: MiB that the states of images may take at once; the result is the same.
+        memory_limit: MiB that the evaluator may take, some 25 or more; the result is the same.
         progress: whether to show a progress bar.
 
     Returns:
@@ -113,10 +113,15 @@ def _curves(chain, blocks, times, scale):
     """The blocks and routes of every curve, by name."""
     stage = chain.stages[-1]
     last = len(stage.blocks) - 1
+    if not stage.blocks:
+        raise ValueError(
+            "Argument `chain` must have a block in its last stage. "
+            f"Received: {chain.name}, whose last stage has none"
+        )
     curves = {
         BLOCKS: [(step, read_out(chain, stage.index, step)) for step in last_blocks(chain, blocks)]
     }
-    if times and stage.blocks[-1].keeps_shape:
+    if times and stage.blocks and stage.blocks[-1].keeps_shape:
         curves[REPETITIONS] = [(last, unperturbed(chain))] + [
             (last + k, repeat_last(chain, stage.index, k, scale)) for k in range(1, times + 1)
         ]

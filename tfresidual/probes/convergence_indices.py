@@ -45,7 +45,8 @@ def convergence_indices(
     where the stage cannot be left behind every block.
 
     Each is given for the error on the labels and for disagreement with the whole network's own
-    predictions (whose e0 is 0); the row `"mean"` is the mean of the stages that have the index.
+    predictions (whose e0 is 0, and whose c is that of the labels). The row `"mean"` is the mean
+    of the stages that have the index.
 
     Example:
 
@@ -61,7 +62,7 @@ def convergence_indices(
             labels an image, all sets of n alike. `"largest class"`: always the class, or set of
             labels, that most images of the split have; for data where some have many more. Or a
             number over 0, up to 1.
-        memory_limit: MiB that the states of images may take at once; the result is the same.
+        memory_limit: MiB that the evaluator may take, some 25 or more; the result is the same.
         progress: whether to show a progress bar.
 
     Returns:
@@ -117,8 +118,13 @@ def convergence_frames(
         "drop_blocks": drop_rows(chain),
         "repeat_last_block": repeat_rows(chain, times),
     }
-    frames, values = frames_of_rows(chain, data, tables, memory_limit, progress)
+    _, values = frames_of_rows(chain, data, {}, memory_limit)
     chances = {split: chance_error(chance, part) for split, part in values.items()}
+    if at_chance == "raise":
+        # Before the work, not behind it.
+        for split, part in values.items():
+            _refuse_chance(float(part.wrong[0].mean(dtype=float)), chances[split], split)
+    frames, values = frames_of_rows(chain, data, tables, memory_limit, progress)
     indices = indices_of(**frames, chance=chances, at_chance=at_chance)
     frames["drop_blocks"] = with_unperturbed_error(frames["drop_blocks"], values)
     return frames, indices.assign(chance_from=chance if isinstance(chance, str) else "given")
@@ -155,18 +161,23 @@ def indices_of(readout, drop_blocks, repeat_last_block, chance, at_chance="raise
         c = chance[split] if isinstance(chance, dict) else chance
         place = {} if split is None else {"split": split}
         error = float(parts[0]["error"].iloc[-1])
+        if at_chance == "raise":
+            _refuse_chance(error, c, split)
         is_at_chance = _reaches(error, c)
-        if is_at_chance and at_chance == "raise":
-            of_split = "" if split is None else f" on {split}"
-            raise ValueError(
-                "Argument `chain` must be a network that errs less than chance: the indices "
-                "compare to what is left of the error up to chance. "
-                f"Received: an error of {error:.4f}{of_split}, where chance is {c:.4f}"
-            )
         for basis in BASES:
             for record in _indices_of_basis(parts, basis, c, is_at_chance):
                 records.append(place | {"basis": basis} | record | {"chance": c})
     return pd.DataFrame(records)
+
+
+def _refuse_chance(error, chance, split):
+    if _reaches(error, chance):
+        of_split = "" if split is None else f" on {split}"
+        raise ValueError(
+            "Argument `chain` must be a network that errs less than chance: the indices compare "
+            "to what is left of the error up to chance. "
+            f"Received: an error of {error:.4f}{of_split}, where chance is {chance:.4f}"
+        )
 
 
 def _indices_of_basis(frames, basis, chance, is_at_chance):
@@ -234,8 +245,9 @@ def divergence_index(errors, error, chance):
 
 def check_chance(choice):
     """Raises a `ValueError` unless `convergence_indices` can use this as its `chance`."""
+    is_choice = isinstance(choice, str) and choice in CHANCES
     is_number = isinstance(choice, (int, float)) and not isinstance(choice, bool)
-    if choice not in CHANCES and not (is_number and 0 < choice <= 1):
+    if not is_choice and not (is_number and 0 < choice <= 1):
         raise ValueError(
             f"Argument `chance` must be one of {', '.join(map(repr, CHANCES))}, or a number "
             f"over 0, up to 1. Received: chance={choice!r}"

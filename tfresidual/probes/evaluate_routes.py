@@ -7,7 +7,7 @@ from tfresidual.chains import chain as chain_of
 from tfresidual.chains import evaluate
 from tfresidual.chains.batches import splits_of
 from tfresidual.chains.evaluator import MEMORY_LIMIT
-from tfresidual.chains.routes import unperturbed
+from tfresidual.chains.routes import checked_routes, unperturbed
 
 METRICS = ("error", "cross_entropy", "entropy", "agreement", "distance")
 
@@ -34,7 +34,7 @@ def evaluate_routes(
     Example:
 
     >>> from tfresidual import routes
-    >>> frame = evaluate_routes(chain, test, [routes.drop(chain, (1, 2), (2, 0))])
+    >>> frame = evaluate_routes(chain, test, [routes.drop(chain, (1, 2), (2, 1))])
 
     Args:
         chain: a chain, or what `tfresidual.chain` makes one of.
@@ -42,7 +42,7 @@ def evaluate_routes(
             these by the name of the split.
         routes: `tfresidual.chains.Route`s, made by the functions of `tfresidual.routes`.
         per_image: whether to return every image's own values instead of their means.
-        memory_limit: MiB that the states of images may take at once; the result is the same.
+        memory_limit: MiB that the evaluator may take, some 25 or more; the result is the same.
         progress: whether to show a progress bar.
 
     Returns:
@@ -53,7 +53,8 @@ def evaluate_routes(
     Raises:
         ValueError: if an argument cannot be used.
     """
-    chain, routes = chain_of(chain), list(routes)
+    chain = chain_of(chain)
+    routes = checked_routes(chain, routes)
     frames = []
     for split, part in splits_of(data).items():
         values = evaluate(chain, routes, part, memory_limit, progress=progress)

@@ -23,7 +23,7 @@ def readout(chain, data, memory_limit=MEMORY_LIMIT, progress=False):
         chain: a chain, or what `tfresidual.chain` makes one of.
         data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
             these by the name of the split.
-        memory_limit: MiB that the states of images may take at once; the result is the same.
+        memory_limit: MiB that the evaluator may take, some 25 or more; the result is the same.
         progress: whether to show a progress bar.
 
     Returns:

@@ -46,7 +46,7 @@ def repeat_last_block(
         times: int, the most extra applications, 1 or more.
         scale: float, what the block's branch is multiplied by in the extra applications.
         steps: whether cosine and ratio of the steps are measured, which takes a backward pass.
-        memory_limit: MiB that the states of images may take at once; the result is the same.
+        memory_limit: MiB that the evaluator may take, some 25 or more; the result is the same.
         progress: whether to show a progress bar.
 
     Returns:
@@ -99,7 +99,7 @@ def rows_of(chain, times, scale=1.0):
 
 def _stages(chain):
     """The stages whose last block can be repeated."""
-    return [stage for stage in chain.stages if stage.blocks[-1].keeps_shape]
+    return [stage for stage in chain.stages if stage.blocks and stage.blocks[-1].keeps_shape]
 
 
 def _steps(chain, stage, times, scale, data, progress):

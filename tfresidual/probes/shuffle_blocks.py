@@ -6,7 +6,7 @@ import numpy as np
 
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains.evaluator import MEMORY_LIMIT
-from tfresidual.chains.routes import check_int, shuffle
+from tfresidual.chains.routes import check_int, movable_runs, shuffle
 from tfresidual.probes.drop_blocks import with_unperturbed_error
 from tfresidual.probes.evaluate_routes import frames_of_rows
 
@@ -31,7 +31,7 @@ def shuffle_blocks(
         swaps: ints, how many random pairs of blocks change places, one after the other.
         draws: int, how often each of these is drawn.
         seed: int, 0 or more; the same seed gives the same orders.
-        memory_limit: MiB that the states of images may take at once; the result is the same.
+        memory_limit: MiB that the evaluator may take, some 25 or more; the result is the same.
         progress: whether to show a progress bar.
 
     Returns:
@@ -58,7 +58,7 @@ def shuffle_blocks(
     rng = np.random.default_rng(seed)
     rows = []
     for stage in chain.stages:
-        if sum(block.keeps_shape for block in stage.blocks) < 2:
+        if not movable_runs(stage):
             continue
         for count, draw in itertools.product(swaps, range(draws)):
             route = shuffle(chain, stage.index, int(rng.integers(2**32)), count)

@@ -54,6 +54,15 @@ class FigureOfStudy:
         return parts if _has_numbers(parts[0], self.column) else None
 
 
+def _chances(indices):
+    """The error of guessing by split; `None` where guessing never errs."""
+    if not (indices["chance"] > 0).all():
+        return None
+    if "split" not in indices:
+        return float(indices["chance"].iloc[0])
+    return indices.groupby("split")["chance"].first().to_dict()
+
+
 FIGURES = (
     FigureOfStudy(
         "training_curves",
@@ -175,7 +184,7 @@ FIGURES = (
         ("readout", "drop_blocks", "repeat_last_block", "convergence_indices"),
         "error",
         lambda read, drop, repeat, indices, epsilon: plots.perturbation_errors(
-            read, drop, repeat, chance=float(indices["chance"].iloc[0])
+            read, drop, repeat, chance=_chances(indices)
         ),
         "Read out early, drop, repeat",
         "The error when a stage is left early, when one of its blocks is dropped, and when its "
