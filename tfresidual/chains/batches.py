@@ -140,7 +140,8 @@ def progress_bar(description, total):
     if description is None:
         yield lambda amount: None
         return
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(description, total=total)
         yield lambda amount: bar.advance(task, amount)
 
