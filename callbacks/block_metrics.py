@@ -4,7 +4,7 @@ from tfresidual.callbacks.probe_callback import ProbeCallback
 
 from tfresidual.probes import block_metrics
 from tfresidual.probes.block_metrics import metrics_of
-from tfresidual.probes.logs import log_key
+from tfresidual.probes.logs import block_logs, log_key
 
 PUBLISHED = ("cosine_loss", "readout_cosine_loss", "l2_ratio", "gradient_norm")
 
@@ -34,10 +34,7 @@ class BlockMetrics(ProbeCallback):
     """
 
     def probe(self, chain):
-        logs = {}
-        for row in block_metrics(chain, self.data).to_dict("records"):
-            place = (row["stage"], row["block"], row.get("split"))
-            logs |= {log_key(name, *place): row[name] for name in PUBLISHED}
+        logs = block_logs(block_metrics(chain, self.data), PUBLISHED)
         return {key: logs[key] for key in self.keys(chain)}
 
     def keys(self, chain):

@@ -1,10 +1,9 @@
 """Publishes what the network loses without one of its blocks."""
 
 from tfresidual.callbacks.probe_callback import ProbeCallback
-from tfresidual.callbacks.readout import per_block_logs
 
 from tfresidual.probes import drop_blocks
-from tfresidual.probes.logs import log_key
+from tfresidual.probes.logs import block_logs, log_key
 
 PUBLISHED = ("error", "cross_entropy", "agreement")
 
@@ -32,7 +31,8 @@ class DropBlocks(ProbeCallback):
     """
 
     def probe(self, chain):
-        return per_block_logs(drop_blocks(chain, self.data), "drop", self.keys(chain), PUBLISHED)
+        logs = block_logs(drop_blocks(chain, self.data), PUBLISHED, "drop_")
+        return {key: logs[key] for key in self.keys(chain)}
 
     def keys(self, chain):
         return [

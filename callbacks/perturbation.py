@@ -5,7 +5,7 @@ import math
 from tfresidual.callbacks.probe_callback import ProbeCallback
 
 from tfresidual.probes import perturbation
-from tfresidual.probes.logs import log_key
+from tfresidual.probes.logs import block_logs, log_key
 from tfresidual.probes.perturbation import ALL_STAGES, METRICS, distances_of
 from tfresidual.tuning.stopping_rule import depth_for
 
@@ -47,10 +47,7 @@ class Perturbation(ProbeCallback):
 
     def probe(self, chain):
         blocks = perturbation(chain, self.data)
-        logs = {}
-        for row in blocks.to_dict("records"):
-            place = (row["stage"], row["block"], row.get("split"))
-            logs |= {log_key(name, *place): row[name] for name in METRICS}
+        logs = block_logs(blocks, METRICS)
         for row in distances_of(blocks).to_dict("records"):
             if row["stage"] == ALL_STAGES:
                 continue

@@ -3,7 +3,7 @@
 from tfresidual.callbacks.probe_callback import ProbeCallback
 
 from tfresidual.probes import readout
-from tfresidual.probes.logs import log_key
+from tfresidual.probes.logs import block_logs, log_key
 
 PUBLISHED = ("error", "cross_entropy", "entropy")
 
@@ -31,24 +31,14 @@ class Readout(ProbeCallback):
     """
 
     def probe(self, chain):
-        return per_block_logs(readout(chain, self.data), "readout", self.keys(chain), PUBLISHED)
+        logs = block_logs(readout(chain, self.data), PUBLISHED, "readout_")
+        return {key: logs[key] for key in self.keys(chain)}
 
     def keys(self, chain):
         return [
-            log_key(f"readout_{name}", stage.index, block.step, split)
+            log_key(f"readout_{name}", stage.index, step, split)
             for split in self.splits()
             for stage in chain.stages
-            for block in stage.blocks
-            if all(later.keeps_shape for later in stage.blocks[block.step + 1 :])
+            for step in stage.exits
             for name in PUBLISHED
         ]
-
-
-def per_block_logs(frame, prefix, keys, names):
-    """The numbers of a frame with a row per block, by log key; only what has a key."""
-    logs = {
-        log_key(f"{prefix}_{name}", row["stage"], row["block"], row.get("split")): row[name]
-        for row in frame.to_dict("records")
-        for name in names
-    }
-    return {key: logs[key] for key in keys}

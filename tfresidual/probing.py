@@ -146,7 +146,7 @@ def possible(chain):
         A list of keys of `PROBES`.
     """
     missing = set()
-    if not any(stage.blocks and stage.blocks[-1].keeps_shape for stage in chain.stages):
+    if not any(stage.can_repeat for stage in chain.stages):
         missing.add("repeat_last_block")
     if not any(map(movable_runs, chain.stages)):
         missing.add("shuffle_blocks")

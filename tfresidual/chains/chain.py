@@ -52,6 +52,20 @@ class Stage:
     blocks: tuple[Block, ...]
     transition: Callable | None = dataclasses.field(default=None, repr=False)
 
+    @property
+    def exits(self):
+        """The steps of the blocks behind which the stage can be left, as a tuple.
+
+        No later block changes the shape of the state: what follows needs the new one.
+        """
+        last_change = max((b.step for b in self.blocks if not b.keeps_shape), default=0)
+        return tuple(block.step for block in self.blocks[last_change:])
+
+    @property
+    def can_repeat(self):
+        """Whether its last block can be applied again."""
+        return bool(self.blocks) and self.blocks[-1].keeps_shape
+
 
 @dataclasses.dataclass(frozen=True)
 class Chain:

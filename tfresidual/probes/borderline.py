@@ -103,10 +103,7 @@ def check_arguments(blocks, times, probability):
 
 def last_blocks(chain, blocks):
     """The steps of the last blocks of the last stage, behind which the head can follow."""
-    steps = [block.step for block in chain.stages[-1].blocks]
-    # What changes the shape of the state cannot be skipped.
-    fixed = [block.step for block in chain.stages[-1].blocks if not block.keeps_shape]
-    return steps[max(fixed, default=0) :][-blocks:]
+    return chain.stages[-1].exits[-blocks:]
 
 
 def _curves(chain, blocks, times, scale):
@@ -121,7 +118,7 @@ def _curves(chain, blocks, times, scale):
     curves = {
         BLOCKS: [(step, read_out(chain, stage.index, step)) for step in last_blocks(chain, blocks)]
     }
-    if times and stage.blocks and stage.blocks[-1].keeps_shape:
+    if times and stage.can_repeat:
         curves[REPETITIONS] = [(last, unperturbed(chain))] + [
             (last + k, repeat_last(chain, stage.index, k, scale)) for k in range(1, times + 1)
         ]

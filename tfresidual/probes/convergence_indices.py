@@ -118,13 +118,13 @@ def convergence_frames(
         "drop_blocks": drop_rows(chain),
         "repeat_last_block": repeat_rows(chain, times),
     }
-    _, values = frames_of_rows(chain, data, {}, memory_limit)
-    chances = {split: chance_error(chance, part) for split, part in values.items()}
     if at_chance == "raise":
         # Before the work, not behind it.
-        for split, part in values.items():
-            _refuse_chance(float(part.wrong[0].mean(dtype=float)), chances[split], split)
+        for split, part in frames_of_rows(chain, data, {}, memory_limit)[1].items():
+            error = float(part.wrong[0].mean(dtype=float))
+            _refuse_chance(error, chance_error(chance, part), split)
     frames, values = frames_of_rows(chain, data, tables, memory_limit, progress)
+    chances = {split: chance_error(chance, part) for split, part in values.items()}
     indices = indices_of(**frames, chance=chances, at_chance=at_chance)
     frames["drop_blocks"] = with_unperturbed_error(frames["drop_blocks"], values)
     return frames, indices.assign(chance_from=chance if isinstance(chance, str) else "given")

@@ -17,6 +17,15 @@ def log_key(name, stage=None, block=None, split=None):
     return "/".join(place for place in places if place is not None)
 
 
+def block_logs(frame, names, prefix=""):
+    """The numbers of a frame with a row per block (and split), by log key."""
+    return {
+        log_key(prefix + name, row["stage"], row["block"], row.get("split")): row[name]
+        for row in frame.to_dict("records")
+        for name in names
+    }
+
+
 def from_logs(history):
     """Reads the numbers that the callbacks published per block back into a frame.
 

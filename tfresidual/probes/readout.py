@@ -48,7 +48,7 @@ def rows_of(chain):
     rows = []
     for stage in chain.stages:
         for block in stage.blocks:
-            can_leave = all(later.keeps_shape for later in stage.blocks[block.step + 1 :])
+            can_leave = block.step in stage.exits
             route = read_out(chain, stage.index, block.step) if can_leave else None
             rows.append(({"stage": stage.index, "block": block.step}, route))
     return rows

@@ -99,7 +99,7 @@ def rows_of(chain, times, scale=1.0):
 
 def _stages(chain):
     """The stages whose last block can be repeated."""
-    return [stage for stage in chain.stages if stage.blocks and stage.blocks[-1].keeps_shape]
+    return [stage for stage in chain.stages if stage.can_repeat]
 
 
 def _steps(chain, stage, times, scale, data, progress):
