@@ -2,6 +2,7 @@
 
 import keras
 import tensorflow as tf
+from keras import ops
 
 # The kernel silently raises a smaller epsilon to this value.
 SMALLEST_FUSED_EPSILON = 1.001e-5
@@ -34,24 +35,91 @@ class BatchNormalization(keras.layers.BatchNormalization):
         Ioffe and Szegedy 2015, https://arxiv.org/abs/1502.03167, algorithm 1.
     """
 
+    def share(self, other, statistics=False, scale=False):
+        """Lets this layer hold weights of another one instead of its own; before it is built.
+
+        Args:
+            other: a built `BatchNormalization` of the same number of channels.
+            statistics: whether the moving mean and variance are those of the other layer.
+            scale: whether gamma and beta are.
+        """
+        names = ("moving_mean", "moving_variance") if statistics else ()
+        names += ("gamma", "beta") if scale else ()
+        # Inside of a function, since Keras would take a layer for a part of this one.
+        self._shared = lambda name: getattr(other, name) if name in names else None
+
+    def add_weight(self, *args, name=None, **kwargs):
+        shared = self._shared(name) if hasattr(self, "_shared") else None
+        return super().add_weight(*args, name=name, **kwargs) if shared is None else shared
+
+    def save_own_variables(self, store):
+        for index, variable in enumerate(self._unshared()):
+            store[str(index)] = variable
+
+    def load_own_variables(self, store):
+        variables = self._unshared()
+        if len(variables) == len(self.variables):
+            super().load_own_variables(store)
+            return
+        # What is shared stands in the file where the other layer does.
+        for index, variable in enumerate(variables):
+            variable.assign(store[str(index)])
+
+    def _unshared(self):
+        """The variables of its own, in the order in which Keras stores those of a layer."""
+        if not hasattr(self, "_shared"):
+            return self.variables
+        return [variable for variable in self.variables if self._shared(variable.name) is None]
+
     def call(self, inputs, training=None, mask=None):
         if not self._is_fusable(inputs, mask):
             return super().call(inputs, training=training, mask=mask)
+        outputs, _, _ = self._fused(inputs, training)
+        return outputs
+
+    def call_with_slope(self, inputs, training=None):
+        """The outputs, and what each channel of the inputs was multiplied by.
+
+        Returns:
+            A tuple `(outputs, slope)`: `slope` is gamma / sqrt(variance + epsilon), `(channels,)`,
+            with the variance of the batch in training and the moving one otherwise. Gradients
+            flow through both.
+        """
+        of_batch = training and self.trainable
+        if self._is_fusable(inputs, None):
+            outputs, mean, variance = self._fused(inputs, training)
+            variance = _with_gradient(inputs, mean, variance) if of_batch else variance
+        else:
+            outputs = super().call(inputs, training=training)
+            variance = self.moving_variance
+            if of_batch:
+                values = ops.cast(inputs, self.variable_dtype)
+                _, variance = ops.moments(values, axes=self._reduction_axes)
+        return outputs, self.slope(variance)
+
+    def slope(self, variance=None):
+        """gamma / sqrt(variance + epsilon), `(channels,)`; by default of the moving variance."""
+        variance = ops.convert_to_tensor(self.moving_variance if variance is None else variance)
+        slope = ops.rsqrt(variance + self.epsilon)
+        return slope * self.gamma if self.scale else slope
+
+    def _fused(self, inputs, training):
+        """The outputs, and the mean and variance they were normalised with."""
         gamma = tf.convert_to_tensor(self.gamma if self.scale else tf.ones_like(self.moving_mean))
         beta = tf.convert_to_tensor(self.beta if self.center else tf.zeros_like(self.moving_mean))
         if not (training and self.trainable):
             mean = tf.convert_to_tensor(self.moving_mean)
             variance = tf.convert_to_tensor(self.moving_variance)
-            return _normalize(inputs, gamma, beta, mean, variance, self.epsilon)
+            return _normalize(inputs, gamma, beta, mean, variance, self.epsilon), mean, variance
         outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
             inputs, gamma, beta, epsilon=self.epsilon, is_training=True
         )
         # The kernel returns the variance with Bessel's correction, Keras keeps the plain one.
-        count = tf.cast(tf.size(inputs, tf.int64) // inputs.shape[-1], variance.dtype)
+        count = _count(inputs, variance.dtype)
         variance *= tf.maximum(count - 1, 1) / count
         for moving, value in ((self.moving_mean, mean), (self.moving_variance, variance)):
             moving.assign(moving * self.momentum + value * (1.0 - self.momentum))
-        return outputs
+        return outputs, mean, variance
 
     def _is_fusable(self, inputs, mask):
         return (
@@ -97,6 +165,27 @@ def _normalize(inputs, gamma, beta, mean, variance, epsilon):
         return outputs, gradient
 
     return function(inputs, gamma, beta, mean, variance)
+
+
+def _with_gradient(inputs, mean, variance):
+    """The kernel's variance of the batch, with the gradient that the kernel leaves out."""
+
+    @tf.custom_gradient
+    def function(inputs):
+        def gradient(upstream):
+            centred = tf.cast(inputs, variance.dtype) - mean
+            return tf.cast(
+                centred * (2.0 / _count(inputs, variance.dtype) * upstream), inputs.dtype
+            )
+
+        return tf.identity(variance), gradient
+
+    return function(inputs)
+
+
+def _count(inputs, dtype):
+    """How many values of each channel a batch has."""
+    return tf.cast(tf.size(inputs, tf.int64) // inputs.shape[-1], dtype)
 
 
 def _replicas():

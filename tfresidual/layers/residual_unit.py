@@ -1,8 +1,11 @@
 """The residual unit in the five layouts of He et al. 2016."""
 
+from numbers import Real
+
 import keras
 from keras import ops
 
+from tfresidual.layers import spectral
 from tfresidual.layers.batch_normalization import BatchNormalization
 from tfresidual.layers.pointwise_convolution import PointwiseConvolution
 from tfresidual.layers.shortcuts import ConvolutionShortcut, IdentityShortcut, get_shortcut
@@ -19,12 +22,26 @@ LAYOUTS = {
 }
 PREACTIVATION_LAYOUTS = ("relu_only_preactivation", "full_preactivation")
 RESIZES = ("projection", "zero_padding")
+# What a unit that shares another one's convolutions shares of its batch normalization:
+# statistics, and scale and offset.
+BATCH_NORMS = {
+    "shared": (True, True),
+    "unshared_statistics": (False, True),
+    "unshared_scale": (True, False),
+    "unshared": (False, False),
+}
+# Of power iteration, in a step of training.
+ITERATIONS = 2
 BOTTLENECK_REDUCTION = 4
 
 
 @keras.saving.register_keras_serializable(package="tfresidual")
 class ResidualUnit(keras.layers.Layer):
     """One block of a residual network: `h -> after(shortcut(h, branch(h)))`.
+
+    Called with two tensors, `unit(h, anchor)`, it joins its branch to the second one instead:
+    `after(shortcut(anchor, branch(h)))`, the block of a properly convergent stage whose input is
+    the anchor.
 
     The branch is two 3x3 convolutions or a bottleneck (1x1 to a quarter of the channels, 3x3,
     1x1 back). Where the unit changes the number of channels or strides, the state is first
@@ -50,16 +67,32 @@ class ResidualUnit(keras.layers.Layer):
         resize: how the state gets the branch's shape where the two differ: `"projection"` (1x1
             convolution with the unit's stride) or `"zero_padding"` (`Subsampling`).
         gamma_initializer: initializer of the scale of every batch normalization.
+        lipschitz: the largest Lipschitz constant that the branch may have, a float over 0: the
+            branch is divided by `max(bound / lipschitz, 1)`, where the bound is the product of
+            the spectral norms of its convolutions on their grid, batch normalization folded in.
+            The norms come from power iteration, which approaches them from below. Its vectors
+            are weights that do not train: they have converged when the unit is built, a step of
+            training moves them on by a few iterations, and `converge` runs them to convergence
+            with the moving statistics. `None` for a branch as it is.
+        shares: a built `ResidualUnit` of the same arguments whose convolutions and shortcut this
+            unit applies once more, or `None`.
+        batch_norm: what a unit that shares has of its own in batch normalization: `"shared"`
+            nothing, `"unshared_statistics"` the statistics, `"unshared_scale"` scale and offset,
+            `"unshared"` both.
         data_format: `"channels_last"`, `"channels_first"` or `None` for Keras' own setting.
 
     Input shape:
-        `(batch, height, width, channels)`, any height and width.
+        `(batch, height, width, channels)`, any height and width, which must be known where
+        `lipschitz` is given.
 
     Output shape:
         `(batch, ceil(height / strides), ceil(width / strides), filters)`.
 
     Reference:
-        He et al. 2016, https://arxiv.org/abs/1603.05027, fig. 2 and 4.
+        He et al. 2016, https://arxiv.org/abs/1603.05027, fig. 2 and 4. Sharing: Jastrzebski et
+        al. 2018, https://arxiv.org/abs/1710.04773, section 4.5. Lipschitz bound and anchor:
+        "Iterative convergent computation is not a useful inductive bias for ResNets", section 4.2
+        and appendix E; the paper prints the divisor's quotient upside down.
     """
 
     def __init__(
@@ -71,12 +104,17 @@ class ResidualUnit(keras.layers.Layer):
         strides=1,
         resize="projection",
         gamma_initializer="ones",
+        lipschitz=None,
+        shares=None,
+        batch_norm="shared",
         data_format=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
-        _check_choice("layout", layout, LAYOUTS)
-        _check_choice("resize", resize, RESIZES)
+        check_choice("layout", layout, LAYOUTS)
+        check_choice("resize", resize, RESIZES)
+        check_choice("batch_norm", batch_norm, BATCH_NORMS)
+        check_lipschitz(lipschitz)
         for name, value in (("filters", filters), ("strides", strides)):
             if not isinstance(value, int) or value < 1:
                 raise ValueError(
@@ -93,8 +131,16 @@ class ResidualUnit(keras.layers.Layer):
         self.strides = strides
         self.resize = resize
         self.gamma_initializer = keras.initializers.get(gamma_initializer)
+        self.lipschitz = None if lipschitz is None else float(lipschitz)
+        self.batch_norm = batch_norm
         self.data_format = data_format or keras.config.image_data_format()
-        self.shortcut = get_shortcut(shortcut, self.data_format, self.dtype_policy)
+        # Inside of a function, since Keras would take the unit for a part of this one.
+        self._shares = lambda: shares
+        if shares is None:
+            self.shortcut = get_shortcut(shortcut, self.data_format, self.dtype_policy)
+        else:
+            self._check_shared(shares)
+            self.shortcut = shares.shortcut
 
         pattern, moved = LAYOUTS[layout]
         kernels = self._kernels()
@@ -102,15 +148,11 @@ class ResidualUnit(keras.layers.Layer):
         self._branch_steps = tuple(steps[: len(steps) - moved])
         self._joined_steps = tuple(steps[len(steps) - moved :])
         for i, (channels, kernel_size, stride) in enumerate(kernels, start=1):
-            convolution = self._convolution(channels, kernel_size, stride, f"convolution{i}")
-            setattr(self, f"convolution{i}", convolution)
-            normalization = BatchNormalization(
-                axis=self._channel_axis,
-                gamma_initializer=self.gamma_initializer,
-                dtype=self.dtype_policy,
-                name=f"normalization{i}",
-            )
-            setattr(self, f"normalization{i}", normalization)
+            name = f"convolution{i}"
+            convolution = self._convolution(channels, kernel_size, stride, name)
+            setattr(self, name, convolution if shares is None else getattr(shares, name))
+            name = f"normalization{i}"
+            setattr(self, name, self._normalization(name, shares))
 
     def _kernels(self):
         """Channels, kernel size and stride of every convolution of the branch."""
@@ -131,9 +173,49 @@ class ResidualUnit(keras.layers.Layer):
             return PointwiseConvolution(filters, **options)
         return keras.layers.Conv2D(filters, kernel_size, padding="same", **options)
 
+    def _normalization(self, name, shares):
+        statistics, scale = BATCH_NORMS[self.batch_norm]
+        if shares is not None and statistics and scale:
+            return getattr(shares, name)
+        layer = BatchNormalization(
+            axis=self._channel_axis,
+            gamma_initializer=self.gamma_initializer,
+            dtype=self.dtype_policy,
+            name=name,
+        )
+        if shares is not None:
+            layer.share(getattr(shares, name), statistics, scale)
+        return layer
+
+    def _check_shared(self, shares):
+        names = ("filters", "layout", "bottleneck", "strides", "resize", "data_format")
+        fits = isinstance(shares, ResidualUnit) and shares.built
+        if not fits or any(getattr(self, name) != getattr(shares, name) for name in names):
+            raise ValueError(
+                "Argument `shares` must be a built `ResidualUnit` of the same "
+                f"{', '.join(names)}. Received: shares={shares!r}"
+            )
+
+    def weights_by_role(self):
+        """The trainable weights as a dict from role, such as `"convolution1/kernel"`."""
+        names = [step for step in self._branch_steps + self._joined_steps if step[:4] != "relu"]
+        layers = {name: getattr(self, name) for name in names}
+        layers |= {"resizing": self.resizing, "shortcut": self.joining}
+        return {
+            f"{name}/{variable.path.rpartition('/')[2]}": variable
+            for name, layer in layers.items()
+            if layer is not None
+            for variable in layer.trainable_variables
+        }
+
     def keeps_shape(self, input_shape):
         """Whether the unit returns states of the shape it takes: only then it has an identity."""
         return self.strides == 1 and input_shape[self._channel_axis] == self.filters
+
+    @property
+    def shares(self):
+        """The unit whose convolutions this one applies once more, or `None`."""
+        return self._shares()
 
     @property
     def _channel_axis(self):
@@ -141,9 +223,18 @@ class ResidualUnit(keras.layers.Layer):
 
     def build(self, input_shape):
         output_shape = self.compute_output_shape(input_shape)
+        shares = self._shares()
         self.resizing = None
         self.joining = self.shortcut
-        if not self.keeps_shape(input_shape):
+        if shares is not None:
+            own, others = tuple(input_shape)[1:], shares.shape_of_inputs[1:]
+            if own != others:
+                raise ValueError(
+                    f"Argument `shares` must be a unit that takes inputs of shape {own}, as this "
+                    f"one. Received: one that takes {others}"
+                )
+            self.resizing, self.joining = shares.resizing, shares.joining
+        elif not self.keeps_shape(input_shape):
             if self.resize == "projection":
                 self.resizing = self._convolution(self.filters, 1, self.strides, "projection")
                 # The projection is itself the 1x1 convolution that this shortcut would add.
@@ -158,26 +249,145 @@ class ResidualUnit(keras.layers.Layer):
                     name="subsampling",
                 )
             self.resizing.build(input_shape)
-        self.joining.build(output_shape, output_shape)
-        shape = input_shape
+        if not self.joining.built:
+            self.joining.build(output_shape, output_shape)
+        self.shape_of_inputs = tuple(input_shape)
+        shape, vectors = input_shape, []
         for step in self._branch_steps:
-            if not step.startswith("relu"):
-                layer = getattr(self, step)
+            if step.startswith("relu"):
+                continue
+            layer = getattr(self, step)
+            if not layer.built:
                 layer.build(shape)
-                shape = layer.compute_output_shape(shape)
+            if step.startswith("convolution") and self.lipschitz is not None:
+                vectors.append(self._vector(layer, shape))
+            shape = layer.compute_output_shape(shape)
+        self.vectors = vectors
         for step in self._joined_steps:
-            if not step.startswith("relu"):
+            if not step.startswith("relu") and not getattr(self, step).built:
                 getattr(self, step).build(output_shape)
+        self.converge()
 
-    def call(self, inputs, training=None):
-        return self.join(inputs, self.branch(inputs, training=training), training=training)
+    def _vector(self, convolution, shape):
+        """The weight that power iteration on a convolution of images of some shape moves on."""
+        first = 1 if self.data_format == "channels_last" else 2
+        grid, channels = tuple(shape)[first : first + 2], shape[self._channel_axis]
+        if None in grid:
+            raise ValueError(
+                "Argument `lipschitz` must be None where height and width of the images are not "
+                f"known: the bound is that of their grid. Received: lipschitz={self.lipschitz} "
+                f"and inputs of shape {tuple(shape)}"
+            )
+        # The norm of a 1x1 convolution is that of its matrix, whatever the grid.
+        grid = (1, 1) if convolution.kernel_size == (1, 1) else grid
+        return self.add_weight(
+            shape=(1, *grid, channels),
+            initializer=keras.initializers.RandomNormal(stddev=1.0),
+            trainable=False,
+            autocast=False,
+            dtype="float32",
+            name=f"vector_of_{convolution.name}",
+        )
+
+    def call(self, inputs, anchor=None, training=None):
+        branch = self.branch(inputs, training=training)
+        return self.join(inputs if anchor is None else anchor, branch, training=training)
 
     def branch(self, inputs, training=None):
         """The residual branch F alone, before the shortcut joins it."""
-        return self._apply(self._branch_steps, inputs, training)
+        if self.lipschitz is None:
+            return self._apply(self._branch_steps, inputs, training)
+        branch, slopes = inputs, {}
+        for step in self._branch_steps:
+            if step.startswith("normalization"):
+                normalization = getattr(self, step)
+                branch, slopes[step] = normalization.call_with_slope(branch, training=training)
+            else:
+                branch = self._apply([step], branch, training)
+        bound = ops.prod(
+            [self._norm(i, *factor, training) for i, factor in enumerate(self._factors(slopes))]
+        )
+        return branch / ops.cast(ops.maximum(bound / self.lipschitz, 1.0), branch.dtype)
+
+    def _factors(self, slopes):
+        """Kernel and stride of every convolution of the branch, batch normalization folded in.
+
+        ReLU multiplies by zeros and ones, which commutes with the slopes of a normalization: one
+        in front of the first convolution belongs to it, all others to the one before them.
+        """
+        factors, waiting = [], None
+        for step in self._branch_steps:
+            if step.startswith("convolution"):
+                layer = getattr(self, step)
+                # As the convolution itself takes it: rounded, in mixed precision.
+                kernel = ops.cast(ops.convert_to_tensor(layer.kernel), "float32")
+                factors.append((spectral.folded(kernel, waiting), layer.strides[0]))
+                waiting = None
+            elif step.startswith("normalization"):
+                slope = ops.cast(slopes[step], "float32")
+                if factors:
+                    kernel, strides = factors.pop()
+                    factors.append((spectral.folded(kernel, output_scale=slope), strides))
+                else:
+                    waiting = slope
+        return factors
+
+    def _norm(self, index, kernel, strides, training):
+        vector = self.vectors[index]
+        iterations = ITERATIONS if training else 0
+        value = spectral.power_iteration(kernel, ops.convert_to_tensor(vector), strides, iterations)
+        if training:
+            vector.assign(value)
+        return spectral.operator_norm(kernel, value, strides)
+
+    def converge(self):
+        """Runs the power iteration to convergence, with the moving statistics, and keeps that.
+
+        To be called behind training and wherever weights were set, before the unit is used
+        without training; `tfresidual.networks.ResidualNetwork` and the probes do so.
+        """
+        for vector, (kernel, strides) in zip(self.vectors, self._inference_factors(), strict=True):
+            vector.assign(spectral.renewed(kernel, vector.value, strides))
+
+    def lipschitz_bound(self):
+        """What is known of the branch's Lipschitz constant without training.
+
+        Returns:
+            A dict of floats: `lipschitz`, what the branch may have; `estimate`, the product of the
+            convolutions' norms by power iteration, which is not over the true product;
+            `residual`, the largest relative residual of the iteration, 0 where it has converged;
+            `certified`, which is not under the true product; `divisor`, by which the branch is
+            divided; or `None` where `lipschitz` is.
+        """
+        if self.lipschitz is None:
+            return None
+        estimate, certified, largest = 1.0, 1.0, 0.0
+        for vector, (kernel, strides) in zip(self.vectors, self._inference_factors(), strict=True):
+            value = spectral.power_iteration(kernel, vector.value, strides, 0)
+            estimate *= float(spectral.operator_norm(kernel, value, strides))
+            largest = max(largest, float(spectral.residual(kernel, value, strides)))
+            kernel = ops.convert_to_numpy(kernel)
+            certified *= spectral.certified_norm(kernel, vector.shape[1:3], strides)
+        return {
+            "lipschitz": self.lipschitz,
+            "estimate": estimate,
+            "residual": largest,
+            "certified": float(certified),
+            "divisor": max(estimate / self.lipschitz, 1.0),
+        }
+
+    def _inference_factors(self):
+        if self.lipschitz is None:
+            return []
+        slopes = {
+            step: getattr(self, step).slope()
+            for step in self._branch_steps
+            if step.startswith("normalization")
+        }
+        return self._factors(slopes)
 
     def join(self, inputs, branch, training=None):
-        """Joins a branch's output to the unit's input, and does what follows the addition."""
+        """Joins a branch's output to the unit's input, or to its anchor, and does what follows."""
         state = inputs if self.resizing is None else self.resizing(inputs)
         joined = self.joining(state, branch, training=training)
         return self._apply(self._joined_steps, joined, training)
@@ -209,11 +419,32 @@ class ResidualUnit(keras.layers.Layer):
             "strides": self.strides,
             "resize": self.resize,
             "gamma_initializer": keras.initializers.serialize(self.gamma_initializer),
+            "lipschitz": self.lipschitz,
+            "shares": self._shares() and keras.saving.serialize_keras_object(self._shares()),
+            "batch_norm": self.batch_norm,
             "data_format": self.data_format,
         }
 
+    @classmethod
+    def from_config(cls, config):
+        shares = config.get("shares")
+        if isinstance(shares, dict):
+            config = config | {"shares": keras.saving.deserialize_keras_object(shares)}
+        return cls(**config)
 
-def _check_choice(name, value, choices):
+
+def check_lipschitz(lipschitz):
+    """Raises a `ValueError` unless an argument is a Lipschitz constant or `None`."""
+    is_number = isinstance(lipschitz, Real) and not isinstance(lipschitz, bool)
+    if lipschitz is not None and not (is_number and 0 < lipschitz < float("inf")):
+        raise ValueError(
+            "Argument `lipschitz` must be a finite number over 0, or None. "
+            f"Received: lipschitz={lipschitz!r}"
+        )
+
+
+def check_choice(name, value, choices):
+    """Raises a `ValueError` unless an argument is one of some choices."""
     if value not in choices:
         raise ValueError(
             f"Argument `{name}` must be one of {', '.join(map(repr, choices))}. "

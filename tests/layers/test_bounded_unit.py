@@ -1,0 +1,568 @@
+"""Units with a bounded Lipschitz constant: against singular values of explicit matrices in NumPy.
+
+Not covered here: the power iteration by itself, which is in test_spectral.py; branches with
+channels first, which the CPU cannot run: only their bound.
+"""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from reference.layer_test import run_layer_test
+from reference.numpy_network import (
+    ORDERS,
+    Weights,
+    analyse,
+    convolution_matrix,
+    lipschitz_bound,
+    relu,
+    residual_unit,
+    weights_of,
+)
+from reference.random_network import LAYOUTS, random_batch, random_network, randomise
+
+from tfresidual.layers import ResidualUnit
+from tfresidual.networks import ResidualNetwork
+
+GRID, CHANNELS, MU = (4, 3), 8, 0.5
+KINDS = [(layout, bottleneck) for layout in LAYOUTS for bottleneck in (False, True)]
+all_kinds = pytest.mark.parametrize(("layout", "bottleneck"), KINDS)
+
+
+def make_unit(layout="full_preactivation", bottleneck=False, lipschitz=MU, seed=0, **kwargs):
+    """A unit of random weights, whose bound is up to date."""
+    kwargs = {"filters": CHANNELS} | kwargs
+    unit = ResidualUnit(
+        layout=layout, bottleneck=bottleneck, lipschitz=lipschitz, name="unit", **kwargs
+    )
+    unit.build((None, *GRID, CHANNELS))
+    randomise(unit, seed)
+    unit.converge()
+    return unit
+
+
+def images(count=3, seed=1):
+    return np.random.default_rng(seed).normal(size=(count, *GRID, CHANNELS)).astype("float32")
+
+
+def config_of(unit):
+    return {
+        "layout": unit.layout,
+        "bottleneck": unit.bottleneck,
+        "shortcut": "identity",
+        "lipschitz": unit.lipschitz,
+    }
+
+
+def numpy_bound(unit, weights=None):
+    weights = Weights(weights or weights_of(unit), "unit")
+    return lipschitz_bound(config_of(unit), weights, GRID, unit.strides)
+
+
+def numpy_unit(unit, weights=None):
+    weights = Weights(weights or weights_of(unit), "unit")
+    zero_padding = unit.resize == "zero_padding"
+    return residual_unit(config_of(unit), weights, unit.filters, unit.strides, zero_padding)
+
+
+# The bound and what is divided by it
+
+
+@all_kinds
+def test_equals_numpy(layout, bottleneck):
+    unit = make_unit(layout, bottleneck)
+    expected, _ = numpy_unit(unit)(images().astype("f8"))
+    np.testing.assert_allclose(unit(images()), expected, rtol=1e-4, atol=1e-5)
+    found = unit.lipschitz_bound()
+    bound = numpy_bound(unit)
+    assert found["estimate"] == pytest.approx(bound, rel=1e-5)
+    assert found["divisor"] == pytest.approx(bound / MU, rel=1e-5)
+    assert found["divisor"] > 1.2
+    assert bound <= found["certified"] < 1.5 * bound
+    assert 0 <= found["residual"] < 1e-4
+
+
+CHANGES = {
+    "stride 2": {"strides": 2},
+    "stride 2, more channels": {"strides": 2, "filters": 12, "resize": "zero_padding"},
+    "more channels": {"filters": 12},
+}
+
+
+@pytest.mark.parametrize("bottleneck", [False, True])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_units_that_change_the_shape_equal_numpy(change, bottleneck):
+    unit = make_unit(bottleneck=bottleneck, **change)
+    expected, _ = numpy_unit(unit)(images().astype("f8"))
+    np.testing.assert_allclose(unit(images()), expected, rtol=1e-4, atol=1e-5)
+    assert unit.lipschitz_bound()["estimate"] == pytest.approx(numpy_bound(unit), rel=1e-5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_holds_from_the_start(layout):
+    # He normal kernels and statistics of 0 and 1, nothing run but `build`.
+    unit = ResidualUnit(CHANNELS, layout=layout, lipschitz=MU, name="unit")
+    unit.build((None, *GRID, CHANNELS))
+    expected, _ = numpy_unit(unit)(images().astype("f8"))
+    np.testing.assert_allclose(unit(images()), expected, rtol=1e-4, atol=1e-5)
+    assert unit.lipschitz_bound()["estimate"] == pytest.approx(numpy_bound(unit), rel=1e-5)
+
+
+def test_a_branch_under_the_bound_is_left_alone():
+    free, loose = make_unit(lipschitz=None), make_unit(lipschitz=1e3)
+    np.testing.assert_array_equal(loose(images()), free(images()))
+    assert loose.lipschitz_bound()["divisor"] == 1
+    assert free.lipschitz_bound() is None
+    tight = make_unit(lipschitz=numpy_bound(loose) * 0.999)
+    assert np.any(np.asarray(tight(images())) != free(images()))
+
+
+def test_halving_the_constant_halves_the_branch():
+    whole, half = make_unit(lipschitz=1.0), make_unit(lipschitz=0.5)
+    np.testing.assert_allclose(half.branch(images()), whole.branch(images()) / 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["convolution2/kernel", "normalization1/gamma"])
+def test_a_branch_of_zeros_has_a_finite_gradient(name):
+    unit = make_unit()
+    variable = unit.weights_by_role()[name]
+    variable.assign(np.zeros(variable.shape))
+    unit.converge()
+    assert unit.lipschitz_bound() | {"residual": 0} == {
+        "lipschitz": unit.lipschitz,
+        "estimate": 0,
+        "certified": 0,
+        "residual": 0,
+        "divisor": 1,
+    }
+    for training in (False, True):
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(unit(images(), training=training) ** 2)
+        for gradient in tape.gradient(total, unit.trainable_variables):
+            assert np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("bottleneck", [False, True])
+def test_channels_first_have_the_bound_of_channels_last(bottleneck):
+    last = make_unit(bottleneck=bottleneck)
+    first = ResidualUnit(
+        CHANNELS, bottleneck=bottleneck, lipschitz=MU, data_format="channels_first"
+    )
+    first.build((None, CHANNELS, *GRID))
+    assert [v.shape for v in first.variables] == [v.shape for v in last.variables]
+    randomise(first)
+    first.converge()
+    assert first.lipschitz_bound() == pytest.approx(last.lipschitz_bound(), rel=1e-4, abs=1e-4)
+
+
+# Training
+
+
+def with_statistics_of(unit, weights, x):
+    """The weights with a batch's statistics in place of the moving ones.
+
+    With them the unit is at inference what it is in training with this batch.
+    """
+    weights = dict(weights)
+    branch, _ = ORDERS[unit.layout, unit.bottleneck].split("+")
+    for step in branch.split():
+        pieces = Weights(weights, "unit")
+        if step == "R":
+            x, _ = relu(x)
+        elif step[0] == "C":
+            x, _ = pieces.convolution(f"convolution{step[1]}")(x)
+        else:
+            weights[f"unit/normalization{step[1]}/moving_mean"] = x.mean((0, 1, 2))
+            weights[f"unit/normalization{step[1]}/moving_variance"] = x.var((0, 1, 2))
+            x, _ = pieces.normalization(f"normalization{step[1]}")(x)
+    return weights
+
+
+def prepared_for(unit, x):
+    """Lets the power iteration converge with the statistics of a batch."""
+    statistics = with_statistics_of(unit, weights_of(unit), x)
+    for variable in unit.non_trainable_variables:
+        if "moving" in variable.name:
+            variable.assign(statistics[variable.path])
+    unit.converge()
+
+
+# The layouts that normalise within the branch alone.
+WITHIN = [kind for kind in KINDS if kind[0] != "bn_after_addition"]
+
+
+@pytest.mark.parametrize(("layout", "bottleneck"), WITHIN)
+def test_training_equals_numpy_with_the_statistics_of_the_batch(layout, bottleneck):
+    unit, x = make_unit(layout, bottleneck), images(6)
+    statistics = with_statistics_of(unit, weights_of(unit), x.astype("f8"))
+    expected, _ = numpy_unit(unit, statistics)(x.astype("f8"))
+    at_inference = unit(x)
+    prepared_for(unit, x)
+    np.testing.assert_allclose(unit(x, training=True), expected, rtol=1e-4, atol=2e-5)
+    assert np.abs(expected - at_inference).max() > 0.03
+
+
+@pytest.mark.parametrize(
+    ("layout", "bottleneck", "training"),
+    [*((*kind, True) for kind in WITHIN), ("original", True, False), (*KINDS[-2], False)],
+)
+def test_gradient_goes_through_the_bound(layout, bottleneck, training):
+    """Of the input and of each weight, against finite differences of the NumPy version."""
+    unit, x, probe = make_unit(layout, bottleneck), images(4), images(4, seed=2)
+    weights = weights_of(unit)
+
+    def value(weights, x):
+        weights = with_statistics_of(unit, weights, x) if training else weights
+        output, _ = numpy_unit(unit, weights)(x)
+        return np.sum(probe * output)
+
+    if training:
+        prepared_for(unit, x.astype("f8"))
+    tensor = tf.constant(x)
+    with tf.GradientTape() as tape:
+        tape.watch(tensor)
+        total = tf.reduce_sum(probe * unit(tensor, training=training))
+    variables = unit.trainable_variables
+    of_input, *gradients = tape.gradient(total, [tensor, *variables])
+    rng = np.random.default_rng(3)
+
+    def slope(along):
+        return (along(1e-6) - along(-1e-6)) / 2e-6
+
+    for variable, gradient in zip(variables, gradients, strict=True):
+        path, direction = variable.path, rng.normal(size=variable.shape)
+        expected = slope(lambda t, p=path, d=direction: value(weights | {p: weights[p] + t * d}, x))
+        assert np.sum(gradient * direction) == pytest.approx(expected, rel=2e-3, abs=2e-3), path
+    direction = rng.normal(size=x.shape)
+    expected = slope(lambda t: value(weights, x + t * direction))
+    assert np.sum(of_input * direction) == pytest.approx(expected, rel=2e-3, abs=2e-3)
+
+
+def test_only_training_moves_the_vectors():
+    unit, x = make_unit(), images()
+    before = [v.numpy() for v in unit.variables]
+    outputs = [np.asarray(unit(x)), np.asarray(unit(x, training=False))]
+    unit.lipschitz_bound()
+    np.testing.assert_array_equal(*outputs)
+    for variable, old in zip(unit.variables, before, strict=True):
+        np.testing.assert_array_equal(variable, old, err_msg=variable.path)
+    unit(x, training=True)
+    for variable, old in zip(unit.variables, before, strict=True):
+        moves = any(part in variable.name for part in ("moving", "vector_of"))
+        assert np.any(variable.numpy() != old) == moves, variable.path
+
+
+def test_applied_twice_in_one_step():
+    # As two units of equal weights, of which the second one begins where the first one leaves off.
+    unit, first, second = (make_unit(seed=4) for _ in range(3))
+    x, beginning = images(), [vector.numpy() for vector in first.vectors]
+
+    def step(first, second):
+        with tf.GradientTape() as tape:
+            state = first(x, training=True)
+            for target, source in zip(second.vectors, first.vectors, strict=True):
+                target.assign(source)
+            total = tf.reduce_sum(second(state, x, training=True) ** 2)
+        variables = first.trainable_variables + second.trainable_variables
+        gradients = tape.gradient(total, variables)
+        half = len(variables) // 2
+        return total, gradients[:half], gradients[half:]
+
+    expected, of_first, of_second = step(first, second)
+    for run in (step, tf.function(step)):
+        for target, source in zip(unit.vectors, beginning, strict=True):
+            target.assign(source)
+        total, gradients, _ = run(unit, unit)
+        np.testing.assert_allclose(total, expected, rtol=1e-5)
+        for gradient, one, other in zip(gradients, of_first, of_second, strict=True):
+            np.testing.assert_allclose(gradient, one + other, rtol=1e-3, atol=1e-4)
+        for vector, other in zip(unit.vectors, second.vectors, strict=True):
+            np.testing.assert_allclose(vector, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layer(layout, tmp_path):
+    kwargs = {"filters": 8, "layout": layout, "lipschitz": 0.5}
+    # Two kernels, biases, scales and offsets; as many means, variances and vectors.
+    run_layer_test(ResidualUnit, kwargs, (4, 6, 5, 8), (4, 6, 5, 8), (8, 6), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [("mixed_bfloat16", 0.03), ("mixed_float16", 4e-3)]
+)
+def test_mixed_precision_is_near_float32(dtype, tolerance):
+    exact, low = make_unit(), make_unit(dtype=dtype)
+    assert {v.dtype for v in low.variables} == {"float32"}
+    for training in (False, True):
+        expected, branch = (unit.branch(images(), training=training) for unit in (exact, low))
+        assert branch.dtype == low.compute_dtype
+        size = np.abs(expected).max()
+        np.testing.assert_allclose(tf.cast(branch, "float32"), expected, atol=tolerance * size)
+    for vector, other in zip(low.vectors, exact.vectors, strict=True):
+        np.testing.assert_allclose(vector, other, atol=tolerance)
+
+
+# The Lipschitz constant
+
+
+def aligned_unit(lipschitz):
+    """A unit whose bound is attained: its ReLUs are open, and the second convolution turns round.
+
+    The second kernel is the transpose of the first one with both normalizations folded in, so that
+    both have the same singular values and the second begins where the first one ends.
+    """
+    unit = make_unit(lipschitz=lipschitz, dtype="float64")
+    slopes = [Weights(weights_of(unit), "unit").slope(f"normalization{i}") for i in (1, 2)]
+    kernel = unit.convolution1.kernel.numpy() * slopes[0][:, None] * slopes[1]
+    unit.convolution2.kernel.assign(kernel[::-1, ::-1].transpose(0, 1, 3, 2))
+    for normalization, offset in ((unit.normalization1, 10), (unit.normalization2, 1000)):
+        normalization.beta.assign(np.full(CHANNELS, offset))
+    unit.converge()
+    return unit, kernel
+
+
+@pytest.mark.parametrize("lipschitz", [0.3, 0.95, 2.0])
+def test_the_bound_is_attained_where_it_can_be(lipschitz):
+    unit, kernel = aligned_unit(lipschitz)
+    _, _, directions = np.linalg.svd(convolution_matrix(kernel, GRID))
+    x = images(1).astype("f8")
+    # The norm is that of float32, and a little low, so that the constant is a little high.
+    difference = directions[0].reshape(x.shape)
+    moved = unit.branch(x + difference) - unit.branch(x)
+    assert np.linalg.norm(moved) == pytest.approx(lipschitz, rel=1e-5)
+    # Along no other direction is it attained.
+    other = directions[-1].reshape(x.shape)
+    assert np.linalg.norm(unit.branch(x + other) - unit.branch(x)) < 0.5 * lipschitz
+
+
+def sought_ratio(branch, shape, steps=60, seed=0, dtype="float32"):
+    """The largest |f(x) - f(y)| / |x - y| that gradient ascent over 16 pairs x, y finds."""
+    rng = np.random.default_rng(seed)
+    x, y = (tf.Variable(rng.normal(size=(16, *shape)).astype(dtype)) for _ in range(2))
+    optimizer = keras.optimizers.Adam(0.1)
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            ratios = lengths(branch(x) - branch(y)) / lengths(x - y)
+            loss = -tf.reduce_sum(tf.math.log(ratios))
+        optimizer.apply_gradients(zip(tape.gradient(loss, [x, y]), [x, y], strict=True))
+        return ratios
+
+    found = [step().numpy() for _ in range(steps)]
+    return found[0].max(), np.max(found)
+
+
+def lengths(values):
+    return tf.norm(tf.reshape(values, (len(values), -1)), axis=1)
+
+
+def test_no_pair_is_led_further_apart_than_the_bound():
+    unit, _ = aligned_unit(0.95)
+    random, sought = sought_ratio(unit.branch, (*GRID, CHANNELS), dtype="float64")
+    # The search does find directions in which the bound is all but attained.
+    assert random < 0.8
+    assert 0.9 < sought <= 0.95 * (1 + 1e-4)
+
+
+LABELS = np.arange(48) % 2
+
+
+def task():
+    """Images of noise, the upper half of which tells the label."""
+    pictures = np.random.default_rng(0).normal(size=(48, 8, 8, 2)).astype("float32")
+    pictures[:, :4] += LABELS[:, None, None, None]
+    return pictures, LABELS
+
+
+def trained_network():
+    keras.utils.set_random_seed(3)
+    net = ResidualNetwork(
+        (8, 8, 2),
+        2,
+        blocks=2,
+        widths=(4, 8),
+        transition="convolution",
+        lipschitz=0.9,
+        anchor="input",
+    )
+    net.compile(
+        keras.optimizers.SGD(0.1, momentum=0.9),
+        "sparse_categorical_crossentropy",
+        jit_compile=False,
+    )
+    return net, net.fit(*task(), batch_size=16, epochs=4, verbose=0).history["loss"]
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return trained_network()[0]
+
+
+def bounded_units(net):
+    return [unit for _, units in net.sections()[1] for unit in units if unit.lipschitz]
+
+
+def test_training_works_and_moves_the_weights(trained):
+    net, losses = trained_network()
+    assert losses[-1] < 0.7 * losses[0]
+    # The same again, to the last bit.
+    for one, other in zip(net.variables, trained.variables, strict=True):
+        np.testing.assert_array_equal(one, other, err_msg=one.path)
+
+
+def test_bounds_of_a_trained_network_equal_numpy(trained):
+    run = analyse(trained.get_config(), weights_of(trained), *task())
+    np.testing.assert_allclose(trained.predict(task()[0], verbose=0), run.outputs, atol=1e-5)
+    divisors = [unit.lipschitz_bound()["divisor"] for unit in bounded_units(trained)]
+    assert len(divisors) == 4
+    assert min(divisors) > 1.5
+
+
+def test_no_pair_is_led_further_apart_by_a_trained_network(trained, tmp_path):
+    trained.save(tmp_path / "net.keras")
+    loaded = keras.saving.load_model(tmp_path / "net.keras")
+    for name in ("stage1_block0", "stage2_block1"):
+        unit = loaded.get_layer(name)
+        shape = unit.shape_of_inputs[1:]
+        x = np.random.default_rng(0).normal(size=(5, *shape)).astype("float32")
+        np.testing.assert_array_equal(unit.branch(x), trained.get_layer(name).branch(x))
+        random, sought = sought_ratio(unit.branch, shape)
+        assert 1.2 * random < sought <= 0.9 * (1 + 1e-4)
+
+
+def test_the_bound_keeps_up_with_training():
+    unit, x = make_unit(), images(6)
+    free = config_of(unit) | {"lipschitz": None}
+    target = images(6, seed=5)
+    optimizer = keras.optimizers.SGD(0.3, momentum=0.9)
+    first = weights_of(unit)
+    shares = []
+    for _ in range(25):
+        statistics = with_statistics_of(unit, weights_of(unit), x.astype("f8"))
+        branch = residual_unit(free, Weights(statistics, "unit"), CHANNELS)(x.astype("f8"))[0] - x
+        with tf.GradientTape() as tape:
+            bounded = unit.branch(x, training=True)
+            loss = tf.reduce_mean((bounded - target) ** 2)
+        divisor = np.linalg.norm(branch) / np.linalg.norm(bounded)
+        shares.append(divisor * MU / numpy_bound(unit, statistics))
+        gradients = tape.gradient(loss, unit.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, unit.trainable_variables, strict=True))
+    # The first batch's statistics are far from the moving ones, with which the unit was prepared.
+    assert max(shares) < 1 + 1e-5
+    assert min(shares[5:]) > 0.95
+    moved = weights_of(unit)["unit/convolution1/kernel"] - first["unit/convolution1/kernel"]
+    assert np.linalg.norm(moved) > 0.1 * np.linalg.norm(first["unit/convolution1/kernel"])
+
+
+def test_compiled_by_xla():
+    unit, fused = make_unit(), make_unit()
+    x = tf.constant(images())
+    for target, source in zip(fused.vectors, unit.vectors, strict=True):
+        target.assign(source)
+
+    def step(unit):
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(unit(x, training=True) ** 2)
+        return total, tape.gradient(total, unit.trainable_variables)
+
+    expected, others = step(unit)
+    total, gradients = tf.function(step, jit_compile=True, autograph=False)(fused)
+    np.testing.assert_allclose(total, expected, rtol=1e-5)
+    for gradient, other in zip(gradients, others, strict=True):
+        np.testing.assert_allclose(gradient, other, rtol=1e-3, atol=1e-4)
+    for vector, other in zip(fused.variables, unit.variables, strict=True):
+        np.testing.assert_allclose(vector, other, atol=1e-5)
+
+
+# Fixed points: x + f(z), again and again
+
+
+def applied_again(unit, state, anchor, times):
+    states = [state]
+    for _ in range(times):
+        states.append(unit(states[-1], anchor))
+    return [np.asarray(state) for state in states]
+
+
+def steps_of(states):
+    """How far each application moves the images, `(applications, images)`."""
+    return np.stack([lengths(b - a) for a, b in itertools.pairwise(states)])
+
+
+def test_contracts_by_the_constant_and_no_faster_where_the_bound_is_attained():
+    unit, kernel = aligned_unit(0.9)
+    _, _, directions = np.linalg.svd(convolution_matrix(kernel, GRID))
+    # The anchor of which a state is the fixed point, so that no ReLU closes near it.
+    state = images(2).astype("f8")
+    anchor = state - unit.branch(state)
+    start = state + directions[0].reshape(1, *state.shape[1:])
+    states = applied_again(unit, start, anchor, 20)
+    expected = 0.9 ** np.arange(20)[:, None] * np.ones(2)
+    np.testing.assert_allclose(steps_of(states), 0.1 * expected, rtol=1e-3)
+    np.testing.assert_allclose([lengths(s - state) for s in states[:-1]], expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("batch_norm", ["shared", "unshared"])
+@pytest.mark.parametrize("layout", ["full_preactivation", "relu_only_preactivation"])
+def test_the_last_block_leads_to_one_fixed_point(layout, batch_norm):
+    net = random_network(
+        blocks=3,
+        widths=(4, 8),
+        layout=layout,
+        transition="convolution",
+        share_from=0,
+        batch_norm=batch_norm,
+        lipschitz=0.9,
+        anchor="input",
+    )
+    pictures, _ = random_batch(net)
+    state = net.get_layer("stem")(pictures)
+    for stage, (transition, units) in enumerate(net.sections()[1], start=1):
+        state = anchor = state if transition is None else transition(state)
+        for unit in units:
+            state = unit(state, anchor)
+        far = 100 * np.random.default_rng(stage).normal(size=anchor.shape).astype("float32")
+        ends = []
+        for start in (state, anchor, 0 * anchor, far):
+            states = applied_again(units[-1], start, anchor, 30)
+            steps = steps_of(states)
+            # Down to where rounding is what is left.
+            above = steps[:-1] > 1e-4
+            assert above[0].all()
+            assert (steps[1:][above] <= 0.9 * steps[:-1][above] * (1 + 1e-3)).all()
+            ends.append(states[-1])
+        for end in ends:
+            np.testing.assert_allclose(end, ends[0], atol=1e-4)
+            np.testing.assert_allclose(units[-1](end, anchor), end, atol=1e-4)
+
+
+# Arguments
+
+
+@pytest.mark.parametrize("lipschitz", [0, -1, float("nan"), float("inf"), "1", True, 1j], ids=repr)
+def test_bad_constants(lipschitz):
+    message = r"Argument `lipschitz` must be a finite number over 0, or None. Received: lipschitz="
+    with pytest.raises(ValueError, match=message):
+        ResidualUnit(8, lipschitz=lipschitz)
+    with pytest.raises(ValueError, match=message):
+        ResidualNetwork((8, 8, 3), 5, lipschitz=lipschitz)
+
+
+def test_numbers_of_any_kind_are_constants():
+    for lipschitz in (1, np.float32(0.5), np.int64(2)):
+        unit = ResidualUnit(8, lipschitz=lipschitz)
+        assert type(unit.get_config()["lipschitz"]) is float
+        assert unit.lipschitz == lipschitz
+
+
+@pytest.mark.parametrize("shape", [(None, None, 8), (4, None, 8), (None, 4, 8)], ids=str)
+def test_an_unknown_grid_has_no_bound(shape):
+    message = r"Argument `lipschitz` must be None where height.*Received: lipschitz=0.5 and"
+    with pytest.raises(ValueError, match=message):
+        ResidualUnit(8, lipschitz=0.5).build((None, *shape))
+    with pytest.raises(ValueError, match=message):
+        ResidualNetwork(shape, 5, lipschitz=0.5)
+    assert ResidualNetwork(shape, 5, blocks=1).lipschitz is None

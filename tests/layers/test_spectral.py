@@ -1,0 +1,493 @@
+"""Norms of convolutions against the singular values of explicit matrices, and by hand.
+
+Every matrix comes from NumPy loops in float64; the loops themselves are held against TensorFlow's
+convolution of unit vectors. Not covered here: GPUs, which may round to TensorFloat-32.
+"""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfresidual.layers import PointwiseConvolution, spectral
+
+FAMILIES = ("gaussian", "positive", "low_rank", "sparse")
+# Grid, channels in and out.
+GRIDS = {
+    "4x4": ((4, 4), 2, 3),
+    "5x7": ((5, 7), 3, 2),
+    "6x6": ((6, 6), 4, 4),
+    "9x8": ((9, 8), 2, 5),
+}
+
+
+def matrix_by_loops(kernel, grid, strides):
+    """The matrix of the convolution, from TensorFlow's definition of the padding."""
+    kernel = np.asarray(kernel, "float64")
+    sizes, (inputs, outputs) = kernel.shape[:2], kernel.shape[2:]
+    counts = [-(-pixels // strides) for pixels in grid]
+    before = [
+        max((count - 1) * strides + size - pixels, 0) // 2
+        for count, size, pixels in zip(counts, sizes, grid, strict=True)
+    ]
+    matrix = np.zeros((*counts, outputs, *grid, inputs))
+    for i, j in itertools.product(*map(range, counts)):
+        for a, b in itertools.product(*map(range, sizes)):
+            y, x = strides * i + a - before[0], strides * j + b - before[1]
+            if 0 <= y < grid[0] and 0 <= x < grid[1]:
+                matrix[i, j, :, y, x, :] = kernel[a, b].T
+    return matrix.reshape(np.prod(counts) * outputs, np.prod(grid) * inputs)
+
+
+def matrix_by_convolution(kernel, grid, strides):
+    """The matrix of the convolution, from the images of all unit vectors."""
+    pixels = np.prod(grid) * kernel.shape[2]
+    units = np.eye(pixels).reshape(pixels, *grid, kernel.shape[2])
+    images = keras.ops.conv(units, np.asarray(kernel, "float64"), strides, "same")
+    return np.asarray(images).reshape(pixels, -1).T
+
+
+def random_kernel(family, size, inputs, outputs, rng):
+    shape = (size, size, inputs, outputs)
+    if family == "positive":
+        kernel = rng.uniform(size=shape)
+    elif family == "low_rank":
+        kernel = np.einsum("a,b,i,o->abio", *(rng.normal(size=count) for count in shape))
+    else:
+        kernel = rng.normal(size=shape)
+    if family == "sparse":
+        kernel *= rng.uniform(size=shape) < 0.2
+    return kernel.astype("float32")
+
+
+def random_vector(grid, channels, seed=0):
+    vector = np.random.default_rng(seed).normal(size=(1, *grid, channels))
+    return (vector / np.linalg.norm(vector)).astype("float32")
+
+
+def example(grid=(6, 5), inputs=3, outputs=4, size=3, seed=0):
+    """A Gaussian kernel and a random vector."""
+    kernel = random_kernel("gaussian", size, inputs, outputs, np.random.default_rng(seed))
+    return kernel, random_vector(grid, inputs, seed + 1)
+
+
+def largest(matrix):
+    return np.linalg.svd(matrix, compute_uv=False)[0]
+
+
+def gradient(kernel, vector, strides):
+    kernel = tf.constant(kernel)
+    with tf.GradientTape() as tape:
+        tape.watch(kernel)
+        norm = spectral.operator_norm(kernel, vector, strides)
+    return np.asarray(tape.gradient(norm, kernel), "float64")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("strides", [1, 2, 3])
+@pytest.mark.parametrize("grid", [(4, 4), (3, 6), (7, 2), (1, 1)])
+def test_two_ways_to_the_matrix(grid, strides, size):
+    kernel, _ = example(grid, size=size)
+    np.testing.assert_allclose(
+        matrix_by_loops(kernel, grid, strides),
+        matrix_by_convolution(kernel, grid, strides),
+        atol=1e-12,
+    )
+
+
+def check_converged(grid, inputs, outputs, size, strides, oracle):
+    """Between two batch norms, from a random vector."""
+    kernel, vector = example(grid, inputs, outputs, size)
+    rng = np.random.default_rng(2)
+    kernel = spectral.folded(
+        kernel,
+        rng.normal(size=inputs).astype("float32"),
+        rng.normal(size=outputs).astype("float32"),
+    )
+    vector, iterations = spectral.converged(kernel, vector, strides)
+    assert 1 < iterations < 500
+    assert spectral.residual(kernel, vector, strides) <= 1.1e-5
+    np.testing.assert_allclose(np.linalg.norm(vector), 1, rtol=1e-6)
+    norm = float(spectral.operator_norm(kernel, vector, strides))
+    expected = largest(oracle(kernel, grid, strides))
+    assert abs(norm / expected - 1) < 1e-5
+    assert expected <= spectral.certified_norm(kernel, grid, strides) < 1.4 * expected
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("strides", [1, 2])
+@pytest.mark.parametrize("case", GRIDS)
+def test_norm_is_the_largest_singular_value(case, strides, size):
+    check_converged(*GRIDS[case], size, strides, matrix_by_loops)
+
+
+@pytest.mark.parametrize("outputs, size, strides", [(2, 3, 1), (8, 3, 2), (8, 1, 2)])
+def test_norm_is_the_largest_singular_value_on_a_larger_grid(outputs, size, strides):
+    check_converged((12, 12), 8, outputs, size, strides, matrix_by_convolution)
+
+
+@pytest.mark.parametrize("strides", [1, 2])
+@pytest.mark.parametrize("iterations", [0, 1, 4])
+def test_power_iteration_is_that_of_the_matrix(iterations, strides):
+    kernel, vector = example()
+    matrix = matrix_by_loops(kernel, (6, 5), strides)
+    expected = vector.ravel().astype("float64")
+    for _ in range(iterations):
+        expected = matrix.T @ (matrix @ expected)
+        expected /= np.linalg.norm(expected)
+    # Of any length.
+    result = spectral.power_iteration(kernel, 7 * vector, strides, iterations)
+    assert result.shape == vector.shape
+    np.testing.assert_allclose(np.ravel(result), expected, atol=1e-6)
+
+
+def test_power_iteration_and_residual_approach_the_norm():
+    kernel, vector = example()
+    expected = largest(matrix_by_loops(kernel, (6, 5), 1))
+    norms, residuals = [], []
+    for iterations in (0, 2, 10, 200):
+        current = spectral.power_iteration(kernel, vector, 1, iterations)
+        norms.append(float(spectral.operator_norm(kernel, current, 1)))
+        residuals.append(float(spectral.residual(kernel, current, 1)))
+    assert norms == sorted(norms) and residuals == sorted(residuals, reverse=True)
+    assert norms[0] < 0.8 * expected
+    assert abs(norms[-1] / expected - 1) < 1e-5
+
+
+@pytest.mark.parametrize("strides", [1, 2])
+def test_residual_is_that_of_the_matrix(strides):
+    kernel, vector = example()
+    matrix, flat = matrix_by_loops(kernel, (6, 5), strides), vector.ravel()
+    square = np.sum((matrix @ flat) ** 2)
+    expected = np.linalg.norm(matrix.T @ (matrix @ flat) - square * flat) / square
+    assert float(spectral.residual(kernel, vector, strides)) == pytest.approx(expected, rel=1e-5)
+
+
+# By hand
+
+
+@pytest.mark.parametrize("strides", [1, 2])
+def test_identity(strides):
+    kernel = np.zeros((3, 3, 4, 4), "float32")
+    kernel[1, 1] = np.eye(4)
+    # On an odd grid the pixels read first are the first ones.
+    vector, iterations = spectral.converged(kernel, random_vector((7, 5), 4), strides)
+    assert float(spectral.operator_norm(kernel, vector, strides)) == pytest.approx(1, abs=1e-6)
+    assert iterations == (1 if strides == 1 else 2)
+    assert spectral.certified_norm(kernel, (7, 5), strides) == pytest.approx(1, abs=1e-8)
+
+
+@pytest.mark.parametrize("grid", [(4, 4), (5, 9), (1, 6)])
+def test_ones(grid):
+    """A matrix of ones beside its diagonal has the eigenvalues 1 + 2 cos(k pi / (n + 1))."""
+    kernel = np.ones((3, 3, 1, 1), "float32")
+    angles = [np.pi / (pixels + 1) for pixels in grid]
+    expected = np.prod([1 + 2 * np.cos(angle) for angle in angles])
+    waves = [np.sin(angle * np.arange(1, n + 1)) for angle, n in zip(angles, grid, strict=True)]
+    singular = np.outer(*waves).reshape(1, *grid, 1).astype("float32")
+    singular /= np.linalg.norm(singular)
+    assert float(spectral.operator_norm(kernel, singular, 1)) == pytest.approx(expected, rel=1e-6)
+    assert spectral.residual(kernel, singular, 1) < 1e-6
+    vector, _ = spectral.converged(kernel, random_vector(grid, 1), 1)
+    np.testing.assert_allclose(np.abs(vector), singular, atol=1e-4)
+    # The torus with a change of sign at its seams has just these frequencies.
+    certified = spectral.certified_norm(kernel, grid, 1)
+    assert expected <= certified == pytest.approx(expected, rel=1e-8)
+
+
+def test_shift():
+    kernel = np.zeros((3, 3, 1, 1), "float32")
+    kernel[0, 2] = -3
+    vector = np.zeros((1, 4, 4, 1), "float32")
+    vector[0, 3, 0] = 1
+    # What is shifted off the grid is lost.
+    assert spectral.operator_norm(kernel, vector, 1) == 0
+    assert float(spectral.operator_norm(kernel, vector[:, ::-1], 1)) == 0
+    assert float(spectral.operator_norm(kernel, vector[:, :, ::-1], 1)) == 0
+    assert float(spectral.operator_norm(kernel, vector[:, ::-1, ::-1], 1)) == 3
+    assert spectral.certified_norm(kernel, (4, 4), 1) == pytest.approx(3)
+
+
+@pytest.mark.parametrize("strides", [1, 2])
+def test_pointwise_norm_is_that_of_its_matrix_on_every_grid(strides):
+    kernel, _ = example(inputs=5, outputs=3, size=1)
+    expected = largest(kernel[0, 0])
+    for grid in ((1, 1), (4, 4), (5, 3)):
+        vector, _ = spectral.converged(kernel, random_vector(grid, 5), strides)
+        norm = float(spectral.operator_norm(kernel, vector, strides))
+        assert norm == pytest.approx(expected, rel=1e-5)
+        certified = spectral.certified_norm(kernel, grid, strides)
+        assert expected <= certified == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("size, strides", [(3, 1), (3, 2), (1, 1), (1, 2)])
+@pytest.mark.parametrize("grid", [(6, 6), (7, 5)])
+def test_norm_is_of_what_the_layers_do(grid, size, strides):
+    if size == 1:
+        layer = PointwiseConvolution(4, strides, use_bias=False)
+    else:
+        layer = keras.layers.Conv2D(4, size, strides, padding="same", use_bias=False)
+    vector = random_vector(grid, 3)
+    expected = np.linalg.norm(layer(vector))
+    norm = float(spectral.operator_norm(layer.kernel, vector, strides))
+    assert norm == pytest.approx(expected, rel=1e-5)
+    assert spectral.certified_norm(layer.kernel, grid, strides) > norm
+
+
+# Gradients
+
+
+@pytest.mark.parametrize("is_converged", [False, True])
+@pytest.mark.parametrize("strides, size", [(1, 3), (2, 3), (1, 1), (2, 1)])
+def test_gradient_against_finite_differences(strides, size, is_converged):
+    """Of |T v| with v constant, and of the norm itself where v has converged."""
+    kernel, vector = example(size=size)
+    if is_converged:
+        vector, _ = spectral.converged(kernel, vector, strides, tolerance=1e-6)
+
+    def function(kernel):
+        matrix = matrix_by_loops(kernel, (6, 5), strides)
+        return largest(matrix) if is_converged else np.linalg.norm(matrix @ np.ravel(vector))
+
+    result = gradient(kernel, vector, strides)
+    rng = np.random.default_rng(3)
+    for _ in range(4):
+        direction = rng.normal(size=kernel.shape)
+        up, down = (function(kernel + shift * direction) for shift in (1e-5, -1e-5))
+        expected = (up - down) / 2e-5
+        np.testing.assert_allclose(np.sum(result * direction), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_gradient_reaches_the_scales_of_the_batch_norms():
+    """d norm / d scale = sum of d norm / d folded kernel * kernel over all but the channel."""
+    kernel, vector = example()
+    scale = tf.Variable([1.5, -0.5, 2.0, 0.1])
+    with tf.GradientTape() as tape:
+        product = spectral.folded(kernel, output_scale=scale)
+        norm = spectral.operator_norm(product, vector, 1)
+    expected = np.sum(gradient(product, vector, 1) * kernel, axis=(0, 1, 2))
+    np.testing.assert_allclose(tape.gradient(norm, scale), expected, rtol=1e-5)
+
+
+def test_vectors_are_constants():
+    kernel, vector = (tf.constant(array) for array in example())
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch([kernel, vector])
+        stepped = spectral.power_iteration(kernel, vector, 1, 2)
+        best, _ = spectral.converged(kernel, vector, 1)
+        norm = spectral.operator_norm(kernel, vector, 1)
+    for result in (stepped, best):
+        assert tape.gradient(result, [kernel, vector]) == [None, None]
+    assert tape.gradient(norm, vector) is None
+    assert tape.gradient(norm, kernel) is not None
+
+
+def test_zero_kernel():
+    kernel, vector = np.zeros((3, 3, 3, 4), "float32"), random_vector((6, 5), 3)
+    assert spectral.operator_norm(kernel, vector, 1) == 0
+    np.testing.assert_array_equal(gradient(kernel, vector, 1), np.zeros(kernel.shape))
+    assert spectral.residual(kernel, vector, 1) == 0
+    assert spectral.certified_norm(kernel, (6, 5), 1) == 0
+    best, iterations = spectral.converged(kernel, vector, 1)
+    assert iterations == 1
+    for unchanged in (best, spectral.power_iteration(kernel, vector, 1, 3)):
+        np.testing.assert_allclose(unchanged, vector, atol=1e-7)
+
+
+@pytest.mark.parametrize("scale", [1e-32, 1e-25, 1e25, 1e36])
+def test_tiny_and_huge_kernels(scale):
+    kernel, vector = example()
+    scaled = (kernel * scale).astype("float32")
+    assert float(spectral.operator_norm(scaled, vector, 1)) == pytest.approx(
+        scale * float(spectral.operator_norm(kernel, vector, 1)), rel=1e-5
+    )
+    np.testing.assert_allclose(
+        gradient(scaled, vector, 1), gradient(kernel, vector, 1), rtol=1e-4, atol=1e-6
+    )
+    assert float(spectral.residual(scaled, vector, 1)) == pytest.approx(
+        float(spectral.residual(kernel, vector, 1)), rel=1e-5
+    )
+    np.testing.assert_allclose(
+        spectral.power_iteration(scaled, vector, 1, 3),
+        spectral.power_iteration(kernel, vector, 1, 3),
+        atol=1e-6,
+    )
+    best, _ = spectral.converged(scaled, vector, 1)
+    expected = scale * largest(matrix_by_loops(kernel, (6, 5), 1))
+    assert float(spectral.operator_norm(scaled, best, 1)) == pytest.approx(expected, rel=1e-5)
+    assert spectral.certified_norm(scaled, (6, 5), 1) == pytest.approx(
+        scale * spectral.certified_norm(kernel, (6, 5), 1), rel=1e-5
+    )
+
+
+def test_kernels_of_mixed_precision():
+    """The norm, in float32, of the rounded kernel that the layer convolves with."""
+    kernel, vector = example()
+    rounded = tf.cast(kernel, "bfloat16")
+    best, _ = spectral.converged(rounded, vector, 1)
+    norm = spectral.operator_norm(rounded, best, 1)
+    assert best.dtype == norm.dtype == "float32"
+    expected = largest(matrix_by_loops(tf.cast(rounded, "float64"), (6, 5), 1))
+    assert float(norm) == pytest.approx(expected, rel=1e-5)
+    assert expected != pytest.approx(largest(matrix_by_loops(kernel, (6, 5), 1)), rel=1e-5)
+    assert expected <= spectral.certified_norm(rounded, (6, 5), 1)
+
+
+# The loop
+
+
+def test_converged_is_one_loop_of_the_graph():
+    kernel, vector = example()
+    function = tf.function(lambda kernel, vector: spectral.converged(kernel, vector, 1))
+    graph = function.get_concrete_function(kernel, vector).graph
+    kinds = [operation.type for operation in graph.get_operations()]
+    assert sum(kind in ("While", "StatelessWhile") for kind in kinds) == 1
+    # The first product with the transpose stands before the loop, all others in it.
+    assert kinds.count("Conv2DBackpropInput") == 1
+    best, iterations = function(kernel, vector)
+    eager_best, eager_iterations = spectral.converged(kernel, vector, 1)
+    assert iterations.dtype == "int32" and abs(int(iterations) - int(eager_iterations)) <= 1
+    np.testing.assert_allclose(np.abs(best), np.abs(eager_best), atol=1e-4)
+
+
+def test_compiled_by_xla():
+    """Divisions by the smallest numbers came out as NaN: XLA multiplies divisors."""
+    kernel, vector = example()
+    function = tf.function(lambda kernel: spectral.converged(kernel, vector, 1), jit_compile=True)
+    best, _ = function(kernel)
+    norm = float(spectral.operator_norm(kernel, best, 1))
+    assert norm == pytest.approx(largest(matrix_by_loops(kernel, (6, 5), 1)), rel=1e-5)
+    unchanged, _ = function(0 * kernel)
+    np.testing.assert_allclose(unchanged, vector, atol=1e-6)
+
+
+def test_converged_again_costs_one_or_two_iterations():
+    kernel, vector = example()
+    best, iterations = spectral.converged(kernel, vector, 1)
+    assert iterations > 5
+    again, iterations = spectral.converged(kernel, best, 1)
+    assert iterations <= 2
+    np.testing.assert_allclose(again, best, atol=1e-5)
+    # A small change of the kernel costs less than a new beginning.
+    _, iterations_from_best = spectral.converged(kernel * 1.001 + 1e-3, best, 1)
+    _, iterations_from_random = spectral.converged(kernel * 1.001 + 1e-3, vector, 1)
+    assert 1 < iterations_from_best < iterations_from_random
+
+
+def test_basis_is_orthonormal_even_of_almost_parallel_vectors():
+    first, second = random_vector((6, 5), 3, 0), random_vector((6, 5), 3, 1)
+    basis = np.reshape(spectral._orthonormal(first, first + 1e-5 * second, 0 * first), (3, -1))
+    np.testing.assert_allclose(basis @ basis.T, np.diag([1, 1, 0]), atol=1e-6)
+    np.testing.assert_allclose(basis[0], first.ravel(), atol=1e-6)
+
+
+def test_converged_ends_where_it_is_told():
+    kernel, vector = example()
+    for most in (1, 3):
+        best, iterations = spectral.converged(kernel, vector, 1, most_iterations=most)
+        assert iterations == most
+        if most == 1:
+            np.testing.assert_allclose(best, vector, atol=1e-7)
+    best, _ = spectral.converged(kernel, vector, 1, tolerance=0.1)
+    assert 1e-3 < spectral.residual(kernel, best, 1) <= 0.1
+
+
+@pytest.mark.parametrize("strides", [1, 2])
+def test_folded_is_a_product_with_diagonals(strides):
+    kernel, _ = example()
+    first, second = np.array([2.0, -1.0, 0.5]), np.array([1.0, -3.0, 0.0, 0.25])
+    matrix = matrix_by_loops(kernel, (6, 5), strides)
+    pixels = len(matrix) // 4
+    for scales in ((first, second), (first, None), (None, second), (None, None)):
+        expected = matrix
+        if scales[0] is not None:
+            expected = expected @ np.diag(np.tile(first, 30))
+        if scales[1] is not None:
+            expected = np.diag(np.tile(second, pixels)) @ expected
+        result = matrix_by_loops(spectral.folded(kernel, *scales), (6, 5), strides)
+        np.testing.assert_allclose(result, expected, atol=1e-6)
+
+
+# Certified norms
+
+
+def random_ratios(family, count, seed=0, sizes=(1, 3), most_strides=2):
+    """Certified norm over norm for random grids and channels."""
+    rng = np.random.default_rng(seed)
+    ratios = []
+    while len(ratios) < count:
+        grid = tuple(map(int, rng.integers(3, 9, size=2)))
+        inputs, outputs = rng.integers(1, 5, size=2)
+        strides = int(rng.integers(1, most_strides + 1))
+        kernel = random_kernel(family, rng.choice(sizes), inputs, outputs, rng)
+        matrix = matrix_by_loops(kernel, grid, strides)
+        if matrix.any():
+            ratios.append(spectral.certified_norm(kernel, grid, strides) / largest(matrix))
+    return ratios
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "count", [pytest.param(60, id="some"), pytest.param(2000, id="many", marks=pytest.mark.slow)]
+)
+def test_certified_norm_is_never_below_the_norm(count, family):
+    ratios = random_ratios(family, count, sizes=(3, 3, 1))
+    assert min(ratios) >= 1
+    assert np.median(ratios) < 1.08
+    assert max(ratios) < 1.5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_certified_norm_for_other_kernels_and_strides(family):
+    """Even and large kernels, some larger than the grid, and strides larger than the kernel."""
+    ratios = random_ratios(family, 40, sizes=(2, 4, 5, 9), most_strides=4)
+    assert min(ratios) >= 1
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (1, 4), (2, 1), (2, 2)])
+@pytest.mark.parametrize("strides", [1, 2])
+def test_certified_norm_on_the_smallest_grids(grid, strides):
+    for seed in range(10):
+        kernel, _ = example(seed=seed)
+        norm = largest(matrix_by_loops(kernel, grid, strides))
+        certified = spectral.certified_norm(kernel, grid, strides)
+        # What no pixel ever meets does not count.
+        assert norm <= certified < (1 + 1e-8 if grid == (1, 1) else 2) * norm
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_certified_norm_is_close_on_the_grids_of_networks(family):
+    kernel = random_kernel(family, 3, 16, 16, np.random.default_rng(0))
+    for grid, strides, excess in (((16, 16), 1, 1.02), ((16, 16), 2, 1.06), ((8, 8), 1, 1.06)):
+        vector, _ = spectral.converged(kernel, random_vector(grid, 16), strides)
+        norm = float(spectral.operator_norm(kernel, vector, strides))
+        assert norm <= spectral.certified_norm(kernel, grid, strides) < excess * norm
+
+
+@pytest.mark.parametrize("outputs", [2, 9])
+@pytest.mark.parametrize("strides", [1, 2, 3])
+def test_symbols_are_sums_of_aliased_frequencies(strides, outputs):
+    """A stride makes frequencies one, whose symbols stand side by side and share the length."""
+    kernel = np.random.default_rng(0).normal(size=(3, 4, 2, outputs))
+    norms = spectral._symbol_norms(kernel, strides, 2, 3)
+    assert norms.shape == (2, 2, 3, 2)
+    for row, row_phase, column, column_phase in np.ndindex(norms.shape):
+        symbols = []
+        for a, b in np.ndindex(strides, strides):
+            first = 2 * np.pi * ((row + row_phase / 2) / 2 + a) / strides
+            second = 2 * np.pi * ((column + column_phase / 2) / 3 + b) / strides
+            symbol = sum(
+                kernel[y, x].T * np.exp(1j * (first * y + second * x)) for y, x in np.ndindex(3, 4)
+            )
+            symbols.append(symbol / strides)
+        expected = largest(np.concatenate(symbols, axis=1))
+        assert norms[row, row_phase, column, column_phase] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("entry", [np.nan, np.inf])
+def test_certified_norm_of_a_kernel_gone_wrong(entry):
+    kernel, _ = example()
+    kernel[1, 1, 0, 0] = entry
+    np.testing.assert_equal(spectral.certified_norm(kernel, (6, 5), 1), entry)
