@@ -1,5 +1,6 @@
 """Datasets as `tf.data` pipelines, ready for `model.fit` and the probes."""
 
+from tfresidual.datasets.inverse_problem import inverse_problem
 from tfresidual.datasets.load import Description, describe, load, plain, set_epoch
 
 __all__ = [
@@ -7,6 +8,7 @@ __all__ = [
     "Digitclutter",
     "DigitclutterConfig",
     "describe",
+    "inverse_problem",
     "load",
     "plain",
     "set_epoch",

@@ -1,6 +1,13 @@
 """Residual networks, and those of the papers by name."""
 
+from tfresidual.networks.inverse_problem import (
+    DenseBlock,
+    InverseProblemNetwork,
+    error_correcting_network,
+    error_correction,
+)
 from tfresidual.networks.presets import (
+    PRESETS,
     avg_pooling,
     hauser,
     resnet,
@@ -14,8 +21,13 @@ from tfresidual.networks.presets import (
 from tfresidual.networks.residual_network import ResidualNetwork
 
 __all__ = [
+    "PRESETS",
+    "DenseBlock",
+    "InverseProblemNetwork",
     "ResidualNetwork",
     "avg_pooling",
+    "error_correcting_network",
+    "error_correction",
     "hauser",
     "resnet",
     "resnet101",

@@ -4,6 +4,18 @@ from tfresidual.networks.residual_network import ResidualNetwork
 
 CIFAR_SHAPE = (32, 32, 3)
 LAYERS_PER_BLOCK = {False: 2, True: 3}
+# The functions of this file.
+PRESETS = (
+    "resnet",
+    "hauser",
+    "resnet101",
+    "resnet110",
+    "resnet164",
+    "resnet1001",
+    "single_representation",
+    "avg_pooling",
+    "wide",
+)
 
 
 def resnet(depth=20, input_shape=CIFAR_SHAPE, classes=10, bottleneck=False, **kwargs):
@@ -11,7 +23,7 @@ def resnet(depth=20, input_shape=CIFAR_SHAPE, classes=10, bottleneck=False, **kw
 
     Args:
         depth: int, number of layers with weights: `6 n + 2` for `n` blocks a stage, or `9 n + 2`
-            with bottlenecks.
+            with bottlenecks; 101 without bottlenecks is `resnet101`.
         input_shape: (height, width, channels) of one image.
         classes: int, number of outputs.
         bottleneck: bool, whether the blocks are bottlenecks of 64, 128 and 256 channels instead
@@ -27,6 +39,8 @@ def resnet(depth=20, input_shape=CIFAR_SHAPE, classes=10, bottleneck=False, **kw
     Reference:
         He et al. 2016, https://arxiv.org/abs/1603.05027, section 3 and appendix.
     """
+    if depth == 101 and not bottleneck:
+        return resnet101(input_shape, classes, **kwargs)
     per_stage = 3 * LAYERS_PER_BLOCK[bool(bottleneck)]
     if not isinstance(depth, int) or depth <= 2 or (depth - 2) % per_stage:
         raise ValueError(
@@ -110,7 +124,7 @@ def wide(input_shape=CIFAR_SHAPE, classes=10, **kwargs):
     )
 
 
-def resnet101(input_shape=CIFAR_SHAPE, classes=10, width=16, stages=3, **kwargs):
+def resnet101(input_shape=CIFAR_SHAPE, classes=10, width=16, stages=3, blocks=16, **kwargs):
     """ResNet-101: stages of 16 blocks, downsampling blocks of their own between them.
 
     Args:
@@ -119,6 +133,7 @@ def resnet101(input_shape=CIFAR_SHAPE, classes=10, width=16, stages=3, **kwargs)
         width: int, channels of the first stage (the paper: 8, 16, 32 or 64), doubled from stage
             to stage.
         stages: int, 3 in the paper, and 1 for MNIST.
+        blocks: int, blocks per stage, or one int a stage.
         **kwargs: further arguments of `ResidualNetwork`.
 
     Reference:
@@ -129,7 +144,7 @@ def resnet101(input_shape=CIFAR_SHAPE, classes=10, width=16, stages=3, **kwargs)
     return ResidualNetwork(
         input_shape,
         classes,
-        blocks=16,
+        blocks=blocks,
         widths=tuple(width * 2**stage for stage in range(stages)),
         transition="downsampling_block",
         **kwargs,

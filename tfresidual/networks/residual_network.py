@@ -1,16 +1,25 @@
 """A residual network as a functional Keras model that can say its chain."""
 
 import io
+import math
 
 import keras
 from rich.console import Console
 from rich.table import Table
 
 from tfresidual.layers import BatchNormalization, PointwiseConvolution, ResidualUnit
-from tfresidual.layers.residual_unit import PREACTIVATION_LAYOUTS
+from tfresidual.layers.residual_unit import (
+    BATCH_NORMS,
+    PREACTIVATION_LAYOUTS,
+    check_choice,
+    check_lipschitz,
+)
 from tfresidual.layers.shortcuts import get_shortcut
 
 TRANSITIONS = ("projection", "convolution", "average_pooling", "downsampling_block")
+ANCHORS = ("previous", "input")
+# How every scale begins where batch normalization is unshared (Jastrzebski et al. 2018, 4.5).
+UNSHARED_GAMMA = 0.1
 
 
 @keras.saving.register_keras_serializable(package="tfresidual")
@@ -47,7 +56,22 @@ class ResidualNetwork(keras.Model):
         pooling: `"global"`, or the int size of an average pooling whose result is flattened.
         classifier_activation: activation of the last layer: `"softmax"`, `"sigmoid"` (several
             labels an image) or `None` (logits).
-        gamma_initializer: initializer of the scale of the units' batch normalizations.
+        gamma_initializer: initializer of the scale of the units' batch normalizations; by default
+            0.1 where `batch_norm` is `"unshared"`, and 1 otherwise.
+        share_from: int, the block from which on the blocks of a stage are one, applied again and
+            again, or `None` for blocks with weights of their own. A block that changes the shape
+            of the state always has its own.
+        batch_norm: what every application of a shared block has of its own: `"shared"` nothing,
+            `"unshared_statistics"` batch normalization's statistics, `"unshared_scale"` its scale
+            and offset, `"unshared"` both.
+        recurrent_initialization: bool, whether all blocks of a stage that keep the shape of the
+            state begin with equal weights.
+        lipschitz: float over 0, the largest Lipschitz constant of the branch of every block that
+            keeps the shape of the state, see `tfresidual.layers.ResidualUnit`; `None` for no
+            bound.
+        anchor: to what a block that keeps the shape of the state adds its branch: `"previous"`,
+            the block's input, or `"input"`, the stage's (with which these blocks begin): with
+            `lipschitz` under 1 the properly convergent network.
         data_format: `"channels_last"`, `"channels_first"` or `None` for Keras' own setting.
         dtype: dtype policy of all layers, by default Keras' own setting.
         name: name of the model.
@@ -56,7 +80,10 @@ class ResidualNetwork(keras.Model):
         ValueError: if an argument is none of these, or the strides do not fit `input_shape`.
 
     Reference:
-        He et al. 2016, https://arxiv.org/abs/1603.05027.
+        He et al. 2016, https://arxiv.org/abs/1603.05027. Sharing and unshared batch
+        normalization: Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, section 4.5.
+        Recurrent initialization, Lipschitz bound and anchor: "Iterative convergent computation is
+        not a useful inductive bias for ResNets", section 4.
     """
 
     def __init__(
@@ -72,7 +99,12 @@ class ResidualNetwork(keras.Model):
         transition="projection",
         pooling="global",
         classifier_activation="softmax",
-        gamma_initializer="ones",
+        gamma_initializer=None,
+        share_from=None,
+        batch_norm="shared",
+        recurrent_initialization=False,
+        lipschitz=None,
+        anchor="previous",
         data_format=None,
         dtype=None,
         name="residual_network",
@@ -84,11 +116,14 @@ class ResidualNetwork(keras.Model):
                 "Arguments `blocks` and `widths` must name the same number of stages. "
                 f"Received: blocks={blocks}, widths={widths}"
             )
-        if transition not in TRANSITIONS:
-            raise ValueError(
-                f"Argument `transition` must be one of {', '.join(map(repr, TRANSITIONS))}. "
-                f"Received: transition={transition!r}"
-            )
+        check_choice("transition", transition, TRANSITIONS)
+        check_choice("batch_norm", batch_norm, BATCH_NORMS)
+        check_choice("anchor", anchor, ANCHORS)
+        check_lipschitz(lipschitz)
+        _check_share_from(share_from, batch_norm)
+        if gamma_initializer is None:
+            is_small = share_from is not None and batch_norm == "unshared"
+            gamma_initializer = keras.initializers.Constant(UNSHARED_GAMMA) if is_small else "ones"
         _ints("classes", [classes])
         data_format = data_format or keras.config.image_data_format()
         input_shape = _checked_input_shape(input_shape, len(widths), pooling, data_format)
@@ -137,9 +172,19 @@ class ResidualNetwork(keras.Model):
                 )
             elif stage > 1 and transition == "downsampling_block":
                 state = unit(width, f"{prefix}_transition", strides=2, resize="zero_padding")(state)
+            shared, entry = None, state
             for step in range(depth):
                 halves = stage > 1 and step == 0 and transition == "projection"
-                state = unit(width, f"{prefix}_block{step}", strides=2 if halves else 1)(state)
+                place = f"{prefix}_block{step}"
+                if halves or state.shape[axis] != width:
+                    state = entry = unit(width, place, strides=2 if halves else 1)(state)
+                    continue
+                block = unit(
+                    width, place, lipschitz=lipschitz, shares=shared, batch_norm=batch_norm
+                )
+                state = block(state) if anchor == "previous" else block(state, entry)
+                if shared is None and share_from is not None and step >= share_from:
+                    shared = block
         if layout in PREACTIVATION_LAYOUTS:
             state = activated(state, "head")
         if pooling == "global":
@@ -170,7 +215,49 @@ class ResidualNetwork(keras.Model):
         self.pooling = pooling
         self.classifier_activation = classifier_activation
         self.gamma_initializer = gamma_initializer
+        self.share_from = share_from
+        self.batch_norm = batch_norm
+        self.recurrent_initialization = bool(recurrent_initialization)
+        self.lipschitz = lipschitz
+        self.anchor = anchor
         self.data_format = data_format
+        if recurrent_initialization:
+            self._begin_equal()
+
+    def _begin_equal(self):
+        """Gives all blocks of a stage the weights of its first one that keeps the shape."""
+        for _, units in self.sections()[1]:
+            first, *others = [unit for unit in units if unit.resizing is None] or [None]
+            for unit in others:
+                # Vectors of the power iteration and random states stay their own.
+                pairs = zip(unit.trainable_variables, first.trainable_variables, strict=True)
+                for variable, value in pairs:
+                    variable.assign(value)
+        self.converge()
+
+    def converge(self):
+        """Runs the power iteration of every bounded branch to convergence, and keeps that.
+
+        `evaluate`, `predict` and the probes do so before they begin, `fit` behind its last epoch.
+        What is left is a network called directly, whose weights were set by hand.
+        """
+        for _, units in self.sections()[1]:
+            for unit in units:
+                if unit.lipschitz is not None:
+                    unit.converge()
+
+    def fit(self, *args, **kwargs):
+        history = super().fit(*args, **kwargs)
+        self.converge()
+        return history
+
+    def evaluate(self, *args, **kwargs):
+        self.converge()
+        return super().evaluate(*args, **kwargs)
+
+    def predict(self, *args, **kwargs):
+        self.converge()
+        return super().predict(*args, **kwargs)
 
     def sections(self):
         """The layers of the stem, of every stage, and of the head, in the order of the data.
@@ -217,6 +304,8 @@ class ResidualNetwork(keras.Model):
                 what = f"{len(run)} x " if len(run) > 1 else ""
                 what += f"{run[0].layout}{' bottleneck' if run[0].bottleneck else ''}"
                 what += f", {change.name} shortcut" if change else ""
+                what += ", one shared" if run[-1].shares else ""
+                what += f", Lipschitz {run[0].lipschitz:g}" if run[0].lipschitz else ""
                 table.add_row(f"stage {stage}, {which}", what, *_shape_and_count(run))
         table.add_section()
         table.add_row("head", _chained(head), *_shape_and_count(head))
@@ -251,6 +340,11 @@ class ResidualNetwork(keras.Model):
             "gamma_initializer": keras.initializers.serialize(
                 keras.initializers.get(self.gamma_initializer)
             ),
+            "share_from": self.share_from,
+            "batch_norm": self.batch_norm,
+            "recurrent_initialization": self.recurrent_initialization,
+            "lipschitz": self.lipschitz,
+            "anchor": self.anchor,
             "data_format": self.data_format,
             "dtype": keras.dtype_policies.serialize(self.dtype_policy),
         }
@@ -262,6 +356,20 @@ class ResidualNetwork(keras.Model):
         network = cls(**config)
         network.trainable = trainable
         return network
+
+
+def _check_share_from(share_from, batch_norm):
+    is_int = isinstance(share_from, int) and not isinstance(share_from, bool)
+    if share_from is not None and (not is_int or share_from < 0):
+        raise ValueError(
+            "Argument `share_from` must be the first of the shared blocks of a stage, counted from "
+            f"0, or None. Received: share_from={share_from!r}"
+        )
+    if share_from is None and batch_norm != "shared":
+        raise ValueError(
+            "Argument `batch_norm` says what applications of a shared block have of their own, so "
+            f"it must go with `share_from`. Received: batch_norm={batch_norm!r}, share_from=None"
+        )
 
 
 def _ints(name, values):
@@ -307,16 +415,25 @@ def _chained(layers):
 
 def _shape_and_count(layers):
     shape = layers[-1].output.shape[1:]
-    return "x".join(map(str, shape)), f"{sum(layer.count_params() for layer in layers):,}"
+    # Blocks may share weights.
+    weights = {id(weight): weight for layer in layers for weight in layer.weights}
+    count = sum(math.prod(weight.shape) for weight in weights.values())
+    return "x".join(map(str, shape)), f"{count:,}"
 
 
 def _runs_of_equal_units(units):
-    """Neighbouring units that change the shape in the same way, as (first, last, units)."""
+    """Neighbouring units of one kind, as (first, last, units).
+
+    Units that change the shape stand alone; those that are one shared block stand together.
+    """
+    leaders = [unit.shares for unit in units]
     runs = []
     for step, unit in enumerate(units):
-        if runs and runs[-1][2][-1].resizing is None and unit.resizing is None:
-            first, _, run = runs.pop()
-            runs.append((first, step, [*run, unit]))
+        shared = unit.shares or (unit if unit in leaders else None)
+        kind = (unit.resizing is None, shared and shared.name)
+        if runs and unit.resizing is None and runs[-1][0] == kind:
+            kind, first, _, run = runs.pop()
+            runs.append((kind, first, step, [*run, unit]))
         else:
-            runs.append((step, step, [unit]))
-    return runs
+            runs.append((kind, step, step, [unit]))
+    return [run for _, *run in runs]

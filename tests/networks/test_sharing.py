@@ -1,0 +1,564 @@
+"""Shared blocks: what is one and what is not, in training, in files, and in the papers' numbers.
+
+What the blocks compute at inference is compared with NumPy in test_residual_network.py.
+"""
+
+import copy
+import json
+import pathlib
+import pickle
+import subprocess
+import sys
+import tempfile
+
+import h5py
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from reference.numpy_network import OWN
+from reference.random_network import random_batch, random_network, states_of
+
+import tfresidual as tfr
+from tfresidual import networks
+from tfresidual.layers import ResidualUnit
+from tfresidual.networks import ResidualNetwork
+
+SWITCHES = ("shared", "unshared_statistics", "unshared_scale", "unshared")
+STATISTICS, SCALES = ("moving_mean", "moving_variance"), ("gamma", "beta")
+all_switches = pytest.mark.parametrize("batch_norm", SWITCHES)
+SMALL = {"input_shape": (8, 8, 3), "classes": 5, "blocks": 4, "widths": (4, 8), "share_from": 1}
+
+
+def count(variables):
+    return sum(int(np.prod(variable.shape)) for variable in variables)
+
+
+def units_of(net):
+    """The units by (stage, step)."""
+    return {
+        (stage, step): unit
+        for stage, (_, units) in enumerate(net.sections()[1], start=1)
+        for step, unit in enumerate(units)
+    }
+
+
+def roles_of(unit):
+    """All variables of a unit's branch by what they do."""
+    return {
+        f"{layer}/{v.name}": v
+        for layer in ("convolution1", "convolution2", "normalization1", "normalization2")
+        for v in getattr(unit, layer).variables
+    }
+
+
+# Numbers of parameters
+
+
+@pytest.mark.parametrize(
+    ("depth", "classes", "trainable"),
+    [
+        (110, 10, 570_762),
+        (146, 10, 573_450),
+        (182, 10, 576_138),
+        (110, 100, 576_612),
+        (146, 100, 579_300),
+        (182, 100, 581_988),
+    ],
+)
+def test_parameters_of_the_papers_networks(depth, classes, trainable):
+    net = networks.resnet(depth, classes=classes, share_from=5, batch_norm="unshared")
+    assert count(net.trainable_variables) == trainable
+    assert count(tfr.chain(net).weights) == trainable
+
+
+@all_switches
+@pytest.mark.parametrize("share_from", [0, 1, 2, 3, 9])
+def test_parameters_by_hand(share_from, batch_norm):
+    net = ResidualNetwork(**SMALL | {"share_from": share_from, "batch_norm": batch_norm})
+    expected = {"trainable": 0, "statistics": 0}
+    stem, _, head = net.sections()
+    for layer in (*stem, *head):
+        expected["trainable"] += count(layer.trainable_variables)
+        expected["statistics"] += count(layer.non_trainable_variables)
+    own = OWN[batch_norm]
+    for stage, width in ((1, 4), (2, 8)):
+        # The first block of the second stage brings 4 channels to 8 and is never shared.
+        steps = range(4) if stage == 1 else range(1, 4)
+        shared = [step for step in steps if step >= share_from]
+        alone = len(steps) - len(shared) + min(len(shared), 1)
+        again = max(len(shared) - 1, 0)
+        kernels = 2 * (9 * width**2 + width)
+        expected["trainable"] += alone * (kernels + 4 * width)
+        expected["trainable"] += again * 4 * width * ("gamma" in own)
+        expected["statistics"] += alone * 4 * width + again * 4 * width * ("moving_mean" in own)
+    expected["trainable"] += (9 * 4 * 8 + 8) + (9 * 8 * 8 + 8) + (4 * 8 + 8) + 2 * 4 + 2 * 8
+    expected["statistics"] += 2 * 4 + 2 * 8
+    assert count(net.trainable_variables) == expected["trainable"]
+    assert count(net.non_trainable_variables) == expected["statistics"]
+    assert net.count_params() == sum(expected.values())
+
+
+# Which variables are one
+
+
+@all_switches
+def test_what_is_one_and_what_is_not(batch_norm):
+    net = ResidualNetwork(**SMALL, batch_norm=batch_norm)
+    units = units_of(net)
+    for stage in (1, 2):
+        alone, leader, *others = (units[stage, step] for step in range(4))
+        assert alone.shares is leader.shares is None
+        mine = roles_of(leader)
+        assert all(v is not mine[role] for role, v in roles_of(alone).items())
+        for i, unit in enumerate(others):
+            assert unit.shares is leader
+            theirs = roles_of(unit)
+            assert theirs.keys() == mine.keys()
+            apart = {role for role, variable in theirs.items() if variable is not mine[role]}
+            assert apart == {f"normalization{k}/{name}" for k in (1, 2) for name in OWN[batch_norm]}
+            for another in others[:i]:
+                assert all(theirs[role] is not roles_of(another)[role] for role in apart)
+    # Each of them once, for the optimizer and for files.
+    assert len({id(v) for v in net.variables}) == len(net.variables)
+    assert len({v.path for v in net.variables}) == len(net.variables)
+    every = {id(v) for unit in units.values() for v in unit.variables}
+    assert every <= {id(v) for v in net.variables}
+    net.compile(keras.optimizers.SGD(0.1, momentum=0.9), "sparse_categorical_crossentropy")
+    net.optimizer.build(net.trainable_variables)
+    # A momentum for each, the iteration and the learning rate.
+    assert len(net.optimizer.variables) == len(net.trainable_variables) + 2
+
+
+@pytest.mark.parametrize("transition", ["projection", "downsampling_block", "average_pooling"])
+def test_fully_recurrent_stages(transition):
+    net = ResidualNetwork(**SMALL | {"share_from": 0, "widths": (8, 8)}, transition=transition)
+    units = units_of(net)
+    leaders = {unit.shares.name for unit in units.values() if unit.shares}
+    strides = transition == "projection"
+    assert leaders == {"stage1_block0", f"stage2_block{int(strides)}"}
+    assert units[2, 0].shares is None
+    alone = [place for place, unit in units.items() if unit.shares is None]
+    assert len(alone) == 2 + strides
+    if transition == "downsampling_block":
+        first = units[2, 0].convolution1
+        assert net.get_layer("stage2_transition").convolution1 is not first
+
+
+def test_stages_that_are_too_short_share_nothing():
+    net = ResidualNetwork(**SMALL | {"share_from": 3})
+    assert all(unit.shares is None for unit in units_of(net).values())
+    assert ResidualNetwork(**SMALL | {"share_from": None}).count_params() == net.count_params()
+
+
+def test_shortcuts_are_shared():
+    net = ResidualNetwork(**SMALL, shortcut="exclusive_gate", batch_norm="unshared")
+    units = units_of(net)
+    assert units[1, 3].joining.gate.kernel is units[1, 1].joining.gate.kernel
+    assert units[1, 3].joining.gate.kernel is not units[1, 0].joining.gate.kernel
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "expected"),
+    [
+        ({"batch_norm": "unshared"}, 0.1),
+        ({"batch_norm": "shared"}, 1),
+        ({"batch_norm": "unshared_statistics"}, 1),
+        ({"batch_norm": "unshared_scale"}, 1),
+        ({"share_from": None}, 1),
+        ({"batch_norm": "unshared", "gamma_initializer": "ones"}, 1),
+        ({"gamma_initializer": keras.initializers.Constant(0.1)}, 0.1),
+    ],
+)
+def test_initial_scale(kwargs, expected):
+    net = ResidualNetwork(**SMALL | kwargs)
+    for net in (net, ResidualNetwork.from_config(net.get_config())):
+        for unit in units_of(net).values():
+            for normalization in (unit.normalization1, unit.normalization2):
+                np.testing.assert_allclose(normalization.gamma, expected, rtol=1e-6)
+        np.testing.assert_array_equal(net.get_layer("head_normalization").gamma, 1)
+
+
+# Training
+
+
+@all_switches
+def test_moving_statistics_of_a_training_step(batch_norm):
+    """By hand: of every application's own batch, one after the other where they are shared."""
+    net = random_network(blocks=4, widths=(4, 8), share_from=1, batch_norm=batch_norm)
+    images, labels = random_batch(net, images=8)
+    before = {id(v): v.numpy() for v in net.variables}
+    twin = keras.models.load_model(saved(net))
+    net.compile(keras.optimizers.SGD(0.0), "sparse_categorical_crossentropy", jit_compile=False)
+    net.train_on_batch(images, labels)
+    state = twin.get_layer("stem")(images)
+    expected = dict(before)
+    for place, unit in units_of(twin).items():
+        layer = units_of(net)[place].normalization1
+        values = np.asarray(state, "f8")
+        for variable, value in (
+            (layer.moving_mean, values.mean((0, 1, 2))),
+            (layer.moving_variance, values.var((0, 1, 2))),
+        ):
+            expected[id(variable)] = 0.99 * expected[id(variable)] + 0.01 * value
+        state = unit(state, training=True)
+    checked = {}
+    for unit in units_of(net).values():
+        for name in STATISTICS:
+            variable = getattr(unit.normalization1, name)
+            checked[id(variable)] = variable
+    for key, variable in checked.items():
+        np.testing.assert_allclose(variable, expected[key], rtol=1e-4, atol=1e-5)
+        assert np.abs(variable - before[key]).max() > 1e-4
+    assert len(checked) == 2 * (8 if "moving_mean" in OWN[batch_norm] else 4)
+
+
+def copied_without_sharing(net):
+    """A network of the same outputs whose blocks all have weights of their own."""
+    changes = {"share_from": None, "batch_norm": "shared"}
+    free = ResidualNetwork.from_config(net.get_config() | changes)
+    for place, unit in units_of(free).items():
+        source = units_of(net)[place]
+        for mine, theirs in zip(unit.variables, source.variables, strict=True):
+            assert mine.shape == theirs.shape
+        roles = roles_of(source)
+        for role, variable in roles_of(unit).items():
+            variable.assign(roles[role])
+        if unit.resizing is not None:
+            unit.resizing.set_weights(source.resizing.get_weights())
+    for name in ("stem", "head_normalization", "classifier"):
+        free.get_layer(name).set_weights(net.get_layer(name).get_weights())
+    return free
+
+
+@all_switches
+def test_gradient_is_the_sum_over_the_applications(batch_norm):
+    net = random_network(blocks=4, widths=(4, 8), share_from=1, batch_norm=batch_norm)
+    free = copied_without_sharing(net)
+    images, labels = random_batch(net, images=8)
+    np.testing.assert_array_equal(free(images), net(images))
+    gradients = []
+    for network in (net, free):
+        with tf.GradientTape() as tape:
+            outputs = network(images, training=True)
+            losses = keras.losses.sparse_categorical_crossentropy(labels, outputs)
+        found = tape.gradient(losses, network.trainable_variables)
+        pairs = zip(network.trainable_variables, found, strict=True)
+        gradients.append({id(v): np.asarray(gradient, "f8") for v, gradient in pairs})
+    sums = {}
+    for place, unit in units_of(net).items():
+        theirs = roles_of(units_of(free)[place])
+        for role, variable in roles_of(unit).items():
+            if id(variable) in gradients[0]:
+                sums[id(variable)] = sums.get(id(variable), 0) + gradients[1][id(theirs[role])]
+    for key, expected in sums.items():
+        size = np.abs(expected).max()
+        np.testing.assert_allclose(gradients[0][key], expected, atol=1e-4 * size + 1e-6)
+    shared = id(units_of(net)[1, 1].convolution1.kernel)
+    own = gradients[1][id(units_of(free)[1, 1].convolution1.kernel)]
+    assert np.abs(gradients[0][shared] - own).max() > 0.1 * np.abs(own).max()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_training_lowers_the_loss(dtype):
+    net = ResidualNetwork(
+        (8, 8, 1),
+        2,
+        blocks=5,
+        widths=(4, 8),
+        share_from=1,
+        batch_norm="unshared",
+        dtype=dtype,
+    )
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, 64)
+    images = rng.normal(size=(64, 8, 8, 1)).astype("float32")
+    images[:, :4] += 2 * labels[:, None, None, None]
+    net.compile(
+        keras.optimizers.SGD(0.05, momentum=0.9),
+        "sparse_categorical_crossentropy",
+        jit_compile=False,
+    )
+    before = {role: v.numpy() for role, v in roles_of(units_of(net)[2, 4]).items()}
+    losses = net.fit(images, labels, batch_size=16, epochs=5, verbose=0).history["loss"]
+    assert losses[-1] < 0.5 * losses[0]
+    for role, variable in roles_of(units_of(net)[2, 4]).items():
+        assert np.any(variable.numpy() != before[role]), role
+        same = variable is roles_of(units_of(net)[2, 1])[role]
+        equal = np.all(variable.numpy() == roles_of(units_of(net)[2, 1])[role].numpy())
+        assert same == equal == (role.split("/")[1] in ("kernel", "bias")), role
+
+
+def at_initialisation(seed, **kwargs):
+    """How the 18 blocks of the first stage lengthen the state, and shorten the gradient after it.
+
+    In training, so that the statistics are those of the batch. The second number is the gradient at
+    the state behind the first block over that at the first block of the last stage.
+    """
+    keras.utils.set_random_seed(seed)
+    net = ResidualNetwork((8, 8, 3), 10, blocks=18, widths=(4, 8, 16), **kwargs)
+    rng = np.random.default_rng(seed)
+    images = rng.normal(size=(16, 8, 8, 3)).astype("float32")
+    stem, stages, head = net.sections()
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        state = stem[0](images)
+        tape.watch(state)
+        states = [[] for _ in stages]
+        for kept, (_, units) in zip(states, stages, strict=True):
+            for unit in units:
+                kept.append(state)
+                state = unit(state, training=True)
+        for layer in head:
+            state = layer(state, training=True) if "normalization" in layer.name else layer(state)
+        losses = keras.losses.sparse_categorical_crossentropy(rng.integers(0, 10, 16), state)
+    gradients = tape.gradient(losses, [states[0][1], states[2][0]])
+    growth = np.linalg.norm(states[1][0]) / np.linalg.norm(states[0][0])
+    return growth, np.linalg.norm(gradients[0]) / np.linalg.norm(gradients[1])
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_naive_sharing_explodes_and_unshared_batch_norm_does_not(seed):
+    growth, ratio = at_initialisation(seed, share_from=5)
+    assert growth > 5
+    assert ratio > 12
+    growth, ratio = at_initialisation(seed, share_from=5, batch_norm="unshared")
+    assert growth < 2
+    assert ratio < 5
+
+
+# Configurations and files
+
+
+KINDS = [
+    {"batch_norm": "unshared"},
+    {"batch_norm": "unshared_scale", "shortcut": "conv1x1", "transition": "convolution"},
+    {"batch_norm": "unshared_statistics", "anchor": "input", "bottleneck": True},
+    {"batch_norm": "shared", "lipschitz": 0.9, "anchor": "input", "layout": "original"},
+    {"batch_norm": "unshared", "lipschitz": 0.9, "recurrent_initialization": True},
+]
+all_kinds = pytest.mark.parametrize("kwargs", KINDS, ids=lambda kwargs: "-".join(map(str, kwargs)))
+
+
+def saved(net, folder=None):
+    """The path of a file that holds a network."""
+    path = pathlib.Path(folder or tempfile.mkdtemp()) / "net.keras"
+    net.save(path)
+    return path
+
+
+@all_kinds
+def test_config_round_trip(kwargs):
+    net = ResidualNetwork(**SMALL | kwargs)
+    config = net.get_config()
+    for name, value in ({"share_from": 1} | kwargs).items():
+        assert config[name] == getattr(net, name) == value
+    text = json.dumps(config)
+    revived = ResidualNetwork.from_config(json.loads(text))
+    assert json.dumps(revived.get_config()) == text
+    assert [(v.path, v.shape) for v in revived.variables] == [
+        (v.path, v.shape) for v in net.variables
+    ]
+
+
+def assert_same_sharing(net, other):
+    """Whether the same variables are one in both."""
+
+    def groups(net):
+        places = {}
+        for place, unit in units_of(net).items():
+            for role, variable in roles_of(unit).items():
+                places.setdefault(id(variable), []).append((place, role))
+        return sorted(places.values())
+
+    assert groups(other) == groups(net)
+    assert len(other.variables) == len(net.variables)
+
+
+def assert_same_network(net, other, images):
+    assert type(other) is ResidualNetwork
+    assert_same_sharing(net, other)
+    for mine, theirs in zip(net.variables, other.variables, strict=True):
+        assert mine.path == theirs.path
+        np.testing.assert_array_equal(mine, theirs, err_msg=mine.path)
+    np.testing.assert_array_equal(other(images), net(images))
+
+
+@all_kinds
+def test_files(kwargs, tmp_path):
+    net = random_network(**SMALL | {"blocks": 3} | kwargs)
+    images, _ = random_batch(net)
+    loaded = keras.models.load_model(saved(net, tmp_path))
+    assert_same_network(net, loaded, images)
+    assert loaded.get_config() == net.get_config()
+    net.save_weights(tmp_path / "net.weights.h5")
+    fresh = ResidualNetwork.from_config(net.get_config())
+    assert np.any(np.asarray(fresh(images)) != net(images))
+    fresh.load_weights(tmp_path / "net.weights.h5")
+    assert_same_network(net, fresh, images)
+    # The file holds no weight twice.
+    with h5py.File(tmp_path / "net.weights.h5") as file:
+        sizes = []
+        file.visititems(lambda name, item: sizes.append(getattr(item, "size", 0)))
+    own = sum(count([v]) for v in net.variables if "seed" not in v.name)
+    assert sum(sizes) == own
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+def test_copies_keep_the_sharing(copied):
+    net = random_network(**SMALL | {"blocks": 3}, batch_norm="unshared")
+    assert_same_network(net, copied(net), random_batch(net)[0])
+
+
+PROGRAM = """
+import os, sys
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+import keras, numpy as np
+import tfresidual
+for name in sys.argv[2:]:
+    folder = sys.argv[1]
+    net = keras.models.load_model(f"{folder}/{name}.keras")
+    outputs = net.predict(np.load(f"{folder}/images.npy"), verbose=0)
+    np.savez(f"{folder}/{name}.npz", outputs=outputs, *[np.asarray(w) for w in net.weights])
+"""
+
+
+def test_files_in_a_fresh_process(tmp_path):
+    nets = {}
+    for i, kwargs in enumerate(KINDS[::2]):
+        net = nets[f"net{i}"] = ResidualNetwork(**SMALL | {"blocks": 3} | kwargs)
+        images, labels = random_batch(net, images=8)
+        net.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False)
+        net.fit(images, labels, verbose=0)
+        net.save(tmp_path / f"net{i}.keras")
+    np.save(tmp_path / "images.npy", images)
+    command = [sys.executable, "-P", "-c", PROGRAM, str(tmp_path), *nets]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for name, net in nets.items():
+        found = np.load(tmp_path / f"{name}.npz")
+        np.testing.assert_array_equal(found["outputs"], net.predict(images, verbose=0))
+        assert len(found.files) == 1 + len(net.weights)
+        for i, weight in enumerate(net.weights):
+            np.testing.assert_array_equal(found[f"arr_{i}"], weight, err_msg=weight.path)
+
+
+@all_switches
+def test_units_in_a_model_of_ones_own(batch_norm, tmp_path):
+    inputs = keras.Input((8, 8, 4))
+    first = ResidualUnit(4, name="first", lipschitz=0.9)
+    state = first(inputs)
+    for name in ("second", "third"):
+        unit = ResidualUnit(4, name=name, shares=first, batch_norm=batch_norm, lipschitz=0.9)
+        state = unit(state, inputs)
+    model = keras.Model(inputs, keras.layers.GlobalAveragePooling2D()(state))
+    rng = np.random.default_rng(0)
+    for variable in model.variables:
+        variable.assign(rng.uniform(0.2, 1, variable.shape))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    x = rng.normal(size=(3, 8, 8, 4)).astype("float32")
+    np.testing.assert_array_equal(loaded(x), model(x))
+    assert len(loaded.variables) == len(model.variables)
+    leader = roles_of(loaded.get_layer("first"))
+    for name in ("second", "third"):
+        unit = loaded.get_layer(name)
+        assert unit.shares is loaded.get_layer("first")
+        apart = {role for role, variable in roles_of(unit).items() if variable is not leader[role]}
+        assert apart == {f"normalization{k}/{own}" for k in (1, 2) for own in OWN[batch_norm]}
+    # And goes on as one: a change of the leader's kernel is one of all.
+    before = np.asarray(loaded.get_layer("third")(x))
+    loaded.get_layer("first").convolution1.kernel.assign_add(rng.normal(size=(3, 3, 4, 4)))
+    assert np.any(np.asarray(loaded.get_layer("third")(x)) != before)
+
+
+def test_a_unit_by_itself_keeps_its_configuration():
+    first = ResidualUnit(4, bottleneck=True)
+    first.build((None, 8, 8, 4))
+    unit = ResidualUnit(4, bottleneck=True, shares=first, batch_norm="unshared", name="again")
+    text = json.dumps(unit.get_config())
+    revived = ResidualUnit.from_config(json.loads(text))
+    assert json.dumps(revived.get_config()) == text
+    revived.build((None, 8, 8, 4))
+    unit.build((None, 8, 8, 4))
+    assert [v.path for v in revived.variables] == [v.path for v in unit.variables]
+
+
+# What is printed
+
+
+def test_summary():
+    texts = []
+    networks.resnet(56, share_from=5, batch_norm="unshared").summary(print_fn=texts.append)
+    lines = {line.split("│")[1].strip(): line for line in texts[0].splitlines() if "│" in line}
+    assert "4 x full_preactivation, one shared" in lines["stage 1, blocks 5 to 8"]
+    assert "5 x full_preactivation " in lines["stage 1, blocks 0 to 4"]
+    assert "4 x full_preactivation " in lines["stage 3, blocks 1 to 4"]
+    # Two convolutions of 16 to 16, once, and two batch norms of 16, four times.
+    assert f"{2 * 2320 + 4 * 2 * 64:,}" in lines["stage 1, blocks 5 to 8"]
+
+
+@all_kinds
+def test_summary_counts_add_up(kwargs):
+    net = ResidualNetwork(**SMALL | kwargs)
+    texts = []
+    net.summary(print_fn=texts.append)
+    cells = [line.split("│")[-2].strip() for line in texts[0].splitlines() if line.endswith("│")]
+    assert sum(int(cell.replace(",", "")) for cell in cells if cell) == net.count_params()
+    assert f"{net.count_params():,} parameters" in texts[0]
+    assert f"{count(net.trainable_variables):,} of them trainable" in texts[0]
+    assert texts[0].count("one shared") == 2
+    assert ("Lipschitz 0.9" in texts[0]) == ("lipschitz" in kwargs)
+
+
+# Arguments
+
+
+@pytest.mark.parametrize("share_from", [-1, True, 1.0, "1", (1,)], ids=repr)
+def test_bad_share_from(share_from):
+    message = r"Argument `share_from` must be the first.*Received: share_from="
+    with pytest.raises(ValueError, match=message):
+        ResidualNetwork(**SMALL | {"share_from": share_from})
+
+
+@pytest.mark.parametrize("batch_norm", SWITCHES[1:])
+def test_switches_need_something_shared(batch_norm):
+    with pytest.raises(ValueError, match=r"`batch_norm` .* `share_from`. Received: batch_norm="):
+        ResidualNetwork(**SMALL | {"share_from": None}, batch_norm=batch_norm)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("batch_norm", "private"), ("batch_norm", None), ("anchor", "first")]
+)
+def test_bad_choices(name, value):
+    with pytest.raises(ValueError, match=rf"`{name}` must be one of .*Received: {name}="):
+        ResidualNetwork(**SMALL | {name: value})
+
+
+def unit_of(**kwargs):
+    unit = ResidualUnit(**{"filters": 8} | kwargs)
+    unit.build((None, 8, 8, 8))
+    return unit
+
+
+OTHERS = {
+    "no unit": keras.layers.Dense(8),
+    "a name": "stage1_block0",
+    "not built": ResidualUnit(8),
+    "filters": unit_of(filters=4),
+    "layout": unit_of(layout="original"),
+    "bottleneck": unit_of(bottleneck=True),
+    "strides": unit_of(strides=2),
+    "resize": unit_of(resize="zero_padding"),
+}
+
+
+@pytest.mark.parametrize("shares", OTHERS.values(), ids=OTHERS)
+def test_bad_shares(shares):
+    with pytest.raises(ValueError, match=r"`shares` must be a built `ResidualUnit`.*Received: sha"):
+        ResidualUnit(8, shares=shares)
+
+
+def test_units_of_one_kernel_take_states_of_one_shape():
+    unit = ResidualUnit(8, shares=unit_of())
+    with pytest.raises(ValueError, match=r"`shares` must be a unit that takes.*Received: one that"):
+        unit.build((None, 4, 4, 8))

@@ -1,0 +1,306 @@
+"""Which weights belong together: real networks, and blocks named by hand.
+
+Networks whose blocks share convolutions are written here as the paths that their weights have.
+"""
+
+import contextlib
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfresidual.layers import ResidualUnit
+from tfresidual.networks import ResidualNetwork
+from tfresidual.networks.weight_groups import BlockWeights, blocks_of, groups_of
+
+NORMALIZATIONS = [f"normalization{i}/{name}" for i in (1, 2) for name in ("gamma", "beta")]
+CONVOLUTIONS = [f"convolution{i}/{name}" for i in (1, 2) for name in ("kernel", "bias")]
+PROJECTION = ["projection/kernel", "projection/bias"]
+
+
+def network(blocks=3, widths=(4, 8), **kwargs):
+    return ResidualNetwork((8, 8, 3), 5, blocks=blocks, widths=widths, **kwargs)
+
+
+def variable(path, shape=None):
+    """A variable of a path; kernels have two axes, everything else has one."""
+    *scopes, name = path.split("/")
+    shape = shape or ((3, 3) if name == "kernel" else (3,))
+    with contextlib.ExitStack() as stack:
+        for scope in scopes:
+            stack.enter_context(keras.name_scope(scope))
+        made = keras.Variable(np.zeros(shape), name=name)
+    assert made.path == path
+    return made
+
+
+def steps_by_role(groups, stage=1, network=""):
+    return {g.role: g.steps for g in groups if (g.stage, g.network) == (stage, network)}
+
+
+def owning(stage, roles_by_step):
+    """The variables of the blocks of a stage, by the roles that each of them owns."""
+    return [
+        variable(f"stage{stage}_block{step}/{role}")
+        for step, roles in roles_by_step.items()
+        for role in roles
+    ]
+
+
+ALL = NORMALIZATIONS + CONVOLUTIONS
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "second"),
+    [
+        # The first block of a later stage changes the shape only where the transition is in it.
+        ({"transition": "projection"}, (1, 2)),
+        ({"transition": "convolution"}, (0, 1, 2)),
+        ({"transition": "downsampling_block"}, (0, 1, 2)),
+        ({"transition": "projection", "layout": "original"}, (1, 2)),
+        # Of equal width only the projection tells that the stride is 2.
+        ({"transition": "projection", "widths": (4, 4)}, (1, 2)),
+        ({"transition": "average_pooling", "widths": (4, 4)}, (0, 1, 2)),
+    ],
+)
+def test_the_groups_of_networks(kwargs, second):
+    net = network(**kwargs)
+    groups = groups_of(blocks_of(net.trainable_variables))
+    assert steps_by_role(groups) == dict.fromkeys(ALL, (0, 1, 2))
+    assert steps_by_role(groups, stage=2) == dict.fromkeys(ALL, second)
+    assert len(groups) == 16
+    for group in groups:
+        layer, name = group.role.split("/")
+        units = [net.get_layer(f"stage{group.stage}_block{step}") for step in group.steps]
+        expected = [getattr(getattr(unit, layer), name) for unit in units]
+        assert all(a is b for a, b in zip(group.variables, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "roles"),
+    [
+        ({"bottleneck": True}, {"convolution3/kernel", "convolution3/bias", "normalization3/beta"}),
+        ({"shortcut": "exclusive_gate"}, {"shortcut/gate/kernel", "shortcut/gate/bias"}),
+        # The block with the projection has no convolution in its shortcut.
+        ({"shortcut": "conv1x1"}, {"shortcut/convolution/kernel", "shortcut/convolution/bias"}),
+    ],
+)
+def test_further_roles(kwargs, roles):
+    groups = groups_of(blocks_of(network(**kwargs).trainable_variables))
+    for stage, steps in ((1, (0, 1, 2)), (2, (1, 2))):
+        if kwargs.get("bottleneck") and stage == 1:
+            steps = (1, 2)  # the stem is a quarter as wide, the first block projects
+        found = steps_by_role(groups, stage)
+        assert roles | set(CONVOLUTIONS) <= set(found)
+        assert set(found.values()) == {steps}
+
+
+def test_blocks_come_in_order_with_all_that_they_own():
+    net = network(blocks=(11, 2))
+    blocks = blocks_of(reversed(net.trainable_variables))
+    places = [(block.network, block.stage, block.step) for block in blocks]
+    assert places == [("", 1, step) for step in range(11)] + [("", 2, 0), ("", 2, 1)]
+    for block in blocks:
+        unit = net.get_layer(f"stage{block.stage}_block{block.step}")
+        assert {id(v) for v in block.weights.values()} == {id(v) for v in unit.trainable_weights}
+    assert set(blocks[11].weights) == {*ALL, *PROJECTION}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "stem/kernel",
+        "classifier/bias",
+        "stage2_transition/convolution1/kernel",
+        "head_normalization/gamma",
+        "kernel",
+        "stage1_block0",
+        "stage1_block/convolution1/kernel",
+        "stage0_block1/convolution1/kernel",
+        "my_stage1_block0/convolution1/kernel",
+        "stage1_block0_extra/convolution1/kernel",
+    ],
+)
+def test_what_is_outside_of_blocks_is_passed_over(path):
+    assert blocks_of([variable(path)]) == []
+
+
+def test_variables_without_a_path_are_passed_over():
+    assert blocks_of([tf.Variable(1.0)]) == []
+    assert groups_of([]) == []
+
+
+class Around(keras.Model):
+    """Two units, whose weights get the name of this model before theirs."""
+
+    def __init__(self, name):
+        super().__init__(name=name)
+        self.units = [ResidualUnit(3, name=f"stage1_block{step}") for step in range(2)]
+
+    def call(self, state):
+        for unit in self.units:
+            state = unit(state)
+        return state
+
+
+def test_another_prefix_is_another_network():
+    inputs = keras.Input((4, 4, 3))
+    first, second = Around("first"), Around("second")
+    model = keras.Model(inputs, second(first(inputs)))
+    variables = model.trainable_variables
+    assert variables[0].path == "first/stage1_block0/convolution1/kernel"
+    groups = groups_of(blocks_of(variables))
+    assert [group.network for group in groups] == ["first"] * 8 + ["second"] * 8
+    for group in groups:
+        assert group.steps == (0, 1)
+        own = {"first": first, "second": second}[group.network].trainable_variables
+        assert {id(v) for v in group.variables} <= {id(v) for v in own}
+
+
+def test_a_long_prefix():
+    (block,) = blocks_of([variable("outer/resnet20/stage3_block12/convolution1/kernel")])
+    assert (block.network, block.stage, block.step) == ("outer/resnet20", 3, 12)
+    assert list(block.weights) == ["convolution1/kernel"]
+
+
+def test_two_variables_of_one_path_are_an_error():
+    inputs = keras.Input((8, 8, 3))
+    nets = [network(blocks=2, widths=(4,), name=name) for name in ("one", "two")]
+    model = keras.Model(inputs, [net(inputs) for net in nets])
+    with pytest.raises(ValueError, match="`variables`") as raised:
+        blocks_of(model.trainable_variables)
+    assert "Received: two variables of path 'stage1_block0/" in str(raised.value)
+    # One after the other they are no problem, nor is a variable that is there twice.
+    for net in nets:
+        assert len(blocks_of(net.trainable_variables * 2)) == 2
+
+
+# Blocks that share their convolutions from step k on; batch normalization shared or not.
+
+
+def test_blocks_that_share_from_step_2():
+    owned = {0: ALL, 1: ALL, 2: ALL, 3: NORMALIZATIONS, 7: NORMALIZATIONS}
+    found = steps_by_role(groups_of(blocks_of(owning(1, owned))))
+    assert found == dict.fromkeys(CONVOLUTIONS, (0, 1, 2)) | dict.fromkeys(
+        NORMALIZATIONS, (0, 1, 2, 3, 7)
+    )
+
+
+def test_blocks_that_share_from_step_0():
+    owned = {0: ALL, 1: NORMALIZATIONS, 2: NORMALIZATIONS}
+    groups = groups_of(blocks_of(owning(1, owned)))
+    assert steps_by_role(groups) == dict.fromkeys(CONVOLUTIONS, (0,)) | dict.fromkeys(
+        NORMALIZATIONS, (0, 1, 2)
+    )
+
+
+def test_blocks_that_share_behind_a_projection():
+    owned = {0: ALL + PROJECTION, 1: ALL, 2: NORMALIZATIONS, 3: NORMALIZATIONS}
+    groups = groups_of(blocks_of(owning(2, owned)))
+    assert steps_by_role(groups, 2) == dict.fromkeys(CONVOLUTIONS, (1,)) | dict.fromkeys(
+        NORMALIZATIONS, (1, 2, 3)
+    )
+
+
+def test_blocks_that_share_their_shortcut_behind_a_projection():
+    shortcut = ["shortcut/convolution/kernel"]
+    owned = {0: ALL + PROJECTION, 1: ALL + shortcut, 2: NORMALIZATIONS, 3: NORMALIZATIONS}
+    groups = groups_of(blocks_of(owning(2, owned)))
+    assert steps_by_role(groups, 2) == dict.fromkeys(CONVOLUTIONS + shortcut, (1,)) | (
+        dict.fromkeys(NORMALIZATIONS, (1, 2, 3))
+    )
+
+
+@pytest.mark.parametrize("transition", ["projection", "convolution"])
+def test_networks_that_share_their_convolutions(transition):
+    net = network(4, share_from=1, batch_norm="unshared", transition=transition)
+    groups = groups_of(blocks_of(net.trainable_variables))
+    first = dict.fromkeys(CONVOLUTIONS, (0, 1)) | dict.fromkeys(NORMALIZATIONS, (0, 1, 2, 3))
+    assert steps_by_role(groups) == first
+    if transition == "projection":
+        first = dict.fromkeys(CONVOLUTIONS, (1,)) | dict.fromkeys(NORMALIZATIONS, (1, 2, 3))
+    assert steps_by_role(groups, 2) == first
+
+
+def test_blocks_that_share_everything_are_one():
+    variables = owning(1, {0: ALL, 1: ALL, 2: ALL})
+    blocks = blocks_of(variables)
+    # Two further steps that apply the block of step 2.
+    blocks += [BlockWeights("", 1, step, dict(blocks[2].weights)) for step in (3, 4)]
+    for order in itertools.permutations(blocks):
+        groups = groups_of(order)
+        assert steps_by_role(groups) == dict.fromkeys(ALL, (0, 1, 2))
+        assert {id(v) for g in groups for v in g.variables} == {id(v) for v in variables}
+
+
+def test_a_block_of_another_shape_is_left_out_with_all_that_it_owns():
+    variables = owning(1, {0: CONVOLUTIONS, 1: CONVOLUTIONS, 2: CONVOLUTIONS})
+    variables[0] = variable("stage1_block0/convolution1/kernel", (2, 3))
+    groups = groups_of(blocks_of(variables))
+    assert steps_by_role(groups) == dict.fromkeys(CONVOLUTIONS, (1, 2))
+
+
+def test_a_stage_of_one_block():
+    groups = groups_of(blocks_of(owning(1, {0: ALL})))
+    assert steps_by_role(groups) == dict.fromkeys(ALL, (0,))
+    # The other one projects.
+    groups = groups_of(blocks_of(owning(2, {0: ALL + PROJECTION, 1: ALL})))
+    assert steps_by_role(groups, 2) == dict.fromkeys(ALL, (1,))
+
+
+@pytest.mark.parametrize(("first_block", "steps"), [(0, (0, 1, 2)), (1, (1, 2)), (2, (2,))])
+def test_first_block(first_block, steps):
+    blocks = blocks_of(network(widths=(4,)).trainable_variables)
+    assert steps_by_role(groups_of(blocks, first_block)) == dict.fromkeys(ALL, steps)
+    assert groups_of(blocks, 3) == []
+
+
+def test_blocks_left_out_by_their_step_still_tell_who_projects():
+    owned = {0: ALL + PROJECTION, 1: ALL + PROJECTION, 2: ALL}
+    # Two blocks have the role, so it is none of a projection.
+    groups = groups_of(blocks_of(owning(1, owned)), first_block=1)
+    assert steps_by_role(groups) == dict.fromkeys(ALL, (1, 2)) | dict.fromkeys(PROJECTION, (1,))
+
+
+@pytest.mark.parametrize("value", [-1, 1.0, True, None, "1"])
+def test_first_block_is_an_int(value):
+    with pytest.raises(ValueError, match="`first_block`") as raised:
+        groups_of([], value)
+    assert str(raised.value).endswith(f"Received: first_block={value!r}")
+
+
+SHAPES = {"a/kernel": [(2, 2), (2, 3)], "b/gamma": [(2,), (3,)], "c/gamma": [(2,)]}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.dictionaries(
+        st.integers(0, 6),
+        st.fixed_dictionaries({}, optional={r: st.sampled_from(s) for r, s in SHAPES.items()}),
+        max_size=5,
+    )
+)
+def test_groups_hold_every_weight_at_most_once_and_of_one_shape(stage):
+    variables = [
+        variable(f"stage1_block{step}/{role}", shape)
+        for step, roles in stage.items()
+        for role, shape in roles.items()
+    ]
+    groups = groups_of(blocks_of(variables))
+    found = [v for group in groups for v in group.variables]
+    assert len({id(v) for v in found}) == len(found)
+    for group in groups:
+        assert list(group.steps) == sorted(set(group.steps))
+        assert len({tuple(v.shape) for v in group.variables}) == 1
+        paths = [f"stage1_block{step}/{group.role}" for step in group.steps]
+        assert [v.path for v in group.variables] == paths
+    # A block is in all of its groups or in none.
+    for step, roles in stage.items():
+        assert {role for role, steps in steps_by_role(groups).items() if step in steps} in (
+            set(),
+            set(roles),
+        )

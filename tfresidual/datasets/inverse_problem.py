@@ -1,0 +1,47 @@
+"""Points of the plane for the inverse problem: infer z from x = (a1 z1, a2 z2)."""
+
+from numbers import Real
+
+import numpy as np
+
+from tfresidual.datasets.arguments import checked_integer
+from tfresidual.networks.inverse_problem import SLOPES, checked_slopes
+
+
+def inverse_problem(count, slopes=SLOPES, seed=0, limit=2.0):
+    """Draws points z and what is observed of them, x = (a1 z1, a2 z2).
+
+    Both coordinates of z are uniform between -limit and limit. The first points do not depend on
+    how many are drawn.
+
+    Args:
+        count: Positive integer, how many points.
+        slopes: The two numbers a, not 0.
+        seed: Non-negative integer.
+        limit: Number over 0.
+
+    Returns:
+        `(x, z)`, two float32 arrays `[count, 2]`: what a network is given, and what it is to find.
+
+    Raises:
+        ValueError: If an argument is out of range.
+
+    Example:
+
+    ```python
+    x, z = inverse_problem(2048)
+    network.fit(x, z)
+    ```
+
+    Reference:
+        "Iterative convergent computation is not a useful inductive bias for ResNets", section 3.
+        It leaves the distribution of z open.
+    """
+    count = checked_integer("count", count, minimum=1)
+    seed = checked_integer("seed", seed, minimum=0)
+    slopes = checked_slopes(slopes)
+    is_number = isinstance(limit, Real) and not isinstance(limit, bool)
+    if not is_number or not 0 < limit < np.inf:
+        raise ValueError(f"`limit` must be a finite number over 0. Received: limit={limit!r}")
+    z = np.random.default_rng(seed).uniform(-limit, limit, (count, 2)).astype(np.float32)
+    return slopes.astype(np.float32) * z, z

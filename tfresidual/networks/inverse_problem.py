@@ -1,0 +1,311 @@
+"""The inverse problem x = (a1 z1, a2 z2): an iterative algorithm for it, and small networks.
+
+Given x, find z. The algorithm starts from z = x and corrects z by the prediction error a z - x,
+again and again; a residual block of four ReLUs does the same. Networks of the same build that are
+trained by gradient descent need not.
+"""
+
+import keras
+import numpy as np
+from keras import ops
+
+SLOPES = (1.5, 0.75)
+RATES = (0.3, 0.8)
+KINDS = ("feedforward", "residual", "recurrent")
+
+
+def error_correction(x, slopes=SLOPES, steps=8, rates=RATES):
+    """Solves the inverse problem by correcting the prediction error step by step.
+
+    From z = x on, each step is z <- z - s e (a z - x) with slopes a, their signs s and rates e.
+    The distance of each coordinate to the solution x / a is multiplied by 1 - |a| e a step: it
+    shrinks where e < 2 / |a|, and without passing the solution where e <= 1 / |a|. (The paper
+    writes that any e <= 1 works; that holds for slopes under 2, as its own are.)
+
+    Example:
+
+    >>> error_correction(np.array([[1.5, 0.75]]), steps=2)[:, 0]
+    array([[1.5   , 0.75  ],
+           [1.275 , 0.9   ],
+           [1.15125, 0.96  ]])
+
+    Args:
+        x: array `(inputs, 2)`.
+        slopes: the two numbers a, not 0.
+        steps: int, 0 or more.
+        rates: the two numbers e, over 0.
+
+    Returns:
+        The estimates of z as an array `(steps + 1, inputs, 2)` of the dtype of `x`, from x itself
+        to the last.
+
+    Raises:
+        ValueError: if an argument cannot be used.
+
+    Reference:
+        "Iterative convergent computation is not a useful inductive bias for ResNets",
+        section 3.1.
+    """
+    x = np.asarray(x)
+    if x.ndim != 2 or x.shape[1] != 2 or not np.issubdtype(x.dtype, np.floating):
+        raise ValueError(
+            "Argument `x` must be an array (inputs, 2) of floats. "
+            f"Received: an array of shape {x.shape} and dtype {x.dtype}"
+        )
+    slopes, rates = checked_slopes(slopes), _checked_rates(rates)
+    if not isinstance(steps, (int, np.integer)) or isinstance(steps, bool) or steps < 0:
+        raise ValueError(f"Argument `steps` must be an int, 0 or more. Received: steps={steps!r}")
+    slopes, signed_rates = slopes.astype(x.dtype), (np.sign(slopes) * rates).astype(x.dtype)
+    estimates = [x]
+    for _ in range(steps):
+        z = estimates[-1]
+        estimates.append(z - signed_rates * (slopes * z - x))
+    return np.stack(estimates)
+
+
+@keras.saving.register_keras_serializable(package="tfresidual")
+class DenseBlock(keras.layers.Layer):
+    """Two dense layers with a ReLU between them, and a shortcut around them or none.
+
+    Example:
+
+    >>> DenseBlock(hidden=16)(keras.ops.ones((5, 8))).shape
+    TensorShape([5, 8])
+
+    Args:
+        hidden: int, number of ReLUs.
+        shortcut: bool, whether the input is added to what the second layer returns.
+        branch_initializer: initializer of the second layer's kernel. By default zeros with a
+            shortcut, so that the block begins as the identity, and `"he_normal"` without.
+
+    Input shape:
+        `(images, width)`; the output has the same.
+    """
+
+    def __init__(self, hidden, shortcut=True, branch_initializer=None, **kwargs):
+        super().__init__(**kwargs)
+        self.hidden = hidden
+        self.shortcut = shortcut
+        self.branch_initializer = keras.initializers.get(
+            branch_initializer or ("zeros" if shortcut else "he_normal")
+        )
+        self.first = keras.layers.Dense(
+            hidden,
+            activation="relu",
+            kernel_initializer="he_normal",
+            dtype=self.dtype_policy,
+            name="first",
+        )
+
+    def build(self, input_shape):
+        self.first.build(input_shape)
+        self.second = keras.layers.Dense(
+            input_shape[-1],
+            kernel_initializer=self.branch_initializer,
+            dtype=self.dtype_policy,
+            name="second",
+        )
+        self.second.build((*input_shape[:-1], self.hidden))
+
+    def call(self, inputs):
+        branch = self.second(self.first(inputs))
+        return ops.add(inputs, branch) if self.shortcut else branch
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+    def get_config(self):
+        return super().get_config() | {
+            "hidden": self.hidden,
+            "shortcut": self.shortcut,
+            "branch_initializer": keras.initializers.serialize(self.branch_initializer),
+        }
+
+
+@keras.saving.register_keras_serializable(package="tfresidual")
+class InverseProblemNetwork(keras.Model):
+    """Encoder, blocks of two dense layers, decoder: from x in the plane to an estimate of z.
+
+    Encoder and decoder are linear, so that the decoder can read an estimate from every state.
+
+    Example:
+
+    >>> network = InverseProblemNetwork("recurrent", blocks=8)
+    >>> network(keras.ops.ones((5, 2))).shape
+    TensorShape([5, 2])
+
+    Args:
+        kind: `"feedforward"` (blocks without shortcuts), `"residual"`, or `"recurrent"` (residual,
+            and one block is applied again and again).
+        blocks: int, number of blocks applied.
+        width: int, size of the state.
+        hidden: int, number of ReLUs in a block.
+        branch_initializer: initializer of the blocks' second kernels, see `DenseBlock`.
+        dtype: dtype policy of all layers, by default Keras' own setting.
+        name: name of the model, by default its kind.
+
+    Raises:
+        ValueError: if an argument is none of these.
+
+    Reference:
+        "Iterative convergent computation is not a useful inductive bias for ResNets",
+        section 3.2. It leaves the sizes of its networks open.
+    """
+
+    def __init__(
+        self,
+        kind,
+        blocks=8,
+        width=8,
+        hidden=16,
+        branch_initializer=None,
+        dtype=None,
+        name=None,
+    ):
+        if kind not in KINDS:
+            raise ValueError(
+                f"Argument `kind` must be one of {', '.join(map(repr, KINDS))}. "
+                f"Received: kind={kind!r}"
+            )
+        for argument, value in (("blocks", blocks), ("width", width), ("hidden", hidden)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(
+                    f"Argument `{argument}` must be a positive int. Received: {argument}={value!r}"
+                )
+        policy = keras.dtype_policies.get(dtype or keras.config.dtype_policy())
+        if branch_initializer is not None:
+            branch_initializer = keras.initializers.get(branch_initializer)
+
+        def block(name):
+            own = branch_initializer
+            if isinstance(own, keras.initializers.Initializer):
+                # One object without a seed would give all blocks the same weights.
+                own = own.clone()
+            return DenseBlock(hidden, kind != "feedforward", own, dtype=policy, name=name)
+
+        inputs = keras.Input((2,), name="x", dtype=policy.compute_dtype)
+        state = keras.layers.Dense(width, dtype=policy, name="encoder")(inputs)
+        shared = block("block") if kind == "recurrent" else None
+        for step in range(blocks):
+            state = (shared or block(f"block{step}"))(state)
+        outputs = keras.layers.Dense(2, dtype=policy, name="decoder")(state)
+        super().__init__(inputs, outputs, name=name or kind)
+        self.dtype_policy = policy
+
+        self.kind = kind
+        self.blocks = blocks
+        self.width = width
+        self.hidden = hidden
+        self.branch_initializer = branch_initializer
+
+    def sections(self):
+        """The layers of encoder, blocks and decoder, in the order of the data.
+
+        Returns:
+            A tuple `(stem, stages, head)` as that of `ResidualNetwork.sections`, with one stage.
+            The block of a recurrent network stands in it as often as it is applied.
+        """
+        is_shared = self.kind == "recurrent"
+        names = ["block" if is_shared else f"block{step}" for step in range(self.blocks)]
+        blocks = [self.get_layer(name) for name in names]
+        return [self.get_layer("encoder")], [(None, blocks)], [self.get_layer("decoder")]
+
+    def get_config(self):
+        initializer = self.branch_initializer
+        return {
+            "name": self.name,
+            "trainable": self.trainable,
+            "kind": self.kind,
+            "blocks": self.blocks,
+            "width": self.width,
+            "hidden": self.hidden,
+            "branch_initializer": initializer and keras.initializers.serialize(initializer),
+            "dtype": keras.dtype_policies.serialize(self.dtype_policy),
+        }
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        config = dict(config)
+        trainable = config.pop("trainable", True)
+        network = cls(**config)
+        network.trainable = trainable
+        return network
+
+
+def error_correcting_network(slopes=SLOPES, steps=8, rates=RATES, dtype=None):
+    """The algorithm of `error_correction` as a recurrent network, its weights set by hand.
+
+    The state is x and the estimate of z, four numbers; the encoder makes x both. The four ReLUs
+    of the block are the positive and the negative parts p = ReLU(a z - x) and n = ReLU(x - a z)
+    of the prediction error. Since p - n = a z - x, adding s e (n - p) to the estimate is one step.
+
+    Example:
+
+    >>> error_correcting_network(steps=2)(np.array([[1.5, 0.75]], "float32")).numpy()
+    array([[1.15125, 0.96   ]], dtype=float32)
+
+    Args:
+        slopes: the two numbers a, not 0.
+        steps: int, how often the block is applied, 1 or more.
+        rates: the two numbers e, over 0.
+        dtype: dtype policy of all layers, by default Keras' own setting.
+
+    Returns:
+        An `InverseProblemNetwork`.
+
+    Raises:
+        ValueError: if an argument cannot be used.
+
+    Reference:
+        "Iterative convergent computation is not a useful inductive bias for ResNets",
+        section 3.1 and fig. 1a.
+    """
+    slopes, rates = checked_slopes(slopes), _checked_rates(rates)
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+        raise ValueError(f"Argument `steps` must be a positive int. Received: steps={steps!r}")
+    network = InverseProblemNetwork(
+        "recurrent", blocks=steps, width=4, hidden=4, dtype=dtype, name="error_correction"
+    )
+    identity, nothing = np.eye(2), np.zeros((2, 2))
+    # Rows are x and z of the state, columns the ReLUs p and n; below it is the other way round.
+    errors = np.block([[-identity, identity], [np.diag(slopes), -np.diag(slopes)]])
+    step = np.diag(np.sign(slopes) * rates)
+    correction = np.block([[nothing, -step], [nothing, step]])
+    block = network.get_layer("block")
+    for layer, kernel in (
+        (network.get_layer("encoder"), np.hstack([identity, identity])),
+        (block.first, errors),
+        (block.second, correction),
+        (network.get_layer("decoder"), np.vstack([nothing, identity])),
+    ):
+        layer.set_weights([kernel, np.zeros(kernel.shape[1])])
+    return network
+
+
+def checked_slopes(slopes):
+    """The slopes as a float64 array; raises a `ValueError` unless the problem has a solution."""
+    values = _numbers(slopes)
+    if values is None or not values.all():
+        raise ValueError(
+            "Argument `slopes` must be two finite numbers other than 0. "
+            f"Received: slopes={slopes!r}"
+        )
+    return values
+
+
+def _checked_rates(rates):
+    values = _numbers(rates)
+    if values is None or not (values > 0).all():
+        raise ValueError(
+            f"Argument `rates` must be two finite numbers over 0. Received: rates={rates!r}"
+        )
+    return values
+
+
+def _numbers(values):
+    """Two finite numbers as a float64 array, or `None` where they are something else."""
+    try:
+        values = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        return None
+    return values if values.shape == (2,) and np.isfinite(values).all() else None
