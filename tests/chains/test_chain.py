@@ -69,7 +69,7 @@ def test_blocks_with_their_branch_scaled_equal_numpy(case):
         unit = numpy_net.units[block.stage - 1][block.step]
         for scale in (0.3, -2.0):
             expected, _ = unit(state.astype("float64"), scale=scale)
-            measured = block(state, scale)
+            measured = block(state, scale=scale)
             np.testing.assert_allclose(measured, expected, rtol=1e-4, atol=2e-5, err_msg=str(block))
 
 
@@ -80,7 +80,7 @@ def test_blocks_scaled_by_one_are_the_blocks(case):
     chain = tfr.chain(net)
     steps, _ = chain.walk(chain.stem(images))
     for block, (before, after) in zip(chain.blocks, steps, strict=True):
-        np.testing.assert_array_equal(block(before, 1.0), after)
+        np.testing.assert_array_equal(block(before, scale=1.0), after)
         np.testing.assert_array_equal(block(before), after)
 
 
@@ -90,14 +90,16 @@ def test_blocks_by_hand_are_scaled_by_their_change():
     # h^2 - h is 0, 2 and 6.
     np.testing.assert_allclose(block(state), [[1, 4, 9]])
     for scale, expected in ((0.5, [1, 3, 6]), (0, [1, 2, 3]), (-1, [1, 0, -3]), (2, [1, 6, 15])):
-        np.testing.assert_allclose(block(state, scale), [expected])
+        np.testing.assert_allclose(block(state, scale=scale), [expected])
 
 
-def test_blocks_may_say_how_they_are_scaled():
-    block = Block(1, 0, True, lambda h: h + 1, apply_scaled=lambda h, scale: 10 * h + scale)
+def test_blocks_may_say_how_their_branch_is_joined():
+    block = Block(
+        1, 0, True, lambda h: h + 1, lambda h, anchor, change: 10 * h + change(np.ones(1))
+    )
     assert block(2) == 3
-    assert block(2, 0.5) == 20.5
-    assert block(2, 0) == 20
+    assert block(2, scale=0.5) == 20.5
+    assert block(2, scale=0) == 20
 
 
 def test_a_chain_of_a_chain_is_itself():

@@ -377,8 +377,8 @@ def test_scaling_a_scaled_branch_multiplies_the_scales(layout):
     chain, (images, _) = tfr.chain(net), random_batch(net)
     state = chain.stem(images)
     half = follow(chain, repeat_last(chain, 1, 1, 0.5)).stages[0].blocks[2]
-    quarter = chain.stages[0].blocks[1](state, 0.25)
-    np.testing.assert_allclose(half(state, 0.5), quarter, rtol=1e-5, atol=1e-6)
+    quarter = chain.stages[0].blocks[1](state, scale=0.25)
+    np.testing.assert_allclose(half(state, scale=0.5), quarter, rtol=1e-5, atol=1e-6)
 
 
 def test_a_followed_chain_in_low_precision_can_be_scaled():

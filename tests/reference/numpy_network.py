@@ -1,7 +1,9 @@
 """Residual networks in plain NumPy and float64: states, losses, gradients and metrics per block.
 
 Written from the papers' definitions, not from the package, and without Keras or TensorFlow. At
-inference only (moving statistics, no dropout), channels last only.
+inference only (moving statistics, no dropout), channels last only. Blocks may share weights, have a
+bounded Lipschitz constant (by the singular values of explicit matrices), and add their branch to
+the input of their stage.
 
 Every piece of the network is a function `x -> (y, pull)`, where `pull` takes the gradient of a
 scalar with respect to `y` and returns the one with respect to `x`, written by hand.
@@ -176,14 +178,34 @@ def sigmoid(z):
 # Blocks
 
 
-class Weights:
-    """The weights whose paths begin with a prefix, as pieces."""
+# What every application of a shared block has of its own.
+OWN = {
+    "shared": (),
+    "unshared_statistics": ("moving_mean", "moving_variance"),
+    "unshared_scale": ("gamma", "beta"),
+    "unshared": ("moving_mean", "moving_variance", "gamma", "beta"),
+}
 
-    def __init__(self, weights, prefix):
+
+class Weights:
+    """The weights whose paths begin with a prefix, as pieces.
+
+    Of a block that is another one, applied once more, `leader` is the prefix of that one, and `own`
+    the names of the weights that this one has itself.
+    """
+
+    def __init__(self, weights, prefix, leader=None, own=()):
         self.weights, self.prefix = weights, prefix
+        self.leader, self.own = leader or prefix, own
 
     def get(self, name):
-        return self.weights[f"{self.prefix}/{name}"]
+        prefix = self.prefix if name.split("/")[-1] in self.own else self.leader
+        return self.weights[f"{prefix}/{name}"]
+
+    def slope(self, name):
+        """What a normalization multiplies the channels by."""
+        gamma, variance = self.get(f"{name}/gamma"), self.get(f"{name}/moving_variance")
+        return gamma / np.sqrt(variance + EPSILON)
 
     def convolution(self, name="", stride=1):
         name = f"{name}/" if name else ""
@@ -240,13 +262,50 @@ def joined(shortcut, weights):
     return join
 
 
-def residual_unit(config, weights, channels, stride=1, zero_padding=False):
-    """One block. `config` names layout, bottleneck and shortcut; `weights` is a `Weights`.
+def convolution_matrix(kernel, grid, stride=1):
+    """The matrix of a convolution without bias, from images of a grid to images, both flattened."""
+    size = int(np.prod([*grid, kernel.shape[2]]))
+    units = np.eye(size).reshape(size, *grid, kernel.shape[2])
+    images, _ = convolution(kernel, np.zeros(kernel.shape[3]), stride)(units)
+    return images.reshape(size, -1).T
 
-    The piece takes a second argument: what its branch is multiplied by, 1 unless said otherwise.
+
+def lipschitz_bound(config, weights, grid, stride=1):
+    """Product of the spectral norms of what stands between the ReLUs of a branch, BN folded in.
+
+    A ReLU multiplies by zeros and ones, so that the slopes of a normalization in front of the first
+    convolution may be taken behind it.
+    """
+    matrices, slope_before = [], None
+    branch, _ = ORDERS[config["layout"], bool(config["bottleneck"])].split("+")
+    for step in branch.split():
+        if step[0] == "C":
+            kernel = weights.get(f"convolution{step[1]}/kernel")
+            step_stride = stride if step[1] == "1" else 1
+            matrix = convolution_matrix(kernel, grid, step_stride)
+            if slope_before is not None:
+                matrix = matrix @ np.diag(np.tile(slope_before, grid[0] * grid[1]))
+            grid, slope_before = [-(-n // step_stride) for n in grid], None
+            matrices.append(matrix)
+        elif step[0] == "B":
+            slope = weights.slope(f"normalization{step[1]}")
+            if matrices:
+                matrices[-1] = np.diag(np.tile(slope, grid[0] * grid[1])) @ matrices[-1]
+            else:
+                slope_before = slope
+    return np.prod([np.linalg.svd(matrix, compute_uv=False)[0] for matrix in matrices])
+
+
+def residual_unit(config, weights, channels, stride=1, zero_padding=False):
+    """One block. `config` names layout, bottleneck, shortcut and, if any, the Lipschitz constant.
+
+    The piece takes two more arguments: what its branch is multiplied by, 1 unless said otherwise,
+    and the state that the branch is added to instead of the unit's input. Where this one is given,
+    the gradient is a pair: with respect to the input, and with respect to that state.
     """
     sides = ([], [])
     after_addition = False
+    lipschitz, divisors = config.get("lipschitz"), {}
     for step in ORDERS[config["layout"], bool(config["bottleneck"])].split():
         if step == "+":
             after_addition = True
@@ -259,7 +318,15 @@ def residual_unit(config, weights, channels, stride=1, zero_padding=False):
             sides[after_addition].append(weights.convolution(f"convolution{step[1]}", step_stride))
     branch, after = chain(*sides[0]), chain(*sides[1])
 
-    def forward(h, scale=1.0):
+    def divisor(grid):
+        if lipschitz is None:
+            return 1.0
+        if grid not in divisors:
+            divisors[grid] = max(lipschitz_bound(config, weights, grid, stride) / lipschitz, 1.0)
+        return divisors[grid]
+
+    def forward(h, scale=1.0, anchor=None):
+        scale = scale / divisor(h.shape[1:3])
         resize, shortcut = nothing, config["shortcut"]
         if stride > 1 or h.shape[3] != channels:
             if zero_padding:
@@ -270,13 +337,14 @@ def residual_unit(config, weights, channels, stride=1, zero_padding=False):
                 if "conv1x1" in str(shortcut) or "ConvolutionShortcut" in str(shortcut):
                     shortcut = "identity"
         f, pull_branch = branch(h)
-        resized, pull_resize = resize(h)
+        resized, pull_resize = resize(h if anchor is None else anchor)
         total, pull_join = joined(shortcut, weights)(resized, scale * f)
         y, pull_after = after(total)
 
         def backward(dy):
             dresized, df = pull_join(pull_after(dy))
-            return pull_resize(dresized) + pull_branch(scale * df)
+            dstate, dh = pull_resize(dresized), pull_branch(scale * df)
+            return dstate + dh if anchor is None else (dh, dstate)
 
         return y, backward
 
@@ -286,7 +354,8 @@ def residual_unit(config, weights, channels, stride=1, zero_padding=False):
 class NumpyNetwork:
     """The pieces of a network: `stem`, `transitions[s]`, `units[s][t]` and `head` (to logits).
 
-    Any route through the blocks is a `chain` of them.
+    `changes[s]` is the set of the units that change the shape of the state. `stage(s, ..)` leads
+    through a stage, whatever its units add their branch to.
     """
 
     def __init__(self, config, weights):
@@ -297,8 +366,10 @@ class NumpyNetwork:
         if not activation_first:
             stem += [Weights(weights, "stem_normalization").normalization(), relu]
         self.stem = chain(*stem)
-        self.transitions, self.units = [], []
+        self.transitions, self.units, self.changes = [], [], []
         transition = config["transition"]
+        free = config | {"lipschitz": None}
+        channels = weights["stem/kernel"].shape[3]
         for s, (depth, width) in enumerate(zip(config["blocks"], config["widths"], strict=True)):
             own = Weights(weights, f"stage{s + 1}_transition")
             if s == 0 or transition == "projection":
@@ -308,13 +379,23 @@ class NumpyNetwork:
             elif transition == "convolution":
                 self.transitions.append(own.convolution(stride=2))
             else:
-                self.transitions.append(residual_unit(config, own, width, 2, zero_padding=True))
-            units = []
+                self.transitions.append(residual_unit(free, own, width, 2, zero_padding=True))
+            strides = s > 0 and transition == "projection"
+            # The other transitions bring the channels of the stage with them.
+            widens = (s == 0 or transition == "average_pooling") and channels != width
+            self.changes.append({0} if strides or widens else set())
+            units, leader, share_from = [], None, config["share_from"]
             for t in range(depth):
-                stride = 2 if s > 0 and t == 0 and transition == "projection" else 1
                 prefix = f"stage{s + 1}_block{t}"
-                units.append(residual_unit(config, Weights(weights, prefix), width, stride))
+                if t in self.changes[s]:
+                    units.append(residual_unit(free, Weights(weights, prefix), width, 1 + strides))
+                    continue
+                own = Weights(weights, prefix, leader, OWN[config["batch_norm"]])
+                units.append(residual_unit(config, own, width))
+                if leader is None and share_from is not None and t >= share_from:
+                    leader = prefix
             self.units.append(units)
+            channels = width
         head = []
         if activation_first:
             head += [Weights(weights, "head_normalization").normalization(), relu]
@@ -324,6 +405,45 @@ class NumpyNetwork:
             head += [average_pooling(config["pooling"]), flatten]
         head += [dense(weights["classifier/kernel"], weights["classifier/bias"])]
         self.head = chain(*head)
+
+    def stage(self, s, state, applied=None):
+        """Leads the last state of the stage before through a stage.
+
+        Args:
+            s: which stage, counted from 0.
+            state: the stage's input.
+            applied: pairs (unit, what its branch is multiplied by), in order; by default all units.
+
+        Returns:
+            A tuple `(states, backward)`. The first of the states is that behind the transition, and
+            one follows for every unit. `backward` takes the gradient with respect to the last one
+            and returns the gradients with respect to all of them, and to the stage's input.
+        """
+        if applied is None:
+            applied = [(t, 1.0) for t in range(len(self.units[s]))]
+        state, pull_transition = self.transitions[s](state)
+        states, pulls, anchors, anchor = [state], [], [], 0
+        for t, scale in applied:
+            joins_input = self.config["anchor"] == "input" and t not in self.changes[s]
+            given = {"anchor": states[anchor]} if joins_input else {}
+            state, pull = self.units[s][t](states[-1], scale, **given)
+            pulls.append(pull)
+            anchors.append(anchor if joins_input else None)
+            states.append(state)
+            if t in self.changes[s]:
+                anchor = len(states) - 1
+
+        def backward(dy):
+            gradients = [np.zeros_like(state) for state in states[:-1]] + [dy]
+            for i in reversed(range(len(pulls))):
+                gradient = pulls[i](gradients[i + 1])
+                if anchors[i] is not None:
+                    gradient, to_anchor = gradient
+                    gradients[anchors[i]] = gradients[anchors[i]] + to_anchor
+                gradients[i] = gradients[i] + gradient
+            return gradients, pull_transition(gradients[0])
+
+        return states, backward
 
     def activated(self, logits):
         """Logits as the network returns them."""
@@ -406,28 +526,20 @@ def analyse(config, weights, images, labels):
     net = NumpyNetwork(config, weights)
     state, _ = net.stem(np.asarray(images, np.float64))
     states, last_states, pulls = [], [], []
-    for transition, units in zip(net.transitions, net.units, strict=True):
-        state, pull_transition = transition(state)
-        states.append([])
-        pulls.append((pull_transition, []))
-        for unit in units:
-            states[-1].append(state)
-            state, pull = unit(state)
-            pulls[-1][1].append(pull)
+    for s in range(len(net.units)):
+        (*before, state), pull = net.stage(s, state)
+        states.append(before)
         last_states.append(state)
+        pulls.append(pull)
     logits, pull_head = net.head(state)
     losses, dlogits = loss_of_logits(logits, labels)
 
     gradient = pull_head(dlogits)
     gradients, last_gradients = [], []
-    for pull_transition, unit_pulls in reversed(pulls):
+    for pull in reversed(pulls):
         last_gradients.insert(0, gradient)
-        stage = []
-        for pull in reversed(unit_pulls):
-            gradient = pull(gradient)
-            stage.insert(0, gradient)
+        (*stage, _), gradient = pull(gradient)
         gradients.insert(0, stage)
-        gradient = pull_transition(gradient)
 
     readouts = []
     for state in states[-1]:

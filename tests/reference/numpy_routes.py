@@ -7,20 +7,17 @@ the blocks applied. Every route is run by itself, from the images on.
     values["cross_entropy"][1]  # per image, of the second route
 """
 
-import functools
-
 import numpy as np
 
-from reference.numpy_network import NumpyNetwork, chain, norm, sigmoid, softmax
+from reference.numpy_network import NumpyNetwork, norm, sigmoid, softmax
 
 
 def run(net, stages, images):
     """The last state of every stage, and the logits, of a `NumpyNetwork` along a route."""
     state, _ = net.stem(np.asarray(images, np.float64))
     last_states = []
-    for transition, units, applied in zip(net.transitions, net.units, stages, strict=True):
-        pieces = [functools.partial(units[step], scale=scale) for step, scale in applied]
-        state, _ = chain(transition, *pieces)(state)
+    for s, applied in enumerate(stages):
+        (*_, state), _ = net.stage(s, state, applied)
         last_states.append(state)
     logits, _ = net.head(state)
     return last_states, logits

@@ -34,13 +34,42 @@ CASES = [
     for j, shortcut in enumerate(SHORTCUTS)
 ]
 
+SHARINGS = (
+    {},
+    {"share_from": 0},
+    {"share_from": 1, "batch_norm": "shared"},
+    {"share_from": 0, "batch_norm": "unshared_statistics"},
+    {"share_from": 1, "batch_norm": "unshared_scale"},
+    {"share_from": 0, "batch_norm": "unshared"},
+)
+ANCHORS = ("previous", "input")
+# A bound under those of all random branches, and one between them.
+LIPSCHITZ = (None, 0.9, 6.0)
+
+# Every pair of two of these settings but two: shortcuts with kinds of sharing and with transitions.
+# Three blocks a stage; where the first one changes the shape, the second is the first to be shared.
+CONSTRAINED_CASES = [
+    {
+        "blocks": 3,
+        "layout": layout,
+        **sharing,
+        "transition": TRANSITIONS[(2 * i - j - i // 2) % 4],
+        "shortcut": SHORTCUTS[(i + j + 2 * (i // 2 + j // 2)) % 6],
+        "anchor": ANCHORS[(i + j + j // 2) % 2],
+        "lipschitz": LIPSCHITZ[(2 * j + i // 2 + j // 2) % 3],
+        "bottleneck": bool((i + j + i // 2) % 2),
+    }
+    for i, layout in enumerate(LAYOUTS)
+    for j, sharing in enumerate(SHARINGS)
+]
+
 
 def case_id(case):
     """A name for `pytest.mark.parametrize(..., ids=case_id)`."""
     return "-".join(
         "bottleneck" if value is True else str(value).replace(" ", "")
         for value in case.values()
-        if value is not False
+        if value is not False and value is not None
     )
 
 
@@ -53,6 +82,7 @@ def random_network(seed=0, input_shape=(8, 8, 3), classes=5, blocks=2, widths=(4
     """
     net = ResidualNetwork(input_shape, classes, blocks=blocks, widths=widths, **kwargs)
     randomise(net, seed)
+    net.converge()
     return net
 
 
@@ -69,7 +99,7 @@ def randomise(layer, seed=0):
             values = rng.normal(0, 0.3, shape)
         elif name == "kernel":
             values = rng.normal(0, np.sqrt(1.5 / np.prod(shape[:-1])), shape)
-        else:  # the state of a seed generator
+        else:  # the state of a seed generator, and the vectors of power iterations
             continue
         variable.assign(values)
 

@@ -90,6 +90,8 @@ def run_over(chain, name, function, data, progress=False, at_once=None):
     Raises:
         ValueError: if the data holds no batch, or images the chain cannot take.
     """
+    if chain.prepare is not None:
+        chain.prepare()
     batches, count = batches_of(data)
     compiled, parts = None, []
     if at_once is not None:

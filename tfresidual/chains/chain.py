@@ -1,6 +1,7 @@
 """What a probe sees of a network, whatever its source: stem, stages of blocks, head."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 from keras import ops
@@ -10,31 +11,56 @@ from keras import ops
 class Block:
     """One residual block: takes a state, returns the next.
 
+    A block of a properly convergent stage joins its branch not to the state but to the stage's
+    anchor: the state with which the blocks that keep its shape began.
+
     Attributes:
         stage: int, the stage it stands in, counted from 1.
         step: int, its place in the stage, counted from 0.
         keeps_shape: whether it returns states of the shape it takes. Only such a block has
             `F(h) = next - h`, and can be dropped, repeated or moved.
-        apply: the function `state -> next state`, at inference.
-        apply_scaled: the function `(state, scale) -> next state` with the branch times `scale`;
-            `None` for a block whose branch is all of F: `h + scale * F(h)`.
+        apply: the function `state -> next state`, at inference; of a block that takes the anchor
+            `(state, anchor) -> next state`.
+        apply_with: the function `(state, anchor, change) -> next state`, where `change` is a
+            function applied to the branch before it is joined; `None` for a block that is the sum
+            of its branch and the state (or the anchor).
+        takes_anchor: whether the branch is joined to the anchor.
+        weights: its trainable weights as a dict from role to variable. Blocks that share weights
+            hold the same variables.
+        lipschitz: the function `() -> dict` of what is known of the branch's Lipschitz constant,
+            see `tfresidual.layers.ResidualUnit.lipschitz_bound`; `None` where nothing bounds it.
     """
 
     stage: int
     step: int
     keeps_shape: bool
     apply: Callable = dataclasses.field(repr=False)
-    apply_scaled: Callable | None = dataclasses.field(default=None, repr=False)
+    apply_with: Callable | None = dataclasses.field(default=None, repr=False)
+    takes_anchor: bool = False
+    weights: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    lipschitz: Callable | None = dataclasses.field(default=None, repr=False)
 
-    def __call__(self, state, scale=None):
-        if scale is None:
-            return self.apply(state)
-        if self.apply_scaled is not None:
-            return self.apply_scaled(state, scale)
-        return state + ops.cast(scale, state.dtype) * (self.apply(state) - state)
+    def __call__(self, state, anchor=None, scale=None):
+        """The next state, with the branch multiplied by `scale`."""
+        if scale is not None:
+            return self.changed(state, anchor, functools.partial(_multiplied, scale))
+        if self.takes_anchor:
+            return self.apply(state, anchor)
+        return self.apply(state)
+
+    def changed(self, state, anchor, change):
+        """The next state where a function is applied to the branch before it is joined."""
+        if self.apply_with is not None:
+            return self.apply_with(state, anchor, change)
+        base = anchor if self.takes_anchor else state
+        return base + change(self(state, anchor) - base)
 
     def __str__(self):
         return f"stage {self.stage} block {self.step}"
+
+
+def _multiplied(scale, branch):
+    return ops.cast(scale, branch.dtype) * branch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +109,11 @@ class Chain:
         input_shape: (height, width, channels) of one image.
         outputs: what the head returns: `"probabilities"` or `"logits"` of classes that exclude
             one another, or `"label_probabilities"` or `"label_logits"`, one a label, where an
-            image has several.
+            image has several; `"values"` where the outputs are no classes, which routes are not
+            scored on.
+        weights: all trainable weights of the network, each of them once, as a tuple of variables.
+        prepare: the function that brings up to date what the network keeps of its weights beside
+            them; called before a probe runs. `None` where there is nothing of the kind.
     """
 
     name: str
@@ -93,6 +123,8 @@ class Chain:
     loss: Callable = dataclasses.field(repr=False)
     input_shape: tuple[int | None, ...]
     outputs: str = "logits"
+    weights: tuple = dataclasses.field(default=(), repr=False, compare=False)
+    prepare: Callable | None = dataclasses.field(default=None, repr=False)
     # Functions compiled for this chain, by what they compute and on which shapes.
     compiled: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
@@ -114,16 +146,38 @@ class Chain:
             states before and after it; `last` is the state at the end of the walk, which the head
             takes.
         """
+        steps, last, _ = self._walk(state, until=until)
+        return steps, last
+
+    def lead_to(self, state, stage, step):
+        """Leads the stem's output to a block.
+
+        Returns:
+            A tuple `(state, anchor)` as the block takes them.
+        """
+        _, before, anchor = self._walk(state, until=(stage, step))
+        return before, anchor
+
+    def lead_on(self, state, anchor, stage, step):
+        """Leads the state before a block to the end of the walk, which the head takes."""
+        _, last, _ = self._walk(state, since=(stage, step), anchor=anchor)
+        return last
+
+    def _walk(self, state, since=None, until=None, anchor=None):
         steps = []
-        for stage in self.stages:
-            if stage.transition is not None:
-                state = stage.transition(state)
-            for block in stage.blocks:
+        for stage in self.stages[since[0] - 1 if since else 0 :]:
+            blocks = stage.blocks
+            if since and stage.index == since[0]:
+                blocks = blocks[since[1] :]
+            else:
+                state = anchor = state if stage.transition is None else stage.transition(state)
+            for block in blocks:
                 if (block.stage, block.step) == until:
-                    return steps, state
-                before, state = state, block(state)
+                    return steps, state, anchor
+                before, state = state, block(state, anchor)
+                anchor = anchor if block.keeps_shape else state
                 steps.append((before, state))
-        return steps, state
+        return steps, state, anchor
 
     def __call__(self, images):
         """The outputs of the unperturbed network."""

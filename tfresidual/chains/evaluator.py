@@ -86,6 +86,8 @@ def evaluate(chain, routes, data, memory_limit=MEMORY_LIMIT, with_outputs=False,
     """
     chain = chain_of(chain)
     check_memory_limit(memory_limit)
+    if chain.prepare is not None:
+        chain.prepare()
     routes = checked_routes(chain, routes)
     plan = plan_of(chain, routes)
     batches, count = batches_of(data)
@@ -146,7 +148,10 @@ class _Runner:
         specs, labels = {-1: spec_of(images)}, spec_of(labels)
         self.functions, inner = [], []
         for step in plan.steps:
-            function, of_image = _compiled(chain, step.operation, specs[step.source], labels)
+            anchor = specs.get(step.reference)
+            function, of_image = _compiled(
+                chain, step.operation, specs[step.source], anchor, labels
+            )
             self.functions.append(function)
             inner.append(of_image)
             if step.target is not None:
@@ -177,10 +182,11 @@ class _Runner:
                     if name not in values:
                         values[name] = np.zeros((routes, *array.shape), array.dtype)
                     values[name][passing] = array
-            elif operation.kind == BLOCK and operation.scale != 1:
-                states[step.target] = function(state, tf.constant(operation.scale))
             else:
-                states[step.target] = function(state)
+                anchor = [] if step.reference is None else [states[step.reference]]
+                scale = [tf.constant(operation.scale)] if _is_scaled(operation) else []
+                states[step.target] = function(state, *anchor, *scale)
+                del anchor
             del state
             for place in step.frees:
                 del states[place]
@@ -205,36 +211,39 @@ def _check_labels(labels, classes):
         )
 
 
-def _compiled(chain, operation, state, labels):
+def _is_scaled(operation):
+    return operation.kind == BLOCK and operation.scale != 1
+
+
+def _compiled(chain, operation, state, reference, labels):
     """The function of an operation for states and labels of some `tf.TensorSpec`s.
 
     Beside it stands what an image takes inside of it, see `_inner_bytes`. Both are kept on the
     chain. Blocks whose branch is scaled share one function for all scales.
     """
-    is_scaled = operation.kind == BLOCK and operation.scale != 1
     signature = [state]
     if operation.kind == HEAD:
         signature.append(labels)
-    elif operation.kind == DISTANCE:
-        signature.append(state)
-    elif is_scaled:
+    if reference is not None:
+        signature.append(reference)
+    if _is_scaled(operation):
         signature.append(tf.TensorSpec([], tf.float32))
     key = (
         "routes",
         *operation[:-1],
-        is_scaled,
+        _is_scaled(operation),
         *((tuple(spec.shape[1:]), spec.dtype) for spec in signature),
     )
     if key not in chain.compiled:
         function = tf.function(
-            _function_of(chain, operation, is_scaled), input_signature=signature, autograph=False
+            _function_of(chain, operation), input_signature=signature, autograph=False
         )
         concrete = function.get_concrete_function()
         chain.compiled[key] = concrete, _inner_bytes(concrete)
     return chain.compiled[key]
 
 
-def _function_of(chain, operation, is_scaled):
+def _function_of(chain, operation):
     """The function of an operation, with the parameters it is called with and no others.
 
     TensorFlow binds arguments to a compiled function's parameters; where one has a default, that
@@ -250,7 +259,13 @@ def _function_of(chain, operation, is_scaled):
     if operation.kind == TRANSITION:
         return lambda state: stage.transition(state)
     block = stage.blocks[operation.step]
-    return (lambda state, scale: block(state, scale)) if is_scaled else (lambda state: block(state))
+    if block.takes_anchor and _is_scaled(operation):
+        return lambda state, anchor, scale: block(state, anchor, scale)
+    if block.takes_anchor:
+        return lambda state, anchor: block(state, anchor)
+    if _is_scaled(operation):
+        return lambda state, scale: block(state, scale=scale)
+    return lambda state: block(state)
 
 
 def _head_values(chain, state, labels):

@@ -42,7 +42,8 @@ class Step:
         operation: an `Operation`.
         source: int, the place of the state it takes.
         target: int, the place of the state it returns; `None` for a distance and a head.
-        reference: int, the place of the state that a distance is taken to, else `None`.
+        reference: int, the place of the state that a distance is taken to, or that a block joins
+            its branch to where it takes the stage's anchor; else `None`.
         frees: tuple of ints, the places whose states nothing takes any more.
         routes: tuple of ints, the routes that pass here.
     """
@@ -129,7 +130,7 @@ def plan_of(chain, routes):
         for operation in _operations(chain, route):
             node = node.children.setdefault(operation, _Node())
             node.routes.append(index)
-    return Plan(routes, _with_frees(_walk(root)))
+    return Plan(routes, _with_frees(_walk(chain, root)))
 
 
 class _Node:
@@ -151,27 +152,41 @@ def _operations(chain, route):
     yield Operation(HEAD)
 
 
-def _walk(root):
+def _walk(chain, root):
     """The steps of a walk over the tree, depth first; states are not yet given up."""
     steps, references, places = [], {}, 0
-    waiting = [(operation, node, -1) for operation, node in root.children.items()]
+    waiting = [(operation, node, -1, -1) for operation, node in root.children.items()]
     while waiting:
-        operation, node, source = waiting.pop()
-        place, target, reference = source, None, None
+        operation, node, source, anchor = waiting.pop()
+        place, target, reference, needed = source, None, None, True
         if operation.kind == DISTANCE:
             if 0 in node.routes[:1]:
                 references[operation.stage] = source
             reference = references[operation.stage]
+            # The unperturbed route is at distance 0 from itself.
+            needed = reference != source
         elif operation.kind != HEAD:
             place = target = places
             places += 1
-        # The unperturbed route is at distance 0 from itself.
-        if reference is None or reference != source:
+            block = _block(chain, operation)
+            reference = anchor if block and block.takes_anchor else None
+        if needed:
             steps.append(Step(operation, source, target, reference, (), tuple(node.routes)))
+        # What begins a stage, or changes the shape, leaves the anchor of what follows.
+        if target is not None and (block is None or not block.keeps_shape):
+            anchor = target
+        elif operation.kind == DISTANCE:
+            anchor = source
         # The last in the list is taken first.
         following = sorted(node.children.items(), key=lambda item: _order(item[1]), reverse=True)
-        waiting += [(operation, child, place) for operation, child in following]
+        waiting += [(operation, child, place, anchor) for operation, child in following]
     return steps
+
+
+def _block(chain, operation):
+    if operation.kind != BLOCK:
+        return None
+    return chain.stages[operation.stage - 1].blocks[operation.step]
 
 
 def _order(node):

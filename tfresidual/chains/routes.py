@@ -8,6 +8,7 @@ from numbers import Real
 from typing import NamedTuple
 
 import numpy as np
+from keras import ops
 
 from tfresidual.chains.chain import Stage
 from tfresidual.chains.sources import chain as chain_of
@@ -328,7 +329,9 @@ def _applied(block, place, scale):
         block,
         step=place,
         apply=functools.partial(block, scale=scale),
-        apply_scaled=lambda state, more: block(state, scale * more),
+        apply_with=lambda state, anchor, change: block.changed(
+            state, anchor, lambda branch: change(ops.cast(scale, branch.dtype) * branch)
+        ),
     )
 
 

@@ -6,7 +6,6 @@ import pathlib
 import zipfile
 
 import keras
-from keras import ops
 
 from tfresidual.chains.chain import Block, Chain, Stage
 from tfresidual.chains.scores import loss_of, outputs_of
@@ -66,19 +65,11 @@ def _loaded(path):
 
 
 def _of_residual_network(network):
+    network.converge()
     stem, sections, head = network.sections()
     stages = []
     for index, (transition, units) in enumerate(sections, start=1):
-        blocks = tuple(
-            Block(
-                stage=index,
-                step=step,
-                keeps_shape=unit.resizing is None,
-                apply=_sequence([unit]),
-                apply_scaled=functools.partial(_scaled, unit),
-            )
-            for step, unit in enumerate(units)
-        )
+        blocks = tuple(_block(network, index, step, unit) for step, unit in enumerate(units))
         stages.append(Stage(index, blocks, transition and _sequence([transition])))
     return Chain(
         name=network.name,
@@ -88,13 +79,29 @@ def _of_residual_network(network):
         loss=loss_of(network),
         input_shape=network.input_shape[1:],
         outputs=outputs_of(network),
+        weights=tuple(network.trainable_variables),
+        prepare=network.converge if network.lipschitz is not None else None,
     )
 
 
-def _scaled(unit, state, scale):
-    """A unit at inference with its branch scaled, before the shortcut joins it."""
-    branch = unit.branch(state, training=False)
-    return unit.join(state, ops.cast(scale, branch.dtype) * branch, training=False)
+def _block(network, stage, step, unit):
+    keeps_shape = unit.resizing is None
+    takes_anchor = keeps_shape and network.anchor == "input"
+
+    def apply_with(state, anchor, change):
+        branch = change(unit.branch(state, training=False))
+        return unit.join(anchor if takes_anchor else state, branch, training=False)
+
+    return Block(
+        stage=stage,
+        step=step,
+        keeps_shape=keeps_shape,
+        apply=functools.partial(unit, training=False),
+        apply_with=apply_with,
+        takes_anchor=takes_anchor,
+        weights=unit.weights_by_role(),
+        lipschitz=None if unit.lipschitz is None else unit.lipschitz_bound,
+    )
 
 
 def _sequence(layers):

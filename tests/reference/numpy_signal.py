@@ -1,0 +1,103 @@
+"""What of the gradient comes through the shortcuts, and stages whose last block goes on and on.
+
+In plain NumPy and float64, with the blocks of `numpy_network`. A block that is given a state to
+join its branch to pulls a gradient back in two parts: through the branch, and to that state.
+
+    through_shortcuts(net, run)[2][0]    # at the first block of the third stage, per image
+"""
+
+import numpy as np
+
+from reference import numpy_network
+
+METRICS = (
+    "state_norm",
+    "state_l1",
+    "state_gradient_norm",
+    "gradient_ratio",
+    "shortcut_share",
+    "shortcut_norm",
+)
+
+
+def analyse(net, images, labels):
+    """The `NumpyNetwork` of a Keras network, and the `Run` of a batch through it."""
+    config, weights = net.get_config(), numpy_network.weights_of(net)
+    plain = numpy_network.NumpyNetwork(config, weights)
+    return plain, numpy_network.analyse(config, weights, images, labels)
+
+
+def bases_of(net, run, stage):
+    """The step of the state that each block of a stage joins its branch to."""
+    first = max(net.changes[stage], default=-1) + 1
+    count = len(run.states[stage])
+    if net.config["anchor"] == "input":
+        return [step if step < first else first for step in range(count)]
+    return list(range(count))
+
+
+def through_shortcuts(net, run):
+    """The gradients at the blocks' inputs, from the end of their stage through no branch.
+
+    Every way from block t to the end of the stage is walked by itself.
+    """
+    stages = []
+    for s, states in enumerate(run.states):
+        bases, pulls = bases_of(net, run, s), []
+        for step, base in enumerate(bases):
+            _, pull = net.units[s][step](states[step], anchor=states[base])
+            pulls.append(lambda gradient, pull=pull: pull(gradient)[1])
+        # The shortcut of block t leads from the state bases[t] to the state t + 1.
+        arriving = []
+        for step in range(len(states)):
+            gradient, place = run.last_gradients[s], len(states)
+            while place > step:
+                gradient, place = pulls[place - 1](gradient), bases[place - 1]
+            arriving.append(gradient if place == step else np.zeros_like(states[step]))
+        stages.append(arriving)
+    return stages
+
+
+def signal_metrics(net, run):
+    """Every metric of the probe by name, `(images, blocks)`."""
+    columns = {name: [] for name in METRICS}
+    first = numpy_network.norm(run.gradients[0][0])
+    shortcuts = through_shortcuts(net, run)
+    for s, states in enumerate(run.states):
+        after = [*states[1:], run.last_states[s]]
+        gradients_after = [*run.gradients[s][1:], run.last_gradients[s]]
+        for step, gradient in enumerate(run.gradients[s]):
+            size, arriving = numpy_network.norm(gradient), shortcuts[s][step]
+            products = [np.vdot(a, b) for a, b in zip(arriving, gradient, strict=True)]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                values = (
+                    numpy_network.norm(after[step]),
+                    np.array([np.abs(image).sum() for image in after[step]]),
+                    numpy_network.norm(gradients_after[step]),
+                    np.where(size > 0, first / size, 0),
+                    np.where(size > 0, products / size**2, 0),
+                    np.where(size > 0, numpy_network.norm(arriving) / size, 0),
+                )
+            for name, value in zip(METRICS, values, strict=True):
+                columns[name].append(value)
+    return {name: np.stack(values, axis=1) for name, values in columns.items()}
+
+
+def applied_on(net, run, times):
+    """The states of the stages whose last block can be applied again.
+
+    Returns:
+        A dict from stage (from 0) to a list: the state before the last block, the state behind it,
+        and those behind each of `times` extra applications.
+    """
+    stages = {}
+    for s, states in enumerate(run.states):
+        last = len(states) - 1
+        if last in net.changes[s]:
+            continue
+        stages[s], anchor = [states[last]], states[bases_of(net, run, s)[last]]
+        for _ in range(times + 1):
+            state = stages[s][-1]
+            base = anchor if net.config["anchor"] == "input" else state
+            stages[s].append(net.units[s][last](state, anchor=base)[0])
+    return stages
