@@ -1,6 +1,7 @@
 """Training the papers' way: recipes, metrics, runs that survive being killed."""
 
 from tfresidual.training.exact_match import ExactMatch
+from tfresidual.training.gradient_coupling import GradientCoupling, coupling_kernel
 from tfresidual.training.multi_label import MultiLabelCrossentropy
 from tfresidual.training.recipes import RECIPES, Recipe, recipe
 from tfresidual.training.train import Training, compile_network, train
@@ -8,10 +9,12 @@ from tfresidual.training.train import Training, compile_network, train
 __all__ = [
     "RECIPES",
     "ExactMatch",
+    "GradientCoupling",
     "MultiLabelCrossentropy",
     "Recipe",
     "Training",
     "compile_network",
+    "coupling_kernel",
     "recipe",
     "train",
 ]

@@ -7,6 +7,7 @@ import pandas as pd
 
 from tfresidual.training.checkpoints import Checkpoints, TrainingFolder
 from tfresidual.training.exact_match import ExactMatch
+from tfresidual.training.gradient_coupling import GradientCoupling
 from tfresidual.training.multi_label import MultiLabelCrossentropy
 from tfresidual.training.progress import TrainingProgress
 from tfresidual.training.recipes import recipe as recipe_of
@@ -29,7 +30,9 @@ class Training:
     metric: str
 
 
-def compile_network(network, recipe, epochs, steps_per_epoch, multi_label=False):
+def compile_network(
+    network, recipe, epochs, steps_per_epoch, multi_label=False, coupling=None, **kwargs
+):
     """Compiles a network for classification, the way a paper trains it.
 
     Args:
@@ -40,6 +43,9 @@ def compile_network(network, recipe, epochs, steps_per_epoch, multi_label=False)
         steps_per_epoch: int, optimizer steps in an epoch.
         multi_label: whether images have several labels: `MultiLabelCrossentropy` and
             `ExactMatch` then take the place of cross-entropy and accuracy.
+        coupling: float in [0, 1], how far the blocks of a stage share their gradients, or `None`
+            for the recipe's optimizer alone.
+        **kwargs: the other arguments of `GradientCoupling`.
 
     Returns:
         The name of the metric.
@@ -48,6 +54,8 @@ def compile_network(network, recipe, epochs, steps_per_epoch, multi_label=False)
         ValueError: if there is no such recipe, or a number is not a positive int.
     """
     optimizer = recipe_of(recipe).optimizer(epochs, steps_per_epoch)
+    if coupling is not None:
+        optimizer = GradientCoupling(optimizer, coupling, **kwargs)
     if multi_label:
         network.compile(optimizer, MultiLabelCrossentropy(), metrics=[ExactMatch()])
         return "exact_match"

@@ -1,0 +1,326 @@
+"""Soft gradient coupling: blocks of a stage learn from one another's gradients."""
+
+import dataclasses
+from numbers import Real
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfresidual.networks.weight_groups import blocks_of, checked_first_block, groups_of
+
+KERNELS = ("uniform", "triangular", "triangular_printed")
+
+
+def coupling_kernel(steps, coupling, kernel="uniform"):
+    """With which weights the gradients of coupled blocks make up their updates.
+
+    With T blocks at the steps s, and the coupling c:
+
+    - `"uniform"`: `(1 - c) + c / T` on the diagonal, `c / T` elsewhere.
+    - `"triangular_printed"`: `max(0, 1 - 2 (1 - c) |s - t| / T)` for `c >= 0.5`, and
+      `max(0, 1 - |s - t| / (2 c T))` below, as the paper prints it. Its rows do not sum to 1: at
+      coupling 1 all entries are 1, and every block is updated with T times the mean.
+    - `"triangular"`: the same with every row divided by its sum. It is not symmetric.
+
+    All are the identity at coupling 0. At coupling 1 all rows of a kernel are equal.
+
+    Args:
+        steps: different ints, the places of the blocks in their stage.
+        coupling: float from 0 to 1.
+        kernel: `"uniform"`, `"triangular"` or `"triangular_printed"`.
+
+    Returns:
+        A float64 array `(T, T)`. Row t is block t's: its update is
+        `sum(array[t, s] * gradient_s over s)`.
+
+    Raises:
+        ValueError: if an argument is none of these.
+
+    Reference:
+        "Iterative convergent computation is not a useful inductive bias for ResNets",
+        section 4.1 and appendix D.2.
+    """
+    coupling = _checked_coupling(coupling)
+    _check_kernel(kernel)
+    places = np.asarray(steps)
+    if places.ndim != 1 or places.dtype.kind not in "iu" or len(set(places.tolist())) < len(places):
+        raise ValueError(f"Argument `steps` must be different ints. Received: steps={steps!r}")
+    count = len(places)
+    if kernel == "uniform":
+        return (1 - coupling) * np.eye(count) + coupling / count
+    distance = np.abs(places[:, None] - places[None, :]).astype(np.float64)
+    if coupling >= 0.5:
+        weights = np.maximum(0, 1 - 2 * (1 - coupling) * distance / count)
+    elif coupling > 0:
+        # The same as printed, but it cannot overflow.
+        width = 2 * coupling * count
+        weights = np.maximum(0, width - distance) / width
+    else:
+        weights = np.eye(count)
+    if kernel == "triangular":
+        weights /= weights.sum(axis=1, keepdims=True)
+    return weights
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Mixture:
+    """How the gradients of one group of weights are mixed.
+
+    Attributes:
+        indices: places of the weights among the variables of the optimizer.
+        rows: the different rows of the kernel, one column per weight.
+        row_of: which of the rows is that of a weight.
+    """
+
+    indices: tuple[int, ...]
+    rows: np.ndarray
+    row_of: tuple[int, ...]
+
+
+@keras.saving.register_keras_serializable(package="tfresidual")
+class GradientCoupling(keras.optimizers.Optimizer):
+    """Wraps an optimizer so that the blocks of a stage are updated with mixed gradients.
+
+    Every block keeps weights of its own. The gradient of a weight is replaced by a weighted sum
+    of the gradients of the weights of the same role in the blocks of its stage, biases and batch
+    normalization's scale and offset included, before the inner optimizer clips, accumulates or
+    applies it. Blocks that change the shape of the state are left out, see
+    `tfresidual.networks.weight_groups`.
+
+    Coupling 0 is the inner optimizer alone. At coupling 1 all blocks of a stage get the same
+    update: weights that start equal (the network's `recurrent_initialization=True`) stay equal,
+    to the last bit, while the batch normalizations keep statistics of their own.
+
+    Weight decay, clipping, moving averages and the like are set on the inner optimizer. Mixed
+    precision with float16 works as without this wrapper; a `keras.optimizers.LossScaleOptimizer`
+    goes around it.
+
+    Example:
+
+    >>> network = tfresidual.networks.resnet(20)
+    >>> optimizer = GradientCoupling(keras.optimizers.SGD(0.1, momentum=0.9), coupling=0.9)
+    >>> network.compile(optimizer, "sparse_categorical_crossentropy")
+
+    Args:
+        inner: the optimizer that applies the gradients: a `keras.optimizers.Optimizer`, or its
+            name or config.
+        coupling: float from 0 (ordinary network) to 1 (recurrent network).
+        kernel: how the gradients are weighted: `"uniform"`, `"triangular"` (neighbouring blocks
+            more, weights that sum to 1) or `"triangular_printed"`, see `coupling_kernel`.
+        first_block: int, blocks of an earlier step of their stage are not coupled.
+        name: name of the optimizer.
+
+    Raises:
+        ValueError: if an argument is none of these; on building, if the variables hold no two
+            weights to couple.
+
+    Reference:
+        "Iterative convergent computation is not a useful inductive bias for ResNets",
+        section 4.1 and appendix D.2, D.3.
+    """
+
+    def __init__(
+        self,
+        inner,
+        coupling,
+        kernel="uniform",
+        first_block=0,
+        name="gradient_coupling",
+        **kwargs,
+    ):
+        if kwargs:
+            received = ", ".join(f"{key}={value!r}" for key, value in kwargs.items())
+            raise ValueError(
+                "GradientCoupling takes no further arguments; those of an optimizer are set on "
+                f"`inner`. Received: {received}"
+            )
+        super().__init__(learning_rate=0.0, name=name)
+        self.inner = _checked_inner(inner)
+        self.coupling = _checked_coupling(coupling)
+        _check_kernel(kernel)
+        self.kernel = kernel
+        self.first_block = checked_first_block(first_block)
+        self._mixtures = ()
+
+    def build(self, variables):
+        if self.built:
+            return
+        variables = list(variables)
+        # The gradients of the others are no gradients, but their next values (float8 scales).
+        coupled = [v for v in variables if not getattr(v, "overwrite_with_gradient", False)]
+        groups = groups_of(blocks_of(coupled), self.first_block)
+        groups = [group for group in groups if len(group.variables) > 1]
+        if not groups:
+            paths = [getattr(v, "path", v.name) for v in variables]
+            raise ValueError(
+                "GradientCoupling found no two weights to couple. It looks for weights of the same "
+                "role and shape in several blocks of a stage, by paths such as "
+                "'stage1_block0/convolution1/kernel' and 'stage1_block1/convolution1/kernel', from "
+                "step `first_block` on, in blocks that keep the shape of the state. Use a "
+                "`tfresidual.networks.ResidualNetwork` with more blocks in a stage; equal initial "
+                "weights come from its `recurrent_initialization=True`. "
+                f"Received: first_block={self.first_block}, {len(paths)} variables, the first of "
+                f"paths {paths[:4]}"
+            )
+        self.inner.build(variables)
+        super().build(variables)
+        mixtures = (self._mixture(group) for group in groups)
+        self._mixtures = tuple(mixture for mixture in mixtures if mixture is not None)
+
+    def _mixture(self, group):
+        """The `_Mixture` of a group, `None` where its weights keep their own gradients."""
+        weights = coupling_kernel(group.steps, self.coupling, self.kernel)
+        if np.array_equal(weights, np.eye(len(weights))):
+            return None
+        # Blocks of equal rows get one and the same tensor, so that rounding cannot part them.
+        rows, row_of = np.unique(weights, axis=0, return_inverse=True)
+        indices = tuple(self._get_variable_index(variable) for variable in group.variables)
+        return _Mixture(indices, rows, tuple(row_of.ravel().tolist()))
+
+    def apply(self, grads, trainable_variables=None):
+        grads = list(grads)
+        if trainable_variables is None:
+            if not self.built:
+                raise ValueError(
+                    "GradientCoupling must be built before it is applied without "
+                    "`trainable_variables`: call `optimizer.build(trainable_variables)` first. "
+                    f"Received: {len(grads)} gradients, trainable_variables=None"
+                )
+            trainable_variables = self._trainable_variables
+        trainable_variables = list(trainable_variables)
+        if len(grads) != len(trainable_variables):
+            raise ValueError(
+                "Argument `grads` must hold one gradient for every variable. Received: "
+                f"{len(grads)} gradients, {len(trainable_variables)} variables"
+            )
+        if not self.built:
+            self.build(trainable_variables)
+        self._check_variables_are_known(trainable_variables)
+        self.inner.apply(self._mixed(grads, trainable_variables), trainable_variables)
+
+    def _mixed(self, grads, variables):
+        """The gradients with those of coupled weights mixed.
+
+        A weight without a gradient counts as zero where others of its group have one. One that is
+        not among the variables counts as zero, too, but gets no gradient.
+        """
+        place_of = {self._get_variable_index(v): place for place, v in enumerate(variables)}
+        mixed = list(grads)
+        for mixture in self._mixtures:
+            places = [place_of.get(index) for index in mixture.indices]
+            columns = [
+                column
+                for column, place in enumerate(places)
+                if place is not None and grads[place] is not None
+            ]
+            if not columns:
+                continue
+            found = [ops.convert_to_tensor(grads[places[column]]) for column in columns]
+            dtypes = {keras.backend.standardize_dtype(gradient.dtype) for gradient in found}
+            dtype = "float64" if "float64" in dtypes else "float32"
+            stacked = ops.stack([ops.cast(gradient, dtype) for gradient in found])
+            rows = ops.matmul(
+                ops.convert_to_tensor(mixture.rows[:, columns], dtype),
+                ops.reshape(stacked, (len(found), -1)),
+            )
+            shape = (len(mixture.rows), *found[0].shape)
+            rows = ops.unstack(ops.reshape(rows, shape), len(mixture.rows))
+            for place, row in zip(places, mixture.row_of, strict=True):
+                if place is not None:
+                    mixed[place] = ops.cast(rows[row], variables[place].dtype)
+        return mixed
+
+    @property
+    def inner_optimizer(self):
+        """The inner optimizer under the name by which Keras' callbacks look for it."""
+        return self.inner
+
+    @property
+    def variables(self):
+        return super().variables + self.inner.variables
+
+    @property
+    def iterations(self):
+        return self.inner.iterations
+
+    @property
+    def learning_rate(self):
+        return self.inner.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate):
+        self.inner.learning_rate = learning_rate
+
+    @property
+    def loss_scale_factor(self):
+        return self.inner.loss_scale_factor
+
+    @loss_scale_factor.setter
+    def loss_scale_factor(self, factor):
+        # Keras sets it to None in its own `__init__`, before there is an inner optimizer.
+        if hasattr(self, "inner"):
+            self.inner.loss_scale_factor = factor
+
+    def scale_loss(self, loss):
+        return self.inner.scale_loss(loss)
+
+    def exclude_from_weight_decay(self, var_list=None, var_names=None):
+        self.inner.exclude_from_weight_decay(var_list, var_names)
+
+    def finalize_variable_values(self, var_list):
+        self.inner.finalize_variable_values(var_list)
+
+    def set_weights(self, weights):
+        own = len(super().variables)
+        super().set_weights(weights[:own])
+        self.inner.set_weights(weights[own:])
+
+    def get_config(self):
+        # Not the base's: of that only the name is an argument here.
+        return {
+            "name": self.name,
+            "inner": keras.saving.serialize_keras_object(self.inner),
+            "coupling": self.coupling,
+            "kernel": self.kernel,
+            "first_block": self.first_block,
+        }
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        config = dict(config)
+        config["inner"] = keras.saving.deserialize_keras_object(
+            config["inner"], custom_objects=custom_objects
+        )
+        return cls(**config)
+
+
+def _checked_inner(inner):
+    if isinstance(inner, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            "Argument `inner` must not be a LossScaleOptimizer: that goes around the coupling, "
+            "LossScaleOptimizer(GradientCoupling(...)), and `compile` puts it there by itself. "
+            f"Received: inner={inner!r}"
+        )
+    if not isinstance(inner, (str, dict, keras.optimizers.Optimizer)):
+        raise ValueError(
+            "Argument `inner` must be a keras.optimizers.Optimizer, or its name or config. "
+            f"Received: inner={inner!r}"
+        )
+    return keras.optimizers.get(inner)
+
+
+def _checked_coupling(coupling):
+    if not isinstance(coupling, Real) or isinstance(coupling, bool) or not 0 <= coupling <= 1:
+        raise ValueError(
+            f"Argument `coupling` must be a number from 0 to 1. Received: coupling={coupling!r}"
+        )
+    return float(coupling)
+
+
+def _check_kernel(kernel):
+    if kernel not in KERNELS:
+        raise ValueError(
+            f"Argument `kernel` must be one of {', '.join(map(repr, KERNELS))}. "
+            f"Received: kernel={kernel!r}"
+        )
