@@ -4,16 +4,20 @@ from tfresidual.callbacks.block_metrics import BlockMetrics
 from tfresidual.callbacks.borderline import Borderline
 from tfresidual.callbacks.convergence_indices import ConvergenceIndices
 from tfresidual.callbacks.drop_blocks import DropBlocks
+from tfresidual.callbacks.lipschitz import Lipschitz
 from tfresidual.callbacks.perturbation import Perturbation
 from tfresidual.callbacks.probe_callback import ProbeCallback
 from tfresidual.callbacks.readout import Readout
+from tfresidual.callbacks.signal_propagation import SignalPropagation
 
 __all__ = [
     "BlockMetrics",
     "Borderline",
     "ConvergenceIndices",
     "DropBlocks",
+    "Lipschitz",
     "Perturbation",
     "ProbeCallback",
     "Readout",
+    "SignalPropagation",
 ]

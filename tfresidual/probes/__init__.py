@@ -8,7 +8,18 @@ from tfresidual.probes.convergence_indices import (
     indices_of,
 )
 from tfresidual.probes.drop_blocks import drop_blocks
+from tfresidual.probes.effective_parameters import effective_parameters, weight_deviations
 from tfresidual.probes.evaluate_routes import evaluate_routes
+from tfresidual.probes.fixed_point import fixed_point
+from tfresidual.probes.geometry import (
+    line_between,
+    line_element,
+    metric_eigenvalues,
+    metric_product,
+    path_lengths,
+    path_lengths_of,
+)
+from tfresidual.probes.lipschitz import lipschitz
 from tfresidual.probes.logs import from_logs
 from tfresidual.probes.perturbation import (
     ALL_STAGES,
@@ -19,6 +30,12 @@ from tfresidual.probes.perturbation import (
 from tfresidual.probes.readout import readout
 from tfresidual.probes.repeat_last_block import repeat_last_block
 from tfresidual.probes.shuffle_blocks import shuffle_blocks
+from tfresidual.probes.signal_propagation import signal_propagation
+from tfresidual.probes.trajectories import (
+    inverse_problem_chain,
+    trajectories,
+    trajectory_summary,
+)
 
 __all__ = [
     "ALL_STAGES",
@@ -29,11 +46,25 @@ __all__ = [
     "convergence_indices",
     "distances_of",
     "drop_blocks",
+    "effective_parameters",
     "evaluate_routes",
+    "fixed_point",
     "from_logs",
     "indices_of",
+    "inverse_problem_chain",
+    "line_between",
+    "line_element",
+    "lipschitz",
+    "metric_eigenvalues",
+    "metric_product",
+    "path_lengths",
+    "path_lengths_of",
     "perturbation",
     "readout",
     "repeat_last_block",
     "shuffle_blocks",
+    "signal_propagation",
+    "trajectories",
+    "trajectory_summary",
+    "weight_deviations",
 ]

@@ -118,13 +118,13 @@ def _steps(chain, stage, times, scale, data, progress):
 def _step_values(chain, stage, scales, images, labels):
     """Both metrics of all applications on a batch, each `(images, applications)`."""
     block = stage.blocks[-1]
-    _, state = chain.walk(chain.stem(images), until=(block.stage, block.step))
+    state, anchor = chain.lead_to(chain.stem(images), block.stage, block.step)
     rest = dataclasses.replace(chain, stages=chain.stages[stage.index :])
 
     def step(index, state, cosines, ratios):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(state)
-            after = block(state, tf.gather(scales, index))
+            after = block(state, anchor, tf.gather(scales, index))
             _, last = rest.walk(after)
             losses = chain.loss(labels, chain.head(last))
         change = change_of(state, after)

@@ -1,0 +1,50 @@
+"""Publishes what bounds the Lipschitz constants of the blocks."""
+
+from tfresidual.callbacks.probe_callback import ProbeCallback
+
+from tfresidual.probes import lipschitz
+from tfresidual.probes.lipschitz import METRICS, bounded_blocks
+from tfresidual.probes.logs import block_logs, log_key
+
+PREFIX = "lipschitz_"
+
+
+class Lipschitz(ProbeCallback):
+    """Runs `tfresidual.probes.lipschitz` during `fit`, on networks built with `lipschitz`.
+
+    Publishes `"stage1/block0/lipschitz_estimate"`, `".../lipschitz_residual"`,
+    `".../lipschitz_certified"` and `".../lipschitz_divisor"` for every bounded block.
+
+    Example:
+
+    >>> net = networks.resnet(20, lipschitz=0.95)
+    >>> net.fit(train, callbacks=[Lipschitz(every=10)])
+
+    Args:
+        every: int, the probe runs after every so many epochs; NaN stands for the others.
+
+    Raises:
+        ValueError: if `every` is not a positive int; at the beginning of a training, if no block
+            of the network is bounded.
+
+    Reference:
+        "Iterative convergent computation is not a useful inductive bias for ResNets", section
+        4.2 and appendix E.1.
+    """
+
+    def __init__(self, every=1):
+        super().__init__(data=None, every=every)
+
+    def on_train_begin(self, logs=None):
+        super().on_train_begin(logs)
+        bounded_blocks(self._chain)
+
+    def probe(self, chain):
+        return block_logs(lipschitz(chain), METRICS, PREFIX)
+
+    def keys(self, chain):
+        return [
+            log_key(PREFIX + name, block.stage, block.step)
+            for block in bounded_blocks(chain)
+            for name in METRICS
+        ]

@@ -1,0 +1,42 @@
+"""Publishes how state and gradient travel through the network."""
+
+from tfresidual.callbacks.probe_callback import ProbeCallback
+
+from tfresidual.probes import signal_propagation
+from tfresidual.probes.logs import block_logs, log_key
+from tfresidual.probes.signal_propagation import METRICS
+
+
+class SignalPropagation(ProbeCallback):
+    """Runs `tfresidual.probes.signal_propagation` during `fit`.
+
+    Publishes `"stage1/block0/state_norm"`, `".../state_l1"`, `".../state_gradient_norm"`,
+    `".../gradient_ratio"`, `".../shortcut_share"` and `".../shortcut_norm"` for every block.
+
+    Example:
+
+    >>> net.fit(train, callbacks=[SignalPropagation(test.take(4), every=5)])
+
+    Args:
+        data: what the probe reads: a `tf.data.Dataset` of batches `(images, labels)`, a pair of
+            arrays, or a dict of these by the name of the split, which then begins every key.
+        every: int, the probe runs after every so many epochs; NaN stands for the others.
+
+    Raises:
+        ValueError: if `every` is not a positive int.
+
+    Reference:
+        He et al. 2016, https://arxiv.org/abs/1603.05027, eq. 5 and 8; Jastrzebski et al. 2018,
+        https://arxiv.org/abs/1710.04773, fig. 8 and 9.
+    """
+
+    def probe(self, chain):
+        return block_logs(signal_propagation(chain, self.data), METRICS)
+
+    def keys(self, chain):
+        return [
+            log_key(name, block.stage, block.step, split)
+            for split in self.splits()
+            for block in chain.blocks
+            for name in METRICS
+        ]

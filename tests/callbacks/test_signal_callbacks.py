@@ -1,0 +1,141 @@
+"""Callbacks of signal propagation and of Lipschitz bounds in real fits.
+
+`test_callbacks.py` covers what all callbacks share.
+"""
+
+import copy
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+from reference.random_network import random_batch, random_network
+
+import tfresidual as tfr
+from tfresidual import callbacks, probes
+
+SIGNAL = ("state_norm", "state_l1", "state_gradient_norm", "gradient_ratio", "shortcut_share",
+          "shortcut_norm")  # fmt: skip
+BOUNDS = ("estimate", "residual", "certified", "divisor")
+
+
+def network(**kwargs):
+    net = random_network(**{"blocks": (1, 2), "widths": (4, 8)} | kwargs)
+    net.compile(keras.optimizers.SGD(0.01), "sparse_categorical_crossentropy")
+    return net
+
+
+def fit(net, chosen, epochs=1):
+    data = random_batch(net, images=10)
+    return net.fit(*data, epochs=epochs, batch_size=5, verbose=0, callbacks=chosen).history
+
+
+def own_keys(history):
+    return [key for key in history if key != "loss"]
+
+
+def test_signal_propagation_is_that_of_the_probe():
+    net = network()
+    data = random_batch(net, images=6, seed=2)
+    callback = callbacks.SignalPropagation(data)
+    history = fit(net, [callback], epochs=2)
+    frame = probes.signal_propagation(net, data)
+    expected = {
+        f"stage{row['stage']}/block{row['block']}/{name}": row[name]
+        for row in frame.to_dict("records")
+        for name in SIGNAL
+    }
+    assert own_keys(history) == list(expected) == callback.keys(tfr.chain(net))
+    for key, value in expected.items():
+        assert history[key][-1] == pytest.approx(value, rel=1e-4)
+        assert isinstance(history[key][-1], float)
+    assert history["stage1/block0/state_norm"][0] != history["stage1/block0/state_norm"][1]
+
+
+def test_lipschitz_is_that_of_the_probe():
+    net = network(lipschitz=0.9)
+    callback = callbacks.Lipschitz()
+    history = fit(net, [callback], epochs=2)
+    frame = probes.lipschitz(net)
+    # The first block of the second stage changes the shape.
+    expected = {
+        f"stage{row['stage']}/block{row['block']}/lipschitz_{name}": row[name]
+        for row in frame.to_dict("records")
+        for name in BOUNDS
+    }
+    assert own_keys(history) == list(expected) == callback.keys(tfr.chain(net))
+    assert len(expected) == 2 * 4
+    for key, value in expected.items():
+        assert history[key][-1] == pytest.approx(value, rel=1e-3, abs=1e-4)
+    read = probes.from_logs(history)
+    assert read["lipschitz_divisor"].ge(1).all()
+    assert len(read) == 2 * 2
+
+
+def test_every_key_from_the_first_epoch_on(tmp_path):
+    net = network(lipschitz=0.9)
+    data = {split: random_batch(net, images=4, seed=seed) for seed, split in enumerate("ab")}
+    path = tmp_path / "log.csv"
+    chosen = [
+        callbacks.SignalPropagation(data, every=2),
+        callbacks.Lipschitz(every=2),
+        keras.callbacks.CSVLogger(path),
+    ]
+    history = fit(net, chosen, epochs=2)
+    table = pd.read_csv(path)
+    own = own_keys(history)
+    assert sum(key.startswith("a/stage1/block0/") for key in own) == len(SIGNAL)
+    assert table.loc[0, own].isna().all()
+    assert table.loc[1, own].notna().all()
+
+
+def test_no_key_of_another_callback():
+    net = network(lipschitz=0.9)
+    chain, data = tfr.chain(net), random_batch(net)
+    names = [name for name in callbacks.__all__ if name not in ("ProbeCallback", "Lipschitz")]
+    assert {"BlockMetrics", "Readout", "SignalPropagation"} <= set(names)
+    chosen = [callbacks.Lipschitz(), *(getattr(callbacks, name)(data) for name in names)]
+    keys = [key for callback in chosen for key in callback.keys(chain)]
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("bound", [None, 0.9])
+def test_training_is_left_as_it_was(bound):
+    weights = []
+    for with_probes in (False, True):
+        keras.utils.set_random_seed(4)
+        net = network(lipschitz=bound, shortcut="dropout")
+        chosen = [callbacks.SignalPropagation(random_batch(net, seed=3))]
+        chosen += [callbacks.Lipschitz()] * (bound is not None)
+        fit(net, chosen * with_probes, epochs=2)
+        weights.append(net.get_weights())
+    for plain, probed in zip(*weights, strict=True):
+        if bound is None:
+            np.testing.assert_array_equal(plain, probed)
+        else:
+            # The divisor of the training steps is that of a power iteration which is further on.
+            np.testing.assert_allclose(plain, probed, rtol=0.02, atol=2e-3)
+
+
+def test_deep_copies_keep_their_settings():
+    callback = copy.deepcopy(callbacks.Lipschitz(every=3))
+    assert (callback.every, callback.splits()) == (3, [None])
+    data = random_batch(network())
+    assert copy.deepcopy(callbacks.SignalPropagation(data, every=2)).data is data
+
+
+def test_no_bounded_block_is_said_before_training():
+    net = network()
+    before = net.get_weights()
+    with pytest.raises(ValueError, match=r"`chain` must have a block.*Received: "):
+        fit(net, [callbacks.Lipschitz()])
+    for old, new in zip(before, net.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5, "2"])
+def test_bad_every(every):
+    with pytest.raises(ValueError, match=r"`every`.*Received: every="):
+        callbacks.Lipschitz(every=every)
+    with pytest.raises(ValueError, match=r"`every`.*Received: every="):
+        callbacks.SignalPropagation(None, every=every)

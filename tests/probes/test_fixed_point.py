@@ -1,0 +1,208 @@
+"""Stages whose last block is applied on and on: against the NumPy version, and by hand.
+
+Not covered here: networks on a GPU, where convolutions may round more than float32 does.
+"""
+
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+from keras import ops
+from probes.test_block_metrics import at, plane_chain
+from probes.test_evaluate_routes import counted, counting_chain
+from probes.test_signal_propagation import anchored_chain
+from reference import numpy_network, numpy_signal
+from reference.random_network import CONSTRAINED_CASES, case_id, random_batch, random_network
+
+import tfresidual as tfr
+from tfresidual import probes
+from tfresidual.probes.fixed_point import METRICS, means_of
+
+NETWORKS = {case_id(case): {"widths": (4, 8)} | case for case in CONSTRAINED_CASES[::7]} | {
+    "only block changes shape": {"blocks": (2, 1), "widths": (4, 8), "layout": "original"},
+    "channels change at once": {"blocks": 2, "widths": (4,), "stem_width": 3, "anchor": "input"},
+    "float64": {"blocks": 2, "widths": (4,), "dtype": "float64", "anchor": "input"},
+}
+
+
+def numpy_frame(net, batch, times):
+    """The frame of the probe by the NumPy version, contractions where no number is near rounding.
+
+    Beside it stands the mean norm of the states.
+    """
+    stages = numpy_signal.applied_on(*numpy_signal.analyse(net, *batch), times)
+    rows, sizes = [], []
+    for stage, states in stages.items():
+        before = None
+        for step, (state, after) in enumerate(itertools.pairwise(states)):
+            change, size = numpy_network.norm(after - state), numpy_network.norm(after)
+            contractions = np.nan, np.nan
+            if step and (before > 1e-4 * size).all():
+                contractions = (change / before).mean(), (change / before).max()
+            distance = numpy_network.norm(after - states[-1])
+            rows.append((stage + 1, step, change.mean(), *contractions, distance.mean()))
+            sizes.append(size.mean())
+            before = change
+    return pd.DataFrame(rows, columns=["stage", "step", *METRICS]), np.array(sizes)
+
+
+@pytest.mark.parametrize("settings", NETWORKS.values(), ids=NETWORKS)
+def test_equals_numpy(settings):
+    net = random_network(seed=4, **settings)
+    batch = random_batch(net, images=4)
+    frame = probes.fixed_point(net, batch, times=3)
+    expected, sizes = numpy_frame(net, batch, times=3)
+    places = ["stage", "step"]
+    pd.testing.assert_frame_equal(frame[places], expected[places])
+    for name in ("change", "distance"):
+        # Small ones are differences of large states.
+        difference = (frame[name] - expected[name]).abs()
+        assert (difference <= 3e-6 * sizes + 2e-4 * expected[name]).all(), name
+    is_clear = expected["contraction"].notna()
+    assert is_clear.sum() >= 1
+    for name in ("contraction", "largest_contraction"):
+        np.testing.assert_allclose(frame[name][is_clear], expected[name][is_clear], rtol=5e-3)
+    assert frame["contraction"][frame["step"] == 0].isna().all()
+
+
+@pytest.mark.parametrize("slope", [0.5, -0.8, 0.99])
+def test_linear_contraction_by_hand(slope):
+    # z_0 = x, z_{t+1} = x + a z_t: the changes are a^{t+1} x, the fixed point is x / (1 - a).
+    times = 12
+    frame = probes.fixed_point(anchored_chain(slope, 3), at(3, 4), times=times)
+    assert frame["stage"].tolist() == [1] * (times + 1)
+    assert frame["step"].tolist() == list(range(times + 1))
+    # The last block takes z_2.
+    steps = np.arange(times + 1)
+    np.testing.assert_allclose(frame["change"], 5 * np.abs(slope) ** (steps + 3.0), rtol=1e-4)
+    assert np.isnan(frame["contraction"][0]) and np.isnan(frame["largest_contraction"][0])
+    for name in ("contraction", "largest_contraction"):
+        np.testing.assert_allclose(frame[name][1:], abs(slope), rtol=1e-4)
+    sums = np.cumsum(slope ** np.arange(times + 4.0))
+    distance = 5 * np.abs(sums[3:] - sums[-1])
+    np.testing.assert_allclose(frame["distance"], distance, rtol=1e-4, atol=1e-5)
+    assert frame["distance"].iloc[-1] == 0
+
+
+def test_linear_contraction_without_an_anchor():
+    # Each application takes the state to 1/4 of it.
+    frame = probes.fixed_point(plane_chain(lambda h: -h * 3 / 4), at(3, 4), times=5)
+    np.testing.assert_allclose(frame["change"], [5 * 3 / 4**k for k in range(1, 7)], rtol=1e-6)
+    np.testing.assert_allclose(frame["contraction"][1:], 1 / 4, rtol=1e-6)
+
+
+def test_at_rest_there_is_no_contraction():
+    # Behind some 10 steps the changes of 1 / 8^t are rounding.
+    frame = probes.fixed_point(anchored_chain(1 / 8, 1), at(3, 4), times=30)
+    is_measured = frame["contraction"].notna()
+    assert is_measured.tolist() == [False] + [True] * is_measured.sum() + [False] * (
+        30 - is_measured.sum()
+    )
+    assert 5 <= is_measured.sum() <= 9
+    np.testing.assert_allclose(frame["contraction"][is_measured], 1 / 8, rtol=0.1)
+    np.testing.assert_allclose(frame["largest_contraction"][is_measured], 1 / 8, rtol=0.1)
+    still = probes.fixed_point(plane_chain(lambda h: 0 * h), at(3, 4), times=2)
+    assert still["change"].tolist() == still["distance"].tolist() == [0, 0, 0]
+    assert still["contraction"].isna().all()
+
+
+def test_mean_and_largest_over_images():
+    # The second number is the slope, and stays; the first is multiplied by it.
+    def pull(h):
+        return ops.concatenate([h[..., :1] * (h[..., 1:] - 1), 0 * h[..., 1:]], axis=-1)
+
+    images = np.array([[4, 0.25], [4, 0.75], [0, 0.5]], "float32")[:, None, None]
+    frame = probes.fixed_point(plane_chain(pull), (images, np.zeros(3, int)), times=2)
+    # The third image rests.
+    np.testing.assert_allclose(frame["contraction"][1:], (0.25 + 0.75) / 2, rtol=1e-5)
+    np.testing.assert_allclose(frame["largest_contraction"][1:], 0.75, rtol=1e-5)
+    np.testing.assert_allclose(frame["change"][0], (3 + 1 + 0) / 3, rtol=1e-5)
+
+
+def test_states_that_overflow():
+    # 5e7, 5e14, .. 5e35; the next state leaves float32.
+    frame = probes.fixed_point(plane_chain(lambda h: h * 1e7), at(3, 4), times=6)
+    np.testing.assert_allclose(frame["change"][:5], 5 * 1e7 ** np.arange(1, 6), rtol=1e-5)
+    np.testing.assert_allclose(frame["contraction"][1:5], 1e7, rtol=1e-5)
+    assert frame.loc[5:, ["change", "contraction", "largest_contraction"]].isna().all(axis=None)
+    assert frame["distance"].isna().all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_bounded_blocks_contract(dtype):
+    net = random_network(
+        blocks=2, widths=(4,), lipschitz=0.8, anchor="input", layout="original", dtype=dtype
+    )
+    frame = probes.fixed_point(net, random_batch(net, images=6), times=40)
+    measured = frame.dropna()
+    assert 1 <= len(measured) < 40
+    # What rounding adds to a change of few ulps.
+    assert (measured["largest_contraction"] <= 0.8 * 1.1).all()
+    assert (measured["contraction"] <= measured["largest_contraction"]).all()
+    rest = frame["change"].iloc[-1]
+    assert rest < 0.01 * frame["change"][0]
+    assert frame["distance"].iloc[-1] == pytest.approx(0, abs=rest + 1e-12)
+    # The fixed point is that of every start: here of the first block's.
+    chain = tfr.chain(net)
+    images, _ = random_batch(net, images=6)
+    state = anchor = chain.stem(images)
+    block = chain.blocks[-1]
+    ends = []
+    for start in (state, 0 * state):
+        for _ in range(40):
+            start = block(start, anchor)
+        ends.append(np.asarray(ops.cast(start, "float32")))
+    np.testing.assert_allclose(*ends, atol=0.05 if dtype == "mixed_bfloat16" else 1e-5)
+
+
+def test_columns_splits_and_stages():
+    net = random_network(blocks=(2, 1, 2), widths=(4, 6, 8))
+    train, test = random_batch(net, seed=1, images=3), random_batch(net, seed=2, images=5)
+    both = probes.fixed_point(net, {"train": train, "test": test}, times=2)
+    assert both.columns.tolist() == ["split", "stage", "step", *METRICS]
+    # The only block of the second stage changes the shape.
+    assert both["stage"].tolist() == [1, 1, 1, 3, 3, 3] * 2
+    assert both["step"].tolist() == [0, 1, 2] * 4
+    alone = probes.fixed_point(net, test, times=2)
+    part = both[both["split"] == "test"].drop(columns="split").reset_index(drop=True)
+    pd.testing.assert_frame_equal(part, alone, rtol=1e-4)
+
+
+def test_traced_once_whatever_the_batches():
+    net = random_network(blocks=1, widths=(4,))
+    chain = tfr.chain(net)
+    for size in (3, 5, 4):
+        probes.fixed_point(chain, random_batch(net, images=size), times=30)
+    (function,) = chain.compiled.values()
+    assert function.experimental_get_tracing_count() == 1
+    graph = function.get_concrete_function().graph
+    whiles = [op for op in graph.get_operations() if op.type in ("While", "StatelessWhile")]
+    assert len(whiles) == 2
+
+
+def test_means_of_quotients():
+    change = np.array([[8.0, 4.0, 1.0], [8.0, 2.0, 9.0]])
+    smallest = np.array([[1.0, 5.0, 0.0], [1.0, 0.0, 0.0]])
+    means = means_of(change, 0 * change, smallest)
+    # The change of 4 of the first image is rounding, so that its quotient 1 / 4 is left out.
+    np.testing.assert_allclose(means["contraction"], [np.nan, (1 / 2 + 1 / 4) / 2, 9 / 2])
+    np.testing.assert_allclose(means["largest_contraction"], [np.nan, 1 / 2, 9 / 2])
+    np.testing.assert_allclose(means["change"], [8, 3, 5])
+    change[1, 1] = np.inf
+    means = means_of(change, np.zeros((2, 3)), smallest)
+    np.testing.assert_array_equal(means["change"], [8, np.nan, 5])
+    assert np.isnan(means["contraction"]).all()
+    assert np.isnan(means["largest_contraction"]).all()
+
+
+@pytest.mark.parametrize("times", [0, -1, 1.0, "2", True])
+def test_bad_times(times):
+    with pytest.raises(ValueError, match=r"Argument `times`.*Received: times="):
+        probes.fixed_point(plane_chain(lambda h: h), at(1, 2), times=times)
+
+
+def test_nothing_to_repeat():
+    chain = counting_chain(lambda n: n[:, 0] * 0, 2, changes=[(1, 1)])
+    with pytest.raises(ValueError, match=r"`chain` must have a stage.*Received: counting"):
+        probes.fixed_point(chain, counted([0, 1]))

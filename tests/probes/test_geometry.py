@@ -1,0 +1,540 @@
+"""Metric, eigenvalues and lengths against explicit Jacobians in float64, and by hand.
+
+The Jacobians come from the NumPy network's backward passes, one row after the other, or, where a
+stage has an anchor, from central differences of the Keras layers in float64.
+
+Not covered here: networks on a GPU; chains whose layers TensorFlow cannot differentiate twice.
+"""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+from probes.test_block_metrics import at, plane_chain
+from reference import numpy_network
+from reference.random_network import CASES, case_id, random_batch, random_network
+
+import tfresidual as tfr
+from tfresidual import probes
+from tfresidual.chains import Block, Chain, Stage
+
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
+SMALL = {"input_shape": (4, 4, 2), "widths": (4, 8)}
+
+
+def numpy_jacobian(net, images, stage, block):
+    """The state before a block, and the Jacobian of the last one there.
+
+    Returns:
+        A tuple of `(images, features)` and `(images, features of the last, features)`.
+    """
+    plain = numpy_network.NumpyNetwork(net.get_config(), numpy_network.weights_of(net))
+    pieces = [
+        (s, t, piece)
+        for s, (transition, units) in enumerate(
+            zip(plain.transitions, plain.units, strict=True), start=1
+        )
+        for t, piece in enumerate([transition, *units], start=-1)
+    ]
+    before = [piece for s, t, piece in pieces if (s, t) < (stage, block)]
+    behind = [piece for s, t, piece in pieces if (s, t) >= (stage, block)]
+    state, _ = numpy_network.chain(plain.stem, *before)(images.astype("float64"))
+    last, pull = numpy_network.chain(*behind)(state)
+    rows = []
+    for index in range(last[0].size):
+        cotangent = np.zeros(last.shape)
+        cotangent.reshape(len(last), -1)[:, index] = 1
+        rows.append(pull(cotangent).reshape(len(last), -1))
+    return state.reshape(len(state), -1), np.stack(rows, axis=1)
+
+
+def anchored(net, images, stage, block):
+    """State and anchor before a block of a network of anchored stages, and what leads on."""
+    stem, stages, _ = net.sections()
+    layers = [
+        (s, t, layer)
+        for s, (transition, units) in enumerate(stages, start=1)
+        for t, layer in enumerate([transition, *units], start=-1)
+    ]
+
+    def lead(state, anchor, places):
+        for t, layer in places:
+            if layer is not None and t >= 0 and layer.resizing is None:
+                state = layer(state, anchor, training=False)
+            elif layer is not None:
+                state = layer(state)
+            # The anchor is what the blocks that keep the shape begin with.
+            if t < 0 or layer.resizing is not None:
+                anchor = state
+        return state, anchor
+
+    state = images
+    for layer in stem:
+        state = layer(state)
+    before = [(t, layer) for s, t, layer in layers if (s, t) < (stage, block)]
+    behind = [(t, layer) for s, t, layer in layers if (s, t) >= (stage, block)]
+    state, anchor = (np.asarray(part) for part in lead(state, None, before))
+    return state, anchor, lambda state, anchor: np.asarray(lead(state, anchor, behind)[0])
+
+
+def differences(function, state, step=1e-6):
+    """The Jacobian of each image by central differences, `(images, outputs, features)`."""
+    features = state[0].size
+    shifts = step * np.eye(features).reshape(features, 1, *state.shape[1:])
+    both = (state + np.stack([shifts, -shifts])).reshape(-1, *state.shape[1:])
+    plus, minus = function(both).reshape(2, features, len(state), -1)
+    return np.moveaxis((plus - minus) / (2 * step), 0, 2)
+
+
+ANCHORED = {
+    "input_shape": (4, 4, 2),
+    "widths": (3, 4),
+    "blocks": (2, 3),
+    "anchor": "input",
+    "dtype": "float64",
+}
+
+
+def anchored_jacobian(net, images, stage, block):
+    """As `numpy_jacobian`, of a network of anchored stages, the anchor held fixed."""
+    state, anchor, lead_on = anchored(net, images, stage, block)
+
+    def function(states):
+        return lead_on(states, np.tile(anchor, (len(states) // len(anchor), 1, 1, 1)))
+
+    return state.reshape(len(state), -1), differences(function, state)
+
+
+def flat(values):
+    return np.asarray(values).reshape(len(values), -1)
+
+
+def random_vectors(net, images, stage, block):
+    state, _ = tfr.chain(net).lead_to(tfr.chain(net).stem(images), stage, block)
+    return np.random.default_rng(7).normal(size=state.shape).astype("float32")
+
+
+def assert_near(measured, expected, tolerance):
+    """Relative to the largest value of each image: single entries may come out of cancellation."""
+    scale = np.abs(expected).max(axis=1, keepdims=True)
+    np.testing.assert_allclose(measured / scale, expected / scale, rtol=0, atol=tolerance)
+
+
+# Every layout, a place before, at and behind each kind of transition.
+PLACES = [(CASES[0], 1, 1), (CASES[9], 2, 0), (CASES[14], 1, 0), (CASES[23], 2, 1)]
+PLACES += [(CASES[26], 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("case", "stage", "block"), PLACES, ids=[case_id(case) for case, *_ in PLACES]
+)
+def test_product_equals_numpy(case, stage, block):
+    net = random_network(seed=3, blocks=2, **SMALL, **case)
+    images, _ = random_batch(net)
+    vectors = random_vectors(net, images, stage, block)
+    product = probes.metric_product(net, images, stage, block, vectors)
+    assert product.shape == vectors.shape
+    assert product.dtype == np.float32
+    _, jacobian = numpy_jacobian(net, images, stage, block)
+    expected = np.einsum("noi,noj,nj->ni", jacobian, jacobian, flat(vectors))
+    assert_near(flat(product), expected, 2e-5)
+
+
+@pytest.mark.parametrize(("stage", "block"), [(1, 0), (2, 1), (2, 2)])
+def test_product_holds_the_anchor(stage, block):
+    net = random_network(seed=3, **ANCHORED)
+    images, _ = random_batch(net)
+    vectors = random_vectors(net, images, stage, block)
+    product = probes.metric_product(net, images.astype("float64"), stage, block, vectors)
+    _, jacobian = anchored_jacobian(net, images, stage, block)
+    expected = np.einsum("noi,noj,nj->ni", jacobian, jacobian, flat(vectors))
+    assert product.dtype == np.float64
+    assert_near(flat(product), expected, 1e-6)
+
+
+def test_product_is_symmetric_and_linear():
+    net = random_network(**SMALL)
+    images, _ = random_batch(net)
+    first, second = (random_vectors(net, images, 1, 0) for _ in range(2))
+    second = second[::-1].copy()
+    chain = tfr.chain(net)
+    product = functools.partial(probes.metric_product, chain, images, 1, 0)
+    left, right = product(first), product(second)
+    np.testing.assert_allclose(
+        (flat(left) * flat(second)).sum(axis=1), (flat(right) * flat(first)).sum(axis=1), rtol=1e-4
+    )
+    assert ((flat(left) * flat(first)).sum(axis=1) > 0).all()
+    assert_near(flat(product(2 * first - second)), flat(2 * left - right), 1e-5)
+    (function,) = chain.compiled.values()
+    assert function.experimental_get_tracing_count() == 1
+
+
+@pytest.mark.parametrize(("case", "stage", "block"), PLACES[:2], ids=["projection", "bottleneck"])
+def test_eigenvalues_equal_numpy(case, stage, block):
+    net = random_network(seed=3, blocks=2, **SMALL, **case)
+    images, labels = random_batch(net)
+    frame = probes.metric_eigenvalues(net, (images, labels), stage, block, count=4, tolerance=1e-4)
+    _, jacobian = numpy_jacobian(net, images, stage, block)
+    expected = np.linalg.svd(jacobian, compute_uv=False)[:, :4] ** 2
+    measured = frame["eigenvalue"].to_numpy().reshape(3, 4)
+    np.testing.assert_allclose(measured / expected[:, :1], expected / expected[:, :1], atol=2e-5)
+    assert (frame["residual"] <= 1e-4).all()
+    assert frame["image"].tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert frame["rank"].tolist() == [0, 1, 2, 3] * 3
+    assert frame.columns.tolist() == [
+        *("stage", "block", "image", "rank"),
+        *("eigenvalue", "residual"),
+    ]
+
+
+def linear_chain(*matrices):
+    """A chain of one pixel whose blocks multiply the state by matrices."""
+    blocks = tuple(
+        Block(1, step, len(matrix) == len(matrix[0]), lambda h, matrix=matrix: h @ matrix.T)
+        for step, matrix in enumerate(np.asarray(matrix, "float32") for matrix in matrices)
+    )
+    return Chain(
+        name="linear",
+        stem=lambda images: ops.convert_to_tensor(images),
+        stages=(Stage(1, blocks),),
+        head=lambda state: ops.reshape(state, (-1, state.shape[-1])),
+        loss=lambda labels, outputs: ops.sum(outputs, axis=-1),
+        input_shape=(1, 1, len(matrices[0][0])),
+    )
+
+
+def pixels(rows):
+    rows = np.asarray(rows, "float32")
+    return rows[:, None, None], np.zeros(len(rows), "int32")
+
+
+def test_eigenvalues_by_hand():
+    # A shear between two scalings: the metric before the last block is diag(9, 4, 0); before the
+    # first it is that of [[3, 3, 0], [0, 2, 0], [0, 0, 0]], with trace 22 and minor 36.
+    chain = linear_chain([[1, 1, 0], [0, 1, 0], [0, 0, 1]], np.diag([3, 2, 0]))
+    data = pixels([[1, 2, 3], [0, 0, 0]])
+    last = probes.metric_eigenvalues(chain, data, 1, 1)
+    np.testing.assert_allclose(last["eigenvalue"], [9, 4, 0] * 2, rtol=1e-5, atol=1e-6)
+    first = probes.metric_eigenvalues(chain, data, 1, 0, count=2)
+    roots = 11 + np.sqrt(85) * np.array([1, -1])
+    np.testing.assert_allclose(first["eigenvalue"], np.tile(roots, 2), rtol=1e-5)
+    assert (first["residual"] < 1e-5).all()
+
+
+def diagonal_chain(singular_values):
+    """A linear chain of given singular values in a random basis."""
+    size = len(singular_values)
+    left, right = np.linalg.qr(np.random.default_rng(0).normal(size=(2, size, size)))[0]
+    return linear_chain(left @ np.diag(singular_values) @ right)
+
+
+@pytest.mark.parametrize(
+    ("singular_values", "tolerance"),
+    [
+        (np.linspace(2, 1, 120), 1e-3),
+        # Equal ones.
+        ([3, 3, 3, 3, 3, 2, 2] + [1] * 60, 1e-4),
+        # Less of them than are sought.
+        ([5] + [0] * 70, 1e-4),
+        ([0] * 70, 1e-4),
+        (1e12 * np.linspace(2, 0, 70) ** 2, 1e-4),
+        (1e-12 * np.linspace(2, 0, 70) ** 2, 1e-4),
+    ],
+    ids=["close", "equal", "one", "none", "large", "small"],
+)
+def test_eigenvalues_of_many_features(singular_values, tolerance):
+    chain = diagonal_chain(singular_values)
+    data = pixels(np.zeros((2, len(singular_values))))
+    frame = probes.metric_eigenvalues(chain, data, 1, 0, count=3, tolerance=tolerance)
+    expected = np.tile(np.square(singular_values[:3], dtype=float), 2)
+    scale = expected[0] or 1
+    np.testing.assert_allclose(frame["eigenvalue"] / scale, expected / scale, atol=tolerance)
+    assert (frame["residual"] <= tolerance).all()
+    assert (frame["eigenvalue"] >= 0).all()
+
+
+def test_eigenvalues_that_have_not_converged_say_so():
+    chain = diagonal_chain(np.linspace(2, 1, 120))
+    data = pixels(np.zeros((1, 120)))
+    few = probes.metric_eigenvalues(chain, data, 1, 0, most_iterations=2)
+    assert (few["residual"] > 0.01).all()
+    many = probes.metric_eigenvalues(chain, data, 1, 0)
+    # From below.
+    assert (few["eigenvalue"] < many["eigenvalue"]).all()
+    assert (many["residual"] <= 1e-3).all()
+
+
+def test_eigenvalues_beyond_the_range_of_the_floats():
+    frame = probes.metric_eigenvalues(
+        linear_chain(1e25 * np.eye(5)), pixels([[1] * 5]), 1, 0, count=1
+    )
+    assert frame[["eigenvalue", "residual"]].isna().all(axis=None)
+
+
+def test_an_image_has_its_eigenvalues_in_every_batch():
+    net = random_network(**SMALL)
+    images, labels = random_batch(net, images=5)
+    chain = tfr.chain(net)
+    data = {
+        "all": (images, labels),
+        "batches": tf.data.Dataset.from_tensor_slices((images, labels)).batch(2),
+        "last": (images[4:], labels[4:]),
+    }
+    frame = probes.metric_eigenvalues(chain, data, 1, 0, count=2)
+    assert frame["split"].tolist() == ["all"] * 10 + ["batches"] * 10 + ["last"] * 2
+    values = frame["eigenvalue"].to_numpy()
+    np.testing.assert_allclose(values[:10], values[10:20], rtol=1e-4)
+    np.testing.assert_allclose(values[8:10], values[20:], rtol=1e-4)
+    (function,) = chain.compiled.values()
+    assert function.experimental_get_tracing_count() == 1
+
+
+def numpy_line_element(states, jacobians):
+    """Both parts and the length for each image, of states before and behind each block.
+
+    Args:
+        states: the states before all blocks and the last one, `(images, features)`.
+        jacobians: those at the states before the blocks.
+    """
+    parts = []
+    for before, after, jacobian in zip(states, states[1:], jacobians, strict=False):
+        change = after - before
+        layer = (change**2).sum(axis=1)
+        spatial = (np.einsum("noi,ni->no", jacobian, change) ** 2).sum(axis=1)
+        parts.append((layer, spatial, np.sqrt(layer + spatial)))
+    return np.array(parts)
+
+
+@pytest.mark.parametrize("case", [CASES[8], CASES[21]], ids=case_id)
+def test_line_element_equals_numpy(case):
+    net = random_network(seed=3, blocks=2, **SMALL, **case)
+    images, labels = random_batch(net)
+    chain = tfr.chain(net)
+    frame = probes.line_element(chain, (images, labels), per_image=True)
+    run = numpy_network.analyse(net.get_config(), numpy_network.weights_of(net), images, labels)
+    expected = np.full((2, 2, 3, 3), np.nan)
+    for stage, states in enumerate(run.states):
+        states = [*states, run.last_states[stage]]
+        for block in range(2):
+            before, after = map(flat, states[block : block + 2])
+            if before.shape == after.shape:
+                _, jacobian = numpy_jacobian(net, images, stage + 1, block)
+                expected[stage, block] = numpy_line_element([before, after], [jacobian])[0]
+    columns = ["layer_part", "spatial_part", "length"]
+    assert frame.columns.tolist() == ["stage", "block", "image", *columns]
+    measured = np.moveaxis(frame[columns].to_numpy().reshape(2, 2, 3, 3), 3, 2)
+    np.testing.assert_allclose(measured, expected, **TOLERANCE)
+    means = probes.line_element(chain, (images, labels))
+    np.testing.assert_allclose(means[columns], expected.mean(axis=3).reshape(4, 3), **TOLERANCE)
+
+
+def test_line_element_holds_the_anchor():
+    net = random_network(seed=3, lipschitz=2.0, **ANCHORED)
+    images, labels = random_batch(net)
+    frame = probes.line_element(net, (images.astype("float64"), labels))
+    columns = ["layer_part", "spatial_part", "length"]
+    for stage, block in ((1, 0), (2, 1), (2, 2)):
+        state, jacobian = anchored_jacobian(net, images, stage, block)
+        before, anchor, _ = anchored(net, images, stage, block)
+        unit = net.get_layer(f"stage{stage}_block{block}")
+        after = flat(unit(before, anchor, training=False))
+        expected = numpy_line_element([state, after], [jacobian])[0].mean(axis=1)
+        row = frame[(frame["stage"] == stage) & (frame["block"] == block)]
+        np.testing.assert_allclose(row[columns].to_numpy()[0], expected, rtol=1e-5)
+
+
+def test_line_element_by_hand():
+    # h = (3, 4); the first block halves it, the second swaps the axes. F = (-1.5, -2) and, of
+    # (1.5, 2), (0.5, -0.5). The first one's step is halved on its way to the end.
+    chain = plane_chain(lambda h: -h / 2, lambda h: h[..., ::-1] - h)
+    frame = probes.line_element(chain, at(3, 4))
+    np.testing.assert_allclose(frame["layer_part"], [6.25, 0.5])
+    np.testing.assert_allclose(frame["spatial_part"], [6.25 / 4, 0.5])
+    np.testing.assert_allclose(frame["length"], [np.sqrt(7.8125), 1], rtol=1e-6)
+    lengths = probes.path_lengths(chain, {"a": at(3, 4), "b": at(0, 0)})
+    assert lengths["split"].tolist() == ["a", "a", "b", "b"]
+    assert lengths["stage"].tolist() == [1, "all"] * 2
+    assert lengths["blocks"].tolist() == [2] * 4
+    total = np.sqrt(7.8125) + 1
+    np.testing.assert_allclose(lengths["path_length"], [total, total, 0, 0], rtol=1e-6)
+
+
+def test_line_element_of_large_changes():
+    chain = plane_chain(lambda h: h * 1e18 - h)
+    row = probes.line_element(chain, at(3, 4)).iloc[0]
+    # The square is beyond the range of the floats, the length is not.
+    assert row["spatial_part"] == np.inf
+    assert row["length"] == pytest.approx(5e36, rel=1e-5)
+
+
+def test_path_lengths_of_stages():
+    net = random_network(blocks=(3, 1), **SMALL)
+    batch = random_batch(net)
+    frame = probes.line_element(net, batch)
+    assert frame["length"].isna().tolist() == [False, False, False, True]
+    lengths = probes.path_lengths_of(frame)
+    assert lengths["blocks"].tolist() == [3, 0, 3]
+    total = frame["length"][:3].sum()
+    np.testing.assert_allclose(lengths["path_length"], [total, 0, total])
+    distance = probes.computational_distance(net, batch)["distance"]
+    assert (lengths["path_length"] >= distance).all()
+
+
+def test_without_a_block_that_keeps_the_shape():
+    chain = linear_chain([[1, 2], [0, 1], [3, 0]])
+    frame = probes.line_element(chain, pixels([[1, 1]]))
+    assert frame[["layer_part", "spatial_part", "length"]].isna().all(axis=None)
+    frame = probes.metric_eigenvalues(chain, pixels([[1, 1]]), 1, 0, count=2)
+    # The metric is [[10, 2], [2, 5]].
+    np.testing.assert_allclose(
+        frame["eigenvalue"], (15 + np.sqrt(41) * np.array([1, -1])) / 2, rtol=1e-5
+    )
+
+
+def test_straight_lines_stay_straight_in_linear_networks():
+    chain = linear_chain([[1, 1], [0, 1]], np.diag([3, 2]))
+    first, second = pixels([[0, 0], [1, 5]])[0], pixels([[1, 1], [1, 5]])[0]
+    frame = probes.line_between(chain, first, second, points=3)
+    # (1, 1) goes to (2, 1) and (6, 2).
+    np.testing.assert_allclose(frame["length"], [np.sqrt(40), 0], rtol=1e-6)
+    np.testing.assert_allclose(frame["last_distance"], frame["length"], rtol=1e-6)
+    np.testing.assert_allclose(frame["euclidean_length"], [np.sqrt(2), 0], rtol=1e-6)
+    frame = probes.line_between(chain, first, second, block=1)
+    np.testing.assert_allclose(frame["euclidean_length"], [np.sqrt(5), 0], rtol=1e-6)
+    assert frame[["stage", "block", "pair"]].to_numpy().tolist() == [[1, 1, 0], [1, 1, 1]]
+
+
+def test_line_by_hand():
+    # The block takes (x, 0) to (x, x^2): from -1 to 1 a parabola's arc, there and back in y.
+    chain = plane_chain(lambda h: ops.flip(h, axis=-1) ** 2 * [0.0, 1.0])
+    frame = probes.line_between(chain, at(-1, 0)[0], at(1, 0)[0], points=400)
+    arc = np.sqrt(5) + np.arcsinh(2) / 2
+    assert frame["length"][0] == pytest.approx(arc, rel=1e-4)
+    assert frame["last_distance"][0] == pytest.approx(2)
+    # At two points, x = -0.5 and 0.5, the speed is 2 |(1, 2 x)|.
+    frame = probes.line_between(chain, at(-1, 0)[0], at(1, 0)[0], points=2)
+    assert frame["length"][0] == pytest.approx(2 * np.sqrt(2))
+
+
+@pytest.mark.parametrize(
+    ("settings", "stage", "block"),
+    [
+        (CASES[5] | SMALL | {"dtype": "float64"}, 1, 1),
+        (CASES[16] | SMALL | {"dtype": "float64"}, 2, 0),
+        (ANCHORED, 1, 0),
+        (ANCHORED, 2, 2),
+    ],
+    ids=["original", "relu_before_addition", "anchor at its stage's begin", "anchor"],
+)
+def test_lines_are_no_shorter_than_what_they_lead_to(settings, stage, block):
+    net = random_network(seed=5, **settings)
+    images = random_batch(net, images=8)[0].astype("float64")
+    frame = probes.line_between(net, images[:4], images[4:], stage, block, points=500)
+    assert (frame["length"] >= frame["last_distance"] * (1 - 1e-3)).all()
+    chain = tfr.chain(net)
+    begin, end = (
+        [np.asarray(part) for part in chain.lead_to(chain.stem(part), stage, block)]
+        for part in (images[:4], images[4:])
+    )
+    np.testing.assert_allclose(
+        frame["euclidean_length"], np.linalg.norm(flat(end[0] - begin[0]), axis=1), rtol=1e-9
+    )
+    # The curve of the last state, by its chords.
+    shares = np.linspace(0, 1, 501).reshape(-1, 1, 1, 1, 1)
+    states = [(1 - shares) * a + shares * b for a, b in zip(begin, end, strict=True)]
+    states = [state.reshape(-1, *state.shape[2:]) for state in states]
+    last = np.asarray(chain.lead_on(*states, stage, block)).reshape(501, 4, -1)
+    chords = np.linalg.norm(np.diff(last, axis=0), axis=2).sum(axis=0)
+    np.testing.assert_allclose(frame["length"], chords, rtol=2e-3)
+    distance = np.linalg.norm(last[-1] - last[0], axis=1)
+    np.testing.assert_allclose(frame["last_distance"], distance, rtol=1e-9)
+
+
+def calls(chain, images):
+    """A call of every probe of the metric, by name; `images` are two or more."""
+    data = images, np.zeros(len(images), "int32")
+    state, _ = chain.lead_to(chain.stem(images), 1, 1)
+    return {
+        "metric_product": lambda: probes.metric_product(chain, images, 1, 1, np.asarray(state)),
+        "metric_eigenvalues": lambda: probes.metric_eigenvalues(chain, data, 1, 1)["eigenvalue"],
+        "line_element": lambda: probes.line_element(chain, data)["spatial_part"],
+        "line_between": lambda: probes.line_between(chain, images, images[::-1])["length"],
+    }
+
+
+def test_leaves_the_network_as_it_was():
+    net = random_network(shortcut="dropout", **SMALL | {"widths": (4,)})
+    net.layers[2].trainable = False
+    before = [v.numpy().copy() for v in net.variables]
+    for call in calls(tfr.chain(net), random_batch(net)[0]).values():
+        call()
+    after = [v.numpy().copy() for v in net.variables]
+    for old, new in zip(before, after, strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert [layer.trainable for layer in net.layers].count(False) == 1
+
+
+def test_mixed_precision_is_near_float32_and_weights_are_followed():
+    size = SMALL | {"widths": (4,)}
+    net = random_network(**size)
+    low = random_network(dtype="mixed_bfloat16", **size)
+    chain, low_chain = tfr.chain(net), tfr.chain(low)
+    images, _ = random_batch(net, images=6)
+    for _ in range(2):
+        low_calls = calls(low_chain, images)
+        for name, call in calls(chain, images).items():
+            expected, measured = np.asarray(call()), np.asarray(low_calls[name]())
+            assert measured.dtype in (np.float32, np.float64)
+            scale = np.nanmax(np.abs(expected))
+            np.testing.assert_allclose(measured / scale, expected / scale, atol=0.05)
+        for model in (net, low):
+            kernel = model.get_layer("stage1_block1").convolution2.kernel
+            kernel.assign(kernel * 0.5)
+    assert len(chain.compiled) == 4
+    for function in (*chain.compiled.values(), *low_chain.compiled.values()):
+        assert function.experimental_get_tracing_count() == 1
+
+
+def test_images_of_whole_numbers():
+    chain = linear_chain([[1, 1], [0, 1]])
+    images = np.array([[0, 0], [3, 4]], "uint8")[:, None, None]
+    frame = probes.line_between(chain, images[:1], images[1:])
+    # (0, 0) to (3, 4) comes out as (0, 0) to (7, 4).
+    np.testing.assert_allclose(frame["euclidean_length"], 5)
+    np.testing.assert_allclose(frame["length"], np.sqrt(65), rtol=1e-6)
+
+
+IMAGES = np.zeros((2, 1, 1, 2), "float32")
+DATA = IMAGES, np.zeros(2, int)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda c: probes.metric_product(c, IMAGES, 0, 0, IMAGES), "`stage` must be"),
+        (lambda c: probes.metric_product(c, IMAGES, 2, 0, IMAGES), "must be a block of plane"),
+        (lambda c: probes.metric_product(c, IMAGES, 1, 1, IMAGES), "must be a block of plane"),
+        (lambda c: probes.metric_product(c, IMAGES, 1, -1, IMAGES), "`block` must be"),
+        (lambda c: probes.metric_product(c, IMAGES, 1, 0, IMAGES[:1]), "a vector for each"),
+        (lambda c: probes.metric_product(c, IMAGES[:0], 1, 0, IMAGES[:0]), "one or more images"),
+        (lambda c: probes.metric_product(c, IMAGES, 1, 0, IMAGES[..., :1]), "`vectors` must have"),
+        (lambda c: probes.metric_eigenvalues(c, DATA, 1, 0, count=0), "`count` must be"),
+        (lambda c: probes.metric_eigenvalues(c, DATA, 1, 0, count=3), "`count` must be at most"),
+        (lambda c: probes.metric_eigenvalues(c, DATA, 1, 0, tolerance=0), "`tolerance` must be"),
+        (
+            lambda c: probes.metric_eigenvalues(c, DATA, 1, 0, most_iterations=1.5),
+            "`most_iterations` must be",
+        ),
+        (lambda c: probes.metric_eigenvalues(c, {}, 1, 0), "`data` must not be empty"),
+        (lambda c: probes.line_element(c, 3), "`data` must be"),
+        (lambda c: probes.line_between(c, IMAGES, IMAGES[:1]), "arrays of images of one shape"),
+        (lambda c: probes.line_between(c, IMAGES[0], IMAGES[0]), "arrays of images of one shape"),
+        (lambda c: probes.line_between(c, IMAGES, IMAGES, points=0), "`points` must be"),
+        (lambda c: probes.line_between(c, IMAGES, IMAGES, 1, 3), "must be a block of plane"),
+    ],
+)
+def test_bad_arguments(call, message):
+    with pytest.raises(ValueError, match=rf"{message}.*Received: "):
+        call(plane_chain(lambda h: h))

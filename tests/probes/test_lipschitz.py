@@ -1,0 +1,127 @@
+"""Bounds of Lipschitz constants against the singular values of explicit matrices, and by hand."""
+
+import numpy as np
+import pytest
+from probes.test_block_metrics import plane_chain
+from reference import numpy_network
+from reference.random_network import (
+    CONSTRAINED_CASES,
+    case_id,
+    random_batch,
+    random_network,
+    randomise,
+)
+
+import tfresidual as tfr
+from tfresidual import probes
+from tfresidual.chains import Block, Chain, Stage
+from tfresidual.probes.lipschitz import METRICS
+
+BOUNDED = [case for case in CONSTRAINED_CASES if case["lipschitz"] is not None]
+
+
+@pytest.mark.parametrize("case", BOUNDED[::5], ids=case_id)
+def test_equals_singular_values(case):
+    net = random_network(seed=4, widths=(4, 8), **case)
+    frame = probes.lipschitz(net)
+    assert frame.columns.tolist() == ["stage", "block", "lipschitz", *METRICS]
+    config, weights = net.get_config(), numpy_network.weights_of(net)
+    changes = numpy_network.NumpyNetwork(config, weights).changes
+    places, exact = [], []
+    for stage, grid in ((1, (8, 8)), (2, (4, 4))):
+        kept = [step for step in range(3) if step not in changes[stage - 1]]
+        for step in kept:
+            places.append((stage, step))
+            unit = weights_of_block(config, weights, stage, step, kept[0])
+            exact.append(numpy_network.lipschitz_bound(config, unit, grid))
+    assert list(zip(frame["stage"], frame["block"], strict=True)) == places
+    exact = np.array(exact)
+    np.testing.assert_allclose(frame["estimate"], exact, rtol=1e-3)
+    assert (frame["estimate"] <= exact * (1 + 1e-5)).all()
+    assert (frame["certified"] >= exact).all()
+    assert (frame["certified"] <= 10 * exact).all()
+    assert frame["residual"].between(0, 1e-3).all()
+    np.testing.assert_allclose(
+        frame["divisor"], np.maximum(frame["estimate"] / case["lipschitz"], 1), rtol=1e-6
+    )
+
+
+def weights_of_block(config, weights, stage, step, first):
+    """The weights of a block, of which the first that keeps the shape may be the one shared."""
+    prefix, leader = f"stage{stage}_block{step}", None
+    if config["share_from"] is not None:
+        shared = max(first, config["share_from"])
+        leader = f"stage{stage}_block{shared}" if step > shared else None
+    own = numpy_network.OWN[config["batch_norm"]] if leader else ()
+    return numpy_network.Weights(weights, prefix, leader, own)
+
+
+def test_branches_keep_their_bounds():
+    net = random_network(blocks=2, widths=(4,), lipschitz=0.7)
+    frame = probes.lipschitz(net)
+    chain, rng = tfr.chain(net), np.random.default_rng(3)
+    state = np.asarray(chain.stem(random_batch(net)[0]))
+    for block, row in zip(chain.blocks, frame.to_dict("records"), strict=True):
+        assert row["divisor"] > 1
+        for size in (1e-2, 1.0):
+            other = (state + size * rng.normal(size=state.shape)).astype("float32")
+            branches = [np.asarray(block(h)) - h for h in (state, other)]
+            quotients = np.linalg.norm(
+                (branches[0] - branches[1]).reshape(3, -1), axis=1
+            ) / np.linalg.norm((state - other).reshape(3, -1), axis=1)
+            assert (quotients <= 0.7 * (1 + 1e-4)).all()
+            assert (quotients <= row["certified"] / row["divisor"]).all()
+
+
+def test_small_branches_are_not_divided():
+    net = random_network(blocks=1, widths=(4,), lipschitz=1e6)
+    frame = probes.lipschitz(net)
+    assert frame["divisor"].tolist() == [1]
+    assert frame["estimate"][0] > 1
+
+
+def test_only_bounded_blocks_have_rows():
+    bound = {"estimate": 2.0, "residual": 0.0, "certified": 2.5, "divisor": 4.0}
+    blocks = (
+        Block(1, 0, True, lambda h: h),
+        Block(1, 1, True, lambda h: h, lipschitz=lambda: bound),
+    )
+    plain = plane_chain(lambda h: h)
+    chain = Chain("one", plain.stem, (Stage(1, blocks),), plain.head, plain.loss, (1, 1, 2))
+    frame = probes.lipschitz(chain)
+    assert frame.to_dict("records") == [{"stage": 1, "block": 1} | bound]
+    # Blocks that change the shape are not bounded.
+    net = random_network(blocks=2, widths=(4, 8), lipschitz=0.9)
+    assert probes.lipschitz(net)[["stage", "block"]].to_numpy().tolist() == [[1, 0], [1, 1], [2, 1]]
+
+
+def test_follows_the_weights():
+    net = random_network(blocks=1, widths=(4,), lipschitz=0.9)
+    chain = tfr.chain(net)
+    before = probes.lipschitz(chain)
+    unit = net.get_layer("stage1_block0")
+    for convolution, factor in ((unit.convolution1, -3.0), (unit.convolution2, 2.0)):
+        convolution.kernel.assign(convolution.kernel * factor)
+    after = probes.lipschitz(chain)
+    for name in ("estimate", "certified", "divisor"):
+        np.testing.assert_allclose(after[name], 6 * before[name], rtol=1e-4)
+    randomise(unit, seed=7)
+    plain = numpy_network.Weights(numpy_network.weights_of(net), "stage1_block0")
+    exact = numpy_network.lipschitz_bound(net.get_config(), plain, (8, 8))
+    np.testing.assert_allclose(probes.lipschitz(chain)["estimate"], exact, rtol=1e-3)
+
+
+def test_leaves_the_network_as_it_was():
+    net = random_network(blocks=1, widths=(4,), lipschitz=0.9)
+    images, _ = random_batch(net)
+    variables = [v for v in net.variables if "vector" not in v.path]
+    before, outputs = [v.numpy().copy() for v in variables], net(images)
+    probes.lipschitz(net)
+    for old, new in zip(before, variables, strict=True):
+        np.testing.assert_array_equal(old, new)
+    np.testing.assert_allclose(net(images), outputs, rtol=1e-4)
+
+
+def test_no_bounded_block():
+    with pytest.raises(ValueError, match=r"`chain` must have a block.*Received: residual_network"):
+        probes.lipschitz(random_network(blocks=1))

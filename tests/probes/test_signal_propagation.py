@@ -1,0 +1,291 @@
+"""Signal propagation against the NumPy version, and cases solved by hand.
+
+Not covered here: networks on a GPU.
+"""
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+from keras import ops
+from probes.test_block_metrics import at, plane_chain
+from reference import numpy_signal
+from reference.random_network import CASES, CONSTRAINED_CASES, case_id, random_batch, random_network
+
+import tfresidual as tfr
+from tfresidual import probes
+from tfresidual.chains import Block, Chain, Stage
+from tfresidual.layers.shortcuts import ExclusiveGateShortcut, ScaledShortcut
+from tfresidual.probes.signal_propagation import METRICS
+
+# Relative to the size of the number; shares, which cancel, also absolutely.
+TOLERANCE = {"rtol": 1e-4, "atol": 2e-6}
+# Every layout, shortcut and transition; shared blocks, anchors, bounded branches; and more.
+ANCHORED = [case for case in CONSTRAINED_CASES if case["anchor"] == "input"]
+NETWORKS = {case_id(case): {"widths": (4, 8)} | case for case in (*CASES[::5], *ANCHORED[1::3])} | {
+    "gates half open": {
+        "shortcut": ExclusiveGateShortcut(bias=0.0),
+        "layout": "original",
+        "widths": (4, 8),
+    },
+    "lambda 1.3": {"shortcut": ScaledShortcut(scale=1.3, branch_scale=0.7), "widths": (4, 8)},
+    "several labels": {"classifier_activation": "sigmoid", "pooling": 2, "widths": (4, 6)},
+}
+
+
+@pytest.mark.parametrize("settings", NETWORKS.values(), ids=NETWORKS)
+def test_equals_numpy(settings):
+    net = random_network(seed=3, **settings)
+    images, labels = random_batch(net, images=4)
+    frame = probes.signal_propagation(net, (images, labels), per_image=True)
+    analysed = numpy_signal.analyse(net, images, labels)
+    # Of a bounded branch the divisor is known as well as the power iteration has converged.
+    tolerance = TOLERANCE if net.lipschitz is None else {"rtol": 2e-3, "atol": 1e-4}
+    for name, expected in numpy_signal.signal_metrics(*analysed).items():
+        measured = frame[name].to_numpy().reshape(-1, len(images)).T
+        np.testing.assert_allclose(measured, expected, **tolerance, err_msg=name)
+
+
+def scaled_block(step, scale, branch):
+    """The block h -> scale * h + branch(h), which tells the two apart."""
+    return Block(
+        1,
+        step,
+        True,
+        lambda h: scale * h + branch(h),
+        lambda h, anchor, change: scale * h + change(branch(h)),
+    )
+
+
+def chain_of(*blocks, head=lambda state: ops.reshape(state, (-1, 2))):
+    """Blocks in the plane, and the loss |h|^2 / 2 at the end; its gradient there is h."""
+    return Chain(
+        name="plane",
+        stem=lambda images: ops.convert_to_tensor(images),
+        stages=(Stage(1, blocks),),
+        head=head,
+        loss=lambda labels, outputs: ops.sum(ops.square(outputs), axis=-1) / 2,
+        input_shape=(1, 1, 2),
+    )
+
+
+def test_solved_by_hand():
+    # (3, 4), halved, then doubled by branches h -> -h / 2 and h -> h: the shortcuts alone pass the
+    # last gradient (3, 4) on as it is, and the whole network turns it into 2 and 1 times that.
+    frame = probes.signal_propagation(plane_chain(lambda h: -h / 2, lambda h: h), at(3, 4))
+    np.testing.assert_allclose(frame["state_norm"], [2.5, 5], rtol=1e-6)
+    np.testing.assert_allclose(frame["state_l1"], [3.5, 7], rtol=1e-6)
+    np.testing.assert_allclose(frame["state_gradient_norm"], [10, 5], rtol=1e-6)
+    np.testing.assert_allclose(frame["gradient_ratio"], [1, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(frame["shortcut_share"], [1, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(frame["shortcut_norm"], [1, 0.5], rtol=1e-6)
+
+
+@pytest.mark.parametrize("scales", [(0.5, 0.5, 0.5), (1.5, 2.0, 3.0), (0.9, 1.0, -0.4)])
+def test_share_is_the_product_of_the_lambdas(scales):
+    # Branches (1 - lambda) h make every block the identity, and every whole gradient the last one.
+    blocks = [
+        scaled_block(step, scale, lambda h, scale=scale: (1 - scale) * h)
+        for step, scale in enumerate(scales)
+    ]
+    frame = probes.signal_propagation(chain_of(*blocks), at(3, 4))
+    products = np.cumprod(scales[::-1])[::-1]
+    np.testing.assert_allclose(frame["shortcut_share"], products, rtol=1e-6)
+    np.testing.assert_allclose(frame["shortcut_norm"], np.abs(products), rtol=1e-6)
+    np.testing.assert_allclose(frame["state_gradient_norm"], 5, rtol=1e-6)
+
+
+def test_constant_branches_leave_the_shortcuts_all():
+    blocks = [scaled_block(step, 0.5, lambda h: 0 * h + 1) for step in range(3)]
+    frame = probes.signal_propagation(chain_of(*blocks), at(3, 4))
+    np.testing.assert_allclose(frame["shortcut_share"], 1, rtol=1e-6)
+    np.testing.assert_allclose(frame["shortcut_norm"], 1, rtol=1e-6)
+    # r grows like 2^-t where lambdas are 1/2.
+    np.testing.assert_allclose(frame["gradient_ratio"], [1, 1 / 2, 1 / 4], rtol=1e-6)
+
+
+def test_a_turn_makes_the_share_smaller_than_the_norm():
+    # A branch that turns by a right angle: g = (G, turned G), of which the shortcut carries G.
+    def turn(h):
+        return ops.flip(h, axis=-1) * [-1.0, 1.0]
+
+    row = probes.signal_propagation(plane_chain(turn), at(3, 4)).iloc[0]
+    assert row["shortcut_share"] == pytest.approx(1 / 2)
+    assert row["shortcut_norm"] == pytest.approx(1 / np.sqrt(2))
+
+
+def test_branches_that_turn_back_what_the_shortcuts_carry():
+    # 1 - 1/2 of the gradient is left of what came through the shortcut, or 1 - 3.
+    for slope, share in ((-0.5, 2), (-3, -0.5)):
+        row = probes.signal_propagation(plane_chain(lambda h, a=slope: a * h), at(3, 4)).iloc[0]
+        assert row["shortcut_share"] == pytest.approx(share)
+        assert row["shortcut_norm"] == pytest.approx(abs(share))
+
+
+def anchored_chain(slope, blocks):
+    """The chain z -> x + slope * z with x the anchor, which begins as z."""
+    return chain_of(
+        *(
+            Block(1, step, True, lambda z, x: x + slope * z, takes_anchor=True)
+            for step in range(blocks)
+        )
+    )
+
+
+def test_anchor_by_hand():
+    # z_1 = x + z/2 .. : the last state is 15/8 x, with the gradient 15/8 (3, 4). At x the network
+    # multiplies it by 15/8, of which 1 is the last shortcut; at later states by 1/4 and 1/2,
+    # through branches alone.
+    frame = probes.signal_propagation(anchored_chain(0.5, 3), at(3, 4))
+    last = 5 * 15 / 8
+    np.testing.assert_allclose(frame["state_norm"], [5 * 3 / 2, 5 * 7 / 4, last], rtol=1e-6)
+    np.testing.assert_allclose(frame["state_gradient_norm"], [last / 4, last / 2, last], rtol=1e-6)
+    np.testing.assert_allclose(frame["gradient_ratio"], [1, 15 / 8 * 4, 15 / 8 * 2], rtol=1e-6)
+    np.testing.assert_allclose(frame["shortcut_share"], [8 / 15, 0, 0], rtol=1e-6)
+    np.testing.assert_allclose(frame["shortcut_norm"], [8 / 15, 0, 0], rtol=1e-6)
+
+
+def test_states_without_a_gradient():
+    # A branch that does not read the state: only the anchor has a gradient.
+    frame = probes.signal_propagation(anchored_chain(0.0, 2), at(3, 4))
+    np.testing.assert_allclose(frame["state_gradient_norm"], [0, 5], rtol=1e-6)
+    np.testing.assert_allclose(frame["gradient_ratio"], [1, 0], rtol=1e-6)
+    np.testing.assert_allclose(frame["shortcut_share"], [1, 0], rtol=1e-6)
+    # The last state is zero, and so is every gradient.
+    frame = probes.signal_propagation(plane_chain(lambda h: h, lambda h: -h), at(3, 4))
+    assert (frame[["gradient_ratio", "shortcut_share", "shortcut_norm"]] == 0).all(axis=None)
+    # What the shortcut carries, the branch turns back altogether.
+    blocks = [scaled_block(0, 1, lambda h: -h), scaled_block(1, 1, lambda h: 0 * h + 2)]
+    frame = probes.signal_propagation(chain_of(*blocks), at(3, 4))
+    assert frame["shortcut_share"].tolist() == [0, 1]
+    assert frame["gradient_ratio"].tolist() == [0, 0]
+
+
+def test_tiny_gradients_keep_their_share():
+    chain = plane_chain(lambda h: -h / 2, lambda h: h / 3)
+    tiny, usual = (probes.signal_propagation(chain, at(3 * s, 4 * s)) for s in (1e-30, 1))
+    for name in ("gradient_ratio", "shortcut_share", "shortcut_norm"):
+        np.testing.assert_allclose(tiny[name], usual[name], rtol=1e-5)
+
+
+def test_blocks_that_do_not_tell_their_shortcut():
+    def double(h):
+        return ops.repeat(h, 2, axis=1)
+
+    blocks = [
+        Block(1, 0, True, lambda h: 2 * h),
+        Block(1, 1, False, double),
+        Block(1, 2, True, lambda h: 4 * h),
+    ]
+    chain = chain_of(*blocks, head=lambda state: ops.reshape(state, (-1, 4)))
+    frame = probes.signal_propagation(chain, at(3, 4))
+    np.testing.assert_array_equal(frame["shortcut_share"].isna(), [True, True, False])
+    np.testing.assert_array_equal(frame["shortcut_norm"].isna(), [True, True, False])
+    assert frame["shortcut_share"][2] == pytest.approx(1 / 4)
+    assert frame[list(METRICS[:4])].notna().all(axis=None)
+    only = chain_of(Block(1, 0, False, double), head=lambda state: ops.reshape(state, (-1, 4)))
+    assert probes.signal_propagation(only, at(3, 4))["shortcut_share"].isna().all()
+
+
+def test_r_compares_the_first_blocks_of_first_and_last_stage():
+    net = random_network(blocks=2, widths=(4, 8, 12))
+    batch = random_batch(net, images=6)
+    frame = probes.signal_propagation(net, batch)
+    sizes = probes.block_metrics(net, batch, per_image=True)
+    first, last = (
+        sizes[(sizes["stage"] == stage) & (sizes["block"] == 0)]["gradient_norm"].to_numpy()
+        for stage in (1, 3)
+    )
+    r = frame[(frame["stage"] == 3) & (frame["block"] == 0)]["gradient_ratio"].item()
+    assert r == pytest.approx((first / last).mean(), rel=1e-5)
+    assert frame["gradient_ratio"][0] == 1
+    # The state behind a block is that before the next one of its stage.
+    means = sizes.groupby(["stage", "block"])["gradient_norm"].mean()
+    for stage in (1, 2, 3):
+        behind = frame[(frame["stage"] == stage) & (frame["block"] == 0)]
+        assert behind["state_gradient_norm"].item() == pytest.approx(means[stage, 1], rel=1e-5)
+
+
+def test_mean_is_of_images_not_of_batches():
+    net = random_network(blocks=1)
+    images, labels = random_batch(net, images=7)
+    whole = probes.signal_propagation(net, (images, labels))
+    batches = tf.data.Dataset.from_tensor_slices((images, labels)).batch(3)
+    names = list(METRICS)
+    parts = probes.signal_propagation(net, batches)
+    np.testing.assert_allclose(whole[names], parts[names], rtol=1e-5)
+    own = probes.signal_propagation(net, batches, per_image=True)
+    means = own.groupby(["stage", "block"])[names].mean()
+    np.testing.assert_allclose(whole[names], means, rtol=1e-5)
+
+
+def test_columns_and_splits():
+    net = random_network(blocks=(2, 1), widths=(4, 8))
+    train, test = random_batch(net, seed=1), random_batch(net, seed=2)
+    both = probes.signal_propagation(net, {"train": train, "test": test})
+    assert both.columns.tolist() == ["split", "stage", "block", *METRICS]
+    assert both["stage"].tolist() == [1, 1, 2] * 2
+    assert both["block"].tolist() == [0, 1, 0] * 2
+    alone = probes.signal_propagation(net, test)
+    part = both[both["split"] == "test"].drop(columns="split").reset_index(drop=True)
+    pd.testing.assert_frame_equal(part, alone, rtol=1e-5)
+    # Blocks that change the shape have all values too.
+    assert both.notna().all(axis=None)
+
+
+def test_traced_once_for_all_sizes_of_batch():
+    net = random_network(blocks=1)
+    chain = tfr.chain(net)
+    for size in (3, 5, 4):
+        probes.signal_propagation(chain, random_batch(net, images=size))
+    (function,) = chain.compiled.values()
+    assert function.experimental_get_tracing_count() == 1
+
+
+def test_leaves_the_network_as_it_was():
+    net = random_network(shortcut="dropout", blocks=1)
+    batch = random_batch(net)
+    before = [v.numpy().copy() for v in net.variables]
+    probes.signal_propagation(net, batch)
+    for old, new in zip(before, net.variables, strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_moving_statistics_of_the_data():
+    # As the docstring says it: afterwards the network does at inference what it does in training.
+    net = random_network(blocks=1, widths=(4, 8))
+    images = 5 * random_batch(net, images=16)[0] + 3
+    weights = [v.numpy().copy() for v in net.trainable_variables]
+    passes = tf.function(net, autograph=False)
+    for _ in range(500):
+        passes(tf.constant(images), training=True)
+    for old, new in zip(weights, net.trainable_variables, strict=True):
+        np.testing.assert_array_equal(old, new)
+    with keras.StatelessScope():
+        trained = net(images, training=True)
+    np.testing.assert_allclose(net(images), trained, atol=0.02)
+
+
+def test_mixed_precision_is_near_float32():
+    net = random_network(widths=(4, 8))
+    low = random_network(widths=(4, 8), dtype="mixed_bfloat16")
+    low.set_weights(net.get_weights())
+    batch = random_batch(net, images=8)
+    expected, measured = (probes.signal_propagation(network, batch) for network in (net, low))
+    for name in METRICS:
+        np.testing.assert_allclose(measured[name], expected[name], rtol=0.05, err_msg=name)
+
+
+def test_network_of_float64():
+    net = random_network(dtype="float64", blocks=1)
+    images, labels = random_batch(net)
+    frame = probes.signal_propagation(net, (images, labels))
+    analysed = numpy_signal.analyse(net, images, labels)
+    for name, expected in numpy_signal.signal_metrics(*analysed).items():
+        np.testing.assert_allclose(frame[name], expected.mean(axis=0), **TOLERANCE, err_msg=name)
+
+
+def test_bad_data():
+    with pytest.raises(ValueError, match=r"`data`.*Received: "):
+        probes.signal_propagation(random_network(blocks=1), 3)

@@ -1,0 +1,291 @@
+"""Read-outs in the plane against float64 NumPy, and what they come to on courses made by hand."""
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+from keras import ops
+from networks.test_inverse_problem import KINDS, forward, points, randomised
+
+from tfresidual import datasets, networks, probes, routes
+from tfresidual.chains import Block, Chain, Stage
+
+COLUMNS = ["route", "input", "x1", "x2", "stage", "step", "z1", "z2"]
+METRICS = ["error", "early_error", "closer", "drop", "worst_drop", "drift"]
+METRICS += ["first_speed", "last_speed"]
+
+
+def estimates(frame):
+    """The estimates of a frame of one route, `(inputs, applications + 1, 2)`."""
+    shape = (frame["input"].nunique(), frame["step"].nunique(), 2)
+    return frame[["z1", "z2"]].to_numpy().reshape(shape)
+
+
+def moving_chain(*moves, stages=1):
+    """A chain in the plane whose blocks move the state, equally many blocks a stage."""
+    length = len(moves) // stages
+    blocks = [
+        Block(1 + place // length, place % length, True, lambda h, move=move: h + move)
+        for place, move in enumerate(np.float32(moves))
+    ]
+    parts = [
+        Stage(1 + place, tuple(blocks[place * length : (place + 1) * length]))
+        for place in range(stages)
+    ]
+    return Chain(
+        name="moving",
+        stem=lambda x: 2 * x,
+        stages=tuple(parts),
+        head=lambda h: -h,
+        loss=None,
+        input_shape=(2,),
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_numpy(kind):
+    network = randomised(kind, blocks=4, width=5, hidden=6)
+    chain = probes.inverse_problem_chain(network)
+    x = points(9).astype(np.float32)
+    ways = {
+        routes.unperturbed(chain): [0, 1, 2, 3],
+        **{routes.drop(chain, (1, t)): [s for s in range(4) if s != t] for t in range(4)},
+        routes.drop(chain, (1, 0), (1, 2)): [1, 3],
+        routes.read_out(chain, 1, 1): [0, 1],
+        routes.repeat_last(chain, 1, 5): [0, 1, 2, 3, 3, 3, 3, 3, 3],
+        routes.swap(chain, 1, 0, 3): [3, 1, 2, 0],
+    }
+    frame = probes.trajectories(network, x, list(ways))
+    for route, steps in ways.items():
+        part = frame[frame["route"] == route.name]
+        expected = forward(network, x, steps).transpose(1, 0, 2)
+        np.testing.assert_allclose(estimates(part), expected, rtol=2e-4, atol=2e-4)
+
+
+def test_columns_and_order():
+    chain = probes.inverse_problem_chain(randomised("residual", blocks=3))
+    x = np.float32([[1, 2], [3, 4]])
+    frame = probes.trajectories(chain, x)
+    assert frame.columns.tolist() == COLUMNS
+    assert set(frame["route"]) == {"unperturbed"}
+    assert frame["input"].tolist() == [0] * 4 + [1] * 4
+    assert frame["x1"].tolist() == [1] * 4 + [3] * 4
+    assert frame["x2"].tolist() == [2] * 4 + [4] * 4
+    assert frame["step"].tolist() == [0, 1, 2, 3] * 2
+    assert set(frame["stage"]) == {1}
+    # Read out early, the trajectory is the beginning of this one; the route of all blocks, all.
+    both = [routes.read_out(chain, 1, 1), routes.unperturbed(chain)]
+    frames = probes.trajectories(chain, x, both)
+    assert frames["route"].tolist() == [both[0].name] * 6 + ["unperturbed"] * 8
+    pd.testing.assert_frame_equal(frames[6:].reset_index(drop=True), frame)
+    begun = frame[frame["step"] < 3].drop(columns="route").reset_index(drop=True)
+    pd.testing.assert_frame_equal(frames[:6].drop(columns="route"), begun)
+    nothing = probes.trajectories(chain, x, [])
+    assert nothing.columns.tolist() == COLUMNS
+    assert len(nothing) == 0
+
+
+def test_several_stages_and_scales():
+    chain = moving_chain((1, 0), (2, 0), (0, 4), (0, 8), stages=2)
+    frame = probes.trajectories(chain, [[1, 1]], [routes.repeat_last(chain, 1, 2, scale=0.5)])
+    assert frame["stage"].tolist() == [1, 1, 1, 1, 1, 2, 2]
+    assert frame["z1"].tolist() == [-2, -3, -5, -6, -7, -7, -7]
+    assert frame["z2"].tolist() == [-2, -2, -2, -2, -2, -6, -14]
+
+
+def test_the_algorithm_as_a_network():
+    x, _ = datasets.inverse_problem(20)
+    chain = probes.inverse_problem_chain(networks.error_correcting_network(steps=8))
+    frame = probes.trajectories(chain, x, [routes.repeat_last(chain, 1, 16)])
+    expected = networks.error_correction(x.astype(np.float64), steps=24)
+    np.testing.assert_allclose(estimates(frame), expected.transpose(1, 0, 2), atol=2e-6)
+    # Without any one of the blocks, it is one step behind.
+    for step in range(8):
+        frame = probes.trajectories(chain, x, [routes.drop(chain, (1, step))])
+        np.testing.assert_allclose(estimates(frame)[:, -1], expected[7], atol=2e-6)
+
+
+def test_the_chain_follows_the_weights():
+    network = randomised("recurrent", blocks=2)
+    chain = probes.inverse_problem_chain(network)
+    x, z = points(3).astype(np.float32), points(3, seed=1).astype(np.float32)
+    before = estimates(probes.trajectories(chain, x))
+    np.testing.assert_allclose(chain(x), before[:, -1], rtol=1e-5)
+    np.testing.assert_allclose(
+        chain.loss(z, chain(x)), np.mean((before[:, -1] - z) ** 2, axis=-1), rtol=1e-5
+    )
+    assert [id(weight) for weight in chain.weights] == [id(w) for w in network.trainable_weights]
+    network.set_weights([2 * weight for weight in network.get_weights()])
+    np.testing.assert_allclose(chain(x), network(x), rtol=1e-5)
+    assert not np.allclose(chain(x), before[:, -1])
+
+
+def test_an_explosion_is_shown():
+    chain = moving_chain((1e38, 1), (1e38, 1), (3e38, 1))
+    frame = probes.trajectories(chain, [[0, 0]])
+    assert np.isfinite(frame["z1"]).tolist() == [True, True, True, False]
+    assert frame["z2"].tolist() == [0, -1, -2, -3]
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        "inputs",
+        [
+            np.ones(2),
+            np.ones((1, 3)),
+            np.ones((0, 2)),
+            [[1, np.nan]],
+            [["a", "b"]],
+            [[True, False]],
+        ],
+    )
+    def test_inputs(self, inputs):
+        with pytest.raises(ValueError, match=r"`inputs` must be an array \(inputs, 2\).*Received"):
+            probes.trajectories(moving_chain((1, 1)), inputs)
+
+    def test_chains_that_do_not_stay_in_the_plane(self):
+        with pytest.raises(ValueError, match=r"`source` must be .*Received: source=None"):
+            probes.trajectories(None, points())
+        images = networks.ResidualNetwork((8, 8, 1), 2, blocks=1, widths=(2, 2))
+        with pytest.raises(ValueError, match=r"`chain` must take points.*Received: .*\(8, 8, 1\)"):
+            probes.trajectories(images, points())
+        chain = moving_chain((1, 1))
+        shrinking = Stage(1, (Block(1, 0, False, lambda h: h[:, :1]),))
+        changed = Chain("changed", ops.copy, (shrinking,), ops.copy, None, (2,))
+        with pytest.raises(ValueError, match=r"`chain` must .*never change the shape.*Received: "):
+            probes.trajectories(changed, points())
+        narrow = Chain("narrow", chain.stem, chain.stages, lambda h: h[:, :1], None, (2,))
+        with pytest.raises(ValueError, match=r"`chain` must answer with points.*Received: narrow"):
+            probes.trajectories(narrow, points())
+
+    def test_routes(self):
+        chain = moving_chain((1, 1), (1, 1))
+        with pytest.raises(ValueError, match=r"`routes` must be a list.*Received: "):
+            probes.trajectories(chain, points(), routes.drop(chain, (1, 0)))
+        longer = routes.drop(moving_chain((1, 1), (1, 1), (1, 1)), (1, 0))
+        with pytest.raises(ValueError, match=r"`routes` must hold routes through.*Received: "):
+            probes.trajectories(chain, points(), [longer])
+
+
+def course(*routes_of_points, inputs=1):
+    """A frame as `trajectories` gives it, whose routes are lists of estimates."""
+    rows = [
+        (f"route {place}", i, 9.0, 9.0, 1, step, *np.add(z, 100.0 * i))
+        for place, route in enumerate(routes_of_points)
+        for i in range(inputs)
+        for step, z in enumerate(route)
+    ]
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+class TestSummary:
+    readout = ((0, 8), (0, 4), (3, 4), (0, 1))
+    dropped = (((0, 8), (3, 4), (0, 3)), ((0, 8), (0, 4), (4, 1)), ((0, 8), (0, 4), (3, 4)))
+    repeated = (*readout, (4, 1), (4, 1))
+
+    @pytest.mark.parametrize("inputs", [1, 3])
+    def test_by_hand(self, inputs):
+        frames = [
+            course(self.readout, inputs=inputs),
+            course(*self.dropped, inputs=inputs),
+            course(self.repeated, inputs=inputs),
+        ]
+        solutions = [[100.0 * i, 100.0 * i] for i in range(inputs)]
+        frame = probes.trajectory_summary(*frames, solutions)
+        assert frame.columns.tolist() == METRICS
+        assert len(frame) == 1
+        # Distances to the solution are 8, 4, 5, 1; without a block the ends are off by 2, 4 and
+        # sqrt(18); the last block moves the estimate by sqrt(18), the extra ones by 4 and 0.
+        expected = [1, 4.5, 2 / 3, (6 + 18**0.5) / 3, 18**0.5, 4, 4 / 18**0.5, 0]
+        np.testing.assert_allclose(frame.iloc[0], expected, rtol=1e-12)
+
+    def test_means_over_inputs_and_medians(self):
+        readout = pd.concat(
+            [course([(0, 0), (1, 0)]).assign(input=i, z2=float(i)) for i in range(3)]
+        )
+        dropped = readout[readout["step"] == 0]
+        extra = [(0, 0), (1, 0), (2, 0)]
+        repeated = pd.concat([course(extra).assign(input=i, z2=float(i)) for i in range(3)])
+        # The third input goes on ten times as fast.
+        repeated.loc[(repeated["input"] == 2) & (repeated["step"] == 2), "z1"] = 11
+        solutions = [[1, 0], [2, 1], [3, 2]]
+        row = probes.trajectory_summary(readout, dropped, repeated, solutions).iloc[0]
+        assert row["error"] == 1
+        assert np.isnan(row["early_error"])
+        assert row["drift"] == 4
+        assert row["first_speed"] == row["last_speed"] == 1
+
+    def test_an_explosion_is_shown(self):
+        repeated = course([*self.readout, (np.inf, 0), (np.nan, 0)])
+        frame = probes.trajectory_summary(
+            course(self.readout), course(*self.dropped), repeated, [[0, 0]]
+        )
+        assert frame["first_speed"].tolist() == [np.inf]
+        assert frame[["drift", "last_speed"]].isna().all(axis=None)
+        assert frame["drop"].notna().all()
+
+    def test_refused(self):
+        good = {
+            "readout": course(self.readout),
+            "dropped": course(*self.dropped),
+            "repeated": course(self.repeated),
+            "solutions": [[0, 0]],
+        }
+        wrong = [
+            ("readout", course(self.readout).drop(columns="z1"), r"without the columns \['z1'\]"),
+            ("readout", course(self.readout, self.readout), "8 rows of 2 routes"),
+            ("dropped", course(*self.dropped)[1:], "8 rows of 3 routes, 1 inputs and 3 steps"),
+            ("repeated", course(self.repeated).iloc[:0], "0 rows of 0 routes"),
+            ("readout", course(self.readout, inputs=2), "2 inputs and 4 steps, and 1 solutions"),
+        ]
+        for name, value, message in wrong:
+            with pytest.raises(
+                ValueError, match=f"`{name}` must be a frame.*Received: .*{message}"
+            ):
+                probes.trajectory_summary(**good | {name: value})
+        with pytest.raises(ValueError, match=r"of one network.*Received: frames of 3, 3 and 5"):
+            probes.trajectory_summary(**good | {"dropped": course(self.readout)})
+        with pytest.raises(ValueError, match=r"of one network.*Received: frames of 3, 2 and 3"):
+            probes.trajectory_summary(**good | {"repeated": course(self.readout)})
+        with pytest.raises(ValueError, match=r"`solutions` must be .*Received: .*\(2,\)"):
+            probes.trajectory_summary(**good | {"solutions": [0, 0]})
+
+
+def test_the_algorithm_approaches_and_stays():
+    x, z = datasets.inverse_problem(100)
+    network = networks.error_correcting_network(steps=8)
+    chain = probes.inverse_problem_chain(network)
+    row = probes.trajectory_summary(
+        probes.trajectories(chain, x),
+        probes.trajectories(chain, x, [routes.drop(chain, (1, t)) for t in range(8)]),
+        probes.trajectories(chain, x, [routes.repeat_last(chain, 1, 16)]),
+        z,
+    ).iloc[0]
+    errors = np.linalg.norm(networks.error_correction(x.astype("f8"), steps=8) - z, axis=-1)
+    np.testing.assert_allclose(row["error"], errors[-1].mean(), rtol=1e-3)
+    np.testing.assert_allclose(row["early_error"], errors[1:-1].mean(), rtol=1e-4)
+    assert row["closer"] == 1
+    np.testing.assert_allclose(row["drop"], row["worst_drop"], rtol=1e-3)
+    assert 0.4 < row["first_speed"] < 0.56
+    assert row["last_speed"] < 1e-3
+    np.testing.assert_allclose(row["drift"], row["error"], rtol=1e-2)
+
+
+@pytest.mark.parametrize("kind", ["residual", "recurrent"])
+def test_a_trained_residual_network_approaches_and_does_not_stay(kind):
+    x, z = datasets.inverse_problem(1024)
+    network = networks.InverseProblemNetwork(kind)
+    network.compile(keras.optimizers.Adam(3e-3), "mse", steps_per_execution=16)
+    network.fit(x, z, batch_size=64, epochs=12, verbose=0)
+    chain = probes.inverse_problem_chain(network)
+    x, z = datasets.inverse_problem(100, seed=1)
+    row = probes.trajectory_summary(
+        probes.trajectories(chain, x),
+        probes.trajectories(chain, x, [routes.drop(chain, (1, t)) for t in range(8)]),
+        probes.trajectories(chain, x, [routes.repeat_last(chain, 1, 16)]),
+        z,
+    ).iloc[0]
+    assert row["closer"] > 0.7
+    assert row["drop"] < 0.5
+    assert 0.6 < row["first_speed"] < 1.3
+    assert row["drift"] > 10 * row["error"]

@@ -1,0 +1,165 @@
+"""How many parameters a network has if weights that are alike count as one."""
+
+import numpy as np
+import pandas as pd
+from keras import ops
+
+from tfresidual.chains import chain as chain_of
+from tfresidual.networks.weight_groups import BlockWeights, groups_of
+
+
+def weight_deviations(chain, first_block=0):
+    """Measures how far the weights of every block are from the mean block of their stage.
+
+    With W the weights of one role in a block, D = (W - mean of W over the stage's blocks) /
+    (standard deviation of all of the stage's weights of that role); 0 where that is 0.
+
+    A weight has a place here if it can be coupled: if two or more blocks of its stage that keep
+    the shape of the state hold a weight of its role, or share this one. A weight that blocks share
+    counts once, at the first of them.
+
+    Example:
+
+    >>> frame = weight_deviations(tfresidual.chain(net))
+    >>> frame.groupby("stage")["l1"].sum()
+
+    Args:
+        chain: a chain, or what `tfresidual.chain` makes one of.
+        first_block: int, blocks of an earlier step of their stage are left out.
+
+    Returns:
+        A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0), `role` (such as
+        `"convolution1/kernel"`), `parameters` (how many), `deviation` (mean of |D|; over the
+        blocks of a role at most 1 in the mean) and `l1` (sum of |D|), both 0 or more.
+
+    Raises:
+        ValueError: if the blocks of the chain hold no weights, or `first_block` is not an int of
+            at least 0.
+
+    Reference:
+        "Iterative convergent computation is not a useful inductive bias for ResNets", appendix
+        C.1, fig. 7c.
+    """
+    rows = []
+    for group in _coupled(chain_of(chain), first_block):
+        values = np.abs(normalized_deviations(_values(group)))
+        for step, deviations in zip(group.steps, values, strict=True):
+            rows.append(
+                {
+                    "stage": group.stage,
+                    "block": step,
+                    "role": group.role,
+                    "parameters": deviations.size,
+                    "deviation": deviations.mean(),
+                    "l1": deviations.sum(),
+                }
+            )
+    columns = {"stage": int, "block": int, "role": str}
+    columns |= {"parameters": int, "deviation": float, "l1": float}
+    frame = pd.DataFrame(rows, columns=list(columns)).astype(columns)
+    return frame.sort_values(["stage", "block"], kind="stable", ignore_index=True)
+
+
+def effective_parameters(chain, first_block=0):
+    """Counts the parameters of a network, the less the more alike the blocks of a stage are.
+
+    - `raw`: all trainable parameters; what blocks share counts once.
+    - `uncoupled`: those that have no counterpart in another block: stem, head, transitions,
+      blocks that change the shape of the state.
+    - `recurrent`: how many there would be if all blocks of each stage were one: `uncoupled` and,
+      for each stage, the parameters of one block.
+    - `effective`: `recurrent` and the sum of |D| over all blocks, see `weight_deviations`.
+
+    `effective` is `recurrent` where all blocks of each stage are equal. It is about `raw` where
+    they are drawn at random. It may be a little more, but no more than `raw` and one block more for
+    each stage, since a role's sum of |D| is at most the number of its parameters. Weights that are
+    all the same number have no deviation: fresh biases and batch normalizations count as those of
+    one block.
+
+    Example:
+
+    >>> effective_parameters(tfresidual.chain(net)).columns.tolist()
+    ['raw', 'uncoupled', 'recurrent', 'effective']
+
+    Args:
+        chain: a chain, or what `tfresidual.chain` makes one of.
+        first_block: int, blocks of an earlier step of their stage count as uncoupled, as in late
+            coupling.
+
+    Returns:
+        A `pandas.DataFrame` of one row.
+
+    Raises:
+        ValueError: if the blocks of the chain hold no weights, or `first_block` is not an int of
+            at least 0.
+
+    Reference:
+        "Iterative convergent computation is not a useful inductive bias for ResNets", appendix
+        C.1, fig. 7b.
+    """
+    chain = chain_of(chain)
+    raw = sum(_size(weight) for weight in {id(w): w for w in chain.weights}.values())
+    coupled, of_one_block, deviations = 0, 0, 0.0
+    for group in _coupled(chain, first_block):
+        size = _size(group.variables[0])
+        coupled += size * len(group.variables)
+        of_one_block += size
+        deviations += float(np.abs(normalized_deviations(_values(group))).sum())
+    uncoupled = raw - coupled
+    recurrent = uncoupled + of_one_block
+    counts = {"raw": raw, "uncoupled": uncoupled, "recurrent": recurrent}
+    return pd.DataFrame([counts | {"effective": recurrent + deviations}])
+
+
+def normalized_deviations(values):
+    """(W - mean over the blocks) / (standard deviation of all), 0 where that is 0.
+
+    Args:
+        values: float64 array, one block's weights behind the other's, `(blocks, ...)`.
+
+    Returns:
+        An array of the same shape.
+    """
+    # Less one of the numbers, so that equal numbers have a deviation of exactly 0.
+    apart = values - values.flat[0]
+    spread = apart.std()
+    change = values - values[0]
+    deviations = change - change.mean(axis=0)
+    return deviations / spread if spread > 0 else np.zeros_like(deviations)
+
+
+def _coupled(chain, first_block):
+    """The groups of weights that have a counterpart in another block."""
+    blocks = [
+        BlockWeights("", block.stage, block.step, block.weights)
+        for block in chain.blocks
+        if block.keeps_shape
+    ]
+    if not chain.weights or not any(block.weights for block in chain.blocks):
+        raise ValueError(
+            "Argument `chain` must know the trainable weights of its blocks, as that of a "
+            "`tfresidual.networks.ResidualNetwork` does. "
+            f"Received: {chain.name}, whose blocks have none"
+        )
+    groups = groups_of(blocks, first_block)
+    return [group for group in groups if _holders(group, blocks, first_block) > 1]
+
+
+def _holders(group, blocks, first_block):
+    """How many blocks hold one of the weights of a group."""
+    ids = {id(variable) for variable in group.variables}
+    return sum(
+        block.stage == group.stage
+        and block.step >= first_block
+        and id(block.weights.get(group.role)) in ids
+        for block in blocks
+    )
+
+
+def _values(group):
+    values = [ops.convert_to_numpy(variable) for variable in group.variables]
+    return np.stack(values).astype(np.float64)
+
+
+def _size(variable):
+    return int(np.prod(variable.shape))

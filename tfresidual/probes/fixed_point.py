@@ -1,0 +1,175 @@
+"""Whether a stage's last block, applied on and on, leads to a fixed point. TensorFlow only."""
+
+import functools
+
+import numpy as np
+import pandas as pd
+import tensorflow as tf
+
+from tfresidual.chains import chain as chain_of
+from tfresidual.chains.batches import run_over, splits_of
+from tfresidual.chains.routes import check_int
+from tfresidual.metrics import change_of, norm
+
+METRICS = ("change", "contraction", "largest_contraction", "distance")
+# Distance of 1 to the next number.
+ULPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+# Of so many ulps of the state, a change is known to some percent: rounding moves a state that
+# has come to rest by a fifth of an ulp a step.
+SMALLEST_CHANGE = 4
+
+
+def fixed_point(chain, data, times=50, progress=False):
+    """Measures where a stage goes when its last block is applied on and on.
+
+    One stage at a time, without what follows it. With z_0 the state that the stage's last block
+    takes and z_{t+1} what its application t returns, application 0 being the trained one and the
+    stage's anchor staying the same, all norms over all features of one image:
+
+    - `change`: |z_{t+1} - z_t|, 0 or more.
+    - `contraction`: |z_{t+1} - z_t| / |z_t - z_{t-1}|, 0 or more: what the block makes of the
+      distance between two of its inputs, and so at most its Lipschitz constant. NaN at step 0,
+      whose state comes from another block.
+    - `largest_contraction`: the largest of the images instead of the mean.
+    - `distance`: |z_{t+1} - z_{times+1}|, to the state after all applications, 0 or more. What
+      is left at the last step is rounding.
+
+    A quotient of differences near rounding is noise: images for which |z_t - z_{t-1}| is not over
+    4 units in the last place of |z| (of the precision that the states have) are left out of the
+    contractions, which are NaN where none is left. All are NaN where the numbers overflow. (On
+    GPUs that round float32 to TensorFloat-32 in convolutions, contractions are noise earlier;
+    `tf.config.experimental.enable_tensor_float_32_execution(False)` turns that off.)
+
+    In a properly convergent network (`anchor="input"`, `lipschitz` under 1) contractions are at
+    most the bound, and the state goes to the one fixed point that belongs to the anchor.
+
+    Labels are not used. A stage whose last block changes the shape of the state has no rows.
+
+    Example:
+
+    >>> frame = fixed_point(tfresidual.chain(net), test, times=100)
+    >>> frame.groupby("stage")["largest_contraction"].max()
+
+    Args:
+        chain: a chain, or what `tfresidual.chain` makes one of.
+        data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
+            these by the name of the split.
+        times: int, the number of extra applications, 1 or more.
+        progress: whether to show a progress bar.
+
+    Returns:
+        A `pandas.DataFrame` with the columns `stage` (from 1), `step` (extra applications of the
+        last block, from 0 to `times`), `change`, `contraction`, `largest_contraction` and
+        `distance`, all but the third means over images of the images' values; `split` first,
+        where `data` is a dict.
+
+    Raises:
+        ValueError: if an argument cannot be used, or no stage has a last block to repeat.
+
+    Reference:
+        "Iterative convergent computation is not a useful inductive bias for ResNets", section
+        4.2: Banach's fixed point theorem.
+    """
+    chain = chain_of(chain)
+    check_int("times", times, at_least=1)
+    stages = [stage for stage in chain.stages if stage.can_repeat]
+    if not stages:
+        raise ValueError(
+            "Argument `chain` must have a stage whose last block keeps the shape of the state. "
+            f"Received: {chain.name}, where no stage has one"
+        )
+    function = functools.partial(_batch_values, chain, times)
+    frames = []
+    for split, part in splits_of(data).items():
+        values = run_over(chain, f"fixed point x{times}", function, part, progress)
+        for index, stage in enumerate(stages):
+            of_stage = {name: value[:, index] for name, value in values.items()}
+            frame = pd.DataFrame({"stage": stage.index, "step": range(times + 1)})
+            frames.append(frame.assign(**means_of(**of_stage)))
+            if split is not None:
+                frames[-1].insert(0, "split", split)
+    return pd.concat(frames, ignore_index=True)
+
+
+def means_of(change, distance, smallest):
+    """The means over the images of a stage's changes, contractions and distances.
+
+    Args:
+        change: array `(images, steps)`.
+        distance: array `(images, steps)`.
+        smallest: array `(images, steps)`, the change up to which the next contraction is noise.
+
+    Returns:
+        A dict of arrays `(steps,)` by the names in `METRICS`.
+    """
+    # What leaves the range of the floats has no size.
+    change, distance = (
+        np.where(np.isfinite(values), values, np.nan).astype(float) for values in (change, distance)
+    )
+    before, after = change[:, :-1], change[:, 1:]
+    is_noise = before <= smallest[:, :-1]
+    is_left = ~is_noise.all(axis=0)
+    quotients = np.divide(after, before, out=np.zeros_like(after), where=~is_noise)
+    counts = np.maximum((~is_noise).sum(axis=0), 1)
+    of_first = [np.nan]
+    return {
+        "change": change.mean(axis=0),
+        "contraction": np.append(of_first, np.where(is_left, quotients.sum(0) / counts, np.nan)),
+        "largest_contraction": np.append(of_first, np.where(is_left, quotients.max(0), np.nan)),
+        "distance": distance.mean(axis=0),
+    }
+
+
+def _batch_values(chain, times, images, labels):
+    """Values of all stages and steps on a batch, each `(images, stages, steps)`."""
+    del labels
+    steps, _ = chain.walk(chain.stem(images))
+    values, end = [], 0
+    for stage in chain.stages:
+        begin, end = end, end + len(stage.blocks)
+        if stage.can_repeat:
+            states = [before for before, _ in steps[begin:end]]
+            # With what the blocks that keep the shape begin.
+            fixed = [block.step for block in stage.blocks if not block.keeps_shape]
+            anchor = states[fixed[-1] + 1 if fixed else 0]
+            values.append(_stage_values(stage.blocks[-1], states[-1], anchor, times))
+    return {name: tf.stack([value[name] for value in values], axis=1) for name in values[0]}
+
+
+def _stage_values(block, state, anchor, times):
+    """Values of one stage, each `(images, steps)`."""
+    # Loops of the graph, traced once. The first one leads to the last state; all states together
+    # might not fit into memory.
+    _, last = tf.while_loop(
+        lambda index, _: index <= times,
+        lambda index, state: (index + 1, block(state, anchor)),
+        (0, state),
+    )
+
+    def step(index, state, *arrays):
+        after = block(state, anchor)
+        values = (
+            norm(change_of(state, after)),
+            norm(change_of(after, last)),
+            _rounding(state.dtype) * tf.maximum(norm(state), norm(after)),
+        )
+        written = [
+            array.write(index, tf.cast(value, tf.float32))
+            for array, value in zip(arrays, values, strict=True)
+        ]
+        return index + 1, after, *written
+
+    arrays = [tf.TensorArray(tf.float32, times + 1) for _ in range(3)]
+    _, _, changes, distances, smallest = tf.while_loop(
+        lambda index, *_: index <= times, step, (0, state, *arrays)
+    )
+    arrays = {"change": changes, "distance": distances, "smallest": smallest}
+    return {
+        name: tf.transpose(array.stack())  # noqa: PD013
+        for name, array in arrays.items()
+    }
+
+
+def _rounding(dtype):
+    """The part of a state's norm up to which a change of it is noise."""
+    return SMALLEST_CHANGE * ULPS[dtype.name]

@@ -1,0 +1,615 @@
+"""Lengths as the network's end sees them: the metric pulled back to a state. TensorFlow only.
+
+Let h be the state before a block, and let the blocks behind it take h to the last state, which
+the head takes. With J the Jacobian of that map, g = J'J is the metric at h: a small step dx there
+moves the last state by sqrt(dx' g dx) (Hauser 2019, section 2.4). g has as many rows as h has
+features, and is never built: J x is a pass forwards, J' x one backwards.
+
+The blocks of a properly convergent stage add their branch to the stage's anchor. The metric holds
+that fixed: h moves, the anchor does not, also before the stage's first block, where both are one.
+"""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import tensorflow as tf
+from keras import backend, ops
+
+from tfresidual.chains import chain as chain_of
+from tfresidual.chains.batches import run_over, splits_of
+from tfresidual.chains.routes import check_int
+from tfresidual.metrics import change_of, norm
+from tfresidual.probes.measure import measure
+from tfresidual.probes.perturbation import ALL_STAGES
+
+# A pass keeps what is computed in every block behind the place.
+IMAGES_AT_ONCE = 32
+# Vectors beyond those asked for, which make the last of these converge.
+GUARDS = 1
+# A unit vector whose part apart from others has a smaller squared length depends on them.
+SMALLEST_INDEPENDENT = 1e-5
+
+
+def metric_product(chain, images, stage, block, vectors, progress=False):
+    """Multiplies vectors by the metric at the state before a block: g x = J'J x.
+
+    J is the Jacobian of what leads from the state before the block to the last state, which the
+    head takes; in a stage with an anchor, the anchor is held fixed. g is symmetric and positive
+    semidefinite.
+
+    Example:
+
+    >>> change = np.ones((len(images), 32, 32, 16), "float32")
+    >>> product = metric_product(tfresidual.chain(net), images, 1, 0, change)
+    >>> lengths = np.sqrt((change * product).sum(axis=(1, 2, 3)))
+
+    Args:
+        chain: a chain, or what `tfresidual.chain` makes one of.
+        images: array `(images, height, width, channels)`.
+        stage: int, counted from 1.
+        block: int, counted from 0.
+        vectors: array, one vector for each image, of the shape of the state before the block.
+        progress: whether to show a progress bar.
+
+    Returns:
+        An array of the shape of `vectors`, in float32 at least.
+
+    Raises:
+        ValueError: if an argument cannot be used.
+
+    Reference:
+        Hauser 2019, "On residual networks learning a perturbation from identity", section 2.4.
+    """
+    chain = _checked_chain(chain, stage, block)
+    images, vectors = np.asarray(images), np.asarray(vectors)
+    if images.ndim == 0 or vectors.ndim == 0 or len(images) != len(vectors) or not len(images):
+        raise ValueError(
+            "Arguments `images` and `vectors` must hold a vector for each of one or more images. "
+            f"Received: images of shape {images.shape} and vectors of shape {vectors.shape}"
+        )
+    function = functools.partial(_products, chain, stage, block)
+    name = f"metric product at stage {stage} block {block}"
+    return run_over(chain, name, function, (images, vectors), progress, IMAGES_AT_ONCE)["product"]
+
+
+def metric_eigenvalues(
+    chain,
+    data,
+    stage,
+    block,
+    count=3,
+    tolerance=1e-3,
+    most_iterations=100,
+    progress=False,
+):
+    """Measures the largest eigenvalues of the metric at the state before a block.
+
+    The square root of the largest is the most by which the rest of the network lengthens a small
+    step of that state. The eigenvalues are those of g = J'J, see `metric_product`, found for every
+    image by itself: by orthogonal iteration from the same random vectors, in which each step takes
+    the best vectors (Rayleigh-Ritz) of the space of the last ones, their residuals g v - value v,
+    and the previous step. They approach the eigenvalues from below.
+
+    The iteration of an image stops when the residuals |g v - value v| of its unit vectors are at
+    most `tolerance` times the largest eigenvalue. Then g has an eigenvalue that near to each of
+    the values, and mostly much nearer. A step takes as long as some 4 (count + 1) predictions, and
+    there are 10 or 20 of them.
+
+    Example:
+
+    >>> frame = metric_eigenvalues(tfresidual.chain(net), test.take(1), stage=1, block=0)
+
+    Args:
+        chain: a chain, or what `tfresidual.chain` makes one of.
+        data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
+            these by the name of the split. Labels are not used.
+        stage: int, counted from 1.
+        block: int, counted from 0.
+        count: int, how many eigenvalues, up to the number of features of the state.
+        tolerance: float over 0. In float32, residuals do not fall much below 1e-5, and in mixed
+            precision not much below 1e-3.
+        most_iterations: int, the steps after which the iteration stops in any case.
+        progress: whether to show a progress bar.
+
+    Returns:
+        A `pandas.DataFrame` with one row per image and eigenvalue and the columns `stage`,
+        `block`, `image` (from 0, in the order of the data), `rank` (from 0, the largest),
+        `eigenvalue` (0 or more, descending) and `residual` (|g v - value v| divided by the largest
+        eigenvalue, 0 or more; over `tolerance` where the iteration ended without it); `split`
+        first, where `data` is a dict. Both are NaN where the numbers overflow.
+
+    Raises:
+        ValueError: if an argument cannot be used.
+
+    Reference:
+        Hauser 2019, "On residual networks learning a perturbation from identity", section 2.4.
+        Knyazev 2001, https://doi.org/10.1137/S1064827500366124 (LOBPCG).
+    """
+    chain = _checked_chain(chain, stage, block)
+    check_int("count", count, at_least=1)
+    check_int("most_iterations", most_iterations, at_least=1)
+    is_number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
+    if not is_number or not 0 < tolerance < np.inf:
+        raise ValueError(
+            "Argument `tolerance` must be a finite number over 0. "
+            f"Received: tolerance={tolerance!r}"
+        )
+    settings = (count, float(tolerance), most_iterations)
+    function = functools.partial(_eigenvalues, chain, stage, block, *settings)
+    name = f"metric eigenvalues at stage {stage} block {block} {settings}"
+    frames = []
+    for split, part in splits_of(data).items():
+        values = run_over(chain, name, function, part, progress, IMAGES_AT_ONCE)
+        images = len(values["eigenvalue"])
+        frame = pd.DataFrame(
+            {
+                "stage": stage,
+                "block": block,
+                "image": np.repeat(np.arange(images), count),
+                "rank": np.tile(np.arange(count), images),
+            }
+        )
+        frame = frame.assign(**{key: value.ravel() for key, value in values.items()})
+        if split is not None:
+            frame.insert(0, "split", split)
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
+
+
+def line_element(chain, data, per_image=False, progress=False):
+    """Measures how long each block's step is, through the layers and over the data's surface.
+
+    Hauser's line element (eq. 12) is ds^2 = dx^2 + g dx dx. Its first part is defined there as
+    |F|^2, F = block(h) - h: the step in the direction of the layers. The second measures a step dx
+    within the layer by the metric g at h (see `metric_product`). The equation leaves open which
+    step that is. Here it is the one that the coordinates of the image make at this block: dx = F,
+    so that both parts measure the same step, as the equation's letters say. (For two images, whose
+    dx is what lies between them, see `line_between`.)
+
+    - `layer_part`: |F|^2.
+    - `spatial_part`: F' g F = |J F|^2, the square of how far the last state moves when h moves
+      by F, to first order.
+    - `length`: sqrt(layer_part + spatial_part).
+
+    All are 0 or more, and averaged over images last; NaN for a block that changes the shape of the
+    state. In a stage with an anchor, g holds the anchor fixed. It takes as many passes through the
+    network as that has blocks. `path_lengths` adds up the lengths of each stage.
+
+    Args:
+        chain: a chain, or what `tfresidual.chain` makes one of.
+        data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
+            these by the name of the split. Labels are not used.
+        per_image: whether to return every image's own values instead of their means.
+        progress: whether to show a progress bar.
+
+    Returns:
+        A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0), `layer_part`,
+        `spatial_part` and `length`; `split` first, where `data` is a dict; `image` behind `block`,
+        where `per_image` is set.
+
+    Raises:
+        ValueError: if the chain or the data cannot be used.
+
+    Reference:
+        Hauser 2019, "On residual networks learning a perturbation from identity", eq. 3 and 12.
+    """
+    chain = chain_of(chain)
+    function = functools.partial(_line_elements, chain)
+    return measure(chain, "line element", function, data, per_image, progress)
+
+
+def path_lengths(chain, data, progress=False):
+    """Measures how long the way of an image through each stage is, by the line element.
+
+    That of a stage is the sum of `length` over its blocks, see `line_element`: the computational
+    distance (Hauser 2019, eq. 4; `computational_distance`), with the metric's part in it. Blocks
+    that change the shape of the state have no step and are not counted.
+
+    Args:
+        chain: a chain, or what `tfresidual.chain` makes one of.
+        data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
+            these by the name of the split. Labels are not used.
+        progress: whether to show a progress bar.
+
+    Returns:
+        A `pandas.DataFrame` with one row per stage and one for `"all"` of them, and the columns
+        `stage`, `blocks` (how many were measured) and `path_length`, the mean over images, 0 or
+        more; `split` first, where `data` is a dict.
+
+    Raises:
+        ValueError: if the chain or the data cannot be used.
+
+    Reference:
+        Hauser 2019, "On residual networks learning a perturbation from identity", eq. 4 and 12.
+    """
+    return path_lengths_of(line_element(chain, data, progress=progress))
+
+
+def path_lengths_of(frame):
+    """Sums the lengths of blocks to those of stages.
+
+    Args:
+        frame: a frame of `line_element`, one row per block (and split).
+
+    Returns:
+        The frame of `path_lengths`.
+    """
+    if "split" in frame:
+        parts = []
+        for split, part in frame.groupby("split", sort=False):
+            parts.append(path_lengths_of(part.drop(columns="split")))
+            parts[-1].insert(0, "split", split)
+        return pd.concat(parts, ignore_index=True)
+    # Count and sum leave out what is NaN: blocks without a step.
+    stages = frame.groupby("stage")["length"].agg(["count", "sum"])
+    stages = pd.concat([stages, stages.sum().to_frame(ALL_STAGES).T]).rename_axis("stage")
+    stages = stages.set_axis(["blocks", "path_length"], axis="columns")
+    return stages.reset_index().astype({"blocks": int})
+
+
+def line_between(chain, first_images, second_images, stage=1, block=0, points=16, progress=False):
+    """Measures the straight line between the states of two images by the pulled-back metric.
+
+    Let a and b be the states before a block. `length` is that of the line from a to b by the
+    metric (see `metric_product`), the integral of |J(a + u (b - a)) (b - a)| over u from 0 to 1:
+    the length of the curve that the last state draws meanwhile. So it is at least the distance of
+    the two last states, and equal to it where the network takes the line to a straight one. The
+    integral is the mean over the middles of `points` equal parts; with few of them it may come
+    out a little too short.
+
+    In a stage with an anchor, the anchor moves along, from that of the first image to that of the
+    second: the line ends where the second image is.
+
+    Example:
+
+    >>> frame = line_between(tfresidual.chain(net), images[:10], images[10:20])
+    >>> detour = frame["length"] / frame["last_distance"]
+
+    Args:
+        chain: a chain, or what `tfresidual.chain` makes one of.
+        first_images: array `(pairs, height, width, channels)`.
+        second_images: array of the same shape.
+        stage: int, counted from 1.
+        block: int, counted from 0.
+        points: int, at how many places of the line the metric is measured.
+        progress: whether to show a progress bar.
+
+    Returns:
+        A `pandas.DataFrame` with one row per pair and the columns `stage`, `block`, `pair` (from
+        0), `length`, `euclidean_length` (|b - a|) and `last_distance` (between the last states),
+        all 0 or more.
+
+    Raises:
+        ValueError: if an argument cannot be used.
+
+    Reference:
+        Hauser 2019, "On residual networks learning a perturbation from identity", eq. 12, the
+        second part.
+    """
+    chain = _checked_chain(chain, stage, block)
+    check_int("points", points, at_least=1)
+    pairs = np.asarray(first_images), np.asarray(second_images)
+    if pairs[0].shape != pairs[1].shape or pairs[0].ndim != 4 or not len(pairs[0]):
+        raise ValueError(
+            "Arguments `first_images` and `second_images` must be arrays of images of one shape, "
+            f"one or more. Received: shapes {pairs[0].shape} and {pairs[1].shape}"
+        )
+    function = functools.partial(_lines, chain, stage, block, points)
+    name = f"line from stage {stage} block {block} in {points} points"
+    values = run_over(chain, name, function, pairs, progress, IMAGES_AT_ONCE)
+    places = {"stage": stage, "block": block, "pair": np.arange(len(pairs[0]))}
+    return pd.DataFrame(places | values)
+
+
+def _checked_chain(chain, stage, block):
+    """The chain; raises a `ValueError` unless it has such a block."""
+    chain = chain_of(chain)
+    check_int("stage", stage, at_least=1)
+    check_int("block", block, at_least=0)
+    if stage > len(chain.stages) or block >= len(chain.stages[stage - 1].blocks):
+        depths = [len(stage.blocks) for stage in chain.stages]
+        raise ValueError(
+            f"Arguments `stage` and `block` must be a block of {chain.name}, whose stages have "
+            f"{depths} blocks. Received: stage={stage}, block={block}"
+        )
+    return chain
+
+
+def _linearized(function, *inputs):
+    """A function's outputs, and its Jacobian J at the inputs as two functions.
+
+    Args:
+        function: `(*inputs) -> outputs`.
+        *inputs: tensors.
+
+    Returns:
+        A tuple `(outputs, push, pull)`: `push(*tangents)` is J times one tangent for each of the
+        inputs, `pull(cotangent)` is J' times a cotangent of the outputs, one tensor for each of
+        the inputs.
+    """
+    # Tensors of their own: a state may be the anchor, too, and still move alone.
+    inputs = [tf.identity(tensor) for tensor in inputs]
+    with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+        tape.watch(inputs)
+        outputs = function(*inputs)
+    return outputs, *_push_and_pull(tape, outputs, inputs)
+
+
+def _push_and_pull(tape, outputs, inputs):
+    """The functions `push` and `pull` of `_linearized`, of what a persistent tape has recorded.
+
+    Inside of a graph, both can be used in loops, which then compute nothing of the function anew.
+    """
+    zero = tf.UnconnectedGradients.ZERO
+
+    def pull(cotangent):
+        return tape.gradient(outputs, inputs, cotangent, unconnected_gradients=zero)
+
+    def push(*tangents):
+        # J' is linear in the cotangent, so that the gradient of <J' cotangent, tangents> is J
+        # times the tangents. The graph keeps of J' cotangent only what that takes.
+        cotangent = tf.zeros_like(outputs)
+        with tf.GradientTape(watch_accessed_variables=False) as outer:
+            outer.watch(cotangent)
+            pulled = pull(cotangent)
+        return outer.gradient(pulled, cotangent, list(tangents), unconnected_gradients=zero)
+
+    return push, pull
+
+
+def _metric(chain, stage, block, images):
+    """The state before a block, and the function `x -> g x`, both in float32 at least."""
+    state, anchor = chain.lead_to(chain.stem(images), stage, block)
+    _, push, pull = _linearized(lambda h: chain.lead_on(h, anchor, stage, block), state)
+    wide = backend.result_type(state.dtype, "float32")
+
+    def product(vector):
+        (pulled,) = pull(push(tf.cast(vector, state.dtype)))
+        return tf.cast(pulled, wide)
+
+    return tf.cast(state, wide), product
+
+
+# Errors raised while a graph is built keep their message where autograph stays away.
+@tf.autograph.experimental.do_not_convert
+def _products(chain, stage, block, images, vectors):
+    """The products of a batch, of the shape of the vectors."""
+    state, product = _metric(chain, stage, block, images)
+    if state.shape[1:] != vectors.shape[1:]:
+        raise ValueError(
+            "Argument `vectors` must have the shape of the state before the block, "
+            f"{tuple(state.shape)[1:]} for each image. "
+            f"Received: vectors of shape {tuple(vectors.shape)[1:]}"
+        )
+    return {"product": product(vectors)}
+
+
+@tf.autograph.experimental.do_not_convert
+def _eigenvalues(chain, stage, block, count, tolerance, most_iterations, images, labels):
+    """Eigenvalues and residuals of a batch, both `(images, count)`."""
+    del labels
+    state, product = _metric(chain, stage, block, images)
+    size = int(np.prod(state.shape[1:]))
+    if count > size:
+        raise ValueError(
+            "Argument `count` must be at most the number of features of the state before the "
+            f"block, {size}. Received: count={count}"
+        )
+
+    def products(vectors):
+        count = vectors.shape[2]
+        vectors = tf.transpose(vectors, [2, 0, 1])
+        vectors = tf.reshape(vectors, tf.concat([[count], tf.shape(state)], axis=0))
+        vectors = tf.map_fn(product, vectors, parallel_iterations=1)
+        return tf.transpose(tf.reshape(vectors, [count, -1, size]), [1, 2, 0])
+
+    # The same start for every image, so that batches do not matter.
+    start = [1, size, min(count + GUARDS, size)]
+    start = tf.random.stateless_normal(start, seed=(0, 0), dtype=state.dtype)
+    start = _orthonormal(tf.tile(start, [tf.shape(state)[0], 1, 1]))
+    space = _iterated(start, products, count, tolerance, most_iterations)
+    residuals = space.residuals[:, :count]
+    undefined = tf.fill(tf.shape(residuals), tf.constant(np.nan, residuals.dtype))
+    values = tf.where(tf.math.is_nan(residuals), undefined, space.values[:, :count])
+    return {"eigenvalue": tf.maximum(values, 0), "residual": residuals}
+
+
+class _Space(NamedTuple):
+    """The best vectors of a space by Rayleigh-Ritz, for every image.
+
+    Attributes:
+        values: `(images, width)`, descending.
+        vectors: unit vectors `(images, features, width)`.
+        moved: the metric times these.
+        errors: `moved - values * vectors`, divided by the first value.
+        residuals: `(images, width)`, the norms of the errors; NaN where numbers are not finite.
+    """
+
+    values: tf.Tensor
+    vectors: tf.Tensor
+    moved: tf.Tensor
+    errors: tf.Tensor
+    residuals: tf.Tensor
+
+
+def _best_of(basis, moved, width):
+    """The `_Space` of the best vectors, given what the metric makes of an orthonormal basis."""
+    small = tf.matmul(basis, moved, transpose_a=True)
+    is_finite = tf.reduce_all(tf.math.is_finite(small), axis=[1, 2], keepdims=True)
+    # The solver fails on other numbers.
+    small, moved = (tf.where(is_finite, part, tf.zeros_like(part)) for part in (small, moved))
+    values, turn = tf.linalg.eigh((small + tf.linalg.matrix_transpose(small)) / 2)
+    values, turn = values[:, ::-1][:, :width], turn[:, :, ::-1][:, :, :width]
+    vectors, moved = basis @ turn, moved @ turn
+    # Divided first: squares of large numbers would overflow.
+    largest = tf.where(values[:, :1] > 0, values[:, :1], tf.ones_like(values[:, :1]))
+    errors = moved / largest[:, None] - vectors * (values / largest)[:, None]
+    undefined = tf.constant(np.nan, errors.dtype)
+    residuals = tf.where(is_finite[:, :, 0], tf.norm(errors, axis=1), undefined)
+    return _Space(values, vectors, moved, errors, residuals)
+
+
+def _iterated(start, products, count, tolerance, most_iterations):
+    """The `_Space` that orthogonal iteration leads to; an image that has converged keeps its own.
+
+    Args:
+        start: orthonormal vectors `(images, features, width)`.
+        products: function from such vectors to the metric times these.
+        count: int, how many vectors have to converge.
+        tolerance: float, the residual to which they have to.
+        most_iterations: int.
+    """
+    width = start.shape[2]
+
+    def is_moving(space):
+        return tf.reduce_any(space.residuals[:, :count] > tolerance, axis=1)
+
+    def goes_on(step, space, previous):
+        del previous
+        return (step < most_iterations) & tf.reduce_any(is_moving(space))
+
+    def iterate(step, space, previous):
+        added = _orthonormal(tf.concat([space.errors, previous], axis=2), space.vectors)
+        basis = tf.concat([space.vectors, added], axis=2)
+        new = _best_of(basis, tf.concat([space.moved, products(added)], axis=2), width)
+        previous = new.vectors - _projected(new.vectors, space.vectors)
+        moves = is_moving(space)
+        parts = [
+            tf.where(tf.reshape(moves, [-1] + [1] * (part.shape.rank - 1)), part, old)
+            for part, old in zip(new, space, strict=True)
+        ]
+        return step + 1, _Space(*parts), previous
+
+    space = _best_of(start, products(start), width)
+    loop = (0, space, tf.zeros_like(start))
+    return tf.while_loop(goes_on, iterate, loop, parallel_iterations=1)[1]
+
+
+def _projected(vectors, basis):
+    """The part of vectors that lies in the space of an orthonormal basis."""
+    return basis @ tf.matmul(basis, vectors, transpose_a=True)
+
+
+def _orthonormal(vectors, basis=None):
+    """Orthonormal vectors of the space of some vectors, orthogonal to a basis.
+
+    Zero where the vectors depend on each other or on the basis. (SVQB of Stathopoulos and Wu 2002,
+    https://doi.org/10.1137/S1064827500370883, which is many times faster than a QR decomposition.)
+    """
+    # Twice, since the first time enlarges the rounding of what is nearly dependent.
+    for _ in range(2):
+        if basis is not None:
+            vectors -= _projected(vectors, basis)
+        vectors = tf.math.divide_no_nan(vectors, tf.norm(vectors, axis=1, keepdims=True))
+        values, turn = tf.linalg.eigh(tf.matmul(vectors, vectors, transpose_a=True))
+        is_independent = values > SMALLEST_INDEPENDENT
+        roots = tf.sqrt(tf.where(is_independent, values, tf.ones_like(values)))
+        scales = tf.where(is_independent, 1 / roots, tf.zeros_like(values))
+        vectors = (vectors @ turn) * scales[:, None]
+    return vectors
+
+
+def _line_elements(chain, images, labels):
+    """All values of a batch, each `(images, blocks)`."""
+    del labels
+    first, states = chain.stem(images), []
+
+    def recorded(block):
+        def apply(state, *anchor):
+            # A tensor of its own: the state may be the anchor, too, which does not move.
+            states.append(tf.identity(state))
+            return block(states[-1], *anchor)
+
+        return dataclasses.replace(block, apply=apply)
+
+    stages = [
+        dataclasses.replace(stage, blocks=tuple(map(recorded, stage.blocks)))
+        for stage in chain.stages
+    ]
+    with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+        tape.watch(first)
+        steps, last = dataclasses.replace(chain, stages=tuple(stages)).walk(first)
+    changes = {
+        index: change_of(*step)
+        for index, (block, step) in enumerate(zip(chain.blocks, steps, strict=True))
+        if block.keeps_shape
+    }
+    spatial_lengths = _pushed_lengths(tape, last, states, changes)
+    undefined = tf.fill(tf.shape(first)[:1], np.float32(np.nan))
+    values = {"layer_part": [], "spatial_part": [], "length": []}
+    for index in range(len(steps)):
+        layer_length = spatial_length = length = undefined
+        if index in changes:
+            layer_length, spatial_length = norm(changes[index]), spatial_lengths[index]
+            # Not the root of the sum of squares, which might overflow.
+            length = norm(tf.stack([layer_length, spatial_length], axis=1))
+        values["layer_part"].append(layer_length**2)
+        values["spatial_part"].append(spatial_length**2)
+        values["length"].append(length)
+    return {name: ops.stack(columns, axis=1) for name, columns in values.items()}
+
+
+def _pushed_lengths(tape, last, states, changes):
+    """How far the changes of states move the last one, to first order.
+
+    Args:
+        tape: a persistent tape of what leads through the states.
+        last: the last state.
+        states: list of tensors.
+        changes: a dict of changes by the place of their state in the list.
+
+    Returns:
+        A dict of lengths `(images,)` by the same places.
+    """
+    if not changes:
+        return {}
+    states = [states[index] for index in changes]
+    push, _ = _push_and_pull(tape, last, states)
+
+    def length(shares):
+        tangents = [
+            tf.cast(share * change, state.dtype)
+            for share, change, state in zip(
+                tf.unstack(shares), changes.values(), states, strict=True
+            )
+        ]
+        return norm(push(*tangents))
+
+    # One block after the other: all at once would take the memory of a pass for each.
+    rows = tf.eye(len(changes), dtype=next(iter(changes.values())).dtype)
+    lengths = tf.map_fn(length, rows, parallel_iterations=1)
+    return dict(zip(changes, tf.unstack(lengths, len(changes)), strict=True))
+
+
+def _lines(chain, stage, block, points, first_images, second_images):
+    """All values of a batch of pairs, each `(pairs,)`."""
+    second_images = tf.cast(second_images, first_images.dtype)
+    begin, end = (
+        chain.lead_to(chain.stem(images), stage, block) for images in (first_images, second_images)
+    )
+    # State and anchor.
+    steps = [to - since for since, to in zip(begin, end, strict=True)]
+
+    def speed(share):
+        place = [
+            since + tf.cast(share, since.dtype) * step
+            for since, step in zip(begin, steps, strict=True)
+        ]
+        _, push, _ = _linearized(lambda *h: chain.lead_on(*h, stage, block), *place)
+        return norm(push(*steps))
+
+    speeds = tf.map_fn(
+        speed,
+        (np.arange(points, dtype="float32") + 0.5) / points,
+        fn_output_signature=backend.result_type(begin[0].dtype, "float32"),
+        parallel_iterations=1,
+    )
+    lasts = [chain.lead_on(*place, stage, block) for place in (begin, end)]
+    return {
+        "length": tf.reduce_mean(speeds, axis=0),
+        "euclidean_length": norm(change_of(begin[0], end[0])),
+        "last_distance": norm(change_of(*lasts)),
+    }

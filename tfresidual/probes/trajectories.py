@@ -1,0 +1,221 @@
+"""Where a network's estimate is behind every block, for inputs and answers in the plane."""
+
+import numpy as np
+import pandas as pd
+from keras import ops
+
+from tfresidual.chains import Block, Chain, Stage
+from tfresidual.chains import chain as chain_of
+from tfresidual.chains.routes import checked_routes, follow, unperturbed
+from tfresidual.networks import InverseProblemNetwork
+
+_COLUMNS = ["route", "input", "x1", "x2", "stage", "step", "z1", "z2"]
+
+
+def inverse_problem_chain(network):
+    """The chain of a network for the inverse problem: one stage, and a loss of squared errors.
+
+    Args:
+        network: a `tfresidual.networks.InverseProblemNetwork`.
+
+    Returns:
+        A `tfresidual.chains.Chain`, for `tfresidual.routes` and `trajectories`. The other probes
+        read chains of images.
+    """
+    (encoder,), ((_, layers),), (decoder,) = network.sections()
+    return Chain(
+        name=network.name,
+        stem=encoder,
+        stages=(Stage(1, tuple(_block(step, layer) for step, layer in enumerate(layers))),),
+        head=decoder,
+        loss=lambda z, estimates: ops.mean(ops.square(estimates - z), axis=-1),
+        input_shape=network.input_shape[1:],
+        outputs="values",
+        weights=tuple(network.trainable_variables),
+    )
+
+
+def _block(step, layer):
+    return Block(stage=1, step=step, keeps_shape=True, apply=lambda state: layer(state))
+
+
+def trajectories(chain, inputs, routes=None):
+    """Reads an estimate from the state before the first block and behind every block applied.
+
+    The head, which was trained for the last state, is applied to each of them. No block and no
+    transition may change the shape of the state.
+
+    Example:
+
+    >>> chain = inverse_problem_chain(networks.error_correcting_network(steps=8))
+    >>> trajectories(chain, np.float32([[1.5, 0.75]]))["z1"].round(2).tolist()
+    [1.5, 1.27, 1.15, 1.08, 1.05, 1.03, 1.01, 1.01, 1.0]
+    >>> again = trajectories(chain, np.float32([[1.5, 0.75]]), [routes.repeat_last(chain, 1, 16)])
+
+    Args:
+        chain: a chain from points of the plane to points of the plane, or an
+            `InverseProblemNetwork`.
+        inputs: array `(inputs, 2)` of finite numbers.
+        routes: `tfresidual.chains.Route`s, by default the unperturbed one alone.
+
+    Returns:
+        A `pandas.DataFrame` with one row per route, input and step, in this order, and the columns
+        `route` (its name), `input` (from 0), `x1` and `x2` (the input itself), `stage` and `step`
+        (how many blocks have been applied, 0 for none), and `z1` and `z2`, the estimate. An
+        estimate may be infinite or NaN where the network explodes.
+
+    Raises:
+        ValueError: if an argument cannot be used.
+
+    Reference:
+        "Iterative convergent computation is not a useful inductive bias for ResNets", fig. 1.
+    """
+    is_network = isinstance(chain, InverseProblemNetwork)
+    chain = inverse_problem_chain(chain) if is_network else chain_of(chain)
+    _check_chain(chain)
+    inputs = _checked_points("inputs", inputs)
+    if routes is None:
+        routes = [unperturbed(chain)]
+    if chain.prepare is not None:
+        chain.prepare()
+    frames = [_of_route(chain, inputs, route) for route in checked_routes(chain, routes)]
+    return pd.concat(frames or [pd.DataFrame(columns=_COLUMNS)], ignore_index=True)
+
+
+def _of_route(chain, inputs, route):
+    followed = follow(chain, route)
+    first = chain.stem(ops.convert_to_tensor(inputs))
+    steps, _ = followed.walk(first)
+    states = [first, *(after for _, after in steps)]
+    estimates = np.stack([ops.convert_to_numpy(chain.head(state)) for state in states], axis=1)
+    if estimates.shape[2:] != (2,):
+        raise ValueError(
+            "Argument `chain` must answer with points of the plane. "
+            f"Received: {chain.name}, whose outputs have the shape {estimates.shape[2:]}"
+        )
+    stages = [chain.stages[0].index, *(block.stage for block in followed.blocks)]
+    count, length = estimates.shape[:2]
+    x1, x2 = np.repeat(inputs, length, axis=0).T
+    z1, z2 = estimates.reshape(-1, 2).T
+    columns = {
+        "route": route.name,
+        "input": np.repeat(np.arange(count), length),
+        "x1": x1,
+        "x2": x2,
+        "stage": np.tile(stages, count),
+        "step": np.tile(np.arange(length), count),
+        "z1": z1,
+        "z2": z2,
+    }
+    return pd.DataFrame(columns, columns=_COLUMNS)
+
+
+def trajectory_summary(readout, dropped, repeated, solutions):
+    """What the trajectories of one network come to: does it approach, repeat, converge?
+
+    All distances are Euclidean, in the plane, and means over the inputs; ratios are medians over
+    the inputs.
+
+    - `error`: distance of the last estimate of the unperturbed network to the solution, 0 or more.
+    - `early_error`: the same for the estimates behind all blocks but the last, mean over them.
+    - `closer`: share of the blocks that lead closer to the solution than the state before, in
+      [0, 1]; 1 for an iterative method.
+    - `drop`, `worst_drop`: distance of the last estimate to that of the unperturbed network where
+      one block is dropped, mean over the blocks and that of the block that is missed most.
+    - `drift`: distance of the estimate behind all extra applications of the last block to the
+      last one of the unperturbed network.
+    - `first_speed`, `last_speed`: how far the first and the last extra application move the
+      estimate, over how far the last block of the unperturbed network does. 1 where the estimate
+      goes on as before, near 0 where it has converged.
+
+    Args:
+        readout: frame of `trajectories` on the unperturbed route.
+        dropped: frame of `trajectories` on the routes that lack one block each.
+        repeated: frame of `trajectories` on the route that repeats the last block.
+        solutions: array `(inputs, 2)`, what z is in truth.
+
+    Returns:
+        A `pandas.DataFrame` with one row and these columns. A network that explodes has infinite
+        distances or NaN.
+
+    Raises:
+        ValueError: if the frames are not of one network on one set of inputs.
+    """
+    solutions = _checked_points("solutions", solutions)
+    (plain,) = _estimates("readout", readout, solutions, routes=1)
+    without = _estimates("dropped", dropped, solutions)
+    (extended,) = _estimates("repeated", repeated, solutions, routes=1)
+    blocks = plain.shape[1] - 1
+    extra = extended.shape[1] - 1 - blocks
+    if blocks < 1 or extra < 1 or without.shape[2] != blocks:
+        raise ValueError(
+            "Arguments `readout`, `dropped` and `repeated` must be of one network: with n blocks, "
+            "without one of them, and with more applications than n. Received: frames of "
+            f"{blocks}, {without.shape[2] - 1} and {blocks + extra} applications"
+        )
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        last = plain[:, -1]
+        errors = np.linalg.norm(plain - solutions[:, None], axis=-1)
+        drops = np.linalg.norm(without[:, :, -1] - last, axis=-1).mean(axis=1)
+        paces = np.linalg.norm(np.diff(extended, axis=1), axis=-1)
+        speeds = paces[:, [blocks, -1]] / paces[:, [blocks - 1]]
+        summary = {
+            "error": errors[:, -1].mean(),
+            "early_error": errors[:, 1:-1].mean() if blocks > 1 else np.nan,
+            "closer": (np.diff(errors, axis=1) < 0).mean(),
+            "drop": drops.mean(),
+            "worst_drop": drops.max(),
+            "drift": np.linalg.norm(extended[:, -1] - last, axis=-1).mean(),
+            "first_speed": np.median(speeds[:, 0]),
+            "last_speed": np.median(speeds[:, 1]),
+        }
+    return pd.DataFrame([summary])
+
+
+def _estimates(name, frame, solutions, routes=None):
+    """The estimates of a frame as float64, `(routes, inputs, steps + 1, 2)`."""
+    missing = [column for column in _COLUMNS if column not in frame.columns]
+    if missing:
+        raise ValueError(
+            f"Argument `{name}` must be a frame of `trajectories`. Received: a frame without the "
+            f"columns {missing}"
+        )
+    counts = tuple(frame[["route", "input", "step"]].nunique())
+    is_whole = len(frame) == np.prod(counts) > 0
+    if not is_whole or counts[1] != len(solutions) or counts[0] != (routes or counts[0]):
+        raise ValueError(
+            f"Argument `{name}` must be a frame of `trajectories` on {routes or 'some'} "
+            f"route{'' if routes == 1 else 's'} of one length, with as many inputs as `solutions` "
+            f"has. Received: {len(frame)} rows of {counts[0]} routes, {counts[1]} inputs and "
+            f"{counts[2]} steps, and {len(solutions)} solutions"
+        )
+    return frame[["z1", "z2"]].to_numpy(np.float64).reshape(*counts, 2)
+
+
+def _check_chain(chain):
+    is_even = all(
+        stage.transition is None and all(block.keeps_shape for block in stage.blocks)
+        for stage in chain.stages
+    )
+    if tuple(chain.input_shape) != (2,) or not is_even:
+        raise ValueError(
+            "Argument `chain` must take points of the plane and never change the shape of the "
+            f"state. Received: {chain.name}, whose inputs have the shape {tuple(chain.input_shape)}"
+        )
+
+
+def _checked_points(name, points):
+    """Points as an array of floats; a `ValueError` where they are not finite or not in the plane.
+
+    Whole numbers become float32.
+    """
+    points = np.asarray(points)
+    if points.dtype.kind in "iu":
+        points = points.astype(np.float32)
+    is_plane = points.ndim == 2 and points.shape[1] == 2 and len(points)
+    if not is_plane or points.dtype.kind != "f" or not np.isfinite(points).all():
+        raise ValueError(
+            f"Argument `{name}` must be an array (inputs, 2) of finite numbers, with at least one "
+            f"input. Received: an array of shape {points.shape} and dtype {points.dtype}"
+        )
+    return points
