@@ -40,8 +40,14 @@ PROBES = (
     "shuffle_blocks",
     "convergence_indices",
     "borderline",
+    "signal_propagation",
+    "effective_parameters",
+    "fixed_point",
+    "lipschitz",
 )
 SHORTCUTS = ("identity", "scaled", "exclusive_gate", "shortcut_only_gate", "conv1x1", "dropout")
+BATCH_NORMS = ("shared", "unshared_statistics", "unshared_scale", "unshared")
+KERNELS = ("uniform", "triangular", "triangular_printed")
 RECIPES = (
     "digitclutter",
     "cifar10",
@@ -67,6 +73,11 @@ def number(flag, meaning, default, **kwargs):
     """An option that takes a positive int."""
     kind = click.IntRange(min=1)
     return option(flag, meaning, default, type=kind, metavar="N", **kwargs)
+
+
+def step(flag, meaning, default):
+    """An option that takes the place of a block in its stage."""
+    return option(flag, meaning, default, type=click.IntRange(min=0), metavar="K")
 
 
 def data_options(of_run=None):
@@ -105,7 +116,11 @@ TRAINING_OPTIONS = (
         type=click.Choice(NETWORKS),
         metavar="NAME",
     ),
-    number("--depth", "Layers of resnet, 6 n + 2, or blocks a stage of hauser.", "20 and 6"),
+    number(
+        "--depth",
+        "Layers of resnet, 6 n + 2, or blocks a stage of hauser and resnet101.",
+        "20, 6 and 16",
+    ),
     number("--width", "Channels of the first stage of resnet and resnet101.", 16),
     option(
         "--layout",
@@ -120,6 +135,56 @@ TRAINING_OPTIONS = (
         "identity",
         type=click.Choice(SHORTCUTS),
         metavar="NAME",
+    ),
+    option(
+        "--gamma",
+        "What the scale of batch normalization begins with.",
+        "0.1 with --batch-norm unshared, else 1",
+        type=float,
+        metavar="X",
+    ),
+    step("--share-from", "Block from which on the blocks of a stage are one, from 0.", "none"),
+    option(
+        "--batch-norm",
+        "What each application of a shared block has of its own: "
+        f"{', '.join(BATCH_NORMS)} (statistics, scale and offset).",
+        "shared",
+        type=click.Choice(BATCH_NORMS),
+        metavar="NAME",
+    ),
+    option(
+        "--recurrent",
+        "Let the blocks of a stage begin with equal weights.",
+        False,
+        is_flag=True,
+    ),
+    option(
+        "--coupling",
+        "How far the blocks of a stage share their gradients: 0 ordinary, 1 recurrent.",
+        "none",
+        type=click.FloatRange(min=0, max=1),
+        metavar="X",
+    ),
+    option(
+        "--kernel",
+        f"How the coupling falls off between blocks: {', '.join(KERNELS)}.",
+        "uniform",
+        type=click.Choice(KERNELS),
+        metavar="NAME",
+    ),
+    step("--coupling-from", "First block of a stage that is coupled, from 0.", 0),
+    option(
+        "--lipschitz",
+        "Largest Lipschitz constant of the blocks' branches.",
+        "none",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="X",
+    ),
+    option(
+        "--anchor",
+        "What a block adds its branch to: the previous block's state, or the input of the stage.",
+        "previous",
+        type=click.Choice(["previous", "input"]),
     ),
     number("--epochs", "How long to train.", 4),
     option(
@@ -199,6 +264,9 @@ def study(out, **given):
       tfresidual study
       tfresidual study --data mnist --data-dir ~/tensorflow_datasets --epochs 2 --depth 8
       tfresidual study --layout original --shortcut exclusive_gate --out runs/gated
+      tfresidual study --depth 38 --share-from 2 --batch-norm unshared --out runs/shared
+      tfresidual study --recurrent --coupling 0.9 --out runs/coupled
+      tfresidual study --recurrent --coupling 1 --lipschitz 0.95 --anchor input --out runs/pcr
     """
     with _package() as package:
         settings, out = _settings(package, given, out)

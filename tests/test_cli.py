@@ -166,20 +166,25 @@ def test_defaults_in_words():
     assert "20,000 of Digitclutter" in " ".join(inspect.getdoc(datasets.load).split())
     assert "2000 of digitclutter" in OPTIONS["data", "test_size"].help
     assert "2,000 of Digitclutter" in " ".join(inspect.getdoc(datasets.load).split())
-    assert "[default: 20 and 6]" in OPTIONS["study", "depth"].help
+    assert "[default: 20, 6 and 16]" in OPTIONS["study", "depth"].help
     blocks = {}
-    for name in ("resnet", "hauser"):
+    for name in ("resnet", "hauser", "resnet101"):
         stages = chain(study.build(study.Settings(network=name))).stages
         blocks[name] = [sum(block.keeps_shape for block in stage.blocks) for stage in stages]
-    assert blocks == {"resnet": [3, 2, 2], "hauser": [6, 6, 6]}
+    assert blocks == {"resnet": [3, 2, 2], "hauser": [6, 6, 6], "resnet101": [16, 16, 16]}
 
 
 def test_choices_are_those_of_the_package():
     from tfresidual import datasets, networks, study, training
-    from tfresidual.layers.residual_unit import LAYOUTS
+    from tfresidual.layers.residual_unit import BATCH_NORMS, LAYOUTS
     from tfresidual.layers.shortcuts import SHORTCUTS
+    from tfresidual.networks.residual_network import ANCHORS
+    from tfresidual.training.gradient_coupling import KERNELS
 
-    assert set(tfresidual_cli.NETWORKS) == set(networks.__all__) - {"ResidualNetwork"}
+    assert tfresidual_cli.NETWORKS == networks.PRESETS
+    assert tfresidual_cli.BATCH_NORMS == tuple(BATCH_NORMS)
+    assert tfresidual_cli.KERNELS == KERNELS
+    assert tuple(OPTIONS["study", "anchor"].type.choices) == ANCHORS
     assert set(tfresidual_cli.RECIPES) == set(training.RECIPES)
     assert set(tfresidual_cli.LAYOUTS) == set(LAYOUTS)
     assert set(tfresidual_cli.SHORTCUTS) == set(SHORTCUTS)

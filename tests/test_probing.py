@@ -22,7 +22,12 @@ FRAMES = {
     "shuffle_blocks": ["shuffle_blocks"],
     "convergence_indices": ["convergence_indices", "readout", "drop_blocks", "repeat_last_block"],
     "borderline": ["borderline"],
+    "signal_propagation": ["signal_propagation"],
+    "effective_parameters": ["effective_parameters", "weight_deviations"],
+    "fixed_point": ["fixed_point"],
 }
+# Frames of what the weights alone tell.
+WITHOUT_IMAGES = ("effective_parameters", "weight_deviations")
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +65,9 @@ def test_frames_are_those_of_the_probe(run, test_images, tmp_path, name):
         "shuffle_blocks": lambda c, d: probes.shuffle_blocks(c, d),
         "convergence_indices": lambda c, d: probes.convergence_frames(c, d, 2, at_chance="nan")[1],
         "borderline": lambda c, d: probes.borderline(c, d, times=2, scale=0.5),
+        "signal_propagation": lambda c, d: probes.signal_propagation(c, d),
+        "effective_parameters": lambda c, d: probes.effective_parameters(c),
+        "fixed_point": lambda c, d: probes.fixed_point(c, d, times=2),
     }[name](tfr.chain(run[0] / "model.keras"), test_images)
     pd.testing.assert_frame_equal(frames[FRAMES[name][0]], expected, rtol=1e-4, atol=1e-5)
 
@@ -70,7 +78,8 @@ def test_everything_by_default_beside_the_network(run, tmp_path):
     frames, paths = probing.probe(folder, splits=("train", "test"), images=32)
     assert set(frames) == {name for names in FRAMES.values() for name in names}
     assert {path.parent for path in paths} == {folder / "probes"}
-    assert all(list(frame["split"].unique()) == ["train", "test"] for frame in frames.values())
+    of_images = [frame for name, frame in frames.items() if name not in WITHOUT_IMAGES]
+    assert all(list(frame["split"].unique()) == ["train", "test"] for frame in of_images)
     again, _ = probing.probe(folder / "model.keras", ["readout"], splits=("train",), images=32)
     of_train = frames["readout"].query("split == 'train'").reset_index(drop=True)
     pd.testing.assert_frame_equal(again["readout"], of_train)
@@ -105,12 +114,30 @@ def test_a_file_on_its_own_needs_data(run, tmp_path):
 
 def test_probes_that_a_network_has_blocks_for():
     every = list(probing.PROBES)
+    bounded = random_network(transition="convolution", lipschitz=0.9)
+    assert probing.possible(tfr.chain(bounded)) == every
+    every.remove("lipschitz")
     assert probing.possible(tfr.chain(random_network(transition="convolution"))) == every
     # One block a stage: the first stage has it to repeat, no stage another to change places with.
     single = tfr.chain(random_network(blocks=1))
     assert set(every) - set(probing.possible(single)) == {"shuffle_blocks"}
     changing = tfr.chain(random_network(blocks=1, widths=(4, 8), stem_width=3))
-    assert set(every) - set(probing.possible(changing)) == {"repeat_last_block", "shuffle_blocks"}
+    assert set(every) - set(probing.possible(changing)) == {
+        "repeat_last_block",
+        "fixed_point",
+        "shuffle_blocks",
+    }
+
+
+def test_lipschitz_bounds_of_a_file(run, tmp_path):
+    net = random_network(input_shape=(32, 32, 1), classes=10, blocks=1, lipschitz=0.9,
+                         classifier_activation="sigmoid")  # fmt: skip
+    net.save(tmp_path / "net.keras")
+    data = {"data": "digitclutter", "data_dir": run[1].data_dir, **SETTINGS}
+    del data["epochs"]
+    frames, paths = probing.probe(tmp_path / "net.keras", ["lipschitz"], changes=data)
+    pd.testing.assert_frame_equal(frames["lipschitz"], probes.lipschitz(net), rtol=1e-4)
+    assert paths[0] == tmp_path / "probes" / "lipschitz.csv"
 
 
 def test_a_probe_that_fails_loses_nothing(run, tmp_path):

@@ -136,8 +136,9 @@ def probe(
 def possible(chain):
     """The names of the probes that a network has blocks for.
 
-    A network whose stages end in a block that changes the shape has nothing to repeat, and one
-    without two other blocks in any stage nothing to shuffle.
+    A network whose stages end in a block that changes the shape has nothing to repeat, one
+    without two other blocks in any stage nothing to shuffle, and one built without `lipschitz`
+    no bounds.
 
     Args:
         chain: a `tfresidual.chains.Chain`.
@@ -147,9 +148,11 @@ def possible(chain):
     """
     missing = set()
     if not any(stage.can_repeat for stage in chain.stages):
-        missing.add("repeat_last_block")
+        missing |= {"repeat_last_block", "fixed_point"}
     if not any(map(movable_runs, chain.stages)):
         missing.add("shuffle_blocks")
+    if all(block.lipschitz is None for block in chain.blocks):
+        missing.add("lipschitz")
     return [name for name in PROBES if name not in missing]
 
 
@@ -250,6 +253,29 @@ def borderline(chain, data, options, progress):
     return {"borderline": frame}
 
 
+def signal_propagation(chain, data, options, progress):
+    """States and gradients along the network, and what the shortcuts carry."""
+    return {"signal_propagation": probes.signal_propagation(chain, data, progress=progress)}
+
+
+def effective_parameters(chain, data, options, progress):
+    """How alike the blocks of each stage are; reads no images."""
+    return {
+        "effective_parameters": probes.effective_parameters(chain),
+        "weight_deviations": probes.weight_deviations(chain),
+    }
+
+
+def fixed_point(chain, data, options, progress):
+    """Where every stage goes when its last block is applied on and on."""
+    return {"fixed_point": probes.fixed_point(chain, data, options.times, progress)}
+
+
+def lipschitz(chain, data, options, progress):
+    """What bounds the blocks; reads no images."""
+    return {"lipschitz": probes.lipschitz(chain, progress)}
+
+
 PROBES = {
     "block_metrics": block_metrics,
     "readout": readout,
@@ -258,6 +284,10 @@ PROBES = {
     "shuffle_blocks": shuffle_blocks,
     "convergence_indices": convergence_indices,
     "borderline": borderline,
+    "signal_propagation": signal_propagation,
+    "effective_parameters": effective_parameters,
+    "fixed_point": fixed_point,
+    "lipschitz": lipschitz,
 }
 
 

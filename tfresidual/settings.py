@@ -18,11 +18,24 @@ class Settings:
         digits: digits on an image of Digitclutter.
         data_dir: folder of tensorflow-datasets, or `None` for its default.
         network: name of a function in `tfresidual.networks`.
-        depth: layers of `"resnet"`, or blocks per stage of `"hauser"`; `None` for 20 and 6.
+        depth: layers of `"resnet"`, or blocks per stage of `"hauser"` and `"resnet101"`; `None`
+            for 20, 6 and 16.
         width: channels of the first stage of `"resnet"` and `"resnet101"`, doubled from stage to
             stage.
         layout: layout of the residual units.
         shortcut: shortcut of the residual units.
+        gamma: what the scale of the units' batch normalization begins with; `None` for 0.1 where
+            `batch_norm` is `"unshared"`, else 1.
+        share_from: block from which on the blocks of a stage are one, or `None`.
+        batch_norm: what each application of a shared block has of its own, see
+            `tfresidual.networks.ResidualNetwork`.
+        recurrent: whether the blocks of a stage begin with equal weights.
+        coupling: of the gradients of a stage's blocks, from 0 to 1, see
+            `tfresidual.training.GradientCoupling`; `None` for an optimizer without it.
+        kernel: how the coupling falls off with the distance of two blocks.
+        coupling_from: the first block of a stage that is coupled.
+        lipschitz: the largest Lipschitz constant of the blocks' branches, or `None`.
+        anchor: to what blocks add their branch, `"previous"` or `"input"`.
         epochs: how long to train.
         batch_size: images in a step.
         recipe: name of a recipe, see `tfresidual.training.recipe`; `None` for the dataset's own.
@@ -42,6 +55,15 @@ class Settings:
     width: int = 16
     layout: str = "full_preactivation"
     shortcut: str = "identity"
+    gamma: float | None = None
+    share_from: int | None = None
+    batch_norm: str = "shared"
+    recurrent: bool = False
+    coupling: float | None = None
+    kernel: str = "uniform"
+    coupling_from: int = 0
+    lipschitz: float | None = None
+    anchor: str = "previous"
     epochs: int = 4
     batch_size: int = 64
     recipe: str | None = None
@@ -71,6 +93,8 @@ def check(settings):
     tuning.depth_for(0, settings.epsilon)
     describe(settings)
     recipe_of(settings)
+    _check_int(settings, "coupling_from", at_least=0)
+    training.coupling_kernel([0, 1], settings.coupling or 0.0, settings.kernel)
 
 
 def describe(settings):
@@ -96,10 +120,9 @@ def build(settings):
         ValueError: if a setting cannot be used.
     """
     description = describe(settings)
-    names = [name for name in networks.__all__ if name != "ResidualNetwork"]
-    if settings.network not in names:
+    if settings.network not in networks.PRESETS:
         raise ValueError(
-            f"Argument `network` must be one of {', '.join(map(repr, names))}. "
+            f"Argument `network` must be one of {', '.join(map(repr, networks.PRESETS))}. "
             f"Received: network={settings.network!r}"
         )
     try:
@@ -115,8 +138,15 @@ def build(settings):
         "classifier_activation": "sigmoid" if description.multi_label else "softmax",
         "layout": settings.layout,
         "shortcut": settings.shortcut,
+        "share_from": settings.share_from,
+        "batch_norm": settings.batch_norm,
+        "recurrent_initialization": settings.recurrent,
+        "lipschitz": settings.lipschitz,
+        "anchor": settings.anchor,
         "dtype": settings.dtype,
     }
+    if settings.gamma is not None:
+        kwargs["gamma_initializer"] = keras.initializers.Constant(settings.gamma)
     unused = {"depth", "width"}
     if settings.network == "resnet":
         kwargs["depth"] = settings.depth or 20
@@ -127,7 +157,8 @@ def build(settings):
         unused = {"width"}
     elif settings.network == "resnet101":
         kwargs["width"] = settings.width
-        unused = {"depth"}
+        kwargs["blocks"] = settings.depth or 16
+        unused = {}
     for name in unused:
         if getattr(settings, name) != getattr(Settings, name):
             raise ValueError(

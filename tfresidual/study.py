@@ -93,13 +93,15 @@ def run(folder, settings=None, console=None):
     )
 
 
-def train(folder, settings=None, console=None):
+def train(folder, settings=None, console=None, more_callbacks=None):
     """Trains a network into a folder, without probing it; see `run` for the folder.
 
     Args:
         folder: where to write, made if it is not there.
         settings: a `Settings`, by default those of the embedded study.
         console: a `rich.console.Console` for progress, or `None` for silence.
+        more_callbacks: function from a few validation images, a `tf.data.Dataset`, to a list of
+            callbacks whose numbers join those of the study in the log.
 
     Returns:
         A `tfresidual.training.Training`.
@@ -108,10 +110,10 @@ def train(folder, settings=None, console=None):
         ValueError: if a setting cannot be used, or the folder holds a run of other settings.
         FileNotFoundError: if the dataset is not on the disk.
     """
-    return _train(folder, settings or Settings(), console)[2]
+    return _train(folder, settings or Settings(), console, more_callbacks)[2]
 
 
-def _train(folder, settings, console):
+def _train(folder, settings, console, more_callbacks=None):
     check(settings)
     folder = pathlib.Path(folder)
     _refuse_other_settings(folder, settings)
@@ -122,8 +124,15 @@ def _train(folder, settings, console):
     # From here on nothing is wrong with the settings: the folder is theirs.
     _claim(folder, settings)
     steps = int(data.train.cardinality())
+    coupling = {"kernel": settings.kernel, "first_block": settings.coupling_from}
     metric = training.compile_network(
-        network, recipe_of(settings).name, settings.epochs, steps, description.multi_label
+        network,
+        recipe_of(settings).name,
+        settings.epochs,
+        steps,
+        description.multi_label,
+        settings.coupling,
+        **({} if settings.coupling is None else coupling),
     )
     probed = data.validation.take(math.ceil(IMAGES_PER_EPOCH / settings.batch_size))
     result = training.train(
@@ -140,6 +149,7 @@ def _train(folder, settings, console):
             callbacks.BlockMetrics(probed),
             callbacks.Perturbation(probed, epsilon=settings.epsilon),
             callbacks.Readout(probed),
+            *(more_callbacks(probed) if more_callbacks else ()),
         ],
         console=console,
     )
@@ -158,11 +168,13 @@ def _refuse_other_settings(folder, settings):
         return
     arguments = dataclasses.asdict(settings)
     earlier = json.loads(path.read_text())["settings"]
-    changed = [key for key in arguments if earlier.get(key) != arguments[key]]
+    # A setting that the run does not know had its default.
+    earlier = dataclasses.asdict(Settings()) | earlier
+    changed = [key for key in arguments if earlier[key] != arguments[key]]
     if changed:
         raise ValueError(
             "Argument `folder` must be new, or hold a run of the same settings. "
-            + ", ".join(f"{key} was {earlier.get(key)!r}" for key in changed)
+            + ", ".join(f"{key} was {earlier[key]!r}" for key in changed)
             + f". Received: folder={str(folder)!r} with "
             + ", ".join(f"{key}={arguments[key]!r}" for key in changed)
         )
@@ -197,6 +209,11 @@ def _probe(result, data, settings, console):
         return PROBES[name](chain, images, changed, console is not None)
 
     frames |= run("block_metrics", images)
+    frames |= run("signal_propagation", {"test": data.test})
+    frames |= run("effective_parameters", images)
+    if "lipschitz" in possible(chain):
+        frames |= run("lipschitz", images)
+        frames |= run("fixed_point", {"test": data.test}, times=UNROLLED)
     frames |= run("convergence_indices", images)
     frames |= run("borderline", images, times=UNROLLED, scale=UNROLLED_SCALE)
     if "shuffle_blocks" in possible(chain):

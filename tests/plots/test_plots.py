@@ -39,6 +39,20 @@ ROUTE_FIGURES = (
     "repetition_steps",
     "shuffle_blocks",
 )
+# Those that draw many networks, or how one is built and trained; their tests stand elsewhere.
+NETWORK_FIGURES = (
+    "deviation_of_runs",
+    "error_against_indices",
+    "error_of_runs",
+    "fixed_point",
+    "indices_of_runs",
+    "iterative_inference",
+    "lipschitz_bounds",
+    "network_curves",
+    "parameter_efficiency",
+    "signal_propagation",
+    "weight_deviations",
+)
 WORDS = {
     "cosine_loss": ("cosine of block output F(h) and loss gradient", "∂L/∂h"),
     "readout_cosine_loss": ("cosine of block output F(h)", "gradient of the read-out loss"),
@@ -355,8 +369,8 @@ def test_figures_can_be_saved(kind):
 
 
 def test_public_names():
-    others = {"computational_distance", "images", "training_curves"}
-    assert set(plots.__all__) == {*BLOCK_FIGURES, *ROUTE_FIGURES, *others}
+    others = {"computational_distance", "images", "training_curves", "trajectories"}
+    assert set(plots.__all__) == {*BLOCK_FIGURES, *ROUTE_FIGURES, *NETWORK_FIGURES, *others}
     assert plots.__all__ == sorted(plots.__all__)
     assert all(callable(getattr(plots, name)) for name in plots.__all__)
     assert set(plots.__all__) <= set(dir(plots))

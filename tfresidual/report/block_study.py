@@ -110,6 +110,18 @@ FIGURES = (
         "that explode or vanish.",
     ),
     FigureOfStudy(
+        "signal_propagation",
+        ("signal_propagation",),
+        "state_norm",
+        lambda frame, epsilon: plots.signal_propagation(frame),
+        "Do states and gradients grow?",
+        "The norms of the state and of the loss gradient behind every block, and the share of the "
+        "gradient that arrives from the end of the stage through the shortcuts alone.",
+        "Norms that stay within an order of magnitude are those of a healthy network. A share near "
+        "1 means that the branches hardly bend the gradient.",
+        "He et al. 2016, equations 5 and 8",
+    ),
+    FigureOfStudy(
         "perturbation",
         ("block_metrics",),
         "perturbation",
@@ -274,6 +286,40 @@ FIGURES = (
         "The error when blocks of a stage change places, over how much of their order is left.",
         "Where the error hardly rises, the blocks of the stage do similar work.",
         f"{VEIT}, on reordering",
+    ),
+    FigureOfStudy(
+        "lipschitz_bounds",
+        ("lipschitz",),
+        "estimate",
+        lambda frame, epsilon: plots.lipschitz_bounds(frame, mu=frame["lipschitz"].max()),
+        "What bounds the blocks",
+        "The bound on the Lipschitz constant of every branch before it is divided, from below and "
+        "from above, and the divisor.",
+        "Where the divisor is over 1, the bound is at work.",
+        f"{CONVERGENCE}, section 4.2",
+        has_table=True,
+    ),
+    FigureOfStudy(
+        "fixed_point",
+        ("fixed_point",),
+        "change",
+        lambda frame, epsilon: plots.fixed_point(frame),
+        "Is there a fixed point?",
+        "How far the state moves with every further application of a stage's last block.",
+        "Straight down on the logarithmic axis is a contraction: the stage has a fixed point. "
+        "A change that does not fall leads on and on.",
+        f"{CONVERGENCE}, section 4.2",
+    ),
+    FigureOfStudy(
+        "weight_deviations",
+        ("weight_deviations",),
+        "deviation",
+        lambda frame, epsilon: plots.weight_deviations(frame),
+        "How different are the blocks?",
+        "The mean deviation of each block's weights from the mean block of its stage, in standard "
+        "deviations of the stage's weights.",
+        "Zero for blocks that are one, about 0.8 for weights drawn independently.",
+        f"{CONVERGENCE}, appendix C",
     ),
     FigureOfStudy(
         "cosine_loss_by_epoch",

@@ -1,0 +1,69 @@
+"""The blocks of all stages in a row, as the axis that several panels share."""
+
+import numpy as np
+
+from tfresidual.plots import style
+from tfresidual.plots.blocks import _mark_stages
+
+# More blocks than this have smaller dots.
+_FEW = 24
+
+
+def stage_sizes(table):
+    """Return the number of blocks of every stage of a table with the columns stage and block."""
+    return table.groupby("stage")["block"].max() + 1
+
+
+def places_of(table, sizes):
+    """Return the place of every row of a table on the axis."""
+    return table["stage"].map(sizes.cumsum() - sizes) + table["block"]
+
+
+def in_a_row(table, column, sizes):
+    """Return the places of all blocks and a column there, with a gap behind every stage.
+
+    Args:
+        table: A `pandas.DataFrame` with the columns `stage` and `block`, a row per block; those
+            without one leave a gap.
+        column: Column of the values.
+        sizes: Number of blocks by stage.
+    """
+    values = table.set_index(["stage", "block"])[column]
+    places, heights = [], []
+    for stage, start in (sizes.cumsum() - sizes).items():
+        of_stage = values.reindex([(stage, block) for block in range(sizes[stage])])
+        places.extend([*range(start, start + sizes[stage]), np.nan])
+        heights.extend([*of_stage, np.nan])
+    return np.array(places[:-1], float), np.array(heights[:-1], float)
+
+
+def figure_width(sizes):
+    """Return the width in inches of a figure with one column of panels."""
+    return float(np.clip(6.0 + 0.07 * sizes.sum(), 7.0, 9.0))
+
+
+def marker_size(sizes):
+    """Return the size of a dot that leaves its neighbours visible."""
+    return 5.0 if sizes.sum() <= _FEW else 3.2
+
+
+def mark_stages(axes, sizes):
+    """Shade every second stage, draw the boundaries and name the stages above the axes."""
+    _mark_stages(axes, sizes.cumsum() - sizes, sizes)
+
+
+def finish(panels, sizes):
+    """Mark the stages in panels that stand below each other, and label the lowest."""
+    count = int(sizes.sum())
+    for axes in panels:
+        mark_stages(axes, sizes)
+    lowest = panels[-1]
+    lowest.set_xlim(-0.6, count - 0.4)
+    if count <= _FEW:
+        lowest.set_xticks(range(count))
+    else:
+        style.whole_numbers(lowest.xaxis, bins=14)
+    name = "residual block index" if len(sizes) > 1 else f"block of stage {sizes.index[0]}"
+    style.axis_labels(lowest, below=name)
+    if len(panels) > 1:
+        lowest.figure.align_ylabels(panels)

@@ -1,0 +1,187 @@
+"""Does a stage approach a fixed point, and what is known of the blocks that it should?"""
+
+import itertools
+
+import numpy as np
+
+from tfresidual.plots import block_axis, frames, style
+
+_CURVES = (
+    ("change", "change of the state in a step"),
+    ("distance", "distance to the last of the states"),
+)
+
+
+def fixed_point(frame, mu=None):
+    """Draw how the steps of a stage shrink as its last block is applied again and again.
+
+    The left panel has the change of the state in a step, the middle one the distance to the
+    state behind the last step, both on logarithmic axes; the right one has the contraction, which
+    is the change over that of the step before: its mean over images as a line, and a band up to
+    the largest. A line per stage, solid for the first split and broken for the others. With `mu`,
+    dotted lines fall by this factor a step from the first change of every stage; those of a
+    proper contraction stay under them. A value that is missing, or 0 on a logarithmic axis,
+    leaves a gap.
+
+    Args:
+        frame: Fixed point frame with the columns `stage`, `step` (0 for the application of the
+            block that was trained), `change`, `contraction`, `largest_contraction` and
+            `distance`, and `split` where it applies.
+        mu: Bound of the Lipschitz constant of a block, a positive number, or `None`.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+
+    Raises:
+        ValueError: where a column is missing, none of the values is a finite number, several rows
+            stand for the same stage, step and split, or where `mu` is not positive.
+
+    Reference:
+        "Iterative convergent computation is not a useful inductive bias for ResNets", section
+        4.2 and E.2.
+    """
+    _require_positive(mu)
+    columns = ("change", "distance", "contraction", "largest_contraction")
+    table = frames.keyed_values(frame, ("stage", "step"), columns)
+    looks = style.stage_looks(sorted(set(table["stage"])))
+    splits = frames.order_splits(table["split"])
+    lines = style.split_lines(splits)
+    figure = style.new_figure(10.4, 3.9, "Approach to a fixed point")
+    grid = figure.subplots(1, 3, sharex=True)
+    for axes in grid:
+        style.clean_axes(axes)
+        style.whole_numbers(axes.xaxis, bins=8)
+        style.axis_labels(axes, below="extra applications of the last block")
+    small = table["step"].nunique() > 16
+    for split, (stage, (colour, marker)) in itertools.product(splits, looks.items()):
+        rows = table[(table["split"] == split) & (table["stage"] == stage)]
+        look = {
+            "color": colour,
+            "linestyle": lines[split],
+            "marker": marker,
+            "markersize": 2.5 if small else 4.0,
+            "linewidth": 1.3,
+            "label": ", ".join(filter(None, (f"stage {stage}", split))),
+        }
+        for axes, (metric, _) in zip(grid, _CURVES, strict=False):
+            axes.plot(rows["step"], rows[metric].where(rows[metric] > 0), **look)
+        grid[2].plot(rows["step"], rows["contraction"], **look)
+        grid[2].fill_between(
+            rows["step"],
+            rows["contraction"],
+            rows["largest_contraction"],
+            color=colour,
+            alpha=0.15,
+            linewidth=0,
+            gid=f"stage {stage}",
+        )
+        if mu is not None:
+            _draw_slope(grid[0], rows, mu, colour)
+    for axes, (metric, label) in zip(grid, _CURVES, strict=False):
+        if (table[metric] > 0).any():
+            style.log_scale(axes)
+            label += " (log scale)"
+        else:
+            style.no_values(axes)
+        style.axis_labels(axes, beside=label)
+    style.axis_labels(grid[2], beside="contraction: change over\nthe change before")
+    handles = style.stage_handles(looks)
+    if splits != [""]:
+        handles += [style.line_handle(split, linestyle=lines[split]) for split in splits]
+    if mu is not None:
+        grid[2].axhline(mu, color=style.INK, linewidth=1.0, linestyle=":", gid="mu")
+        handles.append(style.line_handle(f"μ = {mu:g} a step", linestyle=":", color=style.INK))
+    if table[["contraction", "largest_contraction"]].isna().all(axis=None):
+        style.no_values(grid[2])
+    grid[2].set_ylim(bottom=min(0, grid[2].get_ylim()[0]))
+    style.legend(figure, handles)
+    return figure
+
+
+def _draw_slope(axes, rows, mu, colour):
+    """Draw what the first change becomes if every step shrinks it by `mu`."""
+    known = rows[rows["change"] > 0]
+    if known.empty:
+        return
+    first = known.iloc[0]
+    steps = np.arange(int(first["step"]), int(rows["step"].max()) + 1)
+    axes.plot(
+        steps,
+        first["change"] * float(mu) ** (steps - first["step"]),
+        color=colour,
+        linewidth=1.1,
+        linestyle=":",
+        zorder=1.8,
+        gid="slope",
+    )
+
+
+def lipschitz_bounds(frame, mu=None):
+    """Draw what is known of every branch's Lipschitz constant, and what it is divided by.
+
+    Above stands a band over the blocks of all stages in a row: its lower edge, with dots, is the
+    power iteration's estimate, which is not over the bound, the upper edge what is certified not
+    to be under it. Below stands the divisor, 1 where the branch is left as it is. A block without
+    a value leaves a gap. Bounds and divisors that span more than a factor of 30 are drawn on a
+    logarithmic axis.
+
+    Args:
+        frame: Lipschitz frame with the columns `stage`, `block`, `estimate`, `certified` and
+            `divisor`.
+        mu: The bound that the divisor aims at, drawn as a line; a positive number, or `None`.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+
+    Raises:
+        ValueError: where a column is missing, none of the values is a finite number, several rows
+            stand for the same block, or where `mu` is not positive.
+
+    Reference:
+        "Iterative convergent computation is not a useful inductive bias for ResNets", sections
+        4.2 and E.1.
+    """
+    _require_positive(mu)
+    table = frames.keyed_values(frame, ("stage", "block"), ("estimate", "certified", "divisor"))
+    sizes = block_axis.stage_sizes(table)
+    figure = style.new_figure(block_axis.figure_width(sizes), 5.4, "Lipschitz bounds")
+    bounds, divisors = grid = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    places, estimates = block_axis.in_a_row(table, "estimate", sizes)
+    _, certified = block_axis.in_a_row(table, "certified", sizes)
+    look = {
+        "color": style.BLUE,
+        "marker": "o",
+        "markersize": block_axis.marker_size(sizes),
+        "linewidth": 1.4,
+    }
+    bounds.fill_between(places, estimates, certified, color=style.SKY, alpha=0.35, linewidth=0)
+    bounds.plot(places, certified, color=style.SKY, linewidth=1.2, label="certified")
+    bounds.plot(places, estimates, label="estimate", **look)
+    divisors.plot(*block_axis.in_a_row(table, "divisor", sizes), label="divisor", **look)
+    if mu is not None:
+        bounds.axhline(mu, color=style.INK, linewidth=1.0, linestyle=(0, (6, 3)), gid="mu")
+    divisors.axhline(1.0, color=style.FAINT_INK, linewidth=0.9, zorder=1.5, gid="one")
+    labels = ("bound of the branch's\nLipschitz constant", "divisor of the branch")
+    columns = (["estimate", "certified"], ["divisor"])
+    for axes, label, names in zip(grid, labels, columns, strict=True):
+        style.clean_axes(axes, grid="y")
+        if table[names].isna().all(axis=None):
+            style.no_values(axes)
+        elif style.wide_scale(axes, table[names]):
+            label += " (log scale)"
+        style.axis_labels(axes, beside=label)
+    block_axis.finish(grid, sizes)
+
+    handles = [
+        style.line_handle("estimate", color=style.BLUE, marker="o", markersize=4.8),
+        style.line_handle("certified", color=style.SKY),
+    ]
+    if mu is not None:
+        handles.append(style.line_handle(f"μ = {mu:g}", color=style.INK, linestyle=(0, (6, 3))))
+    style.legend(figure, handles)
+    return figure
+
+
+def _require_positive(mu):
+    if mu is not None and not mu > 0:
+        raise ValueError(f"`mu` must be a positive number or None. Received: {mu!r}")

@@ -1,0 +1,316 @@
+"""The frame of trained networks, sorted into the groups whose means are drawn.
+
+Runs are told apart by their setting, which is coupling and initialization ("0 (non-rec.)",
+"0 (rec.)", "0.5 (rec.)", ...), and by up to three columns that an argument of the figure names:
+`hue` by colour, `dash` by line and marker, `panels` by panel. A group is what agrees in all.
+"""
+
+import itertools
+import numbers
+
+import numpy as np
+import pandas as pd
+
+from tfresidual.plots import frames, style
+
+VARIATION = "variation"
+_NOTHING_VARIED = "standard"
+_INITIALIZATIONS = {"non-recurrent": "non-rec.", "recurrent": "rec."}
+# What a run may vary, and how it stands where it does not.
+_STANDARD = {
+    "lipschitz": None,
+    "anchor": "previous",
+    "kernel": "uniform",
+    "gamma": 1,
+    "first_block": 0,
+}
+# What may differ between networks besides the setting; runs that differ in it have no mean.
+_SETTINGS = (*_STANDARD, "width", "dataset")
+
+# Runs have no split, so that the whole palette is free for them.
+_COLOURS = (
+    style.BLUE,
+    style.ORANGE,
+    style.GREEN,
+    style.PURPLE,
+    style.VERMILION,
+    style.SKY,
+    style.INK,
+)
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+# These keep their look, whichever others are drawn with them.
+_FIXED = {
+    **{f"{width} channels": place for place, width in enumerate((8, 16, 32, 64))},
+    "0 (non-rec.)": 0,
+    **{f"{coupling:g} (rec.)": place for place, coupling in enumerate((0, 0.5, 0.9, 1), start=1)},
+}
+_DASHES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (8, 3)))
+
+
+def run_table(frame, columns, hue=None, dash=None, panels=None):
+    """Return the groups and the values of a frame of runs, sorted by the groups.
+
+    Args:
+        frame: Frame of runs.
+        columns: Columns of values; infinities become NaN.
+        hue: Column of the frame, `"variation"` (see `_variations`), or `None` for one level.
+        dash: The same.
+        panels: The same.
+
+    Returns:
+        A `pandas.DataFrame` with the columns `setting`, `hue`, `dash` and `panel` (ordered
+        categories, the names that the figure shows) and `columns`.
+
+    Raises:
+        ValueError: where a column is missing, none of the values is a finite number, a coupling
+            or an initialization is unknown, a group mixes networks that differ in their settings,
+            or several rows stand for the same group and seed.
+    """
+    named = {"hue": hue, "dash": dash, "panel": panels}
+    own = [name for name in named.values() if name not in (None, VARIATION)]
+    frames.require_columns(frame, ("coupling", "initialization", *columns, *own))
+    frame = _filled(frame)
+    table = {"setting": _settings(frame)}
+    table |= {key: _levels(frame, name) for key, name in named.items()}
+    table |= {column: frames.numbers_or_gaps(frame, column) for column in columns}
+    table = pd.DataFrame(table)
+    frames.refuse_nothing(table, columns)
+    _refuse_mixtures(frame, table, set(named.values()))
+    return table.sort_values(["panel", "dash", "hue", "setting"], kind="stable", ignore_index=True)
+
+
+def _filled(frame):
+    """Return the frame with the standard value where a run leaves empty what it may vary."""
+    for column, value in _STANDARD.items():
+        if value is not None and column in frame.columns and frame[column].isna().any():
+            filled = frame[column].astype(object).where(frame[column].notna(), value)
+            frame = frame.assign(**{column: filled.infer_objects()})
+    return frame
+
+
+def _settings(frame):
+    """Return coupling and initialization of every run, the non-recurrent before the recurrent."""
+    couplings = frames.numbers(frame, "coupling")
+    if not ((couplings >= 0) & (couplings <= 1)).all():
+        raise ValueError(
+            "The column `coupling` of `frame` must hold numbers from 0 to 1. "
+            f"Received: {frame['coupling'].unique().tolist()!r}"
+        )
+    initializations = frame["initialization"].to_numpy(object)
+    unknown = [name for name in dict.fromkeys(initializations) if name not in _INITIALIZATIONS]
+    if unknown:
+        raise ValueError(
+            "The column `initialization` of `frame` must hold 'non-recurrent' or 'recurrent'. "
+            f"Received: {unknown!r}"
+        )
+    pairs = list(zip(couplings, initializations, strict=True))
+    names = {
+        pair: f"{pair[0]:g} ({_INITIALIZATIONS[pair[1]]})"
+        for pair in sorted(set(pairs), key=lambda pair: (pair[0], pair[1] == "recurrent"))
+    }
+    return _ordered([names[pair] for pair in pairs], names.values())
+
+
+def _levels(frame, column):
+    """Return the name of a column's value for every run.
+
+    The standard value comes first, then numbers in order, or text as it comes; of variations,
+    those of fewer things come first.
+    """
+    if column is None:
+        return _ordered([""] * len(frame), [""])
+    if column == VARIATION and VARIATION not in frame.columns:
+        names = _variations(frame)
+        return _ordered(names, sorted(dict.fromkeys(names), key=_count_of_variations))
+    values = frame[column]
+    found = values.unique()
+    if pd.api.types.is_numeric_dtype(values):
+        found = np.sort(found)
+    found = sorted(found, key=lambda value: not _is_standard(column, value))
+    return _ordered(
+        [_level_name(column, value) for value in values],
+        dict.fromkeys(_level_name(column, value) for value in found),
+    )
+
+
+def _ordered(names, categories):
+    return pd.Categorical(names, categories=list(categories), ordered=True)
+
+
+def _level_name(column, value):
+    if column == "lipschitz":
+        return "unbounded" if pd.isna(value) else f"μ = {value:g}"
+    if column == "kernel":
+        return f"{value} kernel"
+    if column == "anchor":
+        return f"adds to the {'stage' if value == 'input' else 'block'}'s input"
+    if not isinstance(value, numbers.Real):
+        return str(value)
+    forms = {
+        "width": "{:g} channels",
+        "gamma": "gamma = {:g}",
+        "first_block": "coupled from block {:g}",
+    }
+    return forms.get(column, column.replace("_", " ") + " {:g}").format(value)
+
+
+def _is_standard(column, value):
+    return (column == "lipschitz" and pd.isna(value)) or value == _STANDARD.get(column)
+
+
+def _variations(frame):
+    """Return what is not standard about every run, from the columns that tell, where present."""
+
+    def name(row):
+        parts = [
+            _level_name(column, value)
+            for column, value in row.items()
+            if not _is_standard(column, value)
+        ]
+        return ", ".join(parts) or _NOTHING_VARIED
+
+    present = [column for column in _STANDARD if column in frame.columns]
+    return [name(row) for row in frame[present].to_dict("records")]
+
+
+def _count_of_variations(name):
+    return 0 if name == _NOTHING_VARIED else 1 + name.count(", ")
+
+
+def _refuse_mixtures(frame, table, named):
+    """Raise a `ValueError` where a group holds different networks, or a run twice."""
+    if VARIATION in named and VARIATION not in frame.columns:
+        named = {*named, *_STANDARD}
+    keys = table[["setting", "hue", "dash", "panel"]]
+    groups = keys.groupby(list(keys.columns), observed=True).indices
+    for group, rows in groups.items():
+        here = frame.iloc[rows]
+        place = ", ".join(filter(None, group))
+        for column in _SETTINGS:
+            if column in frame.columns and column not in named:
+                values = here[column].unique().tolist()
+                if len(values) > 1:
+                    raise ValueError(
+                        f"A mean over runs of `frame` must not mix networks with different "
+                        f"`{column}`; select some of them, or let an argument of the figure tell "
+                        f"them apart. Received: {column}={values!r} for {place}"
+                    )
+        if "seed" in frame.columns and here["seed"].duplicated().any():
+            seed = here.loc[here["seed"].duplicated(), "seed"].iloc[0]
+            raise ValueError(
+                "`frame` must have one row per network and seed; select rows, or let an argument "
+                f"of the figure tell them apart. Received: several rows for {place}, seed={seed}"
+            )
+
+
+def looks_of(levels):
+    """Return a dictionary from level to (colour, marker)."""
+    fixed = {level: _FIXED[level] for level in levels if level in _FIXED}
+    spare = (place for place in itertools.count() if place not in fixed.values())
+    places = {level: fixed[level] if level in fixed else next(spare) for level in levels}
+    return {
+        level: (
+            _COLOURS[place % len(_COLOURS)],
+            _MARKERS[(place + place // len(_COLOURS)) % len(_MARKERS)],
+        )
+        for level, place in places.items()
+    }
+
+
+def dashes_of(levels):
+    """Return a dictionary from level to line style; the first is solid."""
+    return {level: _DASHES[place % len(_DASHES)] for place, level in enumerate(levels)}
+
+
+def draw_group(axes, places, heights, means, colour, marker, dash, label=None):
+    """Draw the runs of a group as faint dots and a line through their means.
+
+    Args:
+        axes: The axes.
+        places: Places of the runs.
+        heights: Their values.
+        means: Pair of the places and the values of the means, in the order of the line.
+        colour: Colour of the group.
+        marker: Marker of the group, or one for each mean; dots are round then.
+        dash: Line style; markers are open where it is not solid.
+        label: Name of the line.
+    """
+    axes.plot(
+        places,
+        heights,
+        linestyle="none",
+        marker=marker if isinstance(marker, str) else "o",
+        markersize=3.4,
+        markeredgewidth=0,
+        color=colour,
+        alpha=0.4,
+        gid="run",
+    )
+    look = {
+        "color": colour,
+        "markersize": 5.4,
+        "markerfacecolor": colour if dash == "-" else "white",
+        "markeredgewidth": 1.1,
+    }
+    if isinstance(marker, str):
+        axes.plot(*means, linestyle=dash, linewidth=1.4, marker=marker, label=label, **look)
+        return
+    axes.plot(*means, linestyle=dash, linewidth=1.2, color=colour, label=label)
+    for place, height, shape in zip(*means, marker, strict=True):
+        axes.plot(place, height, linestyle="none", marker=shape, gid="mean", **look)
+
+
+def draw_over_settings(axes, rows, column):
+    """Draw a column of the rows of a `run_table` over their settings, a line per group."""
+    settings, hues, dashes = (rows[key].cat.categories for key in ("setting", "hue", "dash"))
+    looks, lines = looks_of(hues), dashes_of(dashes)
+    groups = [(hue, dash) for hue in hues for dash in dashes]
+    width = min(0.09 * (len(groups) - 1), 0.5)
+    shifts = np.linspace(-width / 2, width / 2, len(groups))
+    for shift, (hue, dash) in zip(shifts, groups, strict=True):
+        here = rows[(rows["hue"] == hue) & (rows["dash"] == dash)].dropna(subset=column)
+        if here.empty:
+            continue
+        means = here.groupby("setting", observed=True)[column].mean()
+        colour, marker = looks[hue]
+        draw_group(
+            axes,
+            here["setting"].cat.codes + shift,
+            here[column],
+            (settings.get_indexer(means.index) + shift, means),
+            colour,
+            marker,
+            lines[dash],
+            label=", ".join(filter(None, (hue, dash))) or None,
+        )
+    axes.set_xlim(-0.5, len(settings) - 0.5)
+    axes.set_xticks(range(len(settings)), [setting.replace(" (", "\n(") for setting in settings])
+    axes.tick_params(axis="x", length=0, labelsize=style.SMALL_SIZE - 1)
+
+
+def add_legend(figure, table):
+    """Add a legend of what tells groups apart, if anything does."""
+    handles = group_handles(table)
+    if handles:
+        style.legend(figure, handles)
+
+
+def group_handles(table, markers=True):
+    """Return entries for the legend: a hue each, and a dash each where there are several."""
+    hues, dashes = table["hue"].cat.categories, table["dash"].cat.categories
+    handles = [
+        style.line_handle(hue, color=colour, marker=marker if markers else None, markersize=4.8)
+        for hue, (colour, marker) in looks_of(hues).items()
+        if hue
+    ]
+    return handles + [
+        style.line_handle(
+            dash,
+            linestyle=line,
+            marker="o" if markers else None,
+            markersize=4.8,
+            markerfacecolor=style.FAINT_INK if line == "-" else "white",
+        )
+        for dash, line in dashes_of(dashes).items()
+        if dash
+    ]

@@ -1,0 +1,244 @@
+"""How does an estimate in the plane move from block to block, and past the last one?"""
+
+import numpy as np
+import pandas as pd
+from matplotlib.ticker import MaxNLocator
+
+from tfresidual.plots import frames, style
+
+_ROWS = ("early read-out", "one block dropped", "extra applications")
+_COLUMNS = ("route", "input", "x1", "x2", "step", "z1", "z2")
+# What surrounds the points of a panel, as a share of the panel's width.
+_MARGIN = 0.08
+
+
+def trajectories(readout, dropped, repeated, solutions=None):
+    """Draw the estimates of networks for the same inputs, in the plane.
+
+    A column per network, in the order of `readout`. The first row has the estimate behind every
+    block, from blue (before the first) to red (behind the last). The second has the last estimate
+    with one block dropped, in the colour of that block, the third the estimates behind the extra
+    applications of the last block; a grey line in both is the trajectory of the first row.
+
+    The panels of a row show the same part of the plane: input and solution, and the estimates of
+    all networks but the one that strays furthest (in the second row the inputs may be left out,
+    in the others what flies off). How many of a panel's points lie outside is written in it.
+
+    Args:
+        readout: Trajectories frame with the columns `route`, `input`, `x1`, `x2`, `step`, `z1` and
+            `z2`, of the unperturbed route, and `network` where there are several.
+        dropped: The same, with one route per dropped block, in the order of the blocks.
+        repeated: The same, of the route that repeats the last block.
+        solutions: Array `(inputs, 2)`, the right answers, or `None`.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+
+    Raises:
+        ValueError: where a column is missing or holds no finite number, the frames differ in
+            their networks or inputs, several rows stand for the same step, or `solutions` does
+            not fit.
+
+    Reference:
+        "Iterative convergent computation is not a useful inductive bias for ResNets", figure 1.
+    """
+    tables = {
+        name: _points(frame, name)
+        for name, frame in (("readout", readout), ("dropped", dropped), ("repeated", repeated))
+    }
+    networks = list(dict.fromkeys(tables["readout"]["network"]))
+    inputs = tables["readout"].groupby("input")[["x1", "x2"]].first()
+    for name, table in tables.items():
+        same = set(table["network"]) == set(networks) and set(table["input"]) == set(inputs.index)
+        if not same:
+            raise ValueError(
+                "`readout`, `dropped` and `repeated` must have the same networks and inputs. "
+                f"Received: {name} with the networks {sorted(set(table['network']))} and "
+                f"{table['input'].nunique()} inputs"
+            )
+    if solutions is not None:
+        solutions = _checked_solutions(solutions, len(inputs))
+    drawn = {
+        (row, network): _drawn(row, network, tables)
+        for row in range(len(_ROWS))
+        for network in networks
+    }
+    windows = _windows(drawn, networks, inputs, solutions)
+
+    title = "Trajectories of the estimate"
+    figure = style.new_figure(max(2.2 * len(networks) + 0.9, 6.6), 7.6, title)
+    grid = figure.subplots(len(_ROWS), len(networks), sharex="row", sharey="row", squeeze=False)
+    blocks = tables["readout"]["step"].max()
+    colours = style.depth_colours(blocks + 1)
+    for row, (name, window) in enumerate(zip(_ROWS, windows, strict=True)):
+        for axes, network in zip(grid[row], networks, strict=True):
+            style.clean_axes(axes)
+            axes.set_aspect("equal")
+            _draw_paths(axes, row, _of(tables["readout"], network))
+            _draw_dots(axes, row, drawn[row, network], colours)
+            _draw_ends(axes, inputs, solutions)
+            (left, right), (low, high) = window
+            axes.set_xlim(left, right)
+            axes.set_ylim(low, high)
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_locator(MaxNLocator(nbins=4))
+            _count_outside(axes, drawn[row, network], window)
+            if row == 0 and network:
+                axes.set_title(network, fontsize=style.LABEL_SIZE, color=style.INK, pad=6)
+            style.axis_labels(axes, below="ẑ₁" if row == len(_ROWS) - 1 else None)
+        style.axis_labels(grid[row, 0], beside=f"{name}\nẑ₂")
+    style.legend(figure, _handles(colours, solutions is not None))
+    return figure
+
+
+def _points(frame, name):
+    """The columns network, input, x1, x2, route (as a number), step, z1 and z2 of a frame."""
+    frames.require_columns(frame, _COLUMNS, name)
+    networks = frame["network"] if "network" in frame.columns else [""] * len(frame)
+    table = pd.DataFrame({"network": np.asarray(networks, dtype=object)})
+    table["route"] = pd.factorize(frame["route"])[0]
+    for key in ("input", "step"):
+        table[key] = frames.whole_numbers(frame, key, name)
+    for column in ("x1", "x2", "z1", "z2"):
+        table[column] = frames.numbers_or_gaps(frame, column, name)
+    frames.refuse_nothing(table, ("z1", "z2"), name)
+    frames.refuse_twice(table, ("route", "input", "step"), name, also=("network",))
+    return table.sort_values(["route", "input", "step"], ignore_index=True)
+
+
+def _checked_solutions(solutions, count):
+    solutions = np.asarray(solutions, dtype=float)
+    if solutions.shape != (count, 2) or not np.isfinite(solutions).all():
+        raise ValueError(
+            f"`solutions` must be finite numbers of the shape ({count}, 2), a row per input. "
+            f"Received: solutions={solutions.tolist()!r}"
+        )
+    return solutions
+
+
+def _of(table, network):
+    return table[table["network"] == network]
+
+
+def _drawn(row, network, tables):
+    """The dots of a panel: the columns input, place (from 0 in the row's colours), z1 and z2."""
+    readout = _of(tables["readout"], network)
+    if row == 0:
+        return readout.assign(place=readout["step"])
+    if row == 1:
+        dropped = _of(tables["dropped"], network)
+        last = dropped["step"] == dropped.groupby(["route", "input"])["step"].transform("max")
+        return dropped[last].assign(place=dropped["route"] + 1)
+    repeated = _of(tables["repeated"], network)
+    return repeated[repeated["step"] >= readout["step"].max()].assign(place=0)
+
+
+def _windows(drawn, networks, inputs, solutions):
+    """For every row the part of the plane, `((left, right), (low, high))`, a square."""
+    inputs = inputs.to_numpy()
+    targets = inputs if solutions is None else solutions
+    ends = np.concatenate([targets, inputs])
+    windows, most = [], np.inf
+    for row in range(len(_ROWS)):
+        # The second row looks at what happens around the targets.
+        fixed = targets if row == 1 else ends
+        # What explodes must not hide the rest: no point further off than the first row is wide.
+        low, high = fixed.min(axis=0) - most, fixed.max(axis=0) + most
+        groups = []
+        for network in networks:
+            points = drawn[row, network][["z1", "z2"]].dropna().to_numpy()
+            groups.append(np.concatenate([fixed, points.clip(low, high)]))
+        groups.sort(key=lambda points: np.ptp(points, axis=0).max())
+        points = np.concatenate(groups[:-1] or groups)
+        centre = (points.min(axis=0) + points.max(axis=0)) / 2
+        side = max(np.ptp(points, axis=0).max(), 1e-6)
+        most = side if row == 0 else most
+        reach = side * (0.5 + _MARGIN)
+        windows.append(tuple((middle - reach, middle + reach) for middle in centre))
+    return windows
+
+
+def _draw_paths(axes, row, readout):
+    """Draw the unperturbed trajectories as lines."""
+    for _, path in readout.groupby("input"):
+        axes.plot(
+            path["z1"],
+            path["z2"],
+            color=style.FAINT_INK if row == 0 else "#bdbdbd",
+            linewidth=0.9,
+            zorder=1.5,
+            gid="unperturbed" if row else None,
+        )
+
+
+def _draw_dots(axes, row, dots, colours):
+    """Draw the row's own estimates."""
+    if row == 2:
+        for _, path in dots.groupby("input"):
+            axes.plot(
+                path["z1"],
+                path["z2"],
+                color=style.ORANGE,
+                linewidth=0.9,
+                marker="o",
+                markersize=3.2,
+                zorder=2.2,
+            )
+        return
+    axes.scatter(
+        dots["z1"],
+        dots["z2"],
+        c=[colours[min(place, len(colours) - 1)] for place in dots["place"]],
+        s=18,
+        linewidths=0,
+        zorder=2.2,
+    )
+
+
+def _draw_ends(axes, inputs, solutions):
+    """Mark the inputs, and the solutions where they are known."""
+    axes.plot(inputs["x1"], inputs["x2"], "x", color=style.INK, markersize=6, zorder=3, gid="input")
+    if solutions is not None:
+        axes.plot(
+            *solutions.T,
+            "o",
+            color="none",
+            markeredgecolor=style.INK,
+            markersize=9,
+            markeredgewidth=1.1,
+            zorder=3,
+            gid="solution",
+        )
+
+
+def _count_outside(axes, dots, window):
+    """Write how many of a panel's points cannot be seen."""
+    inside = np.ones(len(dots), dtype=bool)
+    for column, (low, high) in zip(("z1", "z2"), window, strict=True):
+        inside &= dots[column].between(low, high).to_numpy()
+    if not inside.all():
+        axes.text(
+            0.97,
+            0.03,
+            f"{(~inside).sum()} of {len(dots)} outside",
+            transform=axes.transAxes,
+            ha="right",
+            va="bottom",
+            fontsize=style.SMALL_SIZE - 1,
+            color=style.FAINT_INK,
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.5},
+        )
+
+
+def _handles(colours, with_solutions):
+    dot = {"linestyle": "none", "marker": "o", "markersize": 5}
+    handles = [
+        style.line_handle("input", color=style.INK, linestyle="none", marker="x", markersize=6),
+        style.line_handle("first block", color=colours[min(1, len(colours) - 1)], **dot),
+        style.line_handle("last block", color=colours[-1], **dot),
+        style.line_handle("extra applications", color=style.ORANGE, marker="o", markersize=4),
+    ]
+    if with_solutions:
+        ring = {"markerfacecolor": "none", "markeredgecolor": style.INK, "markersize": 8}
+        handles.insert(1, style.line_handle("solution", linestyle="none", marker="o", **ring))
+    return handles
