@@ -18,7 +18,7 @@ import keras
 import pandas as pd
 
 import tfresidual
-from tfresidual import datasets, plots, probes, study
+from tfresidual import datasets, plots, probes, routes, study
 from tfresidual.console import say, terminal
 from tfresidual.files import replacing
 from tfresidual.settings import Settings, prepare
@@ -89,7 +89,7 @@ def measure(folder, name, settings, console):
     batches = -(-IMAGES // settings.batch_size)
     chain = tfresidual.chain(network)
     few = test.take(batches)
-    indices = probes.convergence_indices(chain, few, at_chance="nan")
+    _, indices = probes.convergence_frames(chain, few, at_chance="nan")
     mean = indices.query("basis == 'labels' and stage == 'mean'").iloc[0]
     count = probes.effective_parameters(chain).iloc[-1]
     deviations = probes.weight_deviations(chain)
@@ -117,7 +117,7 @@ def measure(folder, name, settings, console):
 
 def error_of(chain, data):
     """The share of images that a chain gets wrong."""
-    return probes.evaluate_routes(chain, [tfresidual.routes.unperturbed(chain)], data)["error"][0]
+    return probes.evaluate_routes(chain, data, [routes.unperturbed(chain)])["error"][0]
 
 
 def figures_of(frame):

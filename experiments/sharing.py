@@ -46,7 +46,7 @@ def runs_of(size, data_dir):
         )
         deep, shallow, first, seeds = 110, 38, 5, range(4)
     elif size == "small":
-        settings = Settings(data_dir=data_dir, epochs=6)
+        settings = Settings(data_dir=data_dir)
         deep, shallow, first, seeds = 38, 20, 2, range(1)
     else:
         settings = Settings(

@@ -182,7 +182,7 @@ def test_choices_are_those_of_the_package():
     from tfresidual.training.gradient_coupling import KERNELS
 
     assert tfresidual_cli.NETWORKS == networks.PRESETS
-    assert tfresidual_cli.BATCH_NORMS == tuple(BATCH_NORMS)
+    assert tuple(BATCH_NORMS) == tfresidual_cli.BATCH_NORMS
     assert tfresidual_cli.KERNELS == KERNELS
     assert tuple(OPTIONS["study", "anchor"].type.choices) == ANCHORS
     assert set(tfresidual_cli.RECIPES) == set(training.RECIPES)

@@ -206,7 +206,15 @@ def test_training_equals_numpy_with_the_statistics_of_the_batch(layout, bottlene
 
 @pytest.mark.parametrize(
     ("layout", "bottleneck", "training"),
-    [*((*kind, True) for kind in WITHIN), ("original", True, False), (*KINDS[-2], False)],
+    [
+        ("original", False, True),
+        ("relu_before_addition", True, True),
+        ("relu_only_preactivation", False, True),
+        ("full_preactivation", False, True),
+        ("full_preactivation", True, True),
+        ("original", True, False),
+        ("full_preactivation", False, False),
+    ],
 )
 def test_gradient_goes_through_the_bound(layout, bottleneck, training):
     """Of the input and of each weight, against finite differences of the NumPy version."""
@@ -282,7 +290,7 @@ def test_applied_twice_in_one_step():
             np.testing.assert_allclose(vector, other, atol=1e-5)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["full_preactivation", "bn_after_addition"])
 def test_layer(layout, tmp_path):
     kwargs = {"filters": 8, "layout": layout, "lipschitz": 0.5}
     # Two kernels, biases, scales and offsets; as many means, variances and vectors.
@@ -505,8 +513,9 @@ def test_contracts_by_the_constant_and_no_faster_where_the_bound_is_attained():
     np.testing.assert_allclose([lengths(s - state) for s in states[:-1]], expected, rtol=1e-3)
 
 
-@pytest.mark.parametrize("batch_norm", ["shared", "unshared"])
-@pytest.mark.parametrize("layout", ["full_preactivation", "relu_only_preactivation"])
+@pytest.mark.parametrize(
+    ("layout", "batch_norm"), [("full_preactivation", "unshared"), ("original", "shared")]
+)
 def test_the_last_block_leads_to_one_fixed_point(layout, batch_norm):
     net = random_network(
         blocks=3,
@@ -526,7 +535,7 @@ def test_the_last_block_leads_to_one_fixed_point(layout, batch_norm):
             state = unit(state, anchor)
         far = 100 * np.random.default_rng(stage).normal(size=anchor.shape).astype("float32")
         ends = []
-        for start in (state, anchor, 0 * anchor, far):
+        for start in (state, 0 * anchor, far):
             states = applied_again(units[-1], start, anchor, 30)
             steps = steps_of(states)
             # Down to where rounding is what is left.

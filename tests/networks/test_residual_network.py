@@ -8,6 +8,7 @@ import pytest
 from reference import numpy_network as reference
 from reference.random_network import (
     CASES,
+    CONSTRAINED_CASES,
     case_id,
     random_batch,
     random_network,
@@ -44,7 +45,7 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES + VARIANTS, ids=case_id)
+@pytest.mark.parametrize("case", CASES + VARIANTS + CONSTRAINED_CASES, ids=case_id)
 def test_states_and_outputs_are_those_of_the_numpy_version(case):
     net = random_network(seed=2, **case)
     images, labels = random_batch(net)

@@ -4,6 +4,7 @@ Not covered here: the agreement of all layouts with the package, which is in tes
 """
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import tensorflow as tf
 from reference import numpy_network as reference
 from reference.random_network import (
     CASES,
+    CONSTRAINED_CASES,
     LAYOUTS,
     case_id,
     random_batch,
@@ -59,6 +61,16 @@ def test_convolution_is_the_sum_over_the_kernel(size, stride, kernel_size, befor
     np.testing.assert_allclose(y, expected, atol=1e-12)
     y = tf.nn.conv2d(x, kernel, stride, "SAME") + bias
     np.testing.assert_allclose(y, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("size, stride, kernel_size, before", PADDINGS)
+def test_the_matrix_of_a_convolution(size, stride, kernel_size, before):
+    x, kernel = random(2, *size, 3), random(kernel_size, kernel_size, 3, 4, seed=1)
+    rows, columns = (-(-n // stride) for n in size)
+    expected = slow_convolution(x, kernel, np.zeros(4), stride, *before, rows, columns)
+    matrix = reference.convolution_matrix(kernel, size, stride)
+    assert matrix.shape == (rows * columns * 4, size[0] * size[1] * 3)
+    np.testing.assert_allclose(x.reshape(2, -1) @ matrix.T, expected.reshape(2, -1), atol=1e-12)
 
 
 WEIGHTS = {
@@ -126,6 +138,119 @@ def test_backward_pass_of_a_piece_is_that_of_finite_differences(name):
         np.testing.assert_allclose(
             np.sum(gradient * direction), change / (2 * step), rtol=1e-6, atol=1e-7
         )
+
+
+# Bounds
+
+
+def scaling_weights(first, second, slopes):
+    """A unit whose convolutions multiply by a number, and whose normalizations by `slopes`."""
+    variance = 0.7
+    weights = dict(WEIGHTS)
+    for i, factor in ((1, first), (2, second)):
+        kernel = np.zeros((3, 3, 4, 4))
+        kernel[1, 1] = factor * np.eye(4)
+        weights[f"unit/convolution{i}/kernel"] = kernel
+        weights[f"unit/normalization{i}/moving_variance"] = np.full(4, variance)
+        gamma = np.array(slopes[i - 1]) * np.sqrt(variance + reference.EPSILON)
+        weights[f"unit/normalization{i}/gamma"] = gamma
+    return reference.Weights(weights, "unit")
+
+
+@pytest.mark.parametrize(
+    ("layout", "bound"),
+    [
+        # Both slopes stand around the first convolution, whose channels keep to themselves: 4 * 3,
+        # 3 * 2, 2 * 2 and 1 * 5.
+        ("full_preactivation", (2 * 12) * 3),
+        # One slope behind each: at most 4 and 5.
+        ("original", (2 * 4) * (3 * 5)),
+        ("relu_before_addition", (2 * 4) * (3 * 5)),
+        ("relu_only_preactivation", (2 * 4) * (3 * 5)),
+        # The second one stands behind the addition.
+        ("bn_after_addition", (2 * 4) * 3),
+    ],
+)
+def test_bounds_by_hand(layout, bound):
+    weights = scaling_weights(2, -3, ([4, 3, 2, 1], [3, -2, 2, 5]))
+    config = {"layout": layout, "bottleneck": False, "shortcut": "identity"}
+    assert reference.lipschitz_bound(config, weights, (5, 4)) == pytest.approx(bound)
+    # A unit divides its branch by the bound over the constant, and never by less than 1.
+    free, whole, half, tenfold = (
+        reference.residual_unit(config | {"lipschitz": lipschitz}, weights, 4)
+        for lipschitz in (None, bound, bound / 2, bound * 10)
+    )
+    x = random(2, 5, 4, 4, seed=20)
+    for unit, scale in ((whole, 1), (half, 0.5), (tenfold, 1)):
+        np.testing.assert_allclose(unit(x)[0], free(x, scale=scale)[0], atol=1e-12)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_no_pair_is_further_apart_behind_a_branch_than_the_bound(layout):
+    config = {"layout": layout, "bottleneck": False, "shortcut": "scaled"}
+    weights = reference.Weights(WEIGHTS, "unit")
+    bound = reference.lipschitz_bound(config, weights, (6, 5))
+    steps, _ = reference.ORDERS[layout, False].split("+")
+    branch = reference.chain(
+        *(
+            reference.relu
+            if step == "R"
+            else weights.normalization(f"normalization{step[1]}")
+            if step[0] == "B"
+            else weights.convolution(f"convolution{step[1]}")
+            for step in steps.split()
+        )
+    )
+    x = random(1, 6, 5, 4, seed=20)
+    _, pull = branch(x)
+    # The longest that the branch's derivative at x makes a vector.
+    gradients = np.stack([pull(row.reshape(x.shape))[0].ravel() for row in np.eye(x.size)])
+    slope = np.linalg.svd(gradients, compute_uv=False)[0]
+    assert 0.05 * bound < slope <= bound
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shortcut", ["identity", "exclusive_gate"])
+def test_backward_pass_to_the_anchor_is_that_of_finite_differences(layout, shortcut):
+    piece, x, anchor = unit(layout, shortcut), random(2, 6, 5, 4), random(2, 6, 5, 4, seed=1)
+    y, pull = piece(x, 0.3, anchor)
+    weights = random(*y.shape, seed=21)
+    gradients = pull(weights)
+    np.testing.assert_array_equal(piece(x, 0.3, x)[0], piece(x, 0.3)[0])
+    np.testing.assert_allclose(sum(piece(x, 0.3, x)[1](weights)), piece(x, 0.3)[1](weights))
+    for i, j in itertools.product(range(2), range(3)):
+        direction = random(*x.shape, seed=30 + j) * 1e-6
+        moved = [(x + s * direction, anchor) if i == 0 else (x, anchor + s * direction)
+                 for s in (1, -1)]  # fmt: skip
+        ahead, behind = (piece(a, 0.3, b)[0] for a, b in moved)
+        np.testing.assert_allclose(
+            np.sum(gradients[i] * direction), np.sum(weights * (ahead - behind)) / 2, rtol=1e-5
+        )
+
+
+def test_shared_blocks_read_the_weights_of_the_first_and_their_own():
+    weights = {f"{unit}/normalization1/{name}": unit for unit in ("a", "b") for name in
+               ("gamma", "beta", "moving_mean", "moving_variance")}  # fmt: skip
+    weights["a/convolution1/kernel"] = "a"
+    found = {
+        switch: [
+            reference.Weights(weights, "b", "a", own).get(name)
+            for name in (
+                "convolution1/kernel",
+                "normalization1/moving_mean",
+                "normalization1/moving_variance",
+                "normalization1/gamma",
+                "normalization1/beta",
+            )
+        ]
+        for switch, own in reference.OWN.items()
+    }
+    assert found == {
+        "shared": [*"aaaaa"],
+        "unshared_statistics": [*"abbaa"],
+        "unshared_scale": [*"aaabb"],
+        "unshared": [*"abbbb"],
+    }
 
 
 @pytest.mark.parametrize("labels", [np.array([2, 0]), np.array([[1, 0, 1], [0, 0, 0]])])
@@ -235,6 +360,8 @@ GRADIENT_CASES = [
     CASES[21] | {"classifier_activation": None},
     CASES[25] | {"pooling": 2},
     CASES[29] | {"pooling": 1, "input_shape": (12, 8, 2)},
+    # Blocks joined to their stage's input: with and without bounds, behind every transition.
+    *(CONSTRAINED_CASES[i] for i in (2, 5, 17, 18, 25, 26)),
 ]
 
 
@@ -339,3 +466,23 @@ def test_random_network_draws_every_weight_again_from_the_seed():
     randomise(second, 2)
     for b, c in zip(second.weights, other.weights, strict=True):
         np.testing.assert_array_equal(b, c)
+
+
+def test_constrained_cases_hold_every_pair_of_settings():
+    settings = {
+        "layout": lambda case: case["layout"],
+        "sharing": lambda case: (case.get("share_from"), case.get("batch_norm")),
+        "transition": lambda case: case["transition"],
+        "shortcut": lambda case: case["shortcut"],
+        "anchor": lambda case: case["anchor"],
+        "lipschitz": lambda case: case["lipschitz"],
+        "bottleneck": lambda case: case["bottleneck"],
+    }
+    values = {name: {of(case) for case in CONSTRAINED_CASES} for name, of in settings.items()}
+    sizes = {name: len(found) for name, found in values.items()}
+    assert list(sizes.values()) == [5, 6, 4, 6, 2, 3, 2]
+    for one, other in itertools.combinations(settings, 2):
+        if (one, other) in (("sharing", "shortcut"), ("transition", "shortcut")):
+            continue
+        pairs = {(settings[one](case), settings[other](case)) for case in CONSTRAINED_CASES}
+        assert len(pairs) == sizes[one] * sizes[other], (one, other)
