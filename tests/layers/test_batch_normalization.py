@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import sys
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -325,6 +326,184 @@ def test_registered_name_and_weight_names():
     config, stock_config = layer.get_config(), stock.get_config()
     assert config.pop("name") != "" and stock_config.pop("name") != ""
     assert config == stock_config
+
+
+# Weights of another layer
+
+
+SHARED = [
+    ({}, set()),
+    ({"statistics": True}, {"moving_mean", "moving_variance"}),
+    ({"scale": True}, {"gamma", "beta"}),
+    ({"statistics": True, "scale": True}, {"gamma", "beta", "moving_mean", "moving_variance"}),
+]
+all_shares = pytest.mark.parametrize(("kwargs", "expected"), SHARED, ids=lambda v: "-".join(v))
+
+
+def sharing(other, **kwargs):
+    """A layer that holds weights of another one, and draws its own anew."""
+    layer = BatchNormalization(name="sharing")
+    layer.share(other, **kwargs)
+    layer.build(SHAPE)
+    rng = np.random.default_rng(2)
+    for weight in layer.weights:
+        if all(weight is not theirs for theirs in other.weights):
+            weight.assign(rng.uniform(0.5, 1.5, weight.shape))
+    return layer
+
+
+@all_shares
+def test_shares_the_weights_asked_for(kwargs, expected):
+    other, _ = pair()
+    before = other.get_weights()
+    layer = sharing(other, **kwargs)
+    names = ("gamma", "beta", "moving_mean", "moving_variance")
+    assert [weight.name for weight in layer.weights] == list(names)
+    assert {name for name in names if getattr(layer, name) is getattr(other, name)} == expected
+    assert len(layer.trainable_weights) == len(layer.non_trainable_weights) == 2
+    # The other layer is none of its parts, and as it was.
+    assert list(layer._flatten_layers(include_self=False)) == []
+    for weight, old in zip(other.weights, before, strict=True):
+        np.testing.assert_array_equal(weight, old)
+    # It computes with what it holds, as a stock layer with these values does.
+    stock = Stock()
+    stock.build(SHAPE)
+    stock.set_weights(layer.get_weights())
+    assert_same_layer(layer, stock, data())
+
+
+@all_shares
+def test_training_moves_what_is_shared_in_both(kwargs, expected):
+    other, _ = pair()
+    layer = sharing(other, **kwargs)
+    before = {weight.name: weight.numpy() for weight in other.weights}
+    step(layer, data())
+    for weight in other.weights:
+        is_moved = np.any(weight.numpy() != before[weight.name])
+        assert is_moved == (weight.name in expected and weight.name.startswith("moving"))
+
+
+def test_layers_without_gamma_share_what_there_is():
+    other = BatchNormalization(scale=False)
+    other.build(SHAPE)
+    layer = BatchNormalization(scale=False)
+    layer.share(other, statistics=True, scale=True)
+    layer.build(SHAPE)
+    assert all(a is b for a, b in zip(layer.weights, other.weights, strict=True))
+    assert len(layer.weights) == 3
+
+
+@all_shares
+def test_files_hold_shared_weights_once(kwargs, expected, tmp_path):
+    def model_of_two():
+        inputs = keras.Input(SHAPE[1:])
+        first = BatchNormalization(name="first")
+        features = first(inputs)
+        second = BatchNormalization(name="second")
+        second.share(first, **kwargs)
+        return keras.Model(inputs, second(features))
+
+    saved, loaded = model_of_two(), model_of_two()
+    rng = np.random.default_rng(0)
+    for weight in saved.weights:
+        weight.assign(rng.uniform(0.5, 1.5, weight.shape))
+    assert len(saved.weights) == 8 - len(expected)
+    saved.save_weights(tmp_path / "model.weights.h5")
+    loaded.load_weights(tmp_path / "model.weights.h5")
+    for one, other in zip(saved.weights, loaded.weights, strict=True):
+        np.testing.assert_array_equal(one, other, err_msg=one.path)
+    with h5py.File(tmp_path / "model.weights.h5") as file:
+        arrays = []
+        file.visititems(lambda name, item: arrays.append(name) if hasattr(item, "size") else None)
+    assert len(arrays) == len(saved.weights)
+
+
+# What each channel is multiplied by
+
+
+SLOPES = {
+    "default": ({}, SHAPE),
+    "without gamma": ({"scale": False}, SHAPE),
+    "without beta": ({"center": False}, SHAPE),
+    "epsilon": ({"epsilon": 0.1}, SHAPE),
+    "rank 2": ({}, (6, 3)),
+    "axis 1": ({"axis": 1}, SHAPE),
+    "small epsilon": ({"epsilon": 1e-6}, SHAPE),
+    "float64": ({"dtype": "float64"}, SHAPE),
+}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("case", SLOPES)
+def test_slope_and_its_gradient(case, training):
+    """Against the definition, in float64 and by TensorFlow's plainest operations."""
+    kwargs, shape = SLOPES[case]
+    layer, twin = pair(shape, **kwargs)
+    x = data(shape, dtype=layer.compute_dtype)
+    axis = layer.axis % len(shape)
+    axes = [i for i in range(len(shape)) if i != axis]
+    side = [size if i == axis else 1 for i, size in enumerate(shape)]
+    exact = {weight.name: tf.cast(weight, "float64") for weight in layer.weights}
+    exact |= {"x": tf.cast(x, "float64")}
+
+    def loss(outputs, slope):
+        outputs, slope = tf.cast(outputs, "float64"), tf.cast(slope, "float64")
+        weights = data(shape, seed=7, dtype="float64")
+        return tf.reduce_sum(weights * outputs**2) + 50 * tf.reduce_sum(tf.sin(3 * slope))
+
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        outputs, slope = layer.call_with_slope(x, training=training)
+        value = loss(outputs, slope)
+    gradients = tape.gradient(value, [x, *layer.trainable_weights])
+
+    with tf.GradientTape() as tape:
+        tape.watch(exact)
+        mean, variance = exact["moving_mean"], exact["moving_variance"]
+        if training:
+            mean = tf.reduce_mean(exact["x"], axes)
+            variance = tf.reduce_mean((exact["x"] - tf.reshape(mean, side)) ** 2, axes)
+        expected_slope = exact.get("gamma", 1) / tf.sqrt(variance + layer.epsilon)
+        centred = exact["x"] - tf.reshape(mean, side)
+        expected = centred * tf.reshape(expected_slope, side)
+        if "beta" in exact:
+            expected += tf.reshape(exact["beta"], side)
+        value = loss(expected, expected_slope)
+    sources = [exact[name] for name in ["x", *(w.name for w in layer.trainable_weights)]]
+    expected_gradients = tape.gradient(value, sources)
+
+    np.testing.assert_allclose(slope, expected_slope, rtol=1e-5)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-4)
+    for gradient, other in zip(gradients, expected_gradients, strict=True):
+        size = np.abs(other).max()
+        np.testing.assert_allclose(gradient, other, atol=1e-4 * size)
+    # Outputs and statistics are those of a call.
+    np.testing.assert_allclose(outputs, twin(x, training=training), rtol=1e-4, atol=1e-4)
+    assert_equal(layer.weights, twin.weights)
+
+
+def test_slope_of_the_moving_variance():
+    layer, _ = pair()
+    variance = np.asarray(layer.moving_variance, "f8")
+    gamma = np.asarray(layer.gamma)
+    np.testing.assert_allclose(layer.slope(), gamma / np.sqrt(variance + 1e-3), rtol=1e-6)
+    np.testing.assert_allclose(layer.slope([4.0, 1, 0]), gamma / np.sqrt([4.001, 1.001, 1e-3]), 1e-6)
+    frozen, _ = pair()
+    frozen.trainable = False
+    _, slope = frozen.call_with_slope(data(), training=True)
+    np.testing.assert_array_equal(slope, layer.slope())
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
+def test_slope_in_mixed_precision(dtype, training):
+    low, _ = pair(dtype=dtype)
+    exact, _ = pair()
+    x = data(dtype=low.compute_dtype)
+    outputs, slope = low.call_with_slope(x, training=training)
+    _, expected = exact.call_with_slope(tf.cast(x, "float32"), training=training)
+    assert (outputs.dtype, slope.dtype) == (x.dtype, tf.float32)
+    np.testing.assert_allclose(slope, expected, rtol=1e-5)
 
 
 # Logical devices have to be there before TensorFlow starts, so this runs in a process of its own.

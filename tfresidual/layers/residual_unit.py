@@ -320,7 +320,7 @@ class ResidualUnit(keras.layers.Layer):
             if step.startswith("convolution"):
                 layer = getattr(self, step)
                 # As the convolution itself takes it: rounded, in mixed precision.
-                kernel = ops.cast(ops.convert_to_tensor(layer.kernel), "float32")
+                kernel = ops.cast(ops.cast(layer.kernel, self.compute_dtype), "float32")
                 factors.append((spectral.folded(kernel, waiting), layer.strides[0]))
                 waiting = None
             elif step.startswith("normalization"):
