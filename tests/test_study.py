@@ -382,3 +382,26 @@ def test_depth_of_hauser(settings):
     )
     stages = chain(network).stages
     assert [sum(block.keeps_shape for block in stage.blocks) for stage in stages] == [6, 6, 6]
+
+
+def test_a_coupling_of_nothing_leaves_no_folder(tmp_path):
+    settings = study.Settings(data_dir=str(tmp_path / "data"), depth=8, width=4, coupling=0.5)
+    with pytest.raises(ValueError, match=r"no two weights to couple.*Received: first_block=0"):
+        study.train(tmp_path / "run", settings)
+    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kernel": "triangular"}, r"`kernel` .*must go with `coupling`.*Received: kernel='tri"),
+        ({"coupling_from": 2}, r"`coupling_from` .*must go with `coupling`.*coupling_from=2"),
+        ({"coupling": 2.0}, r"`coupling` must be a number from 0 to 1.*Received: coupling=2"),
+        ({"gamma": float("nan")}, r"`gamma` must be a finite number.*Received: gamma=nan"),
+    ],
+)
+def test_settings_of_coupling_are_checked(changes, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        study.train(tmp_path / "run", study.Settings(**changes))
+    assert not (tmp_path / "run").exists()

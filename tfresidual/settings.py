@@ -1,6 +1,7 @@
 """What a study trains on what, and how."""
 
 import dataclasses
+import math
 import os
 
 import keras
@@ -95,6 +96,16 @@ def check(settings):
     recipe_of(settings)
     _check_int(settings, "coupling_from", at_least=0)
     training.coupling_kernel([0, 1], settings.coupling or 0.0, settings.kernel)
+    for name in ("kernel", "coupling_from"):
+        if settings.coupling is None and getattr(settings, name) != getattr(Settings, name):
+            raise ValueError(
+                f"Argument `{name}` says how gradients are coupled, so it must go with `coupling`. "
+                f"Received: {name}={getattr(settings, name)!r}, coupling=None"
+            )
+    if settings.gamma is not None and not math.isfinite(settings.gamma):
+        raise ValueError(
+            f"Argument `gamma` must be a finite number. Received: gamma={settings.gamma!r}"
+        )
 
 
 def describe(settings):

@@ -119,6 +119,10 @@ def _train(folder, settings, console, more_callbacks=None):
     _refuse_other_settings(folder, settings)
     keras.utils.set_random_seed(settings.seed)
     network = build(settings)
+    if settings.coupling is not None:
+        # Whether there is something to couple is known now, before anything is written.
+        coupling = (settings.coupling, settings.kernel, settings.coupling_from)
+        training.GradientCoupling("sgd", *coupling).build(network.trainable_variables)
     description = describe(settings)
     data = _Data(*prepare(settings, console), description)
     # From here on nothing is wrong with the settings: the folder is theirs.

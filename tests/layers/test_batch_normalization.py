@@ -487,7 +487,8 @@ def test_slope_of_the_moving_variance():
     variance = np.asarray(layer.moving_variance, "f8")
     gamma = np.asarray(layer.gamma)
     np.testing.assert_allclose(layer.slope(), gamma / np.sqrt(variance + 1e-3), rtol=1e-6)
-    np.testing.assert_allclose(layer.slope([4.0, 1, 0]), gamma / np.sqrt([4.001, 1.001, 1e-3]), 1e-6)
+    of_others = gamma / np.sqrt([4.001, 1.001, 1e-3])
+    np.testing.assert_allclose(layer.slope([4.0, 1, 0]), of_others, rtol=1e-6)
     frozen, _ = pair()
     frozen.trainable = False
     _, slope = frozen.call_with_slope(data(), training=True)

@@ -26,7 +26,8 @@ KINDS = [
     {"shortcut": "dropout"},
     {"widths": (4, 8), "stem_width": 6},
     {"lipschitz": 0.9, "anchor": "input"},
-    {"share_from": 2, "batch_norm": "unshared"},
+    {"share_from": 1, "batch_norm": "unshared", "blocks": 4},
+    {"share_from": 0, "batch_norm": "unshared_scale", "blocks": 4},
 ]
 
 
@@ -35,7 +36,7 @@ def test_all_blocks_of_a_stage_begin_equal(kwargs):
     net = network(**kwargs)
     stages = equal_units(net)
     assert [len(units) for units in stages] == [
-        3 - (first.resizing is not None) for _, (first, *_) in net.sections()[1]
+        net.blocks[0] - (first.resizing is not None) for _, (first, *_) in net.sections()[1]
     ]
     for first, *others in stages:
         mine = first.weights_by_role()

@@ -28,7 +28,8 @@ def test_equals_singular_values(case):
     config, weights = net.get_config(), numpy_network.weights_of(net)
     changes = numpy_network.NumpyNetwork(config, weights).changes
     places, exact = [], []
-    for stage, grid in ((1, (8, 8)), (2, (4, 4))):
+    height, width, _ = net.input_shape[1:]
+    for stage, grid in ((1, (height, width)), (2, (height // 2, width // 2))):
         kept = [step for step in range(3) if step not in changes[stage - 1]]
         for step in kept:
             places.append((stage, step))
@@ -81,7 +82,7 @@ def test_small_branches_are_not_divided():
 
 
 def test_only_bounded_blocks_have_rows():
-    bound = {"estimate": 2.0, "residual": 0.0, "certified": 2.5, "divisor": 4.0}
+    bound = {"lipschitz": 0.5, "estimate": 2.0, "residual": 0.0, "certified": 2.5, "divisor": 4.0}
     blocks = (
         Block(1, 0, True, lambda h: h),
         Block(1, 1, True, lambda h: h, lipschitz=lambda: bound),

@@ -1,7 +1,5 @@
 """Repeated last blocks against the NumPy version, its backward pass, and by hand."""
 
-import functools
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -45,25 +43,25 @@ def numpy_steps(net, batch, stage, scales):
     plain = numpy_network.NumpyNetwork(net.get_config(), numpy_network.weights_of(net))
     images, labels = batch
     state, _ = plain.stem(images.astype(np.float64))
-    *before, last = plain.units[stage - 1]
     for index in range(stage - 1):
-        state, _ = numpy_network.chain(plain.transitions[index], *plain.units[index])(state)
-    state, _ = numpy_network.chain(plain.transitions[stage - 1], *before)(state)
-    later = [
-        piece
-        for transition, units in zip(plain.transitions[stage:], plain.units[stage:], strict=True)
-        for piece in (transition, *units)
-    ]
+        (*_, state), _ = plain.stage(index, state)
+    trained = trained_steps(net)[stage - 1][:-1]
     rows = []
-    for scale in scales:
-        application = functools.partial(last, scale=scale)
-        logits, pull = numpy_network.chain(application, *later, plain.head)(state)
-        gradient = pull(numpy_network.loss_of_logits(logits, labels)[1])
-        after, _ = application(state)
-        change = after - state
-        ratio = numpy_network.norm(change) / numpy_network.norm(state)
+    for count in range(1, len(scales) + 1):
+        applied = trained + [(len(trained), scale) for scale in scales[:count]]
+        (*_, before, after), pull = plain.stage(stage - 1, state, applied)
+        last, pulls = after, []
+        for index in range(stage, len(plain.units)):
+            (*_, last), later = plain.stage(index, last)
+            pulls.append(later)
+        logits, pull_head = plain.head(last)
+        gradient = pull_head(numpy_network.loss_of_logits(logits, labels)[1])
+        for later in reversed(pulls):
+            _, gradient = later(gradient)
+        (*_, gradient, _), _ = pull(gradient)
+        change = after - before
+        ratio = numpy_network.norm(change) / numpy_network.norm(before)
         rows.append((numpy_network.cosine(change, gradient).mean(), ratio.mean()))
-        state = after
     return rows
 
 

@@ -25,8 +25,8 @@ class Block:
             function applied to the branch before it is joined; `None` for a block that is the sum
             of its branch and the state (or the anchor).
         takes_anchor: whether the branch is joined to the anchor.
-        weights: its trainable weights as a dict from role to variable. Blocks that share weights
-            hold the same variables.
+        weights: its parameters, trainable or frozen, as a dict from role to variable. Blocks that
+            share weights hold the same variables.
         lipschitz: the function `() -> dict` of what is known of the branch's Lipschitz constant,
             see `tfresidual.layers.ResidualUnit.lipschitz_bound`; `None` where nothing bounds it.
     """
@@ -111,7 +111,8 @@ class Chain:
             one another, or `"label_probabilities"` or `"label_logits"`, one a label, where an
             image has several; `"values"` where the outputs are no classes, which routes are not
             scored on.
-        weights: all trainable weights of the network, each of them once, as a tuple of variables.
+        weights: all parameters of the network, trainable or frozen, each of them once, as a tuple
+            of variables.
         prepare: the function that brings up to date what the network keeps of its weights beside
             them; called before a probe runs. `None` where there is nothing of the kind.
     """

@@ -79,7 +79,7 @@ def _of_residual_network(network):
         loss=loss_of(network),
         input_shape=network.input_shape[1:],
         outputs=outputs_of(network),
-        weights=tuple(network.trainable_variables),
+        weights=network.parameters(),
         prepare=network.converge if network.lipschitz is not None else None,
     )
 

@@ -3,6 +3,7 @@
 from numbers import Real
 
 import keras
+import tensorflow as tf
 from keras import ops
 
 from tfresidual.layers import spectral
@@ -30,6 +31,8 @@ BATCH_NORMS = {
     "unshared_scale": (True, False),
     "unshared": (False, False),
 }
+# Weights that are learned, by name; the others are statistics and states.
+PARAMETERS = ("kernel", "bias", "gamma", "beta")
 # Of power iteration, in a step of training.
 ITERATIONS = 2
 BOTTLENECK_REDUCTION = 4
@@ -72,8 +75,9 @@ class ResidualUnit(keras.layers.Layer):
             the spectral norms of its convolutions on their grid, batch normalization folded in.
             The norms come from power iteration, which approaches them from below. Its vectors
             are weights that do not train: they have converged when the unit is built, a step of
-            training moves them on by a few iterations, and `converge` runs them to convergence
-            with the moving statistics. `None` for a branch as it is.
+            training moves them on by a few iterations, and `converge` runs those that are used
+            without training to convergence with the moving statistics. `None` for a branch as it
+            is.
         shares: a built `ResidualUnit` of the same arguments whose convolutions and shortcut this
             unit applies once more, or `None`.
         batch_norm: what a unit that shares has of its own in batch normalization: `"shared"`
@@ -197,7 +201,7 @@ class ResidualUnit(keras.layers.Layer):
             )
 
     def weights_by_role(self):
-        """The trainable weights as a dict from role, such as `"convolution1/kernel"`."""
+        """The parameters, trainable or frozen, as a dict from role: `"convolution1/kernel"`, ..."""
         names = [step for step in self._branch_steps + self._joined_steps if step[:4] != "relu"]
         layers = {name: getattr(self, name) for name in names}
         layers |= {"resizing": self.resizing, "shortcut": self.joining}
@@ -205,7 +209,8 @@ class ResidualUnit(keras.layers.Layer):
             f"{name}/{variable.path.rpartition('/')[2]}": variable
             for name, layer in layers.items()
             if layer is not None
-            for variable in layer.trainable_variables
+            for variable in layer.weights
+            if variable.name in PARAMETERS
         }
 
     def keeps_shape(self, input_shape):
@@ -252,24 +257,31 @@ class ResidualUnit(keras.layers.Layer):
         if not self.joining.built:
             self.joining.build(output_shape, output_shape)
         self.shape_of_inputs = tuple(input_shape)
-        shape, vectors = input_shape, []
+        shape, shapes = input_shape, {}
         for step in self._branch_steps:
             if step.startswith("relu"):
                 continue
             layer = getattr(self, step)
             if not layer.built:
                 layer.build(shape)
-            if step.startswith("convolution") and self.lipschitz is not None:
-                vectors.append(self._vector(layer, shape))
+            shapes[step] = shape
             shape = layer.compute_output_shape(shape)
-        self.vectors = vectors
         for step in self._joined_steps:
             if not step.startswith("relu") and not getattr(self, step).built:
                 getattr(self, step).build(output_shape)
-        self.converge()
+        # Those of training, and those of everything else: so that a look at the network, which
+        # runs these to convergence, does not change how it trains.
+        self.vectors, self.training_vectors = [], []
+        self._has_converged = tf.executing_eagerly()
+        if self.lipschitz is not None:
+            convolutions = [step for step in shapes if step.startswith("convolution")]
+            for index, step in enumerate(convolutions):
+                self.vectors.append(self._vector(index, step, shapes[step], ""))
+                self.training_vectors.append(self._vector(index, step, shapes[step], "training_"))
 
-    def _vector(self, convolution, shape):
+    def _vector(self, index, name, shape, prefix):
         """The weight that power iteration on a convolution of images of some shape moves on."""
+        convolution = getattr(self, name)
         first = 1 if self.data_format == "channels_last" else 2
         grid, channels = tuple(shape)[first : first + 2], shape[self._channel_axis]
         if None in grid:
@@ -282,11 +294,13 @@ class ResidualUnit(keras.layers.Layer):
         grid = (1, 1) if convolution.kernel_size == (1, 1) else grid
         return self.add_weight(
             shape=(1, *grid, channels),
-            initializer=keras.initializers.RandomNormal(stddev=1.0),
+            initializer=lambda shape, dtype=None: spectral.initial_vector(
+                lambda: self._inference_factors()[index], shape
+            ),
             trainable=False,
             autocast=False,
             dtype="float32",
-            name=f"vector_of_{convolution.name}",
+            name=f"{prefix}vector_of_{name}",
         )
 
     def call(self, inputs, anchor=None, training=None):
@@ -297,6 +311,12 @@ class ResidualUnit(keras.layers.Layer):
         """The residual branch F alone, before the shortcut joins it."""
         if self.lipschitz is None:
             return self._apply(self._branch_steps, inputs, training)
+        given, known = tuple(inputs.shape)[1:], self.shape_of_inputs[1:]
+        if given != known:
+            raise ValueError(
+                "Argument `inputs` must have the shape that the unit was built for, since its "
+                f"bound is that of one grid: {known}. Received: inputs of shape {given}"
+            )
         branch, slopes = inputs, {}
         for step in self._branch_steps:
             if step.startswith("normalization"):
@@ -333,21 +353,32 @@ class ResidualUnit(keras.layers.Layer):
         return factors
 
     def _norm(self, index, kernel, strides, training):
-        vector = self.vectors[index]
-        iterations = ITERATIONS if training else 0
-        value = spectral.power_iteration(kernel, ops.convert_to_tensor(vector), strides, iterations)
-        if training:
-            vector.assign(value)
+        if not training:
+            value = ops.convert_to_tensor(self.vectors[index])
+            if not self._has_converged:
+                value, _ = spectral.converged(kernel, value, strides)
+            return spectral.operator_norm(kernel, value, strides)
+        vector = self.training_vectors[index]
+        value = spectral.power_iteration(kernel, ops.convert_to_tensor(vector), strides, ITERATIONS)
+        vector.assign(value)
+        self.vectors[index].assign(value)
         return spectral.operator_norm(kernel, value, strides)
 
-    def converge(self):
+    def converge(self, training=False):
         """Runs the power iteration to convergence, with the moving statistics, and keeps that.
 
         To be called behind training and wherever weights were set, before the unit is used
         without training; `tfresidual.networks.ResidualNetwork` and the probes do so.
+
+        Args:
+            training: whether training goes on from there, too; otherwise it is left as it was.
         """
         for vector, (kernel, strides) in zip(self.vectors, self._inference_factors(), strict=True):
             vector.assign(spectral.renewed(kernel, vector.value, strides))
+        if training:
+            for own, vector in zip(self.training_vectors, self.vectors, strict=True):
+                own.assign(vector)
+        self._has_converged |= tf.executing_eagerly()
 
     def lipschitz_bound(self):
         """What is known of the branch's Lipschitz constant without training.
@@ -361,9 +392,11 @@ class ResidualUnit(keras.layers.Layer):
         """
         if self.lipschitz is None:
             return None
+        if not self._has_converged:
+            self.converge()
         estimate, certified, largest = 1.0, 1.0, 0.0
         for vector, (kernel, strides) in zip(self.vectors, self._inference_factors(), strict=True):
-            value = spectral.power_iteration(kernel, vector.value, strides, 0)
+            value = ops.convert_to_tensor(vector)
             estimate *= float(spectral.operator_norm(kernel, value, strides))
             largest = max(largest, float(spectral.residual(kernel, value, strides)))
             kernel = ops.convert_to_numpy(kernel)

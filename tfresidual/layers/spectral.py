@@ -143,6 +143,10 @@ def converged(kernel, vector, strides, tolerance=TOLERANCE, most_iterations=500)
     return vector, iterations
 
 
+# Compiled, once for every shape of kernel and grid.
+converging = tf.function(converged)
+
+
 @tf.function
 def renewed(kernel, vector, strides):
     """`converged` from a vector that had converged before the kernel changed.
@@ -153,16 +157,39 @@ def renewed(kernel, vector, strides):
 
     Args:
         kernel: float32, `(height, width, channels in, channels out)`.
-        vector: float32, `(1, height, width, channels in)`, any image but zero.
+        vector: float32, `(1, height, width, channels in)`, a unit vector.
         strides: int.
 
     Returns:
-        The unit vector, of the shape of `vector`.
+        The unit vector, of the shape of `vector`: the same where it has converged.
     """
-    vector = _unit(vector)
+    # As it is, to the last bit, where nothing changed.
+    error = residual(kernel, vector, strides)
     noise = _unit(tf.random.stateless_normal(ops.shape(vector), seed=(0, 0)))
-    share = tf.where(residual(kernel, vector, strides) > TOLERANCE, NOISE, 0.0)
-    return converged(kernel, vector + share * noise, strides)[0]
+    return tf.cond(
+        error <= TOLERANCE,
+        lambda: vector,
+        lambda: converged(kernel, _unit(vector) + NOISE * noise, strides)[0],
+    )
+
+
+def initial_vector(factor, shape):
+    """A unit vector for a weight that is being made, converged if the kernel is known already.
+
+    It is not where Keras builds a layer inside of a graph: the kernel gets its value behind it.
+
+    Args:
+        factor: function that returns kernel and stride.
+        shape: that of the vector.
+
+    Returns:
+        Unit vector, float32; the same for the same kernel.
+    """
+    start = _unit(tf.random.stateless_normal(shape, seed=(0, 1)))
+    if not tf.executing_eagerly():
+        return start
+    kernel, strides = factor()
+    return converging(kernel, start, strides)[0]
 
 
 def operator_norm(kernel, vector, strides):

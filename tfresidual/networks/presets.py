@@ -40,7 +40,9 @@ def resnet(depth=20, input_shape=CIFAR_SHAPE, classes=10, bottleneck=False, **kw
         He et al. 2016, https://arxiv.org/abs/1603.05027, section 3 and appendix.
     """
     if depth == 101 and not bottleneck:
-        return resnet101(input_shape, classes, **kwargs)
+        defaults = {"transition": "downsampling_block", "widths": (16, 32, 64)}
+        defaults |= {"name": "resnet101"}
+        return ResidualNetwork(input_shape, classes, blocks=16, **defaults | kwargs)
     per_stage = 3 * LAYERS_PER_BLOCK[bool(bottleneck)]
     if not isinstance(depth, int) or depth <= 2 or (depth - 2) % per_stage:
         raise ValueError(

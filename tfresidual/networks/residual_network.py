@@ -10,6 +10,7 @@ from rich.table import Table
 from tfresidual.layers import BatchNormalization, PointwiseConvolution, ResidualUnit
 from tfresidual.layers.residual_unit import (
     BATCH_NORMS,
+    PARAMETERS,
     PREACTIVATION_LAYOUTS,
     check_choice,
     check_lipschitz,
@@ -25,6 +26,10 @@ UNSHARED_GAMMA = 0.1
 @keras.saving.register_keras_serializable(package="tfresidual")
 class ResidualNetwork(keras.Model):
     """Stem, stages of residual units, and a classifier, as one functional Keras model.
+
+    A copy of a network with shared blocks is made by `copy.deepcopy`, or by
+    `ResidualNetwork.from_config(network.get_config())`. Not by `keras.models.clone_model`: it
+    copies layer by layer, and blocks that were one become several.
 
     The stem is a 3x3 convolution. Every stage but the first begins by halving height and width.
     The head is batch normalization and ReLU, average pooling and a dense layer, which computes
@@ -122,7 +127,8 @@ class ResidualNetwork(keras.Model):
         check_lipschitz(lipschitz)
         _check_share_from(share_from, batch_norm)
         if gamma_initializer is None:
-            is_small = share_from is not None and batch_norm == "unshared"
+            is_shared = share_from is not None and share_from < max(blocks) - 1
+            is_small = is_shared and batch_norm == "unshared"
             gamma_initializer = keras.initializers.Constant(UNSHARED_GAMMA) if is_small else "ones"
         _ints("classes", [classes])
         data_format = data_format or keras.config.image_data_format()
@@ -218,7 +224,7 @@ class ResidualNetwork(keras.Model):
         self.share_from = share_from
         self.batch_norm = batch_norm
         self.recurrent_initialization = bool(recurrent_initialization)
-        self.lipschitz = lipschitz
+        self.lipschitz = None if lipschitz is None else float(lipschitz)
         self.anchor = anchor
         self.data_format = data_format
         if recurrent_initialization:
@@ -229,17 +235,17 @@ class ResidualNetwork(keras.Model):
         for _, units in self.sections()[1]:
             first, *others = [unit for unit in units if unit.resizing is None] or [None]
             for unit in others:
-                # Vectors of the power iteration and random states stay their own.
-                pairs = zip(unit.trainable_variables, first.trainable_variables, strict=True)
-                for variable, value in pairs:
-                    variable.assign(value)
-        self.converge()
+                for role, variable in unit.weights_by_role().items():
+                    variable.assign(first.weights_by_role()[role])
+                unit.converge(training=True)
 
     def converge(self):
         """Runs the power iteration of every bounded branch to convergence, and keeps that.
 
-        `evaluate`, `predict` and the probes do so before they begin, `fit` behind its last epoch.
-        What is left is a network called directly, whose weights were set by hand.
+        What this network does without training, what saves it and what loads its weights calls
+        this, and so do the probes. It is left to the caller where the network stands in another
+        model, or is called directly behind `train_on_batch`, a loop of one's own, or weights set
+        by hand. It changes nothing in how the network trains on.
         """
         for _, units in self.sections()[1]:
             for unit in units:
@@ -258,6 +264,30 @@ class ResidualNetwork(keras.Model):
     def predict(self, *args, **kwargs):
         self.converge()
         return super().predict(*args, **kwargs)
+
+    def test_on_batch(self, *args, **kwargs):
+        self.converge()
+        return super().test_on_batch(*args, **kwargs)
+
+    def predict_on_batch(self, *args, **kwargs):
+        self.converge()
+        return super().predict_on_batch(*args, **kwargs)
+
+    def save(self, *args, **kwargs):
+        self.converge()
+        super().save(*args, **kwargs)
+
+    def save_weights(self, *args, **kwargs):
+        self.converge()
+        super().save_weights(*args, **kwargs)
+
+    def load_weights(self, *args, **kwargs):
+        super().load_weights(*args, **kwargs)
+        self.converge()
+
+    def parameters(self):
+        """All that is learned, trainable or frozen, as a tuple of variables."""
+        return tuple(weight for weight in self.weights if weight.name in PARAMETERS)
 
     def sections(self):
         """The layers of the stem, of every stage, and of the head, in the order of the data.

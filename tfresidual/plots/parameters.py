@@ -93,7 +93,9 @@ def parameter_efficiency(frame, dash=None):
 def _mark_equality(axes, table):
     """Draw the line where the effective number is the raw one."""
     axes.set_yscale("log")
-    low, high = table["raw_parameters"].min(), table["raw_parameters"].max()
+    # Where all networks have one number, it is the effective ones that give the axes a width.
+    counts = table[["raw_parameters", "effective_parameters"]]
+    low, high = counts.min(axis=None), counts.max(axis=None)
     axes.plot(
         [low / 1.2, high * 1.2],
         [low / 1.2, high * 1.2],

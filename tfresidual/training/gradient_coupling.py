@@ -93,8 +93,8 @@ class GradientCoupling(keras.optimizers.Optimizer):
     to the last bit, while the batch normalizations keep statistics of their own.
 
     Weight decay, clipping, moving averages and the like are set on the inner optimizer. Mixed
-    precision with float16 works as without this wrapper; a `keras.optimizers.LossScaleOptimizer`
-    goes around it.
+    precision with float16 works as without this wrapper, but for Keras' `SwapEMAWeights`, which
+    looks through one wrapper only; a `keras.optimizers.LossScaleOptimizer` goes around it.
 
     Example:
 
