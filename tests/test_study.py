@@ -36,10 +36,13 @@ FRAMES = [
     "computational_distance",
     "convergence_indices",
     "drop_blocks",
+    "effective_parameters",
     "readout",
     "repeat_last_block",
     "repetition_steps",
     "repetition_steps_scaled",
+    "signal_propagation",
+    "weight_deviations",
 ]
 
 
