@@ -188,6 +188,7 @@ def anchored_chain():
         ["anchored"] * 4,
         ["change", "anchored", "anchored", "plain", "anchored"],
         ["plain", "anchored", "anchored"],
+        ["anchored", "anchored"],
     ]
     return Chain(
         name="anchored",
@@ -274,7 +275,7 @@ def fixed_first(routes):
             (
                 route.stages[0],
                 change + tuple(a for a in route.stages[1] if a.step != 0),
-                route.stages[2],
+                *route.stages[2:],
             ),
         )
         for route in routes

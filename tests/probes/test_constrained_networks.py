@@ -70,21 +70,29 @@ NETWORKS = {name: settings | SMALL for name, settings in NETWORKS.items()}
 all_networks = pytest.mark.parametrize("settings", NETWORKS.values(), ids=NETWORKS)
 
 
+def check_block_metrics(net, batch):
+    frame = probes.block_metrics(net, batch, per_image=True)
+    expected = test_block_metrics.numpy_metrics(net, *batch)
+    # Where a block hardly changes the state, rounding turns the change, and resizes it.
+    rounding = 3e-7 / np.maximum(expected["l2_ratio"], 1e-6)
+    for name, values in expected.items():
+        measured = frame[name].to_numpy().reshape(-1, len(batch[0])).T
+        np.testing.assert_array_equal(np.isnan(measured), np.isnan(values), err_msg=name)
+        allowed = 1e-4 * np.abs(values) + 2e-6
+        if name != "gradient_norm":
+            allowed += rounding * (1 if "cosine" in name else np.abs(values))
+        assert not (np.abs(measured - values) > allowed).any(), name
+
+
 @all_networks
 def test_block_metrics_equal_numpy(settings):
-    net, batch = network(settings)
-    frame = probes.block_metrics(net, batch, per_image=True)
-    for name, expected in test_block_metrics.numpy_metrics(net, *batch).items():
-        measured = frame[name].to_numpy().reshape(-1, len(batch[0])).T
-        np.testing.assert_allclose(measured, expected, **test_block_metrics.TOLERANCE, err_msg=name)
-    # The gradient at the input of a stage is that through all of its blocks.
-    assert frame["gradient_norm"].gt(0).all()
+    check_block_metrics(*network(settings))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CONSTRAINED_CASES, ids=case_id)
 def test_block_metrics_of_all_settings_equal_numpy(case):
-    test_block_metrics.test_equals_numpy(case)
+    check_block_metrics(*network(case))
 
 
 BOUNDED, SEVERAL, SHORT, BEHIND = NETWORKS
@@ -137,7 +145,6 @@ def test_repeated_blocks_equal_numpy(name):
     assert_equals_numpy(frame, routes)
     cosines, ratios = np.transpose(steps)
     np.testing.assert_allclose(frame["l2_ratio"], ratios, rtol=1e-3, atol=1e-7)
-    # Where a state hardly changes any more, rounding turns what is left of its change.
     error = np.abs(frame["cosine_loss"] - cosines)
     assert (error <= 1e-5 + 1e-3 * np.abs(cosines) + 3e-7 / ratios).all()
 
