@@ -213,6 +213,24 @@ class ResidualUnit(keras.layers.Layer):
             if variable.name in PARAMETERS
         }
 
+    def scale_branch(self, factor):
+        """Multiplies the branch by a factor, in the weights of its last layer.
+
+        Args:
+            factor: float.
+
+        Raises:
+            ValueError: if the unit applies the convolutions of another.
+        """
+        if self.shares is not None:
+            raise ValueError(
+                "Only a unit with convolutions of its own can have its branch scaled. Received: "
+                f"factor={factor!r} for {self.name}, which shares those of {self.shares.name}"
+            )
+        names = [step for step in self._branch_steps if step[:4] != "relu"]
+        for variable in getattr(self, names[-1]).trainable_weights:
+            variable.assign(variable * factor)
+
     def keeps_shape(self, input_shape):
         """Whether the unit returns states of the shape it takes: only then it has an identity."""
         return self.strides == 1 and input_shape[self._channel_axis] == self.filters

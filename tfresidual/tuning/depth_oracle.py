@@ -1,0 +1,480 @@
+"""The oracle of keras-tuner that searches depths under the stopping rule."""
+
+import collections
+import json
+import os
+import pathlib
+import time
+
+import keras_tuner
+import numpy as np
+
+from tfresidual.files import replacing
+from tfresidual.probes.logs import log_key
+from tfresidual.tuning.proposals import Measurement, plan
+from tfresidual.tuning.stopping_rule import depth_for
+
+RUNNING, COMPLETED, FAILED = "RUNNING", "COMPLETED", "FAILED"
+# What a trial is scored with where a stage does not meet the rule: more than any depth. What is
+# added to it says how far off the worst stage is.
+NOT_MET = 1e6
+# A worker of which nothing was heard for so many seconds is taken for dead, its trial given to
+# another. Workers say that they are alive every HEARTBEAT seconds.
+LEASE, HEARTBEAT = 60.0, 5.0
+OBJECTIVE = "blocks"
+# The hyperparameter that says which trial lends its weights.
+SOURCE = "tuner/warm_start"
+
+
+def blocks(hyperparameters):
+    """The blocks of each stage in a trial, for the function that builds its network.
+
+    Example:
+
+    >>> def build(hp):
+    ...     net = networks.ResidualNetwork((28, 28, 1), 10, blocks=tuning.blocks(hp))
+    ...     net.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    ...     return net
+
+    Args:
+        hyperparameters: the `keras_tuner.HyperParameters` of a trial.
+
+    Returns:
+        A tuple of ints, one per stage.
+
+    Raises:
+        ValueError: if these are not hyperparameters of a search for depth.
+    """
+    values = hyperparameters.values
+    stages = range(1, 1 + sum(1 for name in values if _is_depth(name)))
+    if not stages or not all(_name(stage) in values for stage in stages):
+        raise ValueError(
+            "Argument `hyperparameters` must be those that a `tfresidual.tuning.DepthSearch` "
+            f"gives. Received: hyperparameters with the values {values!r}"
+        )
+    return tuple(int(values[_name(stage)]) for stage in stages)
+
+
+class DepthOracle(keras_tuner.Oracle):
+    """Proposes depths until every stage meets the stopping rule and no shallower ones do.
+
+    The mean scaled perturbation of every stage must be `epsilon` or less. The first trial has the
+    depths `start`. One measurement gives the next depth by the rule; two by the saturating curve
+    (or the power) through them; from then on the depth lies between the deepest that fails and
+    the shallowest that meets. The search ends when a trained network meets the rule in all stages
+    and each of them is known to fail with one block less, `tolerance` apart; or when a stage fails
+    at its largest depth. Proposals follow from the finished trials alone.
+
+    Where several trials run at once, further proposals surround the first: the depths with one
+    block less, one block more, and half-way to what is known.
+
+    Other hyperparameters of the space (a width) are searched one combination of values after the
+    other, each for its own depths. `get_best_trials` returns trials that meet the rule and no
+    others; the fewest blocks are the best.
+
+    A trial must report, for every stage, `"stage1/blocks"` (blocks that keep the shape) and
+    `"stage1/scaled_distance"`; `tfresidual.tuning.DepthSearch` does. What is on the disk is whole
+    at any moment: a search that was killed goes on with every finished trial.
+
+    Args:
+        start: tuple of ints, the blocks of each stage to begin with.
+        epsilon: float over 0, the largest mean scaled perturbation of a stage.
+        min_blocks: int, or one a stage: the smallest depth, 1 or more.
+        max_blocks: int, or one a stage: the largest depth.
+        tolerance: int, by how many blocks a stage of the answer may be deeper than it must.
+        warm_start: whether a trial begins with the weights of the deepest finished one that is
+            shallower, see `tfresidual.tuning.interleave`.
+        hyperparameters: a `keras_tuner.HyperParameters` with further ones, or `None`.
+        **kwargs: `max_trials`, `seed`, `max_retries_per_trial` and the like of
+            `keras_tuner.Oracle`.
+
+    Raises:
+        ValueError: if an argument is none of these.
+
+    Reference:
+        Hauser 2019, "On residual networks learning a perturbation from identity", sections 2.3
+        and 3.5.1.
+    """
+
+    def __init__(
+        self,
+        start,
+        epsilon=0.1,
+        min_blocks=1,
+        max_blocks=128,
+        tolerance=0,
+        warm_start=False,
+        hyperparameters=None,
+        **kwargs,
+    ):
+        self.start = _checked_depths("start", start)
+        depth_for(0, epsilon)
+        self.epsilon = epsilon
+        self.limits = _checked_limits(self.start, min_blocks, max_blocks)
+        if isinstance(tolerance, bool) or not isinstance(tolerance, int) or tolerance < 0:
+            raise ValueError(
+                f"Argument `tolerance` must be an int, 0 or more. Received: tolerance={tolerance!r}"
+            )
+        self.tolerance = tolerance
+        space = keras_tuner.HyperParameters()
+        for stage, (depth, limits) in enumerate(zip(self.start, self.limits, strict=True), start=1):
+            space.Int(_name(stage), *limits, default=depth)
+        if hyperparameters is not None:
+            for name in hyperparameters.values:
+                if _is_depth(name):
+                    raise ValueError(
+                        "Argument `hyperparameters` must not name the depths, which `start`, "
+                        f"`min_blocks` and `max_blocks` do. Received: {name!r}"
+                    )
+            space.merge(hyperparameters)
+        self.warm_start = warm_start
+        self.failure = None
+        self._heard = {}
+        super().__init__(
+            objective=keras_tuner.Objective(OBJECTIVE, "min"), hyperparameters=space, **kwargs
+        )
+
+    # What is proposed
+
+    def populate_space(self, trial_id):
+        running = [self._values(t) for t in self.trials.values() if t.status == RUNNING]
+        plans = [(others, self.plan(others)) for others in self.combinations()]
+        for place in range(max((len(p.proposals) for _, p in plans), default=0)):
+            for others, planned in plans:
+                if place < len(planned.proposals):
+                    depths = enumerate(planned.proposals[place], start=1)
+                    values = {_name(stage): int(depth) for stage, depth in depths} | others
+                    if values not in running:
+                        return {"status": RUNNING, "values": values | self._source(values)}
+        if any(planned.status == "searching" for _, planned in plans):
+            return {"status": "IDLE"}
+        return {"status": "STOPPED"}
+
+    def _source(self, values):
+        """The trial that lends its weights, as a hyperparameter: workers learn it from there."""
+        if not self.warm_start:
+            return {}
+        wanted = {name: value for name, value in values.items() if _is_depth(name)}
+        shallower = [
+            trial
+            for trial in self.in_order()
+            if trial.status == COMPLETED
+            and self.others_of(trial) == {k: v for k, v in values.items() if k not in wanted}
+            and all(trial.hyperparameters.values[name] <= wanted[name] for name in wanted)
+        ]
+        if not shallower:
+            return {}
+        return {SOURCE: max(shallower, key=lambda t: sum(blocks(t.hyperparameters))).trial_id}
+
+    def plan(self, others=None):
+        """What follows from the finished trials, a `tfresidual.tuning.proposals.Plan`.
+
+        Args:
+            others: dict with the values of the hyperparameters that are no depths.
+        """
+        trials = [t for t in self.in_order() if self.others_of(t) == (others or {})]
+        measured = [self.measurements(t) for t in trials if t.status == COMPLETED]
+        failed = [blocks(t.hyperparameters) for t in trials if t.status == FAILED]
+        return plan(measured, failed, self.start, self.limits, self.epsilon, self.tolerance)
+
+    def combinations(self):
+        """All values of the hyperparameters that are no depths, as a list of dicts.
+
+        Raises:
+            ValueError: if one of them has no finite number of values.
+        """
+        found = [keras_tuner.HyperParameters()]
+        for parameter in self.hyperparameters.space:
+            if _is_depth(parameter.name):
+                continue
+            if getattr(parameter, "step", 1) is None:
+                raise ValueError(
+                    "Hyperparameters beside the depths must have finitely many values: give "
+                    f"`{parameter.name}` a `step`, or use `hp.Choice`. Received: {parameter!r}"
+                )
+            grown = []
+            for space in found:
+                space.merge([parameter])
+                if not space.is_active(parameter):
+                    grown.append(space)
+                    continue
+                for value in parameter.values:
+                    grown.append(space.copy())
+                    grown[-1].values[parameter.name] = value
+            found = grown
+        return [dict(space.values) for space in found]
+
+    def others_of(self, trial):
+        """The values of a trial's hyperparameters that are no depths."""
+        values = trial.hyperparameters.values
+        return {name: value for name, value in values.items() if not _is_depth(name, True)}
+
+    def _values(self, trial):
+        values = trial.hyperparameters.values
+        return {name: value for name, value in values.items() if not name.startswith("tuner/")}
+
+    # What was measured
+
+    def in_order(self):
+        """The trials in the order in which they began."""
+        return [self.trials[trial_id] for trial_id in self.start_order]
+
+    def measurements(self, trial):
+        """What a finished trial says of its stages, a list of `Measurement`."""
+        return [
+            Measurement(
+                depth,
+                int(metric(trial, log_key("blocks", stage))),
+                metric(trial, log_key("scaled_distance", stage)),
+            )
+            for stage, depth in enumerate(blocks(trial.hyperparameters), start=1)
+        ]
+
+    def score_trial(self, trial):
+        """Scores a trial: its number of blocks, or over a million where a stage fails the rule."""
+        stages = self.measurements(trial)
+        trial.best_step = 0
+        if all(stage.meets(self.epsilon) for stage in stages):
+            trial.score = float(sum(stage.blocks for stage in stages))
+            return
+        excess = [s.distance / s.counted / self.epsilon if s.counted else 10.0 for s in stages]
+        trial.score = NOT_MET + min(max(excess), NOT_MET)
+
+    def get_best_trials(self, num_trials=1):
+        """The trials that meet the rule in all stages, those with the fewest blocks first."""
+        met = [t for t in self.in_order() if t.status == COMPLETED and t.score < NOT_MET]
+        return sorted(met, key=lambda trial: trial.score)[:num_trials]
+
+    # Who runs what
+
+    @keras_tuner.synchronized
+    def create_trial(self, tuner_id):
+        self._heard[tuner_id] = time.monotonic()
+        self.tuner_ids.add(tuner_id)
+        if self.failure is not None:
+            self.tuner_ids.discard(tuner_id)
+            return keras_tuner.engine.trial.Trial(self.get_space(), "", "STOPPED")
+        if tuner_id in self.ongoing_trials:
+            # A worker that was started again: its trial begins anew.
+            trial = self.ongoing_trials[tuner_id]
+            self._display.on_trial_begin(trial)
+            return trial
+        trial = super().create_trial(tuner_id)
+        if trial.status == "STOPPED":
+            self._heard.pop(tuner_id, None)
+        return trial
+
+    def get_trial(self, trial_id):
+        for tuner_id, trial in list(self.ongoing_trials.items()):
+            if trial.trial_id == trial_id:
+                self._heard[tuner_id] = time.monotonic()
+        return super().get_trial(trial_id)
+
+    @keras_tuner.synchronized
+    def update_trial(self, trial_id, metrics, step=0):
+        trial = self.trials.get(trial_id)
+        if trial is None:
+            # The worker is left over from a search that is gone.
+            return keras_tuner.engine.trial.Trial(self.get_space(), trial_id, "STOPPED")
+        if trial.metrics.exists(OBJECTIVE):
+            # Another worker, for which this one was taken for dead, has reported it.
+            return trial
+        return super().update_trial(trial_id, metrics, step)
+
+    @keras_tuner.synchronized
+    def end_trial(self, trial):
+        if trial.trial_id in self.end_order or trial.trial_id not in self.trials:
+            self._release(trial.trial_id)
+            return
+        if trial.trial_id in self._retry_queue:
+            self._retry_queue.remove(trial.trial_id)
+        # Numbers come back from a worker rounded to single precision.
+        own = self.trials[trial.trial_id].hyperparameters.values
+        trial.hyperparameters.values = {**trial.hyperparameters.values, **own}
+        try:
+            super().end_trial(trial)
+        except RuntimeError as error:
+            # Too many failures in a row. A chief must not raise in the thread of a request.
+            self.failure = str(error)
+            self._release(trial.trial_id)
+            self._save_trial(self.trials[trial.trial_id])
+            self.save()
+            if not is_served():
+                raise
+
+    def _release(self, trial_id):
+        self.ongoing_trials = {
+            tuner_id: trial
+            for tuner_id, trial in self.ongoing_trials.items()
+            if trial.trial_id != trial_id
+        }
+
+    @keras_tuner.synchronized
+    def release_silent(self):
+        """Forgets workers of which nothing was heard for long; others may have their trials."""
+        now = time.monotonic()
+        for tuner_id in {*self.tuner_ids, *self.ongoing_trials}:
+            if now - self._heard.setdefault(tuner_id, now) > LEASE:
+                self.tuner_ids.discard(tuner_id)
+                del self._heard[tuner_id]
+                trial = self.ongoing_trials.pop(tuner_id, None)
+                if trial is not None:
+                    self._retry_queue.append(trial.trial_id)
+                    self.save()
+
+    @keras_tuner.synchronized
+    def is_over(self):
+        """Whether the search has ended and every worker knows."""
+        if self.ongoing_trials or self.tuner_ids:
+            return False
+        if self.failure is not None:
+            return True
+        if self._retry_queue:
+            return False
+        return self.is_full() or self.populate_space(None)["status"] == "STOPPED"
+
+    def is_full(self):
+        """Whether as many trials were begun as are allowed."""
+        return bool(self.max_trials) and len(self.trials) >= self.max_trials
+
+    # What is on the disk
+
+    def save(self):
+        write_json(self._get_oracle_fname(), self.get_state())
+
+    def _save_trial(self, trial):
+        folder = self._get_trial_dir(trial.trial_id)
+        write_json(os.path.join(folder, "trial.json"), trial.get_state())
+
+    def get_state(self):
+        search = {
+            "epsilon": self.epsilon,
+            "start": self.start,
+            "limits": self.limits,
+            "tolerance": self.tolerance,
+            "warm_start": self.warm_start,
+            "max_trials": self.max_trials,
+        }
+        return {**super().get_state(), "depth_search": search}
+
+    def reload(self, look=False):
+        """Takes up a search as a killed process left it.
+
+        A trial whose measurements are on the disk counts as finished. One without is run again:
+        by the worker that had it, if a chief is started again, and by whoever asks first
+        otherwise.
+
+        Args:
+            look: whether nothing is to be written, because another process may be searching.
+        """
+        folder = pathlib.Path(self._project_dir)
+        trials = [
+            keras_tuner.engine.trial.Trial.load(str(path))
+            for path in sorted(folder.glob("trial_*/trial.json"))
+        ]
+        self.trials = {trial.trial_id: trial for trial in trials}
+        state = json.loads(pathlib.Path(self._get_oracle_fname()).read_text())
+        stages = len(state["depth_search"]["start"])
+        if stages != len(self.start):
+            raise ValueError(
+                "Argument `start` must name as many stages as the search in the folder has, "
+                f"{stages}, or `overwrite=True` must be given. Received: start={self.start}, "
+                f"folder={str(folder)!r}"
+            )
+        self.set_state(state)
+        self.start_order += [t for t in self.trials if t not in self.start_order]
+        self._retry_queue = []
+        owners = {trial.trial_id: tuner_id for tuner_id, trial in self.ongoing_trials.items()}
+        self.ongoing_trials, self._heard = {}, {}
+        for trial in reversed(self.in_order()):
+            if trial.status == RUNNING and trial.metrics.exists(OBJECTIVE):
+                trial.status = COMPLETED
+            if trial.status == COMPLETED:
+                # The rule may have another epsilon now.
+                before, trial.score = trial.score, None
+                self.score_trial(trial)
+                if before != trial.score and not look:
+                    self._save_trial(trial)
+            if trial.status in (COMPLETED, FAILED):
+                continue
+            trial.status = RUNNING
+            if is_served() and trial.trial_id in owners:
+                self.ongoing_trials[owners[trial.trial_id]] = trial
+            else:
+                self._retry_queue.append(trial.trial_id)
+        ended = [t.trial_id for t in self.in_order() if t.status in (COMPLETED, FAILED)]
+        self.end_order = [t for t in self.end_order if t in ended]
+        self.end_order += [t for t in ended if t not in self.end_order]
+        if not look:
+            # Three failures in a row end a search; whoever starts it again has mended something.
+            self._forgive_failures()
+
+    def _forgive_failures(self):
+        failed = [t for t in self.in_order() if t.status == FAILED]
+        if not failed or len(failed) < len(self.end_order):
+            return
+        for trial in reversed(failed):
+            trial.status, trial.message = RUNNING, None
+            self._retry_queue.append(trial.trial_id)
+        self._run_times = collections.defaultdict(int)
+        self.end_order = []
+
+
+def is_served():
+    """Whether workers ask for their trials, because this process is a chief."""
+    return "KERASTUNER_ORACLE_IP" in os.environ
+
+
+def metric(trial, name):
+    """The number that a trial reported, as it was before single precision.
+
+    Workers report in single precision. The same number must come out whoever ran the trial, and
+    must print as what was measured: 0.3 and not 0.30000001192.
+    """
+    return float(str(np.float32(trial.metrics.get_best_value(name))))
+
+
+def write_json(path, content):
+    """Writes JSON beside the target and moves it into place."""
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as written:
+        written.write_text(json.dumps(content))
+
+
+def _name(stage):
+    return f"blocks{stage}"
+
+
+def _is_depth(name, or_internal=False):
+    internal = or_internal and name.startswith("tuner/")
+    return internal or (name.startswith("blocks") and name[len("blocks") :].isdigit())
+
+
+def _checked_depths(name, depths):
+    checked = tuple(depths) if np.iterable(depths) and not isinstance(depths, str) else ()
+    are_ints = [isinstance(d, (int, np.integer)) and not isinstance(d, bool) for d in checked]
+    if not checked or not all(are_ints) or min(checked) < 1:
+        raise ValueError(
+            f"Argument `{name}` must be positive ints, one per stage. Received: {name}={depths!r}"
+        )
+    return tuple(map(int, checked))
+
+
+def _checked_limits(start, min_blocks, max_blocks):
+    bounds = {}
+    for name, bound in {"min_blocks": min_blocks, "max_blocks": max_blocks}.items():
+        is_one = isinstance(bound, int) and not isinstance(bound, bool)
+        bounds[name] = _checked_depths(name, [bound] * len(start) if is_one else bound)
+        if len(bounds[name]) != len(start):
+            raise ValueError(
+                f"Argument `{name}` must be an int, or one per stage as in `start`. "
+                f"Received: {name}={bound!r}, start={start!r}"
+            )
+    limits = list(zip(*bounds.values(), strict=True))
+    if not all(low <= depth <= high for depth, (low, high) in zip(start, limits, strict=True)):
+        raise ValueError(
+            "Argument `start` must lie between `min_blocks` and `max_blocks`. Received: "
+            f"start={start!r}, min_blocks={min_blocks!r}, max_blocks={max_blocks!r}"
+        )
+    return limits

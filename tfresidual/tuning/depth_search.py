@@ -1,0 +1,474 @@
+"""How deep must it be? The tuner of keras-tuner that finds out."""
+
+import contextlib
+import math
+import os
+import pathlib
+import time
+
+import keras
+import keras_tuner
+import numpy as np
+import tensorflow as tf
+from keras_tuner import errors
+
+from tfresidual import probes
+from tfresidual.chains import chain as chain_of
+from tfresidual.files import replacing
+from tfresidual.probes.logs import log_key
+from tfresidual.probes.perturbation import ALL_STAGES
+from tfresidual.tuning.depth_oracle import OBJECTIVE, SOURCE, DepthOracle, blocks, write_json
+from tfresidual.tuning.trace import DEVIATION, OF_STAGE, outcomes_of, read_search, trace_of
+from tfresidual.tuning.warm_start import interleave
+from tfresidual.tuning.workers import (
+    POLL,
+    alone_in,
+    await_chief,
+    end_with_supervisor,
+    heartbeat,
+    serve,
+)
+
+# Metrics whose complement is an error rate.
+SHARES = ("exact_match", "accuracy", "categorical_accuracy", "sparse_categorical_accuracy")
+
+
+class DepthSearch(keras_tuner.Tuner):
+    """Searches the fewest blocks per stage at which all blocks are small steps.
+
+    A trial trains a network with the arguments that `search` was given, then measures the scaled
+    computational distance of every stage on images that were held out. A `DepthOracle` proposes
+    the next depths; see there for how, and for when the search ends. Everything else is
+    keras-tuner's: `search`, `results_summary`, `get_best_hyperparameters`, `get_best_models`,
+    callbacks, TensorBoard, `overwrite`, `max_trials`, further hyperparameters.
+
+    Trials are seeded by their depths: the same search finds the same, as far as the data comes in
+    the same order. A search that was interrupted, by whatever, goes on when the same program runs
+    again: finished trials stay, the half-finished one begins anew.
+
+    Example:
+
+    >>> def build(hp):
+    ...     net = networks.ResidualNetwork((28, 28, 1), 10, blocks=tuning.blocks(hp))
+    ...     net.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    ...     return net
+    >>> search = tuning.DepthSearch(build, epsilon=0.1, start=(4, 4, 4), directory="runs")
+    >>> search.search(train, validation_data=test, epochs=3)
+    >>> search.outcome().blocks
+    (9, 7, 8)
+
+    Args:
+        hypermodel: function from `keras_tuner.HyperParameters` to a compiled
+            `tfresidual.networks.ResidualNetwork` with `tuning.blocks(hp)` blocks in its stages,
+            or a `keras_tuner.HyperModel`.
+        epsilon: float over 0, the largest mean scaled perturbation of a stage.
+        start: tuple of ints, the blocks of each stage to begin with.
+        min_blocks: int, or one a stage: the smallest depth.
+        max_blocks: int, or one a stage: the largest depth.
+        tolerance: int, by how many blocks a stage of the answer may be deeper than it must.
+        warm_start: whether a trial begins with the weights of the deepest finished one that is
+            shallower, new blocks between the old, see `tuning.interleave`. Distances are then not
+            those of networks trained from the start.
+        probe_data: images to measure on, a `tf.data.Dataset` of batches `(images, labels)` or a
+            pair of arrays; by default the validation data of `search`.
+        max_trials: int, the most trials, or `None` for as many as it takes.
+        hyperparameters: a `keras_tuner.HyperParameters` with further ones, or `None`. Each
+            combination of their values has a search of its own.
+        seed: int, of the weights and of whatever else draws random numbers in a trial.
+        chief_timeout: seconds that a worker waits for a chief that does not answer.
+        **kwargs: `directory`, `project_name`, `overwrite`, `executions_per_trial` (their
+            measurements are averaged), `distribution_strategy`, `max_model_size`,
+            `max_retries_per_trial`, `max_consecutive_failed_trials` and the others of
+            `keras_tuner.Tuner`.
+
+    Raises:
+        ValueError: if an argument is none of these.
+
+    Reference:
+        Hauser 2019, "On residual networks learning a perturbation from identity", sections 2.3
+        and 3.5.1.
+    """
+
+    def __init__(
+        self,
+        hypermodel,
+        epsilon=0.1,
+        start=(4, 4, 4),
+        min_blocks=1,
+        max_blocks=128,
+        tolerance=0,
+        warm_start=False,
+        probe_data=None,
+        max_trials=None,
+        hyperparameters=None,
+        seed=0,
+        chief_timeout=60.0,
+        **kwargs,
+    ):
+        _check_devices(kwargs.get("distribution_strategy"))
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**31:
+            raise ValueError(
+                f"Argument `seed` must be an int, 0 or more, under 2**31. Received: seed={seed!r}"
+            )
+        if not chief_timeout > 0:
+            raise ValueError(
+                f"Argument `chief_timeout` must be over 0. Received: {chief_timeout!r}"
+            )
+        of_oracle = {
+            name: kwargs.pop(name)
+            for name in ("max_retries_per_trial", "max_consecutive_failed_trials")
+            if name in kwargs
+        }
+        oracle = DepthOracle(
+            start,
+            epsilon,
+            min_blocks,
+            max_blocks,
+            tolerance,
+            warm_start,
+            hyperparameters,
+            max_trials=max_trials,
+            **of_oracle,
+        )
+        self.epsilon = epsilon
+        self.seed = seed
+        self.probe_data = probe_data
+        self.chief_timeout = chief_timeout
+        self._asked = False
+        self._execution = 0
+        super().__init__(oracle, hypermodel, **kwargs)
+
+    # The search
+
+    def search(self, *fit_args, **fit_kwargs):
+        """Trains networks until the depth is found.
+
+        Args:
+            *fit_args: positional arguments of `model.fit`.
+            **fit_kwargs: its other arguments. `validation_data` is what the distances are measured
+                on, unless `probe_data` was given.
+
+        Raises:
+            ValueError: if there are no images to measure on, or a further hyperparameter has
+                infinitely many values.
+            ConnectionError: in a worker, if no chief answers.
+            OSError: if another process searches in the same folder.
+            RuntimeError: if too many trials failed in a row.
+        """
+        if self.probe_data is None and fit_kwargs.get("validation_data") is None:
+            raise ValueError(
+                "Argument `validation_data` must hold the images to measure on, or `probe_data` "
+                "be given to `DepthSearch`. Received: validation_data=None"
+            )
+        end_with_supervisor()
+        if self._is_worker():
+            with contextlib.suppress(_SearchIsOver):
+                self._await_chief()
+                super().search(*fit_args, **fit_kwargs)
+            return
+        self.oracle.combinations()
+        with alone_in(self.project_dir):
+            if self._has_state():
+                # Another process may have gone on since this tuner was made.
+                self.oracle.reload()
+            self.save()
+            if "verbose" in fit_kwargs:
+                self.oracle.verbose = fit_kwargs["verbose"]
+            if os.environ.get("KERASTUNER_TUNER_ID") == "chief" and self._has_chief():
+                serve(self.oracle)
+            else:
+                super().search(*fit_args, **fit_kwargs)
+
+    def pre_create_trial(self):
+        if self._asked:
+            # The chief has nothing to do at the moment.
+            time.sleep(POLL)
+        self._asked = True
+        if self._is_worker():
+            self._await_chief()
+
+    def on_trial_begin(self, trial):
+        self._asked = False
+        super().on_trial_begin(trial)
+
+    def run_trial(self, trial, *args, **kwargs):
+        """Trains, measures and saves the network of a trial.
+
+        Returns:
+            A dict of floats by name: `"blocks"` (all of them, the objective), `"seconds"`,
+            `"error"` where the network is compiled with an accuracy, `"val_loss"` and the other
+            metrics on the validation data, and per stage `"stage1/blocks"`, `"stage1/distance"`,
+            `"stage1/scaled_distance"` and the means. Averages over the executions.
+        """
+        self._execution = 0
+        for left_over in pathlib.Path(self.get_trial_dir(trial.trial_id)).glob(".checkpoint*"):
+            left_over.unlink()
+        beats = heartbeat(self.oracle, trial.trial_id) if self._is_worker() else None
+        with beats or contextlib.nullcontext():
+            results = super().run_trial(trial, *args, **kwargs)
+        if self._is_worker():
+            self._await_chief()
+        return _averaged(results)
+
+    def _run_and_update_trial(self, trial, *args, **kwargs):
+        if trial.metrics.exists(OBJECTIVE):
+            # This worker was killed between its report and the end of the trial.
+            return
+        super()._run_and_update_trial(trial, *args, **kwargs)
+
+    def _build_and_fit_model(self, trial, *args, **kwargs):
+        begun = time.monotonic()
+        depths = blocks(trial.hyperparameters)
+        keras.utils.set_random_seed(self._seed_of(depths))
+        network = self._try_build(trial.hyperparameters)
+        _check_compiled(network, self.distribution_strategy)
+        self._warm_start(trial, network)
+        # The network that is measured is the one that is saved, not that of its best epoch.
+        callbacks = kwargs.pop("callbacks")
+        callbacks = [c for c in callbacks if type(c).__name__ != "SaveBestEpoch"]
+        results = self.hypermodel.fit(
+            trial.hyperparameters, network, *args, callbacks=callbacks, **kwargs
+        )
+        measured = {OBJECTIVE: float(sum(depths))} | self._measured(network, depths, kwargs)
+        if isinstance(results, dict):
+            measured = {name: float(value) for name, value in results.items()} | measured
+        with replacing(self._get_checkpoint_fname(trial.trial_id)) as written:
+            # Keras wants the ending.
+            path = written.with_suffix(".weights.h5")
+            network.save_weights(path)
+            path.replace(written)
+        self._execution += 1
+        return measured | {"seconds": time.monotonic() - begun}
+
+    def _seed_of(self, depths):
+        """The same for the same trial and execution, whichever process runs it."""
+        sequence = np.random.SeedSequence([self.seed, self._execution, *depths])
+        return int(sequence.generate_state(1)[0] >> 1)
+
+    def _warm_start(self, trial, network):
+        source = trial.hyperparameters.values.get(SOURCE)
+        if source is None:
+            return
+        hyperparameters = self.oracle.get_trial(source).hyperparameters
+        shallow = self._build_hypermodel(hyperparameters)
+        shallow.load_weights(self._get_checkpoint_fname(source))
+        try:
+            interleave(shallow, network)
+        except ValueError as error:
+            raise errors.FatalValueError(str(error)) from error
+
+    def _measured(self, network, depths, fit_kwargs):
+        """What is said of a trained network, by name."""
+        validation = fit_kwargs.get("validation_data")
+        data = validation if self.probe_data is None else self.probe_data
+        if isinstance(data, (tuple, list)):
+            # Weights of the images, if there are any, are of no use here.
+            data = tuple(data[:2])
+        try:
+            chain = chain_of(network)
+            frame = probes.computational_distance(chain, data)
+        except ValueError as error:
+            raise errors.FatalValueError(str(error)) from error
+        built = tuple(len(stage.blocks) for stage in chain.stages)
+        if built != depths:
+            raise errors.FatalValueError(
+                "Argument `hypermodel` must build a network with `tuning.blocks(hp)` blocks in its "
+                f"stages, here {depths}. Received: {network.name} with {built}"
+            )
+        measured = {}
+        for row in frame[frame["stage"] != ALL_STAGES].to_dict("records"):
+            measured[log_key("blocks", row["stage"])] = float(row["blocks"])
+            for name in OF_STAGE:
+                if row["blocks"]:
+                    measured[log_key(name, row["stage"])] = float(row[name])
+                elif name in ("distance", "scaled_distance"):
+                    measured[log_key(name, row["stage"])] = 0.0
+        if not all(map(math.isfinite, measured.values())):
+            raise errors.FailedTrialError(
+                f"The network of {depths} blocks diverged: its distances are not finite. "
+                f"Received: {measured}"
+            )
+        return measured | _evaluated(network, validation, fit_kwargs)
+
+    # What was found
+
+    def outcome(self):
+        """What the search has found, or why it has not, a `tuning.Outcome`.
+
+        Of several, for further hyperparameters, the one with the fewest blocks; see `outcomes`.
+        """
+        outcomes = self.outcomes()
+        found = [outcome for outcome in outcomes if outcome.blocks is not None]
+        unfinished = [outcome for outcome in outcomes if outcome.status == "searching"]
+        if found:
+            return min(found, key=lambda outcome: sum(outcome.blocks))
+        return (unfinished or outcomes)[0]
+
+    def outcomes(self):
+        """The `tuning.Outcome`s for all values of the further hyperparameters, a list."""
+        return outcomes_of(self._current())
+
+    def trace(self):
+        """All trials of the search in the order in which they began.
+
+        Returns:
+            A `pandas.DataFrame` with a row per trial and stage: `trial` (from 0), `status`
+            (`"completed"`, `"failed"` or `"running"`), further hyperparameters, `stage` (from 1),
+            `blocks`, `measured_blocks` (those that keep the shape, the rule's L), `distance`,
+            `scaled_distance`, `mean_perturbation`, `mean_scaled_perturbation`,
+            `scaled_distance_deviation` (between executions), `depth_asked_for` (blocks to measure,
+            by the rule, if the distance stayed), `meets_rule`, `found` (whether the trial is the
+            answer), `error`, `seconds`, the metrics on the validation data, and `from_trial`, the
+            id of the trial that lent its weights, where trials start warm.
+        """
+        return trace_of(self._current())
+
+    def get_best_hyperparameters(self, num_trials=1):
+        """The hyperparameters of trials that meet the rule, the fewest blocks first.
+
+        Raises:
+            RuntimeError: if there are none.
+        """
+        self._refuse_unmet()
+        return super().get_best_hyperparameters(num_trials)
+
+    def get_best_models(self, num_models=1):
+        """The trained networks that meet the rule, the fewest blocks first.
+
+        Raises:
+            RuntimeError: if there are none.
+        """
+        self._refuse_unmet()
+        return super().get_best_models(num_models)
+
+    def results_summary(self, num_trials=10):
+        """Prints what was found, and the trials that meet the rule, the best first."""
+        for outcome in self.outcomes():
+            others = ", ".join(f"{k}={v}" for k, v in outcome.hyperparameters.items())
+            print(f"{others}: {outcome.message}" if others else outcome.message)
+        print(self.trace().to_string(index=False, float_format="{:.4g}".format))
+        super().results_summary(num_trials)
+
+    def _refuse_unmet(self):
+        if not self.oracle.get_best_trials(1):
+            raise RuntimeError(f"There is no best network: {self.outcome().message}")
+
+    def _current(self):
+        """The oracle with all trials: a worker has none of its own."""
+        return read_search(self.project_dir) if self._is_worker() else self.oracle
+
+    # keras-tuner's files and devices
+
+    def save(self):
+        if not self._is_worker():
+            self.oracle.save()
+        write_json(self._get_tuner_fname(), self.get_state())
+
+    def _populate_initial_space(self):
+        # A search may have been begun by other processes: a single one, or a chief.
+        if not self._is_worker() and self._has_state():
+            self.oracle.reload()
+        else:
+            super()._populate_initial_space()
+
+    def _has_state(self):
+        return os.path.exists(os.path.join(self.project_dir, "oracle.json"))
+
+    def _has_chief(self):
+        return "KERASTUNER_ORACLE_IP" in os.environ
+
+    def _await_chief(self):
+        try:
+            await_chief(self.chief_timeout)
+        except ConnectionError:
+            outcomes = self.outcomes() if self._has_state() else []
+            if outcomes and all(outcome.status != "searching" for outcome in outcomes):
+                raise _SearchIsOver from None
+            raise
+
+    def _configure_tensorboard_dir(self, callbacks, trial, execution=0):
+        # keras-tuner imports TensorBoard whether it is used or not.
+        if any(type(callback).__name__ == "TensorBoard" for callback in callbacks):
+            super()._configure_tensorboard_dir(callbacks, trial, execution)
+
+
+class _SearchIsOver(Exception):
+    """A worker finds no chief because the search has ended."""
+
+
+def _averaged(results):
+    """The mean of what several executions measured; seconds are added up."""
+    averaged = {name: math.fsum(r[name] for r in results) / len(results) for name in results[0]}
+    averaged["seconds"] = math.fsum(result["seconds"] for result in results)
+    if len(results) > 1:
+        for name in list(averaged):
+            stage, _, value = name.rpartition("/")
+            if value == "scaled_distance":
+                values = [result[name] for result in results]
+                averaged[f"{stage}/{DEVIATION}"] = float(np.std(values, ddof=1))
+    return averaged
+
+
+def _evaluated(network, validation, fit_kwargs):
+    """The metrics of a network on its validation data, with those of `fit` by name."""
+    if validation is None:
+        return {}
+    inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(validation)
+    size = fit_kwargs.get("validation_batch_size") or fit_kwargs.get("batch_size")
+    values = network.evaluate(
+        inputs,
+        labels,
+        batch_size=size,
+        sample_weight=weights,
+        steps=fit_kwargs.get("validation_steps"),
+        verbose=0,
+        return_dict=True,
+    )
+    named = {f"val_{name}": float(value) for name, value in values.items()}
+    share = next((name for name in SHARES if name in values), None)
+    return named if share is None else named | {"error": 1 - float(values[share])}
+
+
+def _check_devices(strategy):
+    """Refuses at once what Keras 3 cannot train with on TensorFlow."""
+    if keras.distribution.distribution() is not None:
+        raise ValueError(
+            "`keras.distribution` does nothing on the TensorFlow backend. Unset it, and give "
+            "`distribution_strategy=tf.distribute.MirroredStrategy()` to train each network on "
+            "several devices, or use several workers. Received: keras.distribution.distribution()="
+            f"{keras.distribution.distribution()!r}"
+        )
+    kinds = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)
+    if strategy is None or (
+        isinstance(strategy, kinds)
+        and not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    ):
+        return
+    raise ValueError(
+        "Argument `distribution_strategy` must be a `tf.distribute.MirroredStrategy` or "
+        "`OneDeviceStrategy`: `model.fit` of Keras 3 works with no other. To use several machines, "
+        "let each be a worker that trains networks of its own (see `tfresidual.tuning.workers`). "
+        f"Received: distribution_strategy={strategy!r} of type {type(strategy).__name__}"
+    )
+
+
+def _check_compiled(network, strategy):
+    """Refuses how a network is compiled where it cannot be trained so on several devices."""
+    if strategy is None or strategy.num_replicas_in_sync == 1:
+        return
+    optimizer = network.optimizer
+    refused = {
+        "steps_per_execution": (network.steps_per_execution, 1),
+        "jit_compile": (bool(network.jit_compile), False),
+        "gradient_accumulation_steps": (
+            getattr(optimizer, "gradient_accumulation_steps", None),
+            None,
+        ),
+    }
+    for name, (value, expected) in refused.items():
+        if value != expected:
+            raise errors.FatalValueError(
+                f"Argument `{name}` of the compiled network must be {expected} on several devices: "
+                "Keras 3 cannot train otherwise under `tf.distribute`. Train on one device, or "
+                f"let several workers train one network each. Received: {name}={value!r}"
+            )

@@ -1,0 +1,180 @@
+"""What a search has tried and measured, as a frame."""
+
+import dataclasses
+import json
+import pathlib
+
+import pandas as pd
+
+from tfresidual.probes.logs import log_key
+from tfresidual.tuning.depth_oracle import (
+    COMPLETED,
+    FAILED,
+    OBJECTIVE,
+    SOURCE,
+    DepthOracle,
+    blocks,
+    metric,
+)
+from tfresidual.tuning.stopping_rule import depth_for
+
+OF_STAGE = ("distance", "scaled_distance", "mean_perturbation", "mean_scaled_perturbation")
+DEVIATION = "scaled_distance_deviation"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a search has found, or why it has not.
+
+    Attributes:
+        status: `"found"`, `"not satisfied"` (a stage does not meet the rule at its largest
+            depth), `"failed"` (networks could not be trained) or `"searching"` (not at its end:
+            interrupted, or `max_trials` was too few).
+        blocks: tuple of ints, the fewest blocks per stage that were trained and meet the rule;
+            `None` where there are none yet.
+        trial: int, the place of that trial among all, from 0, or `None`.
+        message: str, the same in a sentence.
+        hyperparameters: dict of the others' values for which this holds.
+    """
+
+    status: str
+    blocks: tuple | None
+    trial: int | None
+    message: str
+    hyperparameters: dict = dataclasses.field(default_factory=dict)
+
+
+def read_search(folder):
+    """The oracle of a search on the disk, to look at, running or not.
+
+    Args:
+        folder: `directory/project_name` of the search.
+
+    Returns:
+        A `DepthOracle`, in which trials that are still running have the status `"RUNNING"`.
+
+    Raises:
+        FileNotFoundError: if no search is there.
+    """
+    folder = pathlib.Path(folder)
+    path = folder / "oracle.json"
+    if not path.exists():
+        raise FileNotFoundError(
+            "Argument `folder` must be the folder of a search, `directory/project_name`; there is "
+            f"no {path}. Received: folder={str(folder)!r}"
+        )
+    search = json.loads(path.read_text())["depth_search"]
+    oracle = DepthOracle(
+        search["start"],
+        search["epsilon"],
+        *([limits[place] for limits in search["limits"]] for place in (0, 1)),
+        search["tolerance"],
+        warm_start=search["warm_start"],
+        max_trials=search["max_trials"],
+    )
+    oracle._set_project_dir(str(folder.parent), folder.name)
+    oracle.reload(look=True)
+    return oracle
+
+
+def trace_of(oracle):
+    """The trials of a search as a frame, see `tfresidual.tuning.DepthSearch.trace`."""
+    found = {outcome.trial for outcome in outcomes_of(oracle) if outcome.status == "found"}
+    rows = []
+    for number, trial in enumerate(oracle.in_order()):
+        rows += _rows(oracle, number, trial, number in found)
+    frame = pd.DataFrame(rows)
+    if len(frame):
+        frame["measured_blocks"] = frame["measured_blocks"].astype("Int64")
+        frame["depth_asked_for"] = frame["depth_asked_for"].astype("Int64")
+        frame["meets_rule"] = frame["meets_rule"].astype("boolean")
+    return frame
+
+
+def _rows(oracle, number, trial, found):
+    others = {name.rpartition("/")[2]: v for name, v in oracle.others_of(trial).items()}
+    status = {COMPLETED: "completed", FAILED: "failed"}.get(trial.status, "running")
+    is_measured = trial.status == COMPLETED
+    stages = oracle.measurements(trial) if is_measured else None
+    of_trial = {name: metric(trial, name) for name in _of_trial(trial)} if is_measured else {}
+    source = trial.hyperparameters.values.get(SOURCE)
+    starts = {} if not oracle.warm_start else {"from_trial": source}
+    rows = []
+    for stage, depth in enumerate(blocks(trial.hyperparameters), start=1):
+        row = {"trial": number, "status": status, **others, "stage": stage, "blocks": depth}
+        row["measured_blocks"] = stages[stage - 1].counted if is_measured else None
+        for name in (*OF_STAGE, DEVIATION):
+            key = log_key(name, stage)
+            there = is_measured and trial.metrics.exists(key)
+            row[name] = metric(trial, key) if there else float("nan")
+        if is_measured:
+            measured = stages[stage - 1]
+            row["depth_asked_for"] = depth_for(measured.distance, oracle.epsilon)
+            row["meets_rule"] = measured.meets(oracle.epsilon)
+        else:
+            row["depth_asked_for"], row["meets_rule"] = None, None
+        row |= {"found": found, "error": float("nan"), "seconds": float("nan")}
+        rows.append(row | of_trial | starts)
+    return rows
+
+
+def _of_trial(trial):
+    """The names of what was measured of a whole network."""
+    return [name for name in trial.metrics.metrics if "/" not in name and name != OBJECTIVE]
+
+
+def outcomes_of(oracle):
+    """What a search has found for each combination of hyperparameters, a list of `Outcome`."""
+    outcomes = []
+    for others in oracle.combinations():
+        plan = oracle.plan(others)
+        number = None
+        if plan.best is not None:
+            trials = enumerate(oracle.in_order())
+            number = next(
+                number
+                for number, trial in trials
+                if trial.status == COMPLETED
+                and oracle.others_of(trial) == others
+                and blocks(trial.hyperparameters) == plan.best
+            )
+        message = _message(oracle, plan)
+        outcomes.append(Outcome(plan.status, plan.best, number, message, others))
+    return outcomes
+
+
+def _message(oracle, plan):
+    epsilon = f"{oracle.epsilon:g}"
+    depths = plan.best and " ".join(map(str, plan.best))
+    if plan.status == "found":
+        is_shown = all(
+            depth - low <= 1 + oracle.tolerance
+            for depth, low in zip(plan.best, plan.failing, strict=True)
+        )
+        surely = "" if is_shown else ", as far as measurements that contradict one another show"
+        apart = oracle.tolerance + 1
+        less = "one block" if apart == 1 else f"{apart} blocks"
+        at_least = [
+            f"{place}"
+            for place, (depth, (low, _)) in enumerate(
+                zip(plan.best, oracle.limits, strict=True), start=1
+            )
+            if depth == low
+        ]
+        bound = f" (stage {', '.join(at_least)}: the smallest allowed)" if at_least else ""
+        return (
+            f"{depths} blocks: every stage has a mean scaled perturbation of {epsilon} or less, "
+            f"and more with {less} less{bound}{surely}"
+        )
+    if plan.status == "not satisfied":
+        capped = ", ".join(f"stage {s} at {oracle.limits[s - 1][1]} blocks" for s in plan.capped)
+        return (
+            f"no depth inside the bounds brings every mean scaled perturbation to {epsilon}: "
+            f"{capped} has more. Raise `epsilon` or `max_blocks`, or train longer"
+        )
+    if plan.status == "failed":
+        return "networks of the depths that are left to try could not be trained"
+    so_far = f"{depths} blocks meet it" if depths else "no trained network meets it"
+    why = f"; {oracle.max_trials} trials were allowed" if oracle.is_full() else ""
+    goal = f"the search for a mean scaled perturbation of {epsilon}"
+    return f"{goal} is not at its end: {so_far}{why}"

@@ -1,0 +1,89 @@
+"""A deeper network that begins where a shallower one ended."""
+
+from tfresidual.networks import ResidualNetwork
+
+# What the branches of new blocks are multiplied by: they begin near the identity.
+NEARNESS = 0.1
+
+
+def interleave(shallow, deep, nearness=NEARNESS):
+    """Gives a deeper network the weights of a shallower one, new blocks between the old.
+
+    The blocks of every stage that keep the shape of the state are spread evenly over the deeper
+    stage, the first stays the first. The blocks between them keep the weights they began with,
+    their branches multiplied by `nearness`: at 0 the two networks compute the same (in layouts
+    that do nothing behind the addition).
+
+    Args:
+        shallow: a `tfresidual.networks.ResidualNetwork`.
+        deep: another with as many blocks a stage or more, and equal otherwise; its weights are
+            overwritten.
+        nearness: float, 0 or more, what the branches of the new blocks are multiplied by.
+
+    Raises:
+        ValueError: if a network is not a `ResidualNetwork`, shares blocks, or `deep` is not
+            `shallow` with further blocks.
+    """
+    for name, network in {"shallow": shallow, "deep": deep}.items():
+        if not isinstance(network, ResidualNetwork) or network.share_from is not None:
+            raise ValueError(
+                f"Argument `{name}` must be a `tfresidual.networks.ResidualNetwork` whose blocks "
+                f"have weights of their own. Received: {name}={network!r}"
+            )
+    pairs, new = _pairs(shallow, deep)
+    for old, young in pairs:
+        shapes = [[tuple(weight.shape) for weight in layer.weights] for layer in (old, young)]
+        if type(old) is not type(young) or shapes[0] != shapes[1]:
+            raise ValueError(
+                "Argument `deep` must be the network `shallow` with further blocks. Received: "
+                f"{young.name} with weights of shapes {shapes[1]} where {old.name} has {shapes[0]}"
+            )
+    for old, young in pairs:
+        for source, target in zip(old.weights, young.weights, strict=True):
+            target.assign(source)
+    for unit in new:
+        unit.scale_branch(nearness)
+
+
+def _pairs(shallow, deep):
+    """The layers that belong together, as pairs, and the units that are new."""
+    (stem, stages, head), (deep_stem, deep_stages, deep_head) = (
+        network.sections() for network in (shallow, deep)
+    )
+    pairs, new = _zipped([*stem, *head], [*deep_stem, *deep_head]), []
+    _refuse_unless(len(stages) == len(deep_stages), shallow, deep)
+    for (transition, units), (deep_transition, deep_units) in zip(stages, deep_stages, strict=True):
+        if transition is not None:
+            pairs += _zipped([transition], [deep_transition])
+        changing, keeping = _parted(units)
+        deep_changing, deep_keeping = _parted(deep_units)
+        _refuse_unless(
+            len(changing) == len(deep_changing) and len(keeping) <= len(deep_keeping), shallow, deep
+        )
+        pairs += _zipped(changing, deep_changing)
+        places = [place * len(deep_keeping) // len(keeping) for place in range(len(keeping))]
+        pairs += _zipped(keeping, [deep_keeping[place] for place in places])
+        new += [unit for place, unit in enumerate(deep_keeping) if place not in places]
+    return pairs, new
+
+
+def _parted(units):
+    """The units that change the shape of the state, and those that keep it."""
+    changing = [unit for unit in units if unit.resizing is not None]
+    return changing, [unit for unit in units if unit.resizing is None]
+
+
+def _zipped(old, young):
+    return list(zip(old, young, strict=True))
+
+
+def _refuse_unless(fits, shallow, deep):
+    if not fits:
+        raise ValueError(
+            "Argument `deep` must have the stages of `shallow`, with as many blocks or more. "
+            f"Received: deep with {_depths(deep)} blocks, shallow with {_depths(shallow)}"
+        )
+
+
+def _depths(network):
+    return [len(units) for _, units in network.sections()[1]]
