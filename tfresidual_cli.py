@@ -106,6 +106,11 @@ def data_options(of_run=None):
     )
 
 
+DEPTH_OPTION = number(
+    "--depth",
+    "Layers of resnet, 6 n + 2, or blocks a stage of hauser and resnet101.",
+    "20, 6 and 16",
+)
 TRAINING_OPTIONS = (
     option("--data", "Dataset.", "digitclutter", type=click.Choice(DATASETS)),
     *data_options(),
@@ -115,11 +120,6 @@ TRAINING_OPTIONS = (
         "resnet",
         type=click.Choice(NETWORKS),
         metavar="NAME",
-    ),
-    number(
-        "--depth",
-        "Layers of resnet, 6 n + 2, or blocks a stage of hauser and resnet101.",
-        "20, 6 and 16",
     ),
     number("--width", "Channels of the first stage of resnet and resnet101.", 16),
     option(
@@ -246,12 +246,13 @@ def cli():
       tfresidual study --data cifar10 --data-dir ~/tensorflow_datasets --epochs 5
       tfresidual train --network hauser --depth 10 --out runs/hauser10
       tfresidual probe runs/hauser10 --probe drop_blocks
+      tfresidual tune --data mnist --epsilon 0.2 --workers 2
       tfresidual data digitclutter --digits 5
     """
 
 
 @cli.command()
-@options(*TRAINING_OPTIONS, FOLDER_OPTION)
+@options(*TRAINING_OPTIONS, DEPTH_OPTION, FOLDER_OPTION)
 def study(out, **given):
     """Train a network, run every probe on it, and write one folder with a report.
 
@@ -275,7 +276,7 @@ def study(out, **given):
 
 
 @cli.command()
-@options(*TRAINING_OPTIONS, FOLDER_OPTION)
+@options(*TRAINING_OPTIONS, DEPTH_OPTION, FOLDER_OPTION)
 def train(out, **given):
     """Train a network into a folder, without probing it.
 
@@ -382,6 +383,97 @@ def probe(target, names, splits, images, times, scale, chance, memory_limit, out
         click.echo(f"wrote {path}", err=True)
 
 
+class Depths(click.ParamType):
+    """Blocks of the stages: one number for all, or one a stage, as in 4,4,6."""
+
+    name = "depths"
+
+    def convert(self, value, param, ctx):
+        try:
+            depths = tuple(int(part) for part in value.split(","))
+        except ValueError:
+            depths = ()
+        if not depths or min(depths) < 1:
+            self.fail(f"{value!r} is not a positive number, or one a stage as in 4,4,6", param, ctx)
+        return depths[0] if len(depths) == 1 else depths
+
+
+def depths(flag, meaning, default):
+    """An option that takes blocks of stages."""
+    return option(flag, meaning, default, type=Depths(), metavar="N[,N...]")
+
+
+@cli.command()
+@options(
+    *TRAINING_OPTIONS,
+    depths("--start", "Blocks of each stage to begin with.", 4),
+    depths("--min-blocks", "The smallest depth of a stage.", 1),
+    depths("--max-blocks", "The largest depth of a stage.", 64),
+    option(
+        "--tolerance",
+        "Blocks by which a stage may be deeper than it must.",
+        0,
+        type=click.IntRange(min=0),
+        metavar="N",
+    ),
+    number("--executions", "Trainings per depth, whose measurements are averaged.", 1),
+    number("--max-trials", "Most depths to train.", "as many as it takes"),
+    option("--warm-start", "Begin with the weights of a shallower one.", False, is_flag=True),
+    number("--workers", "Networks trained at once, by processes of their own.", 1),
+    option(
+        "--out",
+        "Folder to write.",
+        "runs/depth-NETWORK-DATA",
+        type=click.Path(file_okay=False),
+        metavar="DIR",
+    ),
+)
+def tune(out, workers, **given):
+    """Search how deep a network must be: the fewest blocks a stage that are all small steps.
+
+    Trains networks until the mean scaled perturbation of every stage is epsilon or less, and more
+    with one block less. The folder holds report.html, what was tried (frames/trace.csv), the
+    network that was found (model.keras) and keras-tuner's project. An interrupted search goes on
+    when the same command is given again; --max-blocks, --max-trials and --tolerance may change.
+    The exit code is 1 where the search ended and no depth meets the rule.
+
+    Several machines: run the same command on all of them, with one folder that all see, and
+    KERASTUNER_ORACLE_IP and KERASTUNER_ORACLE_PORT set to where the chief listens;
+    KERASTUNER_TUNER_ID is chief on one, worker0, worker1 and so on on the others.
+
+    \b
+    Examples:
+      tfresidual tune --width 8 --epochs 2 --epsilon 0.4
+      tfresidual tune --data mnist --network hauser --epsilon 0.2 --epochs 5 --workers 2
+      tfresidual tune --start 8,8,8 --max-blocks 40 --executions 3 --tolerance 1
+    """
+    chosen = {
+        name: given.pop(name)
+        for name in (
+            "start",
+            "min_blocks",
+            "max_blocks",
+            "tolerance",
+            "executions",
+            "max_trials",
+            "warm_start",
+        )
+    }
+    with _package() as package:
+        settings, _ = _settings(package, given, None)
+        out = out or os.path.join("runs", f"depth-{settings.network}-{settings.data}")
+        search = package.depth_study.SearchSettings(**_given(chosen))
+        outcome = package.depth_study.run(
+            out, settings, search, package.terminal(), 1 if workers is None else workers
+        )
+    if outcome is None:
+        return
+    click.echo(f"report: {os.path.join(out, 'report.html')}")
+    click.echo(f"{outcome.status}: {outcome.message}")
+    if outcome.status in ("not satisfied", "failed"):
+        sys.exit(1)
+
+
 @cli.command()
 @click.argument("data", metavar="NAME", type=click.Choice(DATASETS))
 @options(*data_options())
@@ -462,10 +554,14 @@ def _package():
     """The package, without the noise of the libraries; its errors end in one line."""
     click.echo("loading TensorFlow", err=True)
     with _without_noise():
-        from tfresidual import probing, settings, study
+        from tfresidual import depth_study, probing, settings, study
         from tfresidual.console import terminal
     package = types.SimpleNamespace(
-        probing=probing, settings=settings, study=study, terminal=terminal
+        depth_study=depth_study,
+        probing=probing,
+        settings=settings,
+        study=study,
+        terminal=terminal,
     )
     try:
         yield package

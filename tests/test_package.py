@@ -30,8 +30,10 @@ ORDER = (
     "report",
     "callbacks",
     "settings",
+    "run_folder",
     "probing",
     "study",
+    "depth_study",
 )
 
 

@@ -1,7 +1,6 @@
 """The probes by name, and their frames and figures for a saved network."""
 
 import dataclasses
-import json
 import math
 import pathlib
 
@@ -16,10 +15,9 @@ from tfresidual.console import say
 from tfresidual.files import written
 from tfresidual.probes.convergence_indices import check_chance
 from tfresidual.report import study_figures
+from tfresidual.run_folder import MODEL_FILE, SETTINGS_FILE, settings_of
 from tfresidual.settings import Settings, describe, prepare
 
-SETTINGS_FILE = "settings.json"
-MODEL_FILE = "model.keras"
 SPLITS = ("train", "test")
 
 
@@ -302,7 +300,7 @@ def _network_and_settings(target, changes):
         )
     of_run = path.parent / SETTINGS_FILE
     if of_run.exists():
-        settings = Settings(**json.loads(of_run.read_text())["settings"])
+        settings = settings_of(path.parent)
     elif "data" in changes:
         settings = Settings()
     else:

@@ -9,6 +9,9 @@ import keras
 from tfresidual import datasets, networks, training, tuning
 from tfresidual.console import say
 
+# Networks whose stages can have any number of blocks; each has STAGES of them.
+ANY_DEPTH, STAGES = ("resnet", "hauser", "resnet101"), 3
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -118,11 +121,13 @@ def recipe_of(settings):
     return training.recipe(settings.data if settings.recipe is None else settings.recipe)
 
 
-def build(settings):
+def build(settings, blocks=None):
     """The untrained network of a study.
 
     Args:
         settings: a `Settings`.
+        blocks: tuple of ints, blocks of each stage, in place of the setting `depth`; for networks
+            that come in any depth.
 
     Returns:
         A `tfresidual.networks.ResidualNetwork`.
@@ -159,16 +164,20 @@ def build(settings):
     if settings.gamma is not None:
         kwargs["gamma_initializer"] = keras.initializers.Constant(settings.gamma)
     unused = {"depth", "width"}
+    if blocks is not None:
+        check_any_depth(settings)
     if settings.network == "resnet":
-        kwargs["depth"] = settings.depth or 20
         kwargs["widths"] = tuple(settings.width * 2**stage for stage in range(3))
+        if blocks is not None:
+            return networks.ResidualNetwork(blocks=blocks, name="resnet", **kwargs)
+        kwargs["depth"] = settings.depth or 20
         unused = {}
     elif settings.network == "hauser":
-        kwargs["blocks"] = settings.depth or 6
+        kwargs["blocks"] = blocks or settings.depth or 6
         unused = {"width"}
     elif settings.network == "resnet101":
         kwargs["width"] = settings.width
-        kwargs["blocks"] = settings.depth or 16
+        kwargs["blocks"] = blocks or settings.depth or 16
         unused = {}
     for name in unused:
         if getattr(settings, name) != getattr(Settings, name):
@@ -177,6 +186,43 @@ def build(settings):
                 f"Received: {name}={getattr(settings, name)!r}"
             )
     return getattr(networks, settings.network)(**kwargs)
+
+
+def compile_for(network, settings, steps):
+    """Compiles a network the way a study trains it.
+
+    Args:
+        network: what `build` returned.
+        settings: a `Settings`.
+        steps: int, optimizer steps in an epoch.
+
+    Returns:
+        The name of the metric.
+    """
+    coupling = {"kernel": settings.kernel, "first_block": settings.coupling_from}
+    return training.compile_network(
+        network,
+        recipe_of(settings).name,
+        settings.epochs,
+        steps,
+        describe(settings).multi_label,
+        settings.coupling,
+        **({} if settings.coupling is None else coupling),
+    )
+
+
+def check_any_depth(settings):
+    """Raises a `ValueError` unless the network comes with any number of blocks in its stages."""
+    if settings.network not in ANY_DEPTH:
+        raise ValueError(
+            f"Argument `network` must be one of {', '.join(map(repr, ANY_DEPTH))} for a search of "
+            f"its depth. Received: network={settings.network!r}"
+        )
+    if settings.depth is not None:
+        raise ValueError(
+            "Argument `depth` must be left out where the depth is searched. "
+            f"Received: depth={settings.depth!r}"
+        )
 
 
 def prepare(settings=None, console=None, download=False):

@@ -4,28 +4,24 @@
 """
 
 import dataclasses
-import json
 import math
 import pathlib
-import platform
 import time
-from importlib import metadata
 
 import keras
 import numpy as np
 
 from tfresidual import callbacks, chains, datasets, plots, probes, training
 from tfresidual.console import say
-from tfresidual.files import replacing
 from tfresidual.probing import (
     PROBES,
-    SETTINGS_FILE,
     ProbeOptions,
     possible,
     write_frames_and_figures,
 )
 from tfresidual.report import Section, study_figures, study_sections, write
-from tfresidual.settings import Settings, build, check, describe, prepare, recipe_of
+from tfresidual.run_folder import claim, read_settings, refuse_other_settings
+from tfresidual.settings import Settings, build, check, compile_for, describe, prepare
 
 # Images that the callbacks probe behind every epoch: stable means at little cost.
 IMAGES_PER_EPOCH = 512
@@ -34,7 +30,6 @@ EXAMPLES = 16
 # the states it was trained on. Jastrzebski et al. 2018 take 20 steps and do not give their scale.
 UNROLLED, UNROLLED_SCALE = 20, 0.3
 STEP_IMAGES = 256
-PACKAGES = ("tfresidual", "tensorflow", "keras", "tensorflow-datasets", "numpy", "pandas")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +84,7 @@ def run(folder, settings=None, console=None):
         f"{result.network.name} on {data.description.title}",
         sections,
         summary=_summary(result, frames, data.description, error, seconds),
-        settings=json.loads((folder / SETTINGS_FILE).read_text()),
+        settings=read_settings(folder),
     )
 
 
@@ -116,7 +111,7 @@ def train(folder, settings=None, console=None, more_callbacks=None):
 def _train(folder, settings, console, more_callbacks=None):
     check(settings)
     folder = pathlib.Path(folder)
-    _refuse_other_settings(folder, settings)
+    refuse_other_settings(folder, {"settings": settings})
     keras.utils.set_random_seed(settings.seed)
     network = build(settings)
     if settings.coupling is not None:
@@ -126,18 +121,8 @@ def _train(folder, settings, console, more_callbacks=None):
     description = describe(settings)
     data = _Data(*prepare(settings, console), description)
     # From here on nothing is wrong with the settings: the folder is theirs.
-    _claim(folder, settings)
-    steps = int(data.train.cardinality())
-    coupling = {"kernel": settings.kernel, "first_block": settings.coupling_from}
-    metric = training.compile_network(
-        network,
-        recipe_of(settings).name,
-        settings.epochs,
-        steps,
-        description.multi_label,
-        settings.coupling,
-        **({} if settings.coupling is None else coupling),
-    )
+    claim(folder, {"settings": settings})
+    metric = compile_for(network, settings, int(data.train.cardinality()))
     probed = data.validation.take(math.ceil(IMAGES_PER_EPOCH / settings.batch_size))
     result = training.train(
         network,
@@ -158,47 +143,6 @@ def _train(folder, settings, console, more_callbacks=None):
         console=console,
     )
     return folder, data, result
-
-
-def _refuse_other_settings(folder, settings):
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not existing.is_dir():
-        raise NotADirectoryError(
-            f"Argument `folder` must be a folder, or a new one below one; {existing} is a file. "
-            f"Received: folder={str(folder)!r}"
-        )
-    path = folder / SETTINGS_FILE
-    if not path.exists():
-        return
-    arguments = dataclasses.asdict(settings)
-    earlier = json.loads(path.read_text())["settings"]
-    # A setting that the run does not know had its default.
-    earlier = dataclasses.asdict(Settings()) | earlier
-    changed = [key for key in arguments if earlier[key] != arguments[key]]
-    if changed:
-        raise ValueError(
-            "Argument `folder` must be new, or hold a run of the same settings. "
-            + ", ".join(f"{key} was {earlier[key]!r}" for key in changed)
-            + f". Received: folder={str(folder)!r} with "
-            + ", ".join(f"{key}={arguments[key]!r}" for key in changed)
-        )
-
-
-def _claim(folder, settings):
-    """Makes the folder, and writes the settings where they are not there."""
-    path = folder / SETTINGS_FILE
-    if path.exists():
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    versions = {"python": platform.python_version()}
-    versions |= {package: metadata.version(package) for package in PACKAGES}
-    with replacing(path) as written:
-        content = {
-            "settings": dataclasses.asdict(settings),
-            "versions": versions,
-            "machine": {"system": platform.platform(), "processor": platform.machine()},
-        }
-        written.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _probe(result, data, settings, console):

@@ -41,6 +41,7 @@ ROUTE_FIGURES = (
 )
 # Those that draw many networks, or how one is built and trained; their tests stand elsewhere.
 NETWORK_FIGURES = (
+    "depth_search",
     "deviation_of_runs",
     "error_against_indices",
     "error_of_runs",

@@ -4,12 +4,13 @@ import importlib
 
 _FILES = {
     "Section": "section",
+    "search_sections": "search",
     "study_figures": "block_study",
     "study_sections": "block_study",
     "write": "document",
 }
 
-__all__ = ["Section", "study_figures", "study_sections", "write"]
+__all__ = ["Section", "search_sections", "study_figures", "study_sections", "write"]
 
 
 def __getattr__(name):

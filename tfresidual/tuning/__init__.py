@@ -10,8 +10,10 @@ _FILES = {
     "Outcome": "trace",
     "blocks": "depth_oracle",
     "interleave": "warm_start",
+    "outcomes_of": "trace",
     "read_search": "trace",
     "supervise": "workers",
+    "trace_of": "trace",
 }
 
 __all__ = ["depth_for", *_FILES]

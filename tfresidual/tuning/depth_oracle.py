@@ -245,6 +245,10 @@ class DepthOracle(keras_tuner.Oracle):
         met = [t for t in self.in_order() if t.status == COMPLETED and t.score < NOT_MET]
         return sorted(met, key=lambda trial: trial.score)[:num_trials]
 
+    def weights_path(self, trial):
+        """Where the weights of a finished trial are, a `pathlib.Path`."""
+        return pathlib.Path(self._get_trial_dir(trial.trial_id)) / "checkpoint.weights.h5"
+
     # Who runs what
 
     @keras_tuner.synchronized

@@ -251,7 +251,7 @@ class DepthSearch(keras_tuner.Tuner):
             return
         hyperparameters = self.oracle.get_trial(source).hyperparameters
         shallow = self._build_hypermodel(hyperparameters)
-        shallow.load_weights(self._get_checkpoint_fname(source))
+        load_trained(shallow, self._get_checkpoint_fname(source))
         try:
             interleave(shallow, network)
         except ValueError as error:
@@ -341,6 +341,12 @@ class DepthSearch(keras_tuner.Tuner):
         self._refuse_unmet()
         return super().get_best_models(num_models)
 
+    def load_model(self, trial):
+        network = self._try_build(trial.hyperparameters)
+        with keras_tuner.engine.tuner.maybe_distribute(self.distribution_strategy):
+            load_trained(network, self._get_checkpoint_fname(trial.trial_id))
+        return network
+
     def results_summary(self, num_trials=10):
         """Prints what was found, and the trials that meet the rule, the best first."""
         for outcome in self.outcomes():
@@ -394,6 +400,17 @@ class DepthSearch(keras_tuner.Tuner):
 
 class _SearchIsOver(Exception):
     """A worker finds no chief because the search has ended."""
+
+
+def load_trained(network, path):
+    """Loads the weights that a trial saved, and the state of the optimizer.
+
+    Args:
+        network: a compiled `keras.Model`, built for the depths of the trial.
+        path: of its weights.
+    """
+    network.optimizer.build(network.trainable_variables)
+    network.load_weights(path)
 
 
 def _averaged(results):

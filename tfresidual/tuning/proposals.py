@@ -146,12 +146,14 @@ class _Stage:
 
     def __init__(self, measured, best, start, smallest, largest, top, epsilon, tolerance):
         self.measured = measured
-        self.start, self.smallest, self.largest, self.top = start, smallest, largest, top
+        self.start, self.largest, self.top = start, largest, top
+        # A stage without a block that is counted has no mean.
+        self.smallest = max([smallest, *(m.blocks - m.counted + 1 for m in measured)])
         self.epsilon, self.tolerance = epsilon, tolerance
         failing = [
             m.blocks for m in measured if not m.meets(epsilon) and (best is None or m.blocks < best)
         ]
-        self.low = max(failing, default=smallest - 1)
+        self.low = max(failing, default=self.smallest - 1)
         self.high = min(
             (m.blocks for m in measured if m.meets(epsilon) and m.blocks > self.low), default=None
         )

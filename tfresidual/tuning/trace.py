@@ -138,12 +138,12 @@ def outcomes_of(oracle):
                 and oracle.others_of(trial) == others
                 and blocks(trial.hyperparameters) == plan.best
             )
-        message = _message(oracle, plan)
+        message = _message(oracle, plan, others)
         outcomes.append(Outcome(plan.status, plan.best, number, message, others))
     return outcomes
 
 
-def _message(oracle, plan):
+def _message(oracle, plan, others):
     epsilon = f"{oracle.epsilon:g}"
     depths = plan.best and " ".join(map(str, plan.best))
     if plan.status == "found":
@@ -173,7 +173,15 @@ def _message(oracle, plan):
             f"{capped} has more. Raise `epsilon` or `max_blocks`, or train longer"
         )
     if plan.status == "failed":
-        return "networks of the depths that are left to try could not be trained"
+        failed = [
+            trial
+            for trial in oracle.in_order()
+            if trial.status == FAILED and oracle.others_of(trial) == others
+        ]
+        # A worker's chief does not learn why.
+        reasons = [(trial.message or "").strip().splitlines()[-1:] for trial in failed]
+        reason = (reasons[-1:] or [[]])[0] or ["see the output of the workers"]
+        return f"networks of the depths that are left to try could not be trained: {reason[0]}"
     so_far = f"{depths} blocks meet it" if depths else "no trained network meets it"
     why = f"; {oracle.max_trials} trials were allowed" if oracle.is_full() else ""
     goal = f"the search for a mean scaled perturbation of {epsilon}"

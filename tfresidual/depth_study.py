@@ -1,0 +1,333 @@
+"""The depth of a network searched in one folder: trials, the answer, a report.
+
+`run` does all of it. `python -m tfresidual.depth_study FOLDER` is one process of a search that
+`run` supervises.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import sys
+import time
+
+import keras
+import keras_tuner
+import tensorflow as tf
+
+from tfresidual import datasets, report, tuning
+from tfresidual.chains.routes import check_int
+from tfresidual.console import say
+from tfresidual.files import replacing, written
+from tfresidual.probing import write_frames_and_figures
+from tfresidual.run_folder import (
+    MODEL_FILE,
+    claim,
+    read_settings,
+    refuse_other_settings,
+    settings_of,
+)
+from tfresidual.settings import (
+    STAGES,
+    Settings,
+    build,
+    check,
+    check_any_depth,
+    compile_for,
+    describe,
+    prepare,
+)
+from tfresidual.training.progress import TrainingProgress
+from tfresidual.tuning.depth_search import load_trained
+
+# The project of keras-tuner in the folder, and where supervised processes write.
+PROJECT, LOGS = "search", "logs"
+# What may change when a search goes on.
+FREE = ("max_blocks", "tolerance", "max_trials")
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchSettings:
+    """How a depth is searched; see `tfresidual.tuning.DepthSearch`.
+
+    Attributes:
+        start: blocks of each stage to begin with, an int or one a stage.
+        min_blocks: the smallest depth, an int or one a stage.
+        max_blocks: the largest depth, an int or one a stage.
+        tolerance: by how many blocks a stage of the answer may be deeper than it must.
+        executions: trainings per trial, whose measurements are averaged.
+        max_trials: the most trials, or `None`.
+        warm_start: whether trials begin with the weights of shallower ones.
+    """
+
+    start: int | tuple = 4
+    min_blocks: int | tuple = 1
+    max_blocks: int | tuple = 64
+    tolerance: int = 0
+    executions: int = 1
+    max_trials: int | None = None
+    warm_start: bool = False
+
+    def __post_init__(self):
+        for name in ("start", "min_blocks", "max_blocks"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+
+
+def run(folder, settings=None, search=None, console=None, workers=1):
+    """Searches the depth of a network and writes one folder.
+
+    A folder that an interrupted search left goes on: finished trials stay, a half-finished one
+    begins anew. With the environment of a chief or a worker (see `tfresidual.tuning.workers`) it
+    takes that part in a search by several machines, which must all see the folder.
+
+    - `settings.json`: the settings, the versions of the packages, the machine;
+    - `search/`: keras-tuner's project, a folder for each trial;
+    - `frames/trace.csv`, `figures/depth_search.png`: what was tried and measured;
+    - `outcome.json`: what was found;
+    - `model.keras`: the network with the fewest blocks, if one meets the rule;
+    - `report.html`: all of it on one page.
+
+    Args:
+        folder: where to write, made if it is not there.
+        settings: a `tfresidual.settings.Settings`, without a depth.
+        search: a `SearchSettings`.
+        console: a `rich.console.Console` for progress, or `None` for silence.
+        workers: int, how many networks are trained at once, each by a process of its own.
+
+    Returns:
+        The `tfresidual.tuning.Outcome`, or `None` in a process that is a worker.
+
+    Raises:
+        ValueError: if a setting cannot be used, or the folder holds a run of other settings.
+        FileNotFoundError: if the dataset is not on the disk.
+        ConnectionError: in a worker without a chief.
+        RuntimeError: if too many trials failed in a row.
+    """
+    settings, search = settings or Settings(), search or SearchSettings()
+    check_int("workers", workers, at_least=1)
+    check(settings)
+    check_any_depth(settings)
+    folder = pathlib.Path(folder)
+    parts = {"settings": settings, "search": search}
+    refuse_other_settings(folder, parts, FREE)
+    _check_search(settings, search)
+    # The network, too, is known to be possible before anything is written.
+    build(settings, _depths(search.start))
+    train, validation, test = prepare(settings, console)
+    claim(folder, parts)
+    begun = time.monotonic()
+    watch = _Watch(folder / PROJECT, console)
+    if workers > 1:
+        say(console, f"{workers} workers; what they say is in {folder / LOGS}")
+        # -P: this package, whatever lies in the folder this runs in.
+        command = [sys.executable, "-P", "-m", "tfresidual.depth_study", str(folder)]
+        tuning.supervise(command, workers, folder / LOGS, watch)
+    else:
+        tuner = _search(folder, settings, search, train, validation, console, watch)
+        if tuner is None:
+            return None
+    return _conclude(folder, settings, test, console, time.monotonic() - begun)
+
+
+def member(folder):
+    """One process of a supervised search: what it does is in the folder and the environment."""
+    settings = settings_of(folder)
+    search = SearchSettings(**read_settings(folder)["search"])
+    train, validation, _ = prepare(settings)
+    _search(pathlib.Path(folder), settings, search, train, validation, None, None)
+
+
+def _search(folder, settings, search, train, validation, console, watch):
+    """Runs the search, or takes part in it; the tuner, or `None` behind a worker's part."""
+    hypermodel = _Hypermodel(settings, int(train.cardinality()), train, console, watch)
+    with _silent():
+        tuner = _tuner(folder, settings, search, hypermodel)
+        tuner.search(train, validation_data=validation, epochs=settings.epochs, verbose=0)
+    if watch is not None:
+        watch()
+    is_worker = os.environ.get("KERASTUNER_TUNER_ID", "chief") != "chief"
+    return None if is_worker and "KERASTUNER_ORACLE_IP" in os.environ else tuner
+
+
+def _tuner(folder, settings, search, hypermodel):
+    return tuning.DepthSearch(
+        hypermodel,
+        epsilon=settings.epsilon,
+        start=_depths(search.start),
+        min_blocks=search.min_blocks,
+        max_blocks=search.max_blocks,
+        tolerance=search.tolerance,
+        warm_start=search.warm_start,
+        max_trials=search.max_trials,
+        executions_per_trial=search.executions,
+        seed=settings.seed % 2**31,
+        directory=folder,
+        project_name=PROJECT,
+    )
+
+
+class _Hypermodel(keras_tuner.HyperModel):
+    """Builds and trains the network of a trial the way a study does."""
+
+    def __init__(self, settings, steps, train, console, watch):
+        super().__init__()
+        self.settings, self.steps, self.train = settings, steps, train
+        self.console, self.watch = console, watch
+        self.metric = None
+
+    def build(self, hp):
+        network = build(self.settings, tuning.blocks(hp))
+        self.metric = compile_for(network, self.settings, self.steps)
+        return network
+
+    def fit(self, hp, model, *args, callbacks=(), **kwargs):
+        callbacks = [
+            keras.callbacks.LambdaCallback(
+                on_epoch_begin=lambda epoch, logs: datasets.set_epoch(self.train, epoch)
+            ),
+            *callbacks,
+        ]
+        if self.watch is not None:
+            self.watch()
+        progress = None
+        if self.console is not None:
+            say(self.console, f"training {' '.join(map(str, tuning.blocks(hp)))} blocks")
+            progress = TrainingProgress(kwargs["epochs"], self.steps, self.metric, self.console)
+            callbacks.append(progress)
+        try:
+            # The dataset shuffles itself.
+            return model.fit(*args, callbacks=callbacks, shuffle=False, **kwargs)
+        finally:
+            if progress is not None:
+                progress.close()
+
+
+class _Watch:
+    """Says of every trial, once, how it ended."""
+
+    def __init__(self, project, console):
+        self.project, self.console = project, console
+        self.said = set()
+
+    def __call__(self):
+        if self.console is None or not (self.project / "oracle.json").exists():
+            return
+        oracle = tuning.read_search(self.project)
+        for trial, rows in tuning.trace_of(oracle).groupby("trial"):
+            first = rows.iloc[0]
+            if trial in self.said or first["status"] == "running":
+                continue
+            self.said.add(trial)
+            text = f"trial {trial + 1}: {' '.join(map(str, rows['blocks']))} blocks"
+            if first["status"] == "failed":
+                say(self.console, f"{text} failed")
+                continue
+            means = " ".join(f"{value:.3g}" for value in rows["mean_scaled_perturbation"])
+            met = "meets the rule" if rows["meets_rule"].all() else "does not meet the rule"
+            say(
+                self.console,
+                f"{text}, mean scaled perturbation {means}, error {first['error']:.1%}, "
+                f"{first['seconds']:.0f} s: {met}",
+            )
+
+
+def _conclude(folder, settings, test, console, seconds):
+    """Writes what was found; the outcome."""
+    oracle = tuning.read_search(folder / PROJECT)
+    (outcome,) = tuning.outcomes_of(oracle)
+    trace = tuning.trace_of(oracle)
+    sections = report.search_sections(trace, settings.epsilon)
+    figures = {"depth_search": sections[0].figure}
+    write_frames_and_figures(folder, {"trace": trace}, figures)
+    error = None
+    if outcome.blocks is not None:
+        say(console, "measuring the error on the test images")
+        network = build(settings, outcome.blocks)
+        metric = compile_for(network, settings, 1)
+        best = oracle.in_order()[outcome.trial]
+        load_trained(network, oracle.weights_path(best))
+        error = 1 - network.evaluate(test, return_dict=True, verbose=0)[metric]
+        with replacing(folder / MODEL_FILE) as path:
+            network.save(path)
+    with written(folder / "outcome.json") as path:
+        content = dataclasses.asdict(outcome) | {"epsilon": settings.epsilon, "test_error": error}
+        path.write_text(json.dumps(content, indent=2) + "\n")
+    report.write(
+        folder / "report.html",
+        f"Depth of {settings.network} on {describe(settings).title}",
+        sections,
+        summary=_summary(settings, outcome, trace, error, seconds),
+        settings=read_settings(folder),
+    )
+    return outcome
+
+
+def _summary(settings, outcome, trace, error, seconds):
+    trials = trace.drop_duplicates("trial")
+    found = {"found": "Depth found", "searching": "Shallowest so far"}.get(outcome.status)
+    depths = "none" if outcome.blocks is None else " ".join(map(str, outcome.blocks))
+    tiles = [
+        (found or "Depth", depths, outcome.message),
+        (
+            "Rule",
+            f"mean scaled perturbation {settings.epsilon:g} or less",
+            "in every stage, over the blocks that keep the shape of the state",
+        ),
+        (
+            "Trials",
+            str(int((trials["status"] == "completed").sum())),
+            f"networks trained, {trials['seconds'].sum() / 60:.1f} min in all",
+        ),
+    ]
+    if error is not None:
+        kind = describe(settings)
+        images = "images with any digit wrong" if kind.multi_label else "images misclassified"
+        note = f"{images}; chance {kind.chance_error:.1%}"
+        tiles.append(("Error on test images", f"{error:.1%}", note))
+    tiles.append(("Time", f"{seconds / 60:.1f} min", "of this run of the command"))
+    return tiles
+
+
+def _check_search(settings, search):
+    """Raises a `ValueError` unless the search can be made with these settings."""
+    check_int("executions", search.executions, at_least=1)
+    if search.max_trials is not None:
+        check_int("max_trials", search.max_trials, at_least=1)
+    tuning.DepthOracle(
+        _depths(search.start),
+        settings.epsilon,
+        search.min_blocks,
+        search.max_blocks,
+        search.tolerance,
+    )
+    if search.warm_start and settings.share_from is not None:
+        raise ValueError(
+            "Argument `warm_start` must be left out where blocks are shared. Received: "
+            f"warm_start=True, share_from={settings.share_from!r}"
+        )
+
+
+def _depths(depths):
+    return (depths,) * STAGES if isinstance(depths, int) else depths
+
+
+@contextlib.contextmanager
+def _silent():
+    """Keeps what keras-tuner prints off stdout, which holds results alone.
+
+    And TensorFlow's warning that every network is compiled anew.
+    """
+    logger = tf.get_logger()
+    level = logger.level
+    logger.setLevel("ERROR")
+    try:
+        with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+if __name__ == "__main__":
+    member(sys.argv[1])

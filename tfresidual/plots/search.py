@@ -1,0 +1,369 @@
+"""How did a search for the depth of a residual network go?"""
+
+import numbers
+
+import numpy as np
+import pandas as pd
+from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.transforms import blended_transform_factory
+
+from tfresidual.plots import frames, style
+
+_COLUMNS = (
+    "trial",
+    "status",
+    "stage",
+    "blocks",
+    "measured_blocks",
+    "scaled_distance",
+    "mean_scaled_perturbation",
+    "meets_rule",
+)
+_STATUSES = ("completed", "failed", "running")
+# What a stage of a trial is drawn as, in the order of the legend.
+_MEETS, _DOES_NOT, _NOT_MEASURED = "meets the rule", "does not", "not measured"
+_VERDICTS = {1.0: _MEETS, 0.0: _DOES_NOT}
+_STATES = (_MEETS, _DOES_NOT, _NOT_MEASURED, "failed", "running")
+_TRUTHS = {"True": 1.0, "False": 0.0}
+
+_SHADE = "#e6f0f8"
+_FOUND = "#ece5d0"
+# More rows than this have smaller dots; more trials than this widen the figure.
+_FEW_DOTS = 40
+_FEW_TRIALS = 12
+# Means fall towards epsilon, and what counts is how they do near it: a logarithm helps early.
+_SPAN = 30.0
+_SPAN_OF_MEANS = 8.0
+
+
+def depth_search(frame, epsilon=0.1):
+    """Draw the trace of a search for the depth under the perturbation stopping rule.
+
+    The rule asks of a stage of `L` blocks with the scaled distance `d` that `d / L` is at most
+    `epsilon`. The left panel has the scaled distance over the measured blocks, the middle one the
+    mean scaled perturbation; what lies in the shade meets the rule. The right panel has the depth
+    of every stage over the trials, and a band at the trial that the search answers with.
+
+    A filled dot is a stage that meets the rule according to the frame, a hollow one a stage that
+    does not. Lines join the dots of a stage: in the order of the blocks, by the mean of those
+    that are equally deep, and in the right panel in the order of the trials. Values that span more
+    than a factor of 30 (in the middle panel 8) are drawn on a logarithmic axis.
+
+    Args:
+        frame: Search frame, one row per trial and stage, with the columns `trial` (from 0),
+            `status` ("completed", "failed" or "running"), `stage`, `blocks`, `measured_blocks`,
+            `scaled_distance`, `mean_scaled_perturbation` and `meets_rule`, and where they apply
+            `scaled_distance_deviation`, drawn as error bars, and `found`, true in the rows of the
+            trial that the search answers with.
+        epsilon: Mean scaled perturbation of the search's rule, a finite number over 0.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+
+    Raises:
+        ValueError: where a column is missing or does not hold what it should, a status is
+            unknown, several rows stand for the same trial and stage, several trials are found,
+            the frame has no rows, or `epsilon` is not a finite number over 0.
+
+    Reference:
+        Hauser, "On Residual Networks Learning a Perturbation from Identity", 2019, section 2.3
+        and figures 6 and 7.
+    """
+    _require_finite_and_positive(epsilon)
+    table = _search_table(frame)
+    looks = style.stage_looks(sorted(set(table["stage"])))
+    trials = int(table["trial"].max() - table["trial"].min()) + 1
+    more = float(np.clip(0.06 * (trials - _FEW_TRIALS), 0.0, 2.8))
+    figure = style.new_figure(11.4 + more, 3.9, "Search for the depth")
+    distance, mean, way = figure.subplots(1, 3, width_ratios=(3.0, 3.0, 3.0 + more))
+    for axes in (distance, mean, way):
+        style.clean_axes(axes)
+    size = 4.8 if len(table) <= _FEW_DOTS else 3.6
+    _draw_rule_panel(
+        distance,
+        table,
+        "scaled_distance",
+        looks,
+        size,
+        rule=(lambda blocks: epsilon * blocks, "ε L"),
+        label="scaled distance d of the stage\nsum of ‖F(h)‖ / ‖h‖",
+    )
+    _draw_rule_panel(
+        mean,
+        table,
+        "mean_scaled_perturbation",
+        looks,
+        size,
+        rule=(lambda blocks: np.full(len(blocks), float(epsilon)), "ε"),
+        label="mean scaled perturbation\n‖F(h)‖ / ‖h‖",
+        span=_SPAN_OF_MEANS,
+    )
+    _draw_way(way, table, looks, size)
+    style.legend(figure, _handles(table, looks, epsilon))
+    return figure
+
+
+def _require_finite_and_positive(epsilon):
+    is_number = isinstance(epsilon, numbers.Real) and not isinstance(epsilon, bool)
+    if not (is_number and np.isfinite(epsilon) and epsilon > 0):
+        raise ValueError(f"`epsilon` must be a finite number over 0. Received: {epsilon!r}")
+
+
+def _search_table(frame):
+    """Return what is drawn of a search frame, and in `state` what a stage is drawn as."""
+    frames.require_columns(frame, _COLUMNS)
+    table = {key: frames.whole_numbers(frame, key) for key in ("trial", "stage", "blocks")}
+    values = ("measured_blocks", "scaled_distance", "mean_scaled_perturbation")
+    table |= {column: frames.numbers_or_gaps(frame, column) for column in values}
+    has_deviation = "scaled_distance_deviation" in frame.columns
+    table["deviation"] = (
+        frames.numbers_or_gaps(frame, "scaled_distance_deviation") if has_deviation else np.nan
+    )
+    statuses = frame["status"].tolist()
+    unknown = frame.loc[~frame["status"].isin(_STATUSES), "status"].unique().tolist()
+    if unknown:
+        raise ValueError(
+            "The column `status` of `frame` must hold 'completed', 'failed' or 'running'. "
+            f"Received: {unknown!r}"
+        )
+    verdicts = [_VERDICTS.get(truth, _NOT_MEASURED) for truth in _truths(frame, "meets_rule")]
+    table["state"] = [
+        verdict if status == "completed" else status
+        for status, verdict in zip(statuses, verdicts, strict=True)
+    ]
+    table["found"] = (_truths(frame, "found") if "found" in frame.columns else np.nan) == 1.0
+    table = pd.DataFrame(table)
+    twice = table.duplicated(["trial", "stage"])
+    if twice.any():
+        row = table[twice].iloc[0]
+        raise ValueError(
+            "`frame` must have one row per trial and stage; select the rows of one search. "
+            f"Received: several rows for trial={row['trial']}, stage={row['stage']}"
+        )
+    found = sorted(set(table.loc[table["found"], "trial"]))
+    if len(found) > 1:
+        raise ValueError(
+            "The column `found` of `frame` must be true for one trial at most. "
+            f"Received: the trials {found!r}"
+        )
+    return table.sort_values(["trial", "stage"], ignore_index=True)
+
+
+def _truths(frame, column):
+    """Return a column as 1 and 0, NaN where it is missing; raise `ValueError` on others."""
+
+    def truth(value):
+        if pd.isna(value):
+            return np.nan
+        known = _TRUTHS.get(str(value))
+        if known is None:
+            raise ValueError(
+                f"The column `{column}` of `frame` must hold True, False or nothing. "
+                f"Received: {frame[column].astype(object).unique().tolist()!r}"
+            )
+        return known
+
+    return np.array([truth(value) for value in frame[column].astype(object)])
+
+
+def _draw_rule_panel(axes, table, column, looks, size, rule, label, span=_SPAN):
+    """Draw a column over the measured blocks, and the line that the rule draws there.
+
+    Args:
+        axes: The axes.
+        table: Table of `_search_table`.
+        column: Column of the values.
+        looks: Dictionary from stage to (colour, marker).
+        size: Size of the dots.
+        rule: Pair of a function from blocks to the largest value that meets the rule, and the
+            name of the line.
+        label: Label of the value axis.
+        span: Factor from which on the value axis is logarithmic.
+    """
+    bound, name = rule
+    measured = table[table["state"].isin((_MEETS, _DOES_NOT, _NOT_MEASURED))]
+    measured = measured[(measured["measured_blocks"] > 0) & measured[column].notna()]
+    style.axis_labels(axes, below="measured blocks L of the stage")
+    if measured.empty:
+        style.no_values(axes)
+        axes.tick_params(labelbottom=False)
+        style.axis_labels(axes, beside=label)
+        return
+    for stage, (colour, _) in looks.items():
+        here = measured[measured["stage"] == stage]
+        if here.empty:
+            continue
+        means = here.groupby("measured_blocks")[column].mean()
+        axes.plot(
+            means.index, means, color=colour, linewidth=0.9, alpha=0.55, label=f"stage {stage}"
+        )
+        if column == "scaled_distance" and here["deviation"].notna().any():
+            bars = here.dropna(subset="deviation")
+            axes.vlines(
+                bars["measured_blocks"],
+                bars[column] - bars["deviation"],
+                bars[column] + bars["deviation"],
+                color=colour,
+                linewidth=1.0,
+                alpha=0.7,
+                gid="deviation",
+            )
+    _draw_states(axes, measured, measured["measured_blocks"], column, looks, size)
+
+    left, right = _block_axis(axes, measured["measured_blocks"])
+    ends = np.array([measured["measured_blocks"].min(), right])
+    values = [measured[column].to_numpy(), bound(ends)]
+    if column == "scaled_distance":
+        deviations = measured["deviation"].fillna(0.0)
+        values.append((measured[column] + deviations).to_numpy())
+        values.append((measured[column] - deviations).clip(measured[column].min() / 2).to_numpy())
+    if _value_axis(axes, np.concatenate(values), span):
+        label += " (log scale)"
+    blocks = np.linspace(left, right, 400)
+    if axes.get_xscale() == "log":
+        blocks = np.geomspace(left, right, 400)
+    blocks = blocks[blocks > 0]
+    bottom = axes.get_ylim()[0]
+    look = {"color": style.INK, "linewidth": 1.0, "linestyle": (0, (6, 3)), "zorder": 1.8}
+    axes.plot(blocks, bound(blocks), gid="rule", **look)
+    axes.fill_between(
+        blocks, bound(blocks), bottom, color=_SHADE, linewidth=0, zorder=0, gid="meets the rule"
+    )
+    axes.annotate(
+        name,
+        (right, bound(np.array([right]))[0]),
+        xytext=(3, 0),
+        textcoords="offset points",
+        ha="left",
+        va="center",
+        fontsize=style.SMALL_SIZE,
+        color=style.INK,
+        annotation_clip=False,
+    )
+    style.panel_title(axes, "in the shade the rule is met")
+    style.axis_labels(axes, beside=label)
+
+
+def _draw_states(axes, rows, places, column, looks, size):
+    """Draw rows as dots of their stage, or as faint marks where there is no verdict."""
+    for state in _STATES:
+        for stage, (colour, marker) in looks.items():
+            here = (rows["state"] == state) & (rows["stage"] == stage)
+            if here.any():
+                axes.plot(
+                    places[here],
+                    rows.loc[here, column],
+                    linestyle="none",
+                    gid=state,
+                    zorder=2.5,
+                    **_mark(state, colour, marker, size),
+                )
+
+
+def _mark(state, colour, marker, size):
+    """Return the look of a stage in this state."""
+    if state == "failed":
+        return {"marker": "x", "markersize": size, "color": style.FAINT_INK}
+    if state == "running":
+        return {
+            "marker": "D",
+            "markersize": 0.8 * size,
+            "color": style.FAINT_INK,
+            "markerfacecolor": "none",
+        }
+    if state == _NOT_MEASURED:
+        return {"marker": ".", "markersize": size, "color": style.FAINT_INK}
+    return {
+        "marker": marker,
+        "markersize": size,
+        "color": colour,
+        "markerfacecolor": colour if state == _MEETS else "white",
+        "markeredgewidth": 1.1,
+    }
+
+
+def _block_axis(axes, blocks):
+    """Let the horizontal axis run over the blocks; return its limits."""
+    low, high = float(blocks.min()), float(blocks.max())
+    if style.log_scale_helps(blocks):
+        axes.set_xscale("log")
+        axes.set_xlim(low / 1.25, high * 1.25)
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        pad = max(0.06 * (high - low), 0.5)
+        axes.set_xlim(0.0 if low < 0.5 * high else low - pad, high + pad)
+        style.whole_numbers(axes.xaxis, bins=8)
+    return axes.get_xlim()
+
+
+def _value_axis(axes, values, span=_SPAN):
+    """Let the vertical axis hold the values; return whether it is logarithmic."""
+    low, high = np.min(values), np.max(values)
+    if style.log_scale_helps(values, span):
+        axes.set_ylim(low / 1.35, high * 1.35)
+        style.log_scale(axes)
+        return True
+    pad = 0.06 * (high - low) or 0.1 * abs(high)
+    bottom = 0.0 if 0 < low < 0.5 * high else low - pad
+    axes.set_ylim(bottom, high + pad)
+    return style.wide_scale(axes, values)
+
+
+def _draw_way(axes, table, looks, size):
+    """Draw the depth of every stage over the trials, and mark the trial that is found."""
+    first, last = table["trial"].min() + 1, table["trial"].max() + 1
+    # Stages are often equally deep; a small shift keeps all of them visible.
+    shift = min(0.2 * (len(looks) - 1), 0.6)
+    shifts = dict(zip(looks, np.linspace(-shift / 2, shift / 2, len(looks)), strict=True))
+    places = table["trial"] + 1 + table["stage"].map(shifts)
+    for stage, (colour, _) in looks.items():
+        here = table["stage"] == stage
+        axes.plot(
+            places[here],
+            table.loc[here, "blocks"],
+            color=colour,
+            linewidth=0.9,
+            alpha=0.55,
+            label=f"stage {stage}",
+        )
+    _draw_states(axes, table, places, "blocks", looks, size)
+    label = "blocks of the stage"
+    if _value_axis(axes, table["blocks"].to_numpy(float)):
+        label += " (log scale)"
+    else:
+        style.whole_numbers(axes.yaxis)
+    axes.set_xlim(first - 0.6, last + 0.6)
+    style.whole_numbers(axes.xaxis)
+    style.axis_labels(axes, below="trial", beside=label)
+    if table["found"].any():
+        trial = table.loc[table["found"], "trial"].iloc[0] + 1
+        axes.axvspan(trial - 0.42, trial + 0.42, color=_FOUND, linewidth=0, zorder=0, gid="found")
+        axes.text(
+            trial,
+            1.015,
+            "found",
+            transform=blended_transform_factory(axes.transData, axes.transAxes),
+            ha="center",
+            va="bottom",
+            fontsize=style.SMALL_SIZE,
+            color=style.FAINT_INK,
+        )
+
+
+def _handles(table, looks, epsilon):
+    """Return the entries of the legend: stages, verdicts that can occur, the rule."""
+    handles = style.stage_handles(looks)
+    states = set(table["state"])
+    if states & {_MEETS, _DOES_NOT}:
+        states |= {_MEETS, _DOES_NOT}
+    for state in _STATES:
+        if state in states:
+            look = _mark(state, style.FAINT_INK, "o", 4.8)
+            handles.append(style.line_handle(state, linestyle="none", **look))
+    if states & {_MEETS, _DOES_NOT}:
+        handles.append(
+            style.line_handle(f"rule, ε = {epsilon:g}", color=style.INK, linestyle=(0, (6, 3)))
+        )
+    return handles

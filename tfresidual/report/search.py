@@ -1,0 +1,52 @@
+"""The sections of the report on a search for depth."""
+
+from tfresidual import plots
+from tfresidual.report.section import Section
+
+# What a reader looks for first; the others stand in the CSV file.
+COLUMNS = (
+    "trial",
+    "status",
+    "stage",
+    "blocks",
+    "measured_blocks",
+    "scaled_distance",
+    "mean_scaled_perturbation",
+    "depth_asked_for",
+    "meets_rule",
+    "error",
+    "seconds",
+)
+
+
+def search_sections(trace, epsilon):
+    """Puts the trace of a search into sections of a report.
+
+    Args:
+        trace: frame of `tfresidual.tuning.DepthSearch.trace`.
+        epsilon: float over 0, of the stopping rule.
+
+    Returns:
+        A list of `Section`.
+    """
+    return [
+        Section(
+            "The search",
+            "How far does each stage carry the state at the depths that were tried, and which "
+            "depths were tried after one another?",
+            figure=plots.depth_search(trace, epsilon),
+            reading="Filled: the stage meets the rule, its mean scaled perturbation is epsilon or "
+            "less. Where the distance no longer grows with depth, the mean falls as one over "
+            "the number of blocks.",
+            source="Hauser 2019, figures 6 and 7, section 2.3",
+        ),
+        Section(
+            "Trials",
+            "What was trained, and what was measured on images that were held out?",
+            frame=trace[[column for column in COLUMNS if column in trace]],
+            reading="`depth_asked_for` is the number of blocks to measure at which the rule would "
+            "be met if the distance stayed what it is. Blocks that change the shape of the state "
+            "are not measured.",
+            source="Hauser 2019, equation 11",
+        ),
+    ]
