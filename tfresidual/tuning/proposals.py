@@ -53,7 +53,9 @@ class Plan:
             than one is for those who train several at once.
         best: the shallowest setting trained in which all stages meet the rule, or `None`.
         failing: list with the deepest depth of every stage that is known not to meet the rule
-            (one less than the smallest allowed, where none is).
+            (one less than the smallest possible, where none is).
+        smallest: list with the smallest possible depth of every stage: the one allowed, or the
+            first with a block that is counted.
         capped: list of the stages, from 1, that do not meet the rule at their largest depth.
     """
 
@@ -61,6 +63,7 @@ class Plan:
     proposals: list
     best: tuple | None
     failing: list
+    smallest: list
     capped: list
 
 
@@ -86,8 +89,8 @@ def plan(measured, failed, start, limits, epsilon, tolerance=0):
     for place, (smallest, largest) in enumerate(limits):
         of_stage = [trial[place] for trial in measured]
         # A setting that failed bounds the stages that were nowhere measured as deep.
-        known = {m.blocks for m in of_stage}
-        bounds = [setting[place] - 1 for setting in failed if setting[place] not in known]
+        depths = {m.blocks for m in of_stage}
+        bounds = [setting[place] - 1 for setting in failed if setting[place] not in depths]
         stages.append(
             _Stage(
                 of_stage,
@@ -101,13 +104,14 @@ def plan(measured, failed, start, limits, epsilon, tolerance=0):
             )
         )
     failing = [stage.low for stage in stages]
+    known = (best, failing, [stage.smallest for stage in stages])
     if best is not None and all(
         depth - low <= 1 + tolerance for depth, low in zip(best, failing, strict=True)
     ):
-        return Plan("found", [], best, failing, [])
+        return Plan("found", [], *known, [])
     capped = [place for place, stage in enumerate(stages, start=1) if stage.low >= stage.largest]
     if capped and best is None:
-        return Plan("not satisfied", [], None, failing, capped)
+        return Plan("not satisfied", [], *known, capped)
     ranked = [stage.candidates() for stage in stages]
     proposals = []
     for place in range(max(map(len, ranked))):
@@ -118,8 +122,8 @@ def plan(measured, failed, start, limits, epsilon, tolerance=0):
     if best is not None and not proposals:
         proposals = _beside([depths[0] for depths in ranked], measured, failed, best, epsilon)
     if proposals:
-        return Plan("searching", proposals, best, failing, capped)
-    return Plan("found" if best is not None else "failed", [], best, failing, capped)
+        return Plan("searching", proposals, *known, capped)
+    return Plan("found" if best is not None else "failed", [], *known, capped)
 
 
 def _beside(setting, measured, failed, best, epsilon):

@@ -154,14 +154,9 @@ def _message(oracle, plan, others):
         surely = "" if is_shown else ", as far as measurements that contradict one another show"
         apart = oracle.tolerance + 1
         less = "one block" if apart == 1 else f"{apart} blocks"
-        at_least = [
-            f"{place}"
-            for place, (depth, (low, _)) in enumerate(
-                zip(plan.best, oracle.limits, strict=True), start=1
-            )
-            if depth == low
-        ]
-        bound = f" (stage {', '.join(at_least)}: the smallest allowed)" if at_least else ""
+        pairs = enumerate(zip(plan.best, plan.smallest, strict=True), start=1)
+        least = ", ".join(str(stage) for stage, (depth, low) in pairs if depth <= low)
+        bound = f" (stage {least}: the smallest depth possible)" if least else ""
         return (
             f"{depths} blocks: every stage has a mean scaled perturbation of {epsilon} or less, "
             f"and more with {less} less{bound}{surely}"

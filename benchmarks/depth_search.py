@@ -1,0 +1,356 @@
+"""`tuning.DepthOracle` against other ways to search the depths, on laws that are known.
+
+    python benchmarks/depth_search.py [--problems 30] [--trials 60] [--bayesian 3]
+
+Nothing is trained: a tuner of keras-tuner computes the scaled distances of three stages from a law
+whose constants are drawn from a seed. The rule is a mean of 0.1, depths go from 1 to 128, the start
+is (4, 4, 4). keras-tuner's random search and Bayesian optimization see the score that
+`DepthOracle.score_trial` gives, and stop when they have tried the answer, as if they knew it. The
+bisection halves the bounds of all stages in every trial. Bayesian optimization takes part where
+scipy and scikit-learn are installed (`pip install ".[benchmarks]"`), on the first `--bayesian`
+problems only: it takes a quarter of a second a trial.
+
+Prints two tables in Markdown. Trials are counted to the first setting that meets the rule, and to
+the smallest one, medians with the worst in brackets. Blocks are those of all trials of a search,
+the median of the ratios to `DepthOracle` on the same problem: 2x trains twice as many. With noise,
+a setting counts as the smallest where no stage is more than a block off, by the law without noise.
+The second table simulates workers that train trials at the same time.
+"""
+
+import argparse
+import heapq
+import importlib.util
+import math
+import os
+import statistics
+import tempfile
+import warnings
+from concurrent import futures
+from multiprocessing import get_context
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# Every core has a search of its own.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import keras_tuner
+import numpy as np
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from tfresidual.console import terminal
+from tfresidual.tuning import DepthOracle, blocks
+from tfresidual.tuning.proposals import Measurement
+
+EPSILON, START, DEEPEST = 0.1, (4, 4, 4), 128
+# What the paper prints, for CIFAR-10 and MNIST, and how far the constants lie from it.
+PRINTED = ((3.69, 3.81, 4.27), (4.11, 3.12, 4.58))
+SPREAD, TAU, NOISE = 0.1, (15, 25), 0.03
+WORKERS = (1, 2, 4)
+
+# The scaled distance of L blocks. The constant of 1/L asks for as many blocks as a distance that
+# stays at D.
+LAWS = {
+    "D": lambda d, tau, depth: d,
+    "D^2 / (0.1 L)": lambda d, tau, depth: d**2 / (EPSILON * depth),
+    "D (1 - exp(-L / tau))": lambda d, tau, depth: d * -math.expm1(-depth / tau),
+    "D L / (L + tau)": lambda d, tau, depth: d * depth / (depth + tau),
+}
+NOISY = "D (1 - exp(-L / tau)), 3 % noise"
+
+
+class Problem:
+    """Three stages that follow one law, with constants from a seed."""
+
+    def __init__(self, law, seed):
+        self.seed = seed
+        self.noise = NOISE if law == NOISY else 0.0
+        self.law = LAWS[law.removesuffix(", 3 % noise")]
+        rng = np.random.default_rng(seed)
+        around = rng.uniform(1 - SPREAD, 1 + SPREAD, len(START))
+        self.constants = rng.permutation(PRINTED)[0] * around
+        self.taus = rng.uniform(*TAU, len(START))
+        self.smallest = tuple(
+            next(
+                depth
+                for depth in range(1, DEEPEST + 1)
+                if Measurement(depth, depth, self.distance(stage, depth)).meets(EPSILON)
+            )
+            for stage in range(len(START))
+        )
+
+    def distance(self, stage, depth):
+        return float(self.law(self.constants[stage], self.taus[stage], depth))
+
+    def measured(self, depths, trial):
+        """The scaled distances that trial number `trial` measures."""
+        noise = np.random.default_rng([self.seed, trial]).normal(0, self.noise, len(depths))
+        return [
+            self.distance(stage, depth) * float(1 + noise[stage])
+            for stage, depth in enumerate(depths)
+        ]
+
+    def is_smallest(self, depths):
+        apart = 1 if self.noise else 0
+        return all(abs(a - b) <= apart for a, b in zip(depths, self.smallest, strict=True))
+
+
+class Scored:
+    """An oracle whose trials get the score that a `DepthOracle` gives them."""
+
+    def __init__(self, **kwargs):
+        self.judge = DepthOracle(START, EPSILON, 1, DEEPEST)
+        super().__init__(
+            objective=self.judge.objective, hyperparameters=self.judge.get_space(), **kwargs
+        )
+
+    def score_trial(self, trial):
+        self.judge.score_trial(trial)
+
+
+class RandomSearch(Scored, keras_tuner.oracles.RandomSearchOracle):
+    """Draws every depth with the same probability."""
+
+
+class BayesianOptimization(Scored, keras_tuner.oracles.BayesianOptimizationOracle):
+    """A Gaussian process on the score."""
+
+
+class Bisection(Scored, keras_tuner.Oracle):
+    """Halves the depths of every stage, taking it that the deepest of them meet the rule."""
+
+    def populate_space(self, trial_id):
+        if self.ongoing_trials:
+            return {"status": "IDLE"}
+        failing, meeting = [0] * len(START), [DEEPEST] * len(START)
+        for trial in self.trials.values():
+            for stage, measured in enumerate(self.judge.measurements(trial)):
+                if failing[stage] < measured.blocks < meeting[stage]:
+                    bound = meeting if measured.meets(EPSILON) else failing
+                    bound[stage] = measured.blocks
+        # Rounded up: where the two are next to one another, the one that meets.
+        setting = [(low + high + 1) // 2 for low, high in zip(failing, meeting, strict=True)]
+        values = {f"blocks{stage}": depth for stage, depth in enumerate(setting, start=1)}
+        if values in [trial.hyperparameters.values for trial in self.trials.values()]:
+            return {"status": "STOPPED"}
+        return {"status": "RUNNING", "values": values}
+
+
+METHODS = {
+    "DepthOracle": lambda **kwargs: DepthOracle(START, EPSILON, 1, DEEPEST, **kwargs),
+    "bisection": Bisection,
+    "random search": RandomSearch,
+    "Bayesian optimization": BayesianOptimization,
+}
+# Those that do not end of themselves.
+ENDLESS = ("random search", "Bayesian optimization")
+
+
+class Computed(keras_tuner.Tuner):
+    """A tuner whose trials compute what a trained network would have measured."""
+
+    def __init__(self, problem, method, trials, directory):
+        # A seed of 0 is none to keras-tuner.
+        oracle = METHODS[method](max_trials=trials, seed=problem.seed + 1)
+        self.problem = problem
+        self.stops_at_answer = method in ENDLESS
+        super().__init__(oracle, directory=directory, project_name="search")
+        oracle.verbose = 0
+
+    def run_trial(self, trial, **kwargs):
+        depths = blocks(trial.hyperparameters)
+        results = {"blocks": float(sum(depths))}
+        distances = self.problem.measured(depths, int(trial.trial_id))
+        for stage, (depth, distance) in enumerate(zip(depths, distances, strict=True), start=1):
+            results[f"stage{stage}/blocks"] = float(depth)
+            results[f"stage{stage}/scaled_distance"] = distance
+        return results
+
+    def on_trial_end(self, trial):
+        super().on_trial_end(trial)
+        if self.stops_at_answer and self.problem.is_smallest(blocks(trial.hyperparameters)):
+            self.oracle.max_trials = len(self.oracle.trials)
+
+    def depths(self):
+        """The depths of all trials in the order in which they began."""
+        return [
+            blocks(self.oracle.trials[trial_id].hyperparameters)
+            for trial_id in self.oracle.start_order
+        ]
+
+
+def search(law, seed, method, cap):
+    """One search, alone; what it needed."""
+    problem = Problem(law, seed)
+    with tempfile.TemporaryDirectory() as directory:
+        tuner = Computed(problem, method, cap, directory)
+        tuner.search(verbose=0)
+    tried = tuner.depths()
+    trials = [tuner.oracle.trials[trial_id] for trial_id in tuner.oracle.start_order]
+    met = [depths for depths, t in zip(tried, trials, strict=True) if t.score < 1e6]
+    answer = min(met, key=sum, default=None)
+    return {
+        "first": 1 + tried.index(met[0]) if met else math.inf,
+        "smallest": next(
+            (place for place, d in enumerate(tried, start=1) if problem.is_smallest(d)), math.inf
+        ),
+        "right": answer is not None and problem.is_smallest(answer),
+        "trials": len(tried),
+        "blocks": sum(map(sum, tried)),
+    }
+
+
+def search_together(law, seed, workers, by_blocks, cap):
+    """One search by several workers; when the last one ended, and how many trials they trained.
+
+    A trial lasts 1, or as long as it has blocks.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        tuner = Computed(Problem(law, seed), "DepthOracle", cap, directory)
+        clock, running, free = 0, [], [f"worker{number}" for number in range(workers)]
+        while True:
+            waiting = []
+            for worker in free:
+                trial = tuner.oracle.create_trial(worker)
+                if trial.status == "RUNNING":
+                    seconds = sum(blocks(trial.hyperparameters)) if by_blocks else 1
+                    heapq.heappush(running, (clock + seconds, worker, trial))
+                elif trial.status == "IDLE":
+                    waiting.append(worker)
+            if not running:
+                break
+            clock, free = running[0][0], waiting
+            while running and running[0][0] == clock:
+                _, worker, trial = heapq.heappop(running)
+                tuner.oracle.update_trial(trial.trial_id, tuner.run_trial(trial))
+                trial.status = "COMPLETED"
+                tuner.oracle.end_trial(trial)
+                free.append(worker)
+            free.sort()
+        if waiting:
+            raise RuntimeError(f"All workers wait for one another: {law}, seed {seed}, {waiting}")
+    return {"time": clock, "trials": len(tuner.oracle.trials)}
+
+
+def run_all(jobs):
+    """Runs all jobs on all cores; tuples of a function and its arguments, with their results."""
+    columns = (TextColumn("searches"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    # The slow ones first, so that no core waits for another in the end.
+    slow_first = sorted(jobs, key=_weight, reverse=True)
+    with (
+        futures.ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=_quieten) as pool,
+        Progress(*columns, console=terminal()) as progress,
+    ):
+        bar = progress.add_task("", total=sum(map(_weight, jobs)))
+        submitted = {pool.submit(*job): job for job in slow_first}
+        results = {}
+        for future in futures.as_completed(submitted):
+            results[submitted[future]] = future.result()
+            progress.advance(bar, _weight(submitted[future]))
+    return results
+
+
+def _weight(job):
+    return 100 if "Bayesian optimization" in job else 10 if "random search" in job else 1
+
+
+def _quieten():
+    # The Gaussian process says that it has not converged.
+    warnings.filterwarnings("ignore", module="sklearn")
+
+
+def table(rows):
+    """Prints rows, the first of them with the names of the columns, in Markdown."""
+    lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    print("\n".join(f"| {' | '.join(line)} |" for line in lines), end="\n\n")
+
+
+def median_and_worst(values, cap):
+    median, worst = (
+        f"{value:g}" if math.isfinite(value) else f"> {cap}"
+        for value in (statistics.median(values), max(values))
+    )
+    return f"{median} ({worst})"
+
+
+def compare_methods(problems, cap, bayesian):
+    """The jobs of the first table, and the function that prints it from their results."""
+    counts = {method: problems for method in METHODS}
+    if not all(importlib.util.find_spec(name) for name in ("scipy", "sklearn")):
+        bayesian = 0
+    counts["Bayesian optimization"] = min(problems, bayesian)
+    cases = [(law, method) for law in (*LAWS, NOISY) for method in METHODS if counts[method]]
+    jobs = [(search, law, n, method, cap) for law, method in cases for n in range(counts[method])]
+
+    def show(results):
+        rows = [["law", "", "problems", "meets", "smallest", "ends", "right", "blocks trained"]]
+        for law, method in cases:
+            seeds = range(counts[method])
+            found = [results[search, law, seed, method, cap] for seed in seeds]
+            ours = [results[search, law, seed, "DepthOracle", cap] for seed in seeds]
+            ratio = statistics.median(
+                a["blocks"] / b["blocks"] for a, b in zip(found, ours, strict=True)
+            )
+            trials = [
+                median_and_worst([f[name] for f in found], cap)
+                for name in ("first", "smallest", "trials")
+            ]
+            if method in ENDLESS:
+                trials[-1] = "-"
+            is_ours = method == "DepthOracle"
+            name = f"`{law}`" if is_ours else ""
+            blocks_trained = (
+                f"{statistics.median(f['blocks'] for f in found):g}" if is_ours else f"{ratio:.1f}x"
+            )
+            right = f"{sum(f['right'] for f in found)} of {len(found)}"
+            rows.append([name, method, str(len(found)), *trials, right, blocks_trained])
+        table(rows)
+
+    return jobs, show
+
+
+def compare_workers(problems, cap):
+    """The jobs of the second table, and the function that prints it from their results."""
+    cases = [(law, by_blocks) for law in (*LAWS, NOISY) for by_blocks in (False, True)]
+    jobs = [
+        (search_together, law, seed, workers, by_blocks, cap)
+        for law, by_blocks in cases
+        for workers in WORKERS
+        for seed in range(problems)
+    ]
+
+    def show(results):
+        header = ["1 worker" if count == 1 else f"{count} workers" for count in WORKERS]
+        rows = [["law", "a trial lasts", *header]]
+        for law, by_blocks in cases:
+            row = ["" if by_blocks else f"`{law}`", "its blocks" if by_blocks else "1"]
+            for workers in WORKERS:
+                found, alone = (
+                    [results[search_together, law, n, w, by_blocks, cap] for n in range(problems)]
+                    for w in (workers, 1)
+                )
+                trials = f"{statistics.median(f['trials'] for f in found):g} trials"
+                if by_blocks:
+                    ratio = statistics.median(
+                        a["time"] / b["time"] for a, b in zip(found, alone, strict=True)
+                    )
+                    row.append(f"{ratio:.2f}x, {trials}")
+                else:
+                    row.append(f"{median_and_worst([f['time'] for f in found], cap)}, {trials}")
+            rows.append(row)
+        table(rows)
+
+    return jobs, show
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--problems", type=int, default=30, help="problems of every law")
+    parser.add_argument("--trials", type=int, default=60, help="the most trials of a search")
+    parser.add_argument("--bayesian", type=int, default=3, help="problems of the slow method")
+    arguments = parser.parse_args()
+    methods, show_methods = compare_methods(
+        arguments.problems, arguments.trials, arguments.bayesian
+    )
+    together, show_together = compare_workers(arguments.problems, arguments.trials)
+    results = run_all([*methods, *together])
+    show_methods(results)
+    show_together(results)

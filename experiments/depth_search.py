@@ -1,0 +1,123 @@
+"""Sections 2.3 and 3.5.1 of Hauser 2019: a depth found by the stopping rule, and confirmed.
+
+    python experiments/depth_search.py --size smoke
+    python experiments/depth_search.py --size small --data-dir ~/tensorflow_datasets
+    python experiments/depth_search.py --size paper --data-dir ~/tensorflow_datasets
+
+The depth of a network is searched, from cold starts and from warm ones. Around the answer of the
+cold search, networks with one block less and one more in every stage are trained with further
+seeds. Each search has a folder of its own; an interrupted run goes on. Sizes: `smoke` shows that
+everything works; `small` is MNIST with narrow networks, for two cores; `paper` is the paper's
+network on MNIST and CIFAR-10 with its epsilon of 0.1, for a GPU.
+"""
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+import pandas as pd
+
+from tfresidual import tuning
+from tfresidual.console import say, terminal
+from tfresidual.depth_study import PROJECT, SearchSettings, run
+from tfresidual.files import written
+from tfresidual.settings import Settings
+
+
+def searches_of(size, data_dir):
+    """Settings of every search of a size by name, and the further seeds."""
+    if size == "paper":
+        search = SearchSettings(start=8, max_blocks=100)
+        return {
+            data: (Settings(data=data, data_dir=data_dir, network="hauser", epochs=60), search)
+            for data in ("mnist", "cifar10")
+        }, (1, 2, 3)
+    if size == "small":
+        settings = Settings(
+            data="mnist",
+            data_dir=data_dir,
+            width=8,
+            epochs=3,
+            train_size=20_000,
+            validation=2_000,
+            test_size=5_000,
+            epsilon=0.3,
+        )
+        return {"mnist": (settings, SearchSettings(start=3, max_blocks=24))}, (1, 2)
+    settings = Settings(
+        data_dir=data_dir,
+        width=4,
+        epochs=1,
+        train_size=256,
+        validation=64,
+        test_size=64,
+        epsilon=1.0,
+    )
+    return {"digitclutter": (settings, SearchSettings(start=2, max_blocks=6))}, (1,)
+
+
+def confirm(folder, settings, blocks, seeds, console):
+    """Networks of the found depths, one block less and one more, with other seeds, as a frame."""
+    frames = []
+    for change in (-1, 0, 1):
+        depths = tuple(depth + change for depth in blocks)
+        if min(depths) < 1:
+            continue
+        for seed in seeds:
+            name = f"confirm-{'-'.join(map(str, depths))}-seed{seed}"
+            single = SearchSettings(start=depths, max_blocks=max(depths), max_trials=1)
+            run(folder / name, dataclasses.replace(settings, seed=seed), single, console)
+            trace = tuning.trace_of(tuning.read_search(folder / name / PROJECT))
+            frames.append(trace.assign(change=change, seed=seed))
+    return pd.concat(frames, ignore_index=True)
+
+
+def table(frame, key):
+    """The trace of networks with a row for each, to print."""
+    rows = []
+    for _, rows_of_one in frame.groupby([*key, "trial"], sort=False):
+        first = rows_of_one.iloc[0]
+        rows.append(
+            {
+                **{name: first[name] for name in key},
+                "blocks": " ".join(map(str, rows_of_one["blocks"])),
+                "mean_scaled_perturbation": " ".join(
+                    f"{mean:.3f}" for mean in rows_of_one["mean_scaled_perturbation"]
+                ),
+                "meets_rule": bool(rows_of_one["meets_rule"].all()),
+                "error": first["error"],
+                "seconds": first["seconds"],
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def main(size, data_dir, out, workers):
+    console, out = terminal(), out / size
+    searches, seeds = searches_of(size, data_dir)
+    for name, (settings, search) in searches.items():
+        for start in ("cold", "warm"):
+            say(console, f"{name}, {start} starts")
+            folder = out / f"{name}-{start}"
+            changed = dataclasses.replace(search, warm_start=start == "warm")
+            outcome = run(folder, settings, changed, console, workers)
+            print(f"\n{name}, {start} starts, {outcome.status}: {outcome.message}")
+            trace = tuning.trace_of(tuning.read_search(folder / PROJECT))
+            print(table(trace, []).to_string(index=False))
+            if start == "warm" or outcome.status != "found":
+                continue
+            frame = confirm(out, settings, outcome.blocks, seeds, console)
+            with written(out / f"{name}-confirmed.csv") as path:
+                frame.to_csv(path, index=False)
+            print(f"\n{name}, one block less and one more, other seeds")
+            print(table(frame, ["change", "seed"]).to_string(index=False))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", choices=["smoke", "small", "paper"], default="smoke")
+    parser.add_argument("--data-dir", help="folder of tensorflow-datasets")
+    parser.add_argument("--out", type=Path, default=Path("runs/depth_search"))
+    parser.add_argument("--workers", type=int, default=1, help="networks trained at once")
+    arguments = parser.parse_args()
+    main(arguments.size, arguments.data_dir, arguments.out, arguments.workers)
