@@ -512,8 +512,8 @@ def main(arguments=None):
         _fail(f"{error.format_message()} (see '{command} --help')", error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         _fail(
-            "interrupted. A training goes on from its last whole epoch when the same command is "
-            "given again; probes begin anew",
+            "interrupted. A training goes on from its last whole epoch, a search behind its last "
+            "whole trial, when the same command is given again; probes begin anew",
             130,
         )
 
@@ -554,7 +554,7 @@ def _package():
     """The package, without the noise of the libraries; its errors end in one line."""
     click.echo("loading TensorFlow", err=True)
     with _without_noise():
-        from tfresidual import depth_study, probing, settings, study
+        from tfresidual import depth_study, probing, settings, study, tuning
         from tfresidual.console import terminal
     package = types.SimpleNamespace(
         depth_study=depth_study,
@@ -565,6 +565,8 @@ def _package():
     )
     try:
         yield package
+    except tuning.SearchError as error:
+        _fail(str(error), 1)
     except (ValueError, OSError) as error:
         # What the package says of its arguments names them and ends in what it received.
         if "Received: " not in str(error) and not isinstance(error, OSError):

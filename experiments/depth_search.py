@@ -38,10 +38,10 @@ def searches_of(size, data_dir):
             data_dir=data_dir,
             width=8,
             epochs=3,
-            train_size=20_000,
+            train_size=16_000,
             validation=2_000,
             test_size=5_000,
-            epsilon=0.3,
+            epsilon=0.5,
         )
         return {"mnist": (settings, SearchSettings(start=3, max_blocks=24))}, (1, 2)
     settings = Settings(

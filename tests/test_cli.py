@@ -60,7 +60,7 @@ def data_dir(tmp_path_factory):
 # Help
 
 
-@pytest.mark.parametrize("command", ["", "study", "train", "probe", "data"])
+@pytest.mark.parametrize("command", ["", "study", "train", "probe", "tune", "data"])
 def test_help_is_quick(command):
     times = []
     for _ in range(3):
@@ -124,6 +124,23 @@ def test_defaults_in_the_help_are_those_of_the_settings(command):
     fields = {field.name: field.default for field in dataclasses.fields(study.Settings)}
     options = {name: option for (of, name), option in OPTIONS.items() if of == command}
     assert set(options) - {"out", "help"} == set(fields)
+    assert_defaults_are_shown(options, fields)
+
+
+def test_defaults_of_tune_are_those_of_the_package():
+    from tfresidual import depth_study, study
+
+    classes = (study.Settings, depth_study.SearchSettings)
+    fields = {f.name: f.default for of in classes for f in dataclasses.fields(of)}
+    del fields["depth"]
+    options = {name: option for (of, name), option in OPTIONS.items() if of == "tune"}
+    assert set(options) - {"out", "help", "workers"} == set(fields)
+    workers = inspect.signature(depth_study.run).parameters["workers"].default
+    assert f"[default: {workers}]" in options["workers"].help
+    assert_defaults_are_shown(options, fields)
+
+
+def assert_defaults_are_shown(options, fields):
     for name, default in fields.items():
         assert options[name].default is None or options[name].default is not default
         shown = re.search(r"\[default: (.*)\]$", options[name].help)[1]
@@ -196,6 +213,12 @@ def test_choices_are_those_of_the_package():
     assert study.Settings().data in tfresidual_cli.DATASETS
 
 
+def test_depths():
+    convert = tfresidual_cli.Depths().convert
+    assert convert("4", None, None) == 4
+    assert convert("4,5,6", None, None) == (4, 5, 6)
+
+
 # Wrong arguments
 
 WRONG = [
@@ -238,6 +261,13 @@ WRONG = [
     ["probe", "run", "--scale", "half"],
     ["probe", "run", "--memory-limit", "0"],
     ["probe", "run", "--epochs", "3"],
+    ["tune", "--depth", "20"],
+    ["tune", "--start", "4,x,4"],
+    ["tune", "--start", "0"],
+    ["tune", "--max-blocks", "4,,4"],
+    ["tune", "--workers", "0"],
+    ["tune", "--tolerance", "-1"],
+    ["tune", "--executions", "0"],
 ]
 
 
@@ -259,6 +289,11 @@ REFUSED = {
     "missing data": ["study", "--data", "cifar10"],
     "too many images": ["study", "--data", "mnist", "--validation", "60000"],
     "data that is missing": ["data", "mnist"],
+    "a start of two stages": ["tune", "--start", "4,4"],
+    "a start out of bounds": ["tune", "--start", "9", "--max-blocks", "8"],
+    "a network of one depth": ["tune", "--network", "wide"],
+    "shared blocks that start warm": ["tune", "--share-from", "1", "--warm-start"],
+    "data of a search that is missing": ["tune", "--data", "mnist"],
     "a folder below a file": ["train", "--out", "file/run"],
     "no run": ["probe", "nothing"],
     "a chance that is none": ["probe", "nothing", "--chance", "largest_class"],
@@ -369,6 +404,29 @@ def test_data(tmp_path, data_dir):
     ]
     assert_no_noise(result.stderr)
     assert list(tmp_path.iterdir()) == []
+
+
+SEARCH = [
+    *("tune", "--width", "2", "--epochs", "1", "--epsilon", "1e-6", "--start", "1,2,2"),
+    *("--max-blocks", "2", "--train-size", "64", "--validation", "32", "--test-size", "32"),
+    *("--batch-size", "32"),
+]
+
+
+def test_tune(tmp_path, data_dir):
+    """No depth meets such an epsilon: the command says so, and so does its exit code."""
+    result = tfresidual(*SEARCH, "--data-dir", data_dir, cwd=tmp_path)
+    assert result.returncode == 1, result.stderr
+    report, found = result.stdout.splitlines()
+    assert report == "report: runs/depth-resnet-digitclutter/report.html"
+    assert found.startswith("not satisfied: no depth inside the bounds brings every mean")
+    assert "stage 2 at 2 blocks, stage 3 at 2 blocks" in found
+    assert_no_noise(result.stderr)
+    assert "trial 1: 1 2 2 blocks, mean scaled perturbation " in result.stderr
+    again = tfresidual(*SEARCH, "--data-dir", data_dir, cwd=tmp_path)
+    assert (again.returncode, again.stdout) == (1, result.stdout)
+    assert "training" not in again.stderr
+    assert_no_noise(again.stderr)
 
 
 def test_ctrl_c(tmp_path, data_dir):

@@ -103,7 +103,7 @@ def run(folder, settings=None, search=None, console=None, workers=1):
         ValueError: if a setting cannot be used, or the folder holds a run of other settings.
         FileNotFoundError: if the dataset is not on the disk.
         ConnectionError: in a worker without a chief.
-        RuntimeError: if too many trials failed in a row.
+        tfresidual.tuning.SearchError: if too many trials failed in a row, or workers die.
     """
     settings, search = settings or Settings(), search or SearchSettings()
     check_int("workers", workers, at_least=1)

@@ -8,6 +8,7 @@ _FILES = {
     "DepthOracle": "depth_oracle",
     "DepthSearch": "depth_search",
     "Outcome": "trace",
+    "SearchError": "workers",
     "blocks": "depth_oracle",
     "interleave": "warm_start",
     "outcomes_of": "trace",

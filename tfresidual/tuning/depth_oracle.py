@@ -299,7 +299,7 @@ class DepthOracle(keras_tuner.Oracle):
             super().end_trial(trial)
         except RuntimeError as error:
             # Too many failures in a row. A chief must not raise in the thread of a request.
-            self.failure = str(error)
+            self.failure = _in_one_paragraph(str(error))
             self._release(trial.trial_id)
             self._save_trial(self.trials[trial.trial_id])
             self.save()
@@ -422,6 +422,12 @@ class DepthOracle(keras_tuner.Oracle):
             self._retry_queue.append(trial.trial_id)
         self._run_times = collections.defaultdict(int)
         self.end_order = []
+
+
+def _in_one_paragraph(text):
+    """The first and the last line of an error with a traceback in it."""
+    lines = text.strip().splitlines()
+    return lines[0] if len(lines) == 1 else f"{lines[0]} The last: {lines[-1]}"
 
 
 def is_served():

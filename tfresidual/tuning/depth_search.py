@@ -22,6 +22,7 @@ from tfresidual.tuning.trace import DEVIATION, OF_STAGE, outcomes_of, read_searc
 from tfresidual.tuning.warm_start import interleave
 from tfresidual.tuning.workers import (
     POLL,
+    SearchError,
     alone_in,
     await_chief,
     end_with_supervisor,
@@ -153,7 +154,7 @@ class DepthSearch(keras_tuner.Tuner):
                 infinitely many values.
             ConnectionError: in a worker, if no chief answers.
             OSError: if another process searches in the same folder.
-            RuntimeError: if too many trials failed in a row.
+            SearchError: if too many trials failed in a row.
         """
         if self.probe_data is None and fit_kwargs.get("validation_data") is None:
             raise ValueError(
@@ -176,8 +177,13 @@ class DepthSearch(keras_tuner.Tuner):
                 self.oracle.verbose = fit_kwargs["verbose"]
             if os.environ.get("KERASTUNER_TUNER_ID") == "chief" and self._has_chief():
                 serve(self.oracle)
-            else:
+                return
+            try:
                 super().search(*fit_args, **fit_kwargs)
+            except RuntimeError:
+                if self.oracle.failure is None:
+                    raise
+                raise SearchError(self.oracle.failure) from None
 
     def pre_create_trial(self):
         if self._asked:

@@ -29,6 +29,11 @@ try:
 except ImportError:  # not on Windows
     fcntl = None
 
+
+class SearchError(RuntimeError):
+    """A search that cannot go on: its trials fail, or its processes die."""
+
+
 POLL = 0.5
 # How long a process is given to end when it is asked to.
 GRACE = 10.0
@@ -74,7 +79,7 @@ def serve(oracle):
 
     Raises:
         OSError: if the address is taken.
-        RuntimeError: if too many trials failed in a row.
+        SearchError: if too many trials failed in a row.
     """
     from keras_tuner.src import protos
     from keras_tuner.src.distribute.oracle_chief import OracleServicer
@@ -102,7 +107,7 @@ def serve(oracle):
     finally:
         server.stop(grace=1).wait()
     if oracle.failure is not None:
-        raise RuntimeError(oracle.failure)
+        raise SearchError(oracle.failure)
 
 
 @contextlib.contextmanager
@@ -181,7 +186,7 @@ def supervise(command, workers, folder, watch=None, restarts=RESTARTS):
 
     Raises:
         ValueError: if `workers` is not a positive int.
-        RuntimeError: if a process died too often, with the end of its output.
+        SearchError: if a process died too often, with the end of its output.
     """
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise ValueError(
@@ -260,7 +265,7 @@ class _Member:
         while now - self.deaths[0] > 60:
             self.deaths.popleft()
         if len(self.deaths) > self.restarts:
-            raise RuntimeError(
+            raise SearchError(
                 f"The {self.name} of the search ended {len(self.deaths)} times within a minute, "
                 f"the last time with exit code {code}. Its output is in {self.log}:\n"
                 f"{_last_lines(self.log)}"
