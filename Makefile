@@ -15,7 +15,7 @@ test: .venv/test
 test-slow: .venv/test
 	$(BIN)/pytest -m slow
 
-benchmarks: .venv/test
+benchmarks: .venv/benchmarks
 	$(BIN)/python benchmarks/run.py
 
 # The package is installed as its users have it: tests do not run against the files here. The
@@ -31,6 +31,11 @@ SOURCES := setup.cfg pyproject.toml tfresidual_cli.py $(shell find tfresidual ca
 .venv/test: .venv/package
 	rm -rf build
 	$(BIN)/pip install --quiet ".[test]"
+	touch $@
+
+.venv/benchmarks: .venv/package
+	rm -rf build
+	$(BIN)/pip install --quiet ".[benchmarks]"
 	touch $@
 
 clean:

@@ -8,6 +8,13 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    for name in ("startup", "metrics_pass", "training_step", "gradient_coupling", "routes"):
+    for name in (
+        "startup",
+        "depth_search",
+        "metrics_pass",
+        "training_step",
+        "gradient_coupling",
+        "routes",
+    ):
         print(f"== {name}", flush=True)
         subprocess.run([sys.executable, Path(__file__).with_name(f"{name}.py")], check=True)

@@ -151,15 +151,19 @@ def _message(oracle, plan, others):
             depth - low <= 1 + oracle.tolerance
             for depth, low in zip(plan.best, plan.failing, strict=True)
         )
-        surely = "" if is_shown else ", as far as measurements that contradict one another show"
         apart = oracle.tolerance + 1
         less = "one block" if apart == 1 else f"{apart} blocks"
         pairs = enumerate(zip(plan.best, plan.smallest, strict=True), start=1)
         least = ", ".join(str(stage) for stage, (depth, low) in pairs if depth <= low)
         bound = f" (stage {least}: the smallest depth possible)" if least else ""
+        reached = (
+            f"{depths} blocks: every stage has a mean scaled perturbation of {epsilon} or less"
+        )
+        if is_shown:
+            return f"{reached}, and more with {less} less{bound}"
         return (
-            f"{depths} blocks: every stage has a mean scaled perturbation of {epsilon} or less, "
-            f"and more with {less} less{bound}{surely}"
+            f"{reached}. No shallower network that was trained has, though single stages have with "
+            "fewer blocks: the measurements contradict one another; average more trainings a trial"
         )
     if plan.status == "not satisfied":
         capped = ", ".join(f"stage {s} at {oracle.limits[s - 1][1]} blocks" for s in plan.capped)

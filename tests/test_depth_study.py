@@ -1,0 +1,230 @@
+"""The search of `tfresidual tune`: what it writes, and what it goes on from."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import keras
+import pandas as pd
+import pytest
+
+from tfresidual import depth_study, probes, study, tuning
+from tfresidual.settings import Settings, compile_for, prepare
+
+TINY = {
+    "width": 2,
+    "epochs": 1,
+    "batch_size": 32,
+    "train_size": 96,
+    "validation": 64,
+    "test_size": 40,
+    "epsilon": 1.5,
+}
+SEARCH = depth_study.SearchSettings(start=2, max_blocks=6)
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    return Settings(**TINY, data_dir=tmp_path_factory.mktemp("clutter"))
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory, settings):
+    """The folder of a search that was not interrupted, and its outcome."""
+    folder = tmp_path_factory.mktemp("runs") / "new" / "depth"
+    return folder, depth_study.run(folder, settings, SEARCH)
+
+
+def trace_of(folder):
+    return tuning.trace_of(tuning.read_search(folder / "search"))
+
+
+def without_time(frame):
+    return frame.drop(columns="seconds")
+
+
+def trials_written(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.glob("search/trial_*/*")}
+
+
+def test_what_is_written(done, settings):
+    folder, outcome = done
+    assert outcome.status == "found"
+    content = json.loads((folder / "outcome.json").read_text())
+    assert tuple(content["blocks"]) == outcome.blocks
+    assert content["message"] == outcome.message
+    trace = pd.read_csv(folder / "frames" / "trace.csv")
+    pd.testing.assert_frame_equal(trace, trace_of(folder), check_dtype=False)
+    assert (folder / "figures" / "depth_search.png").read_bytes().startswith(b"\x89PNG")
+    page = (folder / "report.html").read_text()
+    assert outcome.message in page
+    assert "Depth found" in page
+    settings_file = json.loads((folder / "settings.json").read_text())
+    assert settings_file["search"]["start"] == 2
+    assert settings_file["settings"]["epsilon"] == settings.epsilon
+
+
+def test_the_answer_is_the_network_beside_it(done, settings):
+    """Measured anew on the validation images, it meets the rule; the error is its own."""
+    folder, outcome = done
+    network = keras.saving.load_model(folder / "model.keras")
+    assert tuple(network.blocks) == outcome.blocks
+    _, validation, test = prepare(settings)
+    measured = probes.computational_distance(network, validation)[:3]
+    trace = trace_of(folder).query("found").reset_index(drop=True)
+    for name in ("distance", "scaled_distance", "mean_scaled_perturbation"):
+        assert measured[name].tolist() == pytest.approx(trace[name].tolist(), rel=1e-5)
+    assert (measured["mean_scaled_perturbation"] <= settings.epsilon).all()
+    metric = compile_for(network, settings, 1)
+    values = network.evaluate(validation, return_dict=True, verbose=0)
+    assert trace["error"][0] == pytest.approx(1 - values[metric])
+    of_test = network.evaluate(test, return_dict=True, verbose=0)
+    content = json.loads((folder / "outcome.json").read_text())
+    assert content["test_error"] == pytest.approx(1 - of_test[metric])
+
+
+def test_one_block_less_was_seen_to_fail(done):
+    folder, outcome = done
+    # The first block of the other stages changes the shape: with it alone they have no mean.
+    assert outcome.blocks[0] > 1
+    assert outcome.blocks[1:] == (2, 2)
+    assert "(stage 2, 3: the smallest depth possible)" in outcome.message
+    shallower = trace_of(folder).query(f"stage == 1 and blocks == {outcome.blocks[0] - 1}")
+    assert not shallower["meets_rule"].any()
+    assert len(shallower) == 1
+
+
+def test_the_same_command_trains_nothing(done, settings):
+    folder, outcome = done
+    before = trials_written(folder)
+    assert depth_study.run(folder, settings, SEARCH) == outcome
+    assert trials_written(folder) == before
+
+
+@pytest.mark.parametrize("change", [{"epsilon": 0.5}, {"width": 4}, {"seed": 1}])
+def test_other_settings_are_refused(done, settings, change):
+    folder, _ = done
+    before = trials_written(folder)
+    ((name, value),) = change.items()
+    with pytest.raises(ValueError, match=rf"{name} was .*Received: .*{name}={value}"):
+        depth_study.run(folder, dataclasses.replace(settings, **change), SEARCH)
+    with pytest.raises(ValueError, match=r"start was 2\. Received: .*start=3"):
+        depth_study.run(folder, settings, dataclasses.replace(SEARCH, start=3))
+    assert trials_written(folder) == before
+
+
+def test_folders_of_other_runs_are_refused(done, settings, tmp_path):
+    with pytest.raises(ValueError, match=r"holds a search\. Received: folder="):
+        study.train(done[0], settings)
+    (tmp_path / "settings.json").write_text(json.dumps({"settings": {}}))
+    with pytest.raises(ValueError, match=r"not a search\. Received: folder="):
+        depth_study.run(tmp_path, settings, SEARCH)
+    assert [path.name for path in tmp_path.iterdir()] == ["settings.json"]
+
+
+def test_a_search_cut_short_goes_on(done, settings, tmp_path):
+    """With more trials allowed it ends where the other did."""
+    folder, outcome = done
+    short = dataclasses.replace(SEARCH, max_trials=1)
+    cut = depth_study.run(tmp_path, settings, short)
+    assert cut.status == "searching"
+    assert "1 trials were allowed" in cut.message
+    assert depth_study.run(tmp_path, settings, SEARCH) == outcome
+    pd.testing.assert_frame_equal(
+        without_time(trace_of(tmp_path)), without_time(trace_of(folder)), rtol=1e-6
+    )
+
+
+@pytest.mark.slow
+def test_warm_starts_say_where_from(settings, tmp_path):
+    warm = dataclasses.replace(SEARCH, warm_start=True, max_trials=2)
+    depth_study.run(tmp_path, settings, warm)
+    trace = trace_of(tmp_path)
+    assert trace["from_trial"].isna().tolist()[:3] == [True] * 3
+    assert trace["blocks"][3] > 2
+    assert trace["from_trial"].tolist()[3:] == ["0"] * 3
+
+
+KILLED = """
+import os, signal, sys
+from tfresidual import depth_study
+from tfresidual.settings import Settings
+
+seen = []
+
+def watch(event, arguments):
+    # While the second trial's weights take their place.
+    if event == "os.rename" and os.fsdecode(arguments[1]).endswith("checkpoint.weights.h5"):
+        seen.append(arguments[1])
+        if len(seen) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(watch)
+search = depth_study.SearchSettings(**eval(sys.argv[3]))
+depth_study.run(sys.argv[1], Settings(**eval(sys.argv[2])), search)
+"""
+
+
+def test_a_killed_search_goes_on(done, settings, tmp_path):
+    folder, outcome = done
+    arguments = [repr(dataclasses.asdict(part)) for part in (settings, SEARCH)]
+    result = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path), *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    assert result.returncode == -signal.SIGKILL, result.stderr
+    assert depth_study.run(tmp_path, settings, SEARCH) == outcome
+    pd.testing.assert_frame_equal(
+        without_time(trace_of(tmp_path)), without_time(trace_of(folder)), rtol=1e-6
+    )
+
+
+@pytest.mark.slow
+def test_workers_find_the_same(done, settings, tmp_path):
+    """Trials are seeded by their depths: whoever trains them measures the same."""
+    outcome = depth_study.run(tmp_path, settings, SEARCH, workers=2)
+    assert outcome.blocks == done[1].blocks
+    alone, together = (
+        without_time(trace_of(folder)).query("status == 'completed'")
+        for folder in (done[0], tmp_path)
+    )
+    compared = 0
+    for _, rows in together.groupby("trial"):
+        depths = rows["blocks"].tolist()
+        for _, others in alone.groupby("trial"):
+            if others["blocks"].tolist() == depths:
+                expected = pytest.approx(others["scaled_distance"].tolist(), rel=1e-3)
+                assert rows["scaled_distance"].tolist() == expected
+                compared += 1
+    assert compared == alone["trial"].nunique()
+
+
+@pytest.mark.parametrize(
+    ("change", "search", "message"),
+    [
+        ({"depth": 20}, {}, r"`depth` must be left out.*Received: depth=20"),
+        ({"network": "wide"}, {}, r"`network` must be one of.*Received: network='wide'"),
+        ({}, {"start": (3, 3)}, r"`\w+` must .*Received: "),
+        ({}, {"start": 9}, r"`start` must lie between.*Received: start=\(9, 9, 9\)"),
+        ({}, {"executions": 0}, r"`executions` must .*Received: executions=0"),
+        ({}, {"max_trials": 0}, r"`max_trials` must .*Received: max_trials=0"),
+        ({}, {"tolerance": -1}, r"`tolerance` must .*Received: tolerance=-1"),
+        ({"share_from": 1}, {"warm_start": True}, r"`warm_start` must .*Received: warm_start=True"),
+    ],
+)
+def test_wrong_arguments_write_nothing(settings, tmp_path, change, search, message):
+    with pytest.raises(ValueError, match=message):
+        depth_study.run(
+            tmp_path / "new",
+            dataclasses.replace(settings, **change),
+            dataclasses.replace(SEARCH, **search),
+        )
+    with pytest.raises(ValueError, match=r"`workers` must .*Received: workers=0"):
+        depth_study.run(tmp_path / "new", settings, SEARCH, workers=0)
+    assert list(tmp_path.iterdir()) == []
