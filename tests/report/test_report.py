@@ -348,7 +348,13 @@ class TestTables:
 
 
 def test_public_names():
-    assert report.__all__ == ["Section", "study_figures", "study_sections", "write"]
+    assert report.__all__ == [
+        "Section",
+        "search_sections",
+        "study_figures",
+        "study_sections",
+        "write",
+    ]
     assert set(report.__all__) <= set(dir(report))
     with pytest.raises(AttributeError, match="no attribute 'read'"):
         _ = report.read

@@ -137,15 +137,7 @@ class TestProposals:
         [
             (0.3, 0.1),
             (0.6, 0.2),
-            pytest.param(
-                0.9,
-                0.3,
-                marks=pytest.mark.xfail(
-                    strict=True,
-                    reason="0.3 * 3 < 0.9 in floats: `_Stage._expected` compares with rounding "
-                    "where `depth_for` does not, and proposes 4; a trial too many",
-                ),
-            ),
+            (0.9, 0.3),
         ],
     )
     def test_exact_multiples(self, distance, epsilon):
@@ -296,11 +288,6 @@ class TestFailed:
         assert all(depth < 37 for depth in proposed((4, 3.69), failed=[37]))
         assert proposed(failed=[4], start=4)[0] < 4
 
-    @pytest.mark.xfail(
-        strict=True,
-        reason="a depth that cannot be trained is followed by the depth with one block less, 128, "
-        "127, 126; a search gives up after three, though 26 blocks are the answer",
-    )
     def test_goes_shallower_fast_enough(self):
         # 64 / L asks for 128 blocks after 4; only 60 can be trained.
         found, settings = follow_plan(stages_of(power(64), deepest=60), (4,))
@@ -330,7 +317,7 @@ class TestFailed:
         stages = stages_of(constant(0.6), deepest=6)
         found, settings = follow_plan(stages, (8,))
         assert (found.status, found.best) == ("found", (6,))
-        assert settings == [(8,), (7,), (6,), (5,)]
+        assert settings == [(8,), (4,), (6,), (5,)]
 
 
 class TestContradictions:
@@ -433,10 +420,6 @@ class TestAnyNumbers:
                     assert depth > low
                     assert depth - low <= 1 + tolerance or len(found.best) > 1
 
-    @pytest.mark.xfail(
-        strict=True,
-        reason="`_beside` deepens a stage that failed at its largest depth beyond it",
-    )
     def test_stays_inside_the_limits(self):
         for seed in range(300):
             for found, *_, limits, _ in random_search(random.Random(seed)):
@@ -444,10 +427,6 @@ class TestAnyNumbers:
                     for depth, (low, high) in zip(setting, limits, strict=True):
                         assert low <= depth <= high
 
-    @pytest.mark.xfail(
-        strict=True,
-        reason="`_beside` deepens a stage that failed at its largest depth beyond it",
-    )
     def test_the_largest_depth_is_the_largest(self):
         # The second stage meets with 2 blocks in one network, and does not in another.
         trials = {(1, 2): (0.1, 0.3), (4, 2): (0.1, 0.1), (2, 2): (0.1, 0.1)}

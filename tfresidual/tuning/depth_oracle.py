@@ -1,10 +1,12 @@
 """The oracle of keras-tuner that searches depths under the stopping rule."""
 
 import collections
+import itertools
 import json
 import os
 import pathlib
 import time
+from datetime import datetime
 
 import keras_tuner
 import numpy as np
@@ -24,6 +26,8 @@ LEASE, HEARTBEAT = 60.0, 5.0
 OBJECTIVE = "blocks"
 # The hyperparameter that says which trial lends its weights.
 SOURCE = "tuner/warm_start"
+# What went wrong in a trial of a worker, in the folder of the trial.
+FAILURE_FILE = "failure.txt"
 
 
 def blocks(hyperparameters):
@@ -130,6 +134,8 @@ class DepthOracle(keras_tuner.Oracle):
         self.warm_start = warm_start
         self.failure = None
         self._heard = {}
+        # How many workers were taken for dead in each trial.
+        self._left_by = collections.Counter()
         super().__init__(
             objective=keras_tuner.Objective(OBJECTIVE, "min"), hyperparameters=space, **kwargs
         )
@@ -181,12 +187,18 @@ class DepthOracle(keras_tuner.Oracle):
         """All values of the hyperparameters that are no depths, as a list of dicts.
 
         Raises:
-            ValueError: if one of them has no finite number of values.
+            ValueError: if one of them has no finite number of values, or depends on a depth.
         """
         found = [keras_tuner.HyperParameters()]
         for parameter in self.hyperparameters.space:
             if _is_depth(parameter.name):
                 continue
+            if any(_is_depth(condition.name) for condition in parameter.conditions):
+                raise ValueError(
+                    "Hyperparameters beside the depths must not depend on them: each combination "
+                    f"of their values has depths of its own. Received: {parameter!r} under "
+                    f"{parameter.conditions!r}"
+                )
             if getattr(parameter, "step", 1) is None:
                 raise ValueError(
                     "Hyperparameters beside the depths must have finitely many values: give "
@@ -255,6 +267,12 @@ class DepthOracle(keras_tuner.Oracle):
     def create_trial(self, tuner_id):
         self._heard[tuner_id] = time.monotonic()
         self.tuner_ids.add(tuner_id)
+        try:
+            self.combinations()
+        except ValueError as error:
+            if not is_served():
+                raise
+            self.failure = str(error)
         if self.failure is not None:
             self.tuner_ids.discard(tuner_id)
             return keras_tuner.engine.trial.Trial(self.get_space(), "", "STOPPED")
@@ -265,7 +283,12 @@ class DepthOracle(keras_tuner.Oracle):
             return trial
         trial = super().create_trial(tuner_id)
         if trial.status == "STOPPED":
-            self._heard.pop(tuner_id, None)
+            if self.ongoing_trials:
+                # Should one of the others die, somebody must be left who takes its trial.
+                self.tuner_ids.add(tuner_id)
+                trial.status = "IDLE"
+            else:
+                self._heard.pop(tuner_id, None)
         return trial
 
     def get_trial(self, trial_id):
@@ -290,11 +313,23 @@ class DepthOracle(keras_tuner.Oracle):
         if trial.trial_id in self.end_order or trial.trial_id not in self.trials:
             self._release(trial.trial_id)
             return
+        if trial.status != COMPLETED:
+            if self._left_by[trial.trial_id]:
+                # Perhaps the failure of a worker that was taken for dead: another has the trial, or
+                # will have it. Should it be the other's, it is given the trial once more.
+                self._left_by[trial.trial_id] -= 1
+                return
+            trial.message = trial.message or self._message_of_worker(trial.trial_id)
         if trial.trial_id in self._retry_queue:
             self._retry_queue.remove(trial.trial_id)
         # Numbers come back from a worker rounded to single precision.
         own = self.trials[trial.trial_id].hyperparameters.values
         trial.hyperparameters.values = {**trial.hyperparameters.values, **own}
+        # A chief that was started again does not know since when.
+        now = datetime.now()
+        self._display.search_start = self._display.search_start or now
+        self._display.trial_start.setdefault(trial.trial_id, now)
+        self._display.trial_number.setdefault(trial.trial_id, len(self.trials))
         try:
             super().end_trial(trial)
         except RuntimeError as error:
@@ -305,6 +340,10 @@ class DepthOracle(keras_tuner.Oracle):
             self.save()
             if not is_served():
                 raise
+
+    def _message_of_worker(self, trial_id):
+        path = pathlib.Path(self._get_trial_dir(trial_id), FAILURE_FILE)
+        return path.read_text() if path.exists() else None
 
     def _release(self, trial_id):
         self.ongoing_trials = {
@@ -323,6 +362,7 @@ class DepthOracle(keras_tuner.Oracle):
                 del self._heard[tuner_id]
                 trial = self.ongoing_trials.pop(tuner_id, None)
                 if trial is not None:
+                    self._left_by[trial.trial_id] += 1
                     self._retry_queue.append(trial.trial_id)
                     self.save()
 
@@ -378,6 +418,12 @@ class DepthOracle(keras_tuner.Oracle):
         ]
         self.trials = {trial.trial_id: trial for trial in trials}
         state = json.loads(pathlib.Path(self._get_oracle_fname()).read_text())
+        if "depth_search" not in state:
+            raise ValueError(
+                "The folder holds a search of another kind. Choose another `project_name`, or give "
+                f"`overwrite=True`. Received: folder={str(folder)!r}"
+            )
+        self.failure = None
         stages = len(state["depth_search"]["start"])
         if stages != len(self.start):
             raise ValueError(
@@ -410,18 +456,27 @@ class DepthOracle(keras_tuner.Oracle):
         self.end_order = [t for t in self.end_order if t in ended]
         self.end_order += [t for t in ended if t not in self.end_order]
         if not look:
-            # Three failures in a row end a search; whoever starts it again has mended something.
             self._forgive_failures()
 
     def _forgive_failures(self):
-        failed = [t for t in self.in_order() if t.status == FAILED]
-        if not failed or len(failed) < len(self.end_order):
-            return
-        for trial in reversed(failed):
+        """So many failures in a row end a search; who starts it again has mended something."""
+
+        def has_failed(trial_id):
+            return self.trials[trial_id].status == FAILED
+
+        runs = [list(run) for _, run in itertools.groupby(self.end_order, has_failed)]
+        forgiven = {
+            trial_id
+            for run in runs
+            if has_failed(run[0]) and len(run) >= self.max_consecutive_failed_trials
+            for trial_id in run
+        }
+        for trial_id in sorted(forgiven, key=self.start_order.index, reverse=True):
+            trial = self.trials[trial_id]
             trial.status, trial.message = RUNNING, None
-            self._retry_queue.append(trial.trial_id)
-        self._run_times = collections.defaultdict(int)
-        self.end_order = []
+            self._run_times.pop(trial_id, None)
+            self._retry_queue.append(trial_id)
+        self.end_order = [trial_id for trial_id in self.end_order if trial_id not in forgiven]
 
 
 def _in_one_paragraph(text):

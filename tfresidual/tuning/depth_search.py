@@ -17,17 +17,26 @@ from tfresidual.chains import chain as chain_of
 from tfresidual.files import replacing
 from tfresidual.probes.logs import log_key
 from tfresidual.probes.perturbation import ALL_STAGES
-from tfresidual.tuning.depth_oracle import OBJECTIVE, SOURCE, DepthOracle, blocks, write_json
+from tfresidual.tuning.depth_oracle import (
+    FAILURE_FILE,
+    OBJECTIVE,
+    SOURCE,
+    DepthOracle,
+    blocks,
+    write_json,
+)
 from tfresidual.tuning.trace import DEVIATION, OF_STAGE, outcomes_of, read_search, trace_of
 from tfresidual.tuning.warm_start import interleave
 from tfresidual.tuning.workers import (
     POLL,
+    ChiefConnectionError,
     SearchError,
     alone_in,
-    await_chief,
+    ask_patiently,
     end_with_supervisor,
     heartbeat,
     serve,
+    was_started_before,
 )
 
 # Metrics whose complement is an error rate.
@@ -137,7 +146,27 @@ class DepthSearch(keras_tuner.Tuner):
         self.chief_timeout = chief_timeout
         self._asked = False
         self._execution = 0
+        if kwargs.get("overwrite"):
+            kwargs["overwrite"] = self._may_overwrite(
+                kwargs.get("directory"), kwargs.get("project_name")
+            )
         super().__init__(oracle, hypermodel, **kwargs)
+        if self._is_worker():
+            ask_patiently(self.oracle, chief_timeout)
+
+    def _may_overwrite(self, directory, project_name):
+        """Whether an older search is this process's to remove.
+
+        Raises:
+            OSError: if it is running.
+        """
+        if self._is_worker() or was_started_before():
+            return False
+        folder = pathlib.Path(directory or ".") / (project_name or "untitled_project")
+        if folder.exists():
+            with alone_in(folder):
+                pass
+        return True
 
     # The search
 
@@ -163,9 +192,11 @@ class DepthSearch(keras_tuner.Tuner):
             )
         end_with_supervisor()
         if self._is_worker():
-            with contextlib.suppress(_SearchIsOver):
-                self._await_chief()
+            try:
                 super().search(*fit_args, **fit_kwargs)
+            except ChiefConnectionError:
+                if not self._is_over():
+                    raise
             return
         self.oracle.combinations()
         with alone_in(self.project_dir):
@@ -190,8 +221,6 @@ class DepthSearch(keras_tuner.Tuner):
             # The chief has nothing to do at the moment.
             time.sleep(POLL)
         self._asked = True
-        if self._is_worker():
-            self._await_chief()
 
     def on_trial_begin(self, trial):
         self._asked = False
@@ -211,16 +240,21 @@ class DepthSearch(keras_tuner.Tuner):
             left_over.unlink()
         beats = heartbeat(self.oracle, trial.trial_id) if self._is_worker() else None
         with beats or contextlib.nullcontext():
-            results = super().run_trial(trial, *args, **kwargs)
-        if self._is_worker():
-            self._await_chief()
-        return _averaged(results)
+            return _averaged(super().run_trial(trial, *args, **kwargs))
 
     def _run_and_update_trial(self, trial, *args, **kwargs):
         if trial.metrics.exists(OBJECTIVE):
             # This worker was killed between its report and the end of the trial.
             return
         super()._run_and_update_trial(trial, *args, **kwargs)
+
+    def on_trial_end(self, trial):
+        if trial.message and self._is_worker():
+            # What a worker sends to its chief leaves the message out.
+            path = pathlib.Path(self.get_trial_dir(trial.trial_id), FAILURE_FILE)
+            with replacing(path) as written:
+                written.write_text(trial.message)
+        super().on_trial_end(trial)
 
     def _build_and_fit_model(self, trial, *args, **kwargs):
         begun = time.monotonic()
@@ -335,8 +369,7 @@ class DepthSearch(keras_tuner.Tuner):
         Raises:
             RuntimeError: if there are none.
         """
-        self._refuse_unmet()
-        return super().get_best_hyperparameters(num_trials)
+        return [trial.hyperparameters for trial in self._best_trials(num_trials)]
 
     def get_best_models(self, num_models=1):
         """The trained networks that meet the rule, the fewest blocks first.
@@ -344,8 +377,7 @@ class DepthSearch(keras_tuner.Tuner):
         Raises:
             RuntimeError: if there are none.
         """
-        self._refuse_unmet()
-        return super().get_best_models(num_models)
+        return [self.load_model(trial) for trial in self._best_trials(num_models)]
 
     def load_model(self, trial):
         network = self._try_build(trial.hyperparameters)
@@ -359,11 +391,16 @@ class DepthSearch(keras_tuner.Tuner):
             others = ", ".join(f"{k}={v}" for k, v in outcome.hyperparameters.items())
             print(f"{others}: {outcome.message}" if others else outcome.message)
         print(self.trace().to_string(index=False, float_format="{:.4g}".format))
-        super().results_summary(num_trials)
+        print(f"Results in {self.project_dir}")
+        for trial in self._current().get_best_trials(num_trials):
+            print()
+            trial.summary()
 
-    def _refuse_unmet(self):
-        if not self.oracle.get_best_trials(1):
+    def _best_trials(self, count):
+        trials = self._current().get_best_trials(count)
+        if not trials:
             raise RuntimeError(f"There is no best network: {self.outcome().message}")
+        return trials
 
     def _current(self):
         """The oracle with all trials: a worker has none of its own."""
@@ -389,23 +426,15 @@ class DepthSearch(keras_tuner.Tuner):
     def _has_chief(self):
         return "KERASTUNER_ORACLE_IP" in os.environ
 
-    def _await_chief(self):
-        try:
-            await_chief(self.chief_timeout)
-        except ConnectionError:
-            outcomes = self.outcomes() if self._has_state() else []
-            if outcomes and all(outcome.status != "searching" for outcome in outcomes):
-                raise _SearchIsOver from None
-            raise
+    def _is_over(self):
+        """Whether a worker finds no chief because the search has ended."""
+        outcomes = self.outcomes() if self._has_state() else []
+        return bool(outcomes) and all(outcome.status != "searching" for outcome in outcomes)
 
     def _configure_tensorboard_dir(self, callbacks, trial, execution=0):
         # keras-tuner imports TensorBoard whether it is used or not.
         if any(type(callback).__name__ == "TensorBoard" for callback in callbacks):
             super()._configure_tensorboard_dir(callbacks, trial, execution)
-
-
-class _SearchIsOver(Exception):
-    """A worker finds no chief because the search has ended."""
 
 
 def load_trained(network, path):

@@ -21,6 +21,7 @@ LEAST_SPREAD = 1.25
 # From so many measured depths on a bracket is halved, not interpolated: the measurements follow no
 # law that is known here.
 MOST_INTERPOLATIONS = 6
+ROUNDING = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,23 +121,26 @@ def plan(measured, failed, start, limits, epsilon, tolerance=0):
         if len(setting) == len(stages) and setting not in tried and setting not in proposals:
             proposals.append(setting)
     if best is not None and not proposals:
-        proposals = _beside([depths[0] for depths in ranked], measured, failed, best, epsilon)
+        setting = tuple(depths[0] for depths in ranked)
+        proposals = _beside(setting, measured, failed, best, limits, epsilon)
     if proposals:
         return Plan("searching", proposals, *known, capped)
     return Plan("found" if best is not None else "failed", [], *known, capped)
 
 
-def _beside(setting, measured, failed, best, epsilon):
+def _beside(setting, measured, failed, best, limits, epsilon):
     """A setting near one that was tried and did not meet the rule, against what was expected.
 
     By noise, or because of its other depths: the stages that failed in it get deeper, as long as
     the whole stays shallower than the best.
     """
     trials = {tuple(m.blocks for m in trial): trial for trial in measured}
-    setting = tuple(setting)
     while setting in trials and setting not in failed:
         setting = tuple(m.blocks + (not m.meets(epsilon)) for m in trials[setting])
-        if sum(setting) >= sum(best):
+        is_inside = all(
+            depth <= largest for depth, (_, largest) in zip(setting, limits, strict=True)
+        )
+        if not is_inside or sum(setting) >= sum(best):
             return []
     return [] if setting in failed else [setting]
 
@@ -169,14 +173,22 @@ class _Stage:
         first, last = self.low + 1, self.top if self.high is None else self.high - 1
         if first > last:
             return [] if self.high is None else [self.high]
+        if not self.measured and self.start > self.top:
+            return [self._halfway()]
         if not self.measured:
             doubled = [min(self.start * 2**power, last) for power in range(8)]
             return list(dict.fromkeys(min(max(depth, first), last) for depth in doubled))
-        depth = min(max(self._expected(first, last), first), last)
+        depth = self._expected(first, self.largest if self.high is None else last)
+        if depth > last:
+            depth = self._halfway()
         # The next shallower one must fail in the end, the next deeper one helps where the guess
         # fell short; then halfway to either side.
         around = [depth, depth - 1, depth + 1, (self.low + depth) // 2, (depth + last + 1) // 2]
         return list(dict.fromkeys(other for other in around if first <= other <= last))
+
+    def _halfway(self):
+        """Between what could be trained and what could not: one block less would hardly do."""
+        return (self.low + self.top + 1) // 2
 
     def _expected(self, first, last):
         """The smallest depth expected to meet the rule, or the most telling below a known one."""
@@ -188,7 +200,9 @@ class _Stage:
         points, offset = self._points()
         depths = np.arange(first, last + 1)
         counted = np.maximum(depths - offset, 0)
-        meets = (counted > 0) & (expected_distance(points, counted) <= self.epsilon * counted)
+        # What is an exact multiple of epsilon stays one in floats.
+        most = self.epsilon * counted * (1 + ROUNDING)
+        meets = (counted > 0) & (expected_distance(points, counted) <= most)
         expected = int(depths[np.argmax(meets)]) if meets.any() else last
         if self.high is None and len(points) > 1:
             return min(expected, MOST_GROWTH * self.low)

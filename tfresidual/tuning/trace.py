@@ -20,6 +20,11 @@ from tfresidual.tuning.stopping_rule import depth_for
 
 OF_STAGE = ("distance", "scaled_distance", "mean_perturbation", "mean_scaled_perturbation")
 DEVIATION = "scaled_distance_deviation"
+# Those of every trace.
+COLUMNS = (
+    *("trial", "status", "stage", "blocks", "measured_blocks", *OF_STAGE, DEVIATION),
+    *("depth_asked_for", "meets_rule", "found", "error", "seconds", "from_trial"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +60,7 @@ def read_search(folder):
 
     Raises:
         FileNotFoundError: if no search is there.
+        ValueError: if it is none for depth.
     """
     folder = pathlib.Path(folder)
     path = folder / "oracle.json"
@@ -63,7 +69,12 @@ def read_search(folder):
             "Argument `folder` must be the folder of a search, `directory/project_name`; there is "
             f"no {path}. Received: folder={str(folder)!r}"
         )
-    search = json.loads(path.read_text())["depth_search"]
+    search = json.loads(path.read_text()).get("depth_search")
+    if search is None:
+        raise ValueError(
+            "Argument `folder` must be the folder of a search for depth. Received: "
+            f"folder={str(folder)!r}, a search of keras-tuner of another kind"
+        )
     oracle = DepthOracle(
         search["start"],
         search["epsilon"],
@@ -92,7 +103,7 @@ def trace_of(oracle):
 
 
 def _rows(oracle, number, trial, found):
-    others = {name.rpartition("/")[2]: v for name, v in oracle.others_of(trial).items()}
+    others = _columns(oracle.others_of(trial))
     status = {COMPLETED: "completed", FAILED: "failed"}.get(trial.status, "running")
     is_measured = trial.status == COMPLETED
     stages = oracle.measurements(trial) if is_measured else None
@@ -116,6 +127,16 @@ def _rows(oracle, number, trial, found):
         row |= {"found": found, "error": float("nan"), "seconds": float("nan")}
         rows.append(row | of_trial | starts)
     return rows
+
+
+def _columns(others):
+    """Hyperparameters by the names of their columns: without their scopes, where that is enough."""
+    short = [name.rpartition("/")[2] for name in others]
+    taken = {name for name in short if short.count(name) > 1} | set(COLUMNS)
+    return {
+        f"hyperparameter {name}" if name in COLUMNS else name if last in taken else last: value
+        for (name, value), last in zip(others.items(), short, strict=True)
+    }
 
 
 def _of_trial(trial):
@@ -161,6 +182,13 @@ def _message(oracle, plan, others):
         )
         if is_shown:
             return f"{reached}, and more with {less} less{bound}"
+        shallower = [
+            trial
+            for trial in _failed(oracle, others)
+            if sum(blocks(trial.hyperparameters)) < sum(plan.best)
+        ]
+        if shallower:
+            return f"{reached}. Shallower networks could not be trained: {_reason(shallower)}"
         return (
             f"{reached}. No shallower network that was trained has, though single stages have with "
             "fewer blocks: the measurements contradict one another; average more trainings a trial"
@@ -172,16 +200,20 @@ def _message(oracle, plan, others):
             f"{capped} has more. Raise `epsilon` or `max_blocks`, or train longer"
         )
     if plan.status == "failed":
-        failed = [
-            trial
-            for trial in oracle.in_order()
-            if trial.status == FAILED and oracle.others_of(trial) == others
-        ]
-        # A worker's chief does not learn why.
-        reasons = [(trial.message or "").strip().splitlines()[-1:] for trial in failed]
-        reason = (reasons[-1:] or [[]])[0] or ["see the output of the workers"]
-        return f"networks of the depths that are left to try could not be trained: {reason[0]}"
+        reason = _reason(_failed(oracle, others))
+        return f"networks of the depths that are left to try could not be trained: {reason}"
     so_far = f"{depths} blocks meet it" if depths else "no trained network meets it"
     why = f"; {oracle.max_trials} trials were allowed" if oracle.is_full() else ""
     goal = f"the search for a mean scaled perturbation of {epsilon}"
     return f"{goal} is not at its end: {so_far}{why}"
+
+
+def _failed(oracle, others):
+    trials = oracle.in_order()
+    return [t for t in trials if t.status == FAILED and oracle.others_of(t) == others]
+
+
+def _reason(failed):
+    """Why the last of the trials could not be trained, in a line."""
+    lines = (failed[-1].message or "").strip().splitlines()
+    return lines[-1] if lines else "see the output of the workers"

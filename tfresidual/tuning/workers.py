@@ -21,6 +21,7 @@ import time
 from concurrent import futures
 
 import grpc
+from keras_tuner import errors
 
 from tfresidual.tuning.depth_oracle import HEARTBEAT
 
@@ -34,13 +35,20 @@ class SearchError(RuntimeError):
     """A search that cannot go on: its trials fail, or its processes die."""
 
 
+class ChiefConnectionError(errors.FatalError, ConnectionError):
+    """No chief answers. The worker ends, and its trial is not taken for one that failed."""
+
+
 POLL = 0.5
 # How long a process is given to end when it is asked to.
 GRACE = 10.0
 # A process that ends so often in a row without anything gained is not started again.
 RESTARTS = 3
-# Set for supervised processes: they end when their standard input does.
+# Set for supervised processes, to how often they were started before: they end when their standard
+# input does.
 SUPERVISED = "TFRESIDUAL_SUPERVISED"
+# Between two attempts to reach a chief.
+PAUSE = 0.1
 
 
 def chief_address():
@@ -48,27 +56,55 @@ def chief_address():
     return f"{os.environ['KERASTUNER_ORACLE_IP']}:{os.environ['KERASTUNER_ORACLE_PORT']}"
 
 
-def await_chief(timeout):
-    """Waits until the chief answers.
+def ask_patiently(client, timeout):
+    """Lets a worker repeat what a chief did not answer: it may be started again.
 
     Args:
-        timeout: seconds to wait.
-
-    Raises:
-        ConnectionError: if it does not.
+        client: the worker's client of the chief's oracle. From here on its requests raise a
+            `ConnectionError` when no chief has answered for `timeout`.
+        timeout: seconds.
     """
-    with grpc.insecure_channel(chief_address()) as channel:
-        try:
-            grpc.channel_ready_future(channel).result(timeout=timeout)
-        except grpc.FutureTimeoutError:
-            raise ConnectionError(
-                f"No chief answers at {chief_address()}, for {timeout:g} seconds. Start one: the "
-                "same program with KERASTUNER_TUNER_ID=chief, where KERASTUNER_ORACLE_IP and "
-                "KERASTUNER_ORACLE_PORT say. Received: KERASTUNER_TUNER_ID="
-                f"{os.environ['KERASTUNER_TUNER_ID']!r}, KERASTUNER_ORACLE_IP="
-                f"{os.environ['KERASTUNER_ORACLE_IP']!r}, KERASTUNER_ORACLE_PORT="
-                f"{os.environ['KERASTUNER_ORACLE_PORT']!r}"
-            ) from None
+    from keras_tuner.src import protos
+
+    often = {f"grpc.{which}_reconnect_backoff_ms": 200 for which in ("initial", "min", "max")}
+    channel = grpc.insecure_channel(chief_address(), options=list(often.items()))
+    channel = grpc.intercept_channel(channel, _Patient(timeout))
+    client.stub = protos.get_service_grpc().OracleStub(channel)
+
+
+class _Patient(grpc.UnaryUnaryClientInterceptor):
+    """Sends a request until it is answered; a chief takes none twice."""
+
+    def __init__(self, timeout):
+        self.timeout = timeout
+
+    def intercept_unary_unary(self, continuation, client_call_details, request):
+        deadline = time.monotonic() + self.timeout
+        while (left := deadline - time.monotonic()) > 0:
+            call = continuation(_Within(client_call_details, left), request)
+            if call.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                return call
+            time.sleep(PAUSE)
+        raise ChiefConnectionError(
+            f"No chief answers at {chief_address()}, for {self.timeout:g} seconds. Start one: the "
+            "same program with KERASTUNER_TUNER_ID=chief, where KERASTUNER_ORACLE_IP and "
+            "KERASTUNER_ORACLE_PORT say. Received: KERASTUNER_TUNER_ID="
+            f"{os.environ['KERASTUNER_TUNER_ID']!r}, KERASTUNER_ORACLE_IP="
+            f"{os.environ['KERASTUNER_ORACLE_IP']!r}, KERASTUNER_ORACLE_PORT="
+            f"{os.environ['KERASTUNER_ORACLE_PORT']!r}"
+        )
+
+
+class _Within(grpc.ClientCallDetails):
+    """The details of a request, with another timeout."""
+
+    def __init__(self, details, timeout):
+        self.method = details.method
+        self.timeout = timeout
+        self.metadata = details.metadata
+        self.credentials = details.credentials
+        self.wait_for_ready = details.wait_for_ready
+        self.compression = details.compression
 
 
 def serve(oracle):
@@ -122,7 +158,7 @@ def heartbeat(oracle, trial_id):
 
     def beat():
         while not ended.wait(HEARTBEAT):
-            with contextlib.suppress(grpc.RpcError):
+            with contextlib.suppress(grpc.RpcError, ChiefConnectionError):
                 oracle.get_trial(trial_id)
 
     thread = threading.Thread(target=beat, daemon=True)
@@ -155,6 +191,11 @@ def alone_in(folder):
                     f"`project_name`. Received: {str(folder)!r}"
                 ) from None
         yield
+
+
+def was_started_before():
+    """Whether a supervisor starts this process again."""
+    return os.environ.get(SUPERVISED, "0") != "0"
 
 
 def end_with_supervisor():
@@ -197,7 +238,6 @@ def supervise(command, workers, folder, watch=None, restarts=RESTARTS):
     shared = {
         "KERASTUNER_ORACLE_IP": "127.0.0.1",
         "KERASTUNER_ORACLE_PORT": str(_free_port()),
-        SUPERVISED: "1",
     }
     # The cores are divided among the workers, unless the environment says otherwise.
     threads = str(max(1, (os.cpu_count() or 1) // workers))
@@ -212,7 +252,8 @@ def supervise(command, workers, folder, watch=None, restarts=RESTARTS):
     try:
         for member in members:
             member.start()
-        while any(member.is_running() for member in members):
+        # All are asked: asking is what starts them again.
+        while any([member.is_running() for member in members]):
             time.sleep(POLL)
             if watch is not None:
                 watch()
@@ -236,6 +277,7 @@ class _Member:
         self.log = folder / f"{name}.log"
         self.restarts = restarts
         self.deaths = collections.deque()
+        self.starts = 0
         self.process = None
         self.is_done = False
 
@@ -243,11 +285,12 @@ class _Member:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command,
-                env=self.environment,
+                env={**self.environment, SUPERVISED: str(self.starts)},
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+        self.starts += 1
 
     def is_running(self):
         """Whether it runs; one that died is started again."""
