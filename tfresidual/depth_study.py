@@ -286,7 +286,8 @@ def _summary(settings, outcome, trace, error, seconds):
         images = "images with any digit wrong" if kind.multi_label else "images misclassified"
         note = f"{images}; chance {kind.chance_error:.1%}"
         tiles.append(("Error on test images", f"{error:.1%}", note))
-    tiles.append(("Time", f"{seconds / 60:.1f} min", "of this run of the command"))
+    took = f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"
+    tiles.append(("Time", took, "of this run of the command"))
     return tiles
 
 
@@ -295,6 +296,13 @@ def _check_search(settings, search):
     check_int("executions", search.executions, at_least=1)
     if search.max_trials is not None:
         check_int("max_trials", search.max_trials, at_least=1)
+    for name in ("start", "min_blocks", "max_blocks"):
+        depths = getattr(search, name)
+        if isinstance(depths, tuple) and len(depths) != STAGES:
+            raise ValueError(
+                f"Argument `{name}` must be an int, or one for each of the {STAGES} stages. "
+                f"Received: {name}={depths!r}"
+            )
     tuning.DepthOracle(
         _depths(search.start),
         settings.epsilon,
