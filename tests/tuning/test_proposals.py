@@ -307,11 +307,53 @@ class TestFailed:
 
     def test_a_stage_that_was_as_deep_elsewhere_is_not_held_back(self):
         trials = of_settings({(4, 4): (3.0, 1.0), (30, 9): (3.0, 1.0)})
-        found = plan(trials, [(30, 10)], (4, 4), [LIMITS] * 2, EPSILON)
-        # Ten blocks of the second stage are what could not be trained; the first may stay at 30.
-        assert found.status == "failed"
-        again = plan(trials, [(31, 10)], (4, 4), [LIMITS] * 2, EPSILON)
-        assert all(first <= 30 and second < 10 for first, second in again.proposals)
+        for failed in ([(30, 10)], [(31, 10)], [(31, 10), (30, 10)]):
+            found = plan(trials, failed, (4, 4), [LIMITS] * 2, EPSILON)
+            assert found.status == "searching"
+            # The second stage must have ten at least; so the first has fewer.
+            assert all(first < 30 or second < 10 for first, second in found.proposals)
+        # Both stages fail with one block less than what could not be trained.
+        found = plan(trials, [(5, 10)], (4, 4), [LIMITS] * 2, EPSILON)
+        assert (found.status, found.proposals) == ("failed", [])
+
+    @pytest.mark.parametrize(
+        ("answer", "start", "most"),
+        [
+            ((9, 15), (8, 40), 30),
+            ((20, 4), (4, 30), 32),
+            ((12, 3, 3), (8, 8, 8), 20),
+            ((5, 5, 5), (40, 40, 40), 15),
+        ],
+    )
+    def test_networks_that_are_too_large_as_a_whole(self, answer, start, most):
+        """Memory is that of all stages: a failure says of none alone that it is too deep."""
+        stages = stages_of(*(constant(depth / 10) for depth in answer))
+        measured, failed = [], []
+        while True:
+            found = plan(measured, failed, start, [LIMITS] * len(start), EPSILON)
+            if found.status != "searching":
+                break
+            setting = found.proposals[0]
+            if sum(setting) > most:
+                failed.append(setting)
+            else:
+                measured += of_settings({setting: [depth / 10 for depth in answer]})
+            assert len(measured) + len(failed) < 15
+        assert (found.status, found.best) == ("found", answer)
+        assert stages.answer(EPSILON) == answer
+
+    def test_other_limits_than_when_it_was_trained(self):
+        trials = of_settings({(4,): (0.9,), (9,): (0.9,)})
+        found = plan(trials, [], (4,), [(1, 6)], EPSILON)
+        assert (found.best, found.capped) == (None, [])
+        assert all(depth in (5, 6) for (depth,) in found.proposals)
+        found = plan(of_settings({(6,): (0.9,), (9,): (0.9,)}), [], (4,), [(1, 6)], EPSILON)
+        assert (found.status, found.capped) == ("not satisfied", [1])
+        # What fails deeper than the limit fails at it.
+        found = plan(of_settings({(8,): (0.9,)}), [], (4,), [(1, 6)], EPSILON)
+        assert (found.status, found.capped) == ("not satisfied", [1])
+        found = plan(of_settings({(4,): (0.3,), (3,): (0.3,)}), [], (4,), [(6, 10)], EPSILON)
+        assert found.proposals[0] == (6,)
 
     def test_the_answer_can_be_trained_the_start_cannot(self):
         stages = stages_of(constant(0.6), deepest=6)

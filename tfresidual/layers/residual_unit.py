@@ -216,8 +216,11 @@ class ResidualUnit(keras.layers.Layer):
     def scale_branch(self, factor):
         """Multiplies the branch by a factor, in the weights of its last layer.
 
+        A bounded branch becomes the factor times what it was, too: what it is divided by goes
+        into the weights.
+
         Args:
-            factor: float.
+            factor: float, in [0, 1] where the branch is bounded.
 
         Raises:
             ValueError: if the unit applies the convolutions of another.
@@ -228,8 +231,16 @@ class ResidualUnit(keras.layers.Layer):
                 f"factor={factor!r} for {self.name}, which shares those of {self.shares.name}"
             )
         names = [step for step in self._branch_steps if step[:4] != "relu"]
-        for variable in getattr(self, names[-1]).trainable_weights:
-            variable.assign(variable * factor)
+        last = getattr(self, names[-1])
+        if self.lipschitz is not None:
+            self.converge()
+            factor /= self.lipschitz_bound()["divisor"]
+        for name in PARAMETERS:
+            variable = getattr(last, name, None)
+            if variable is not None:
+                variable.assign(variable * factor)
+        if self.lipschitz is not None:
+            self.converge()
 
     def keeps_shape(self, input_shape):
         """Whether the unit returns states of the shape it takes: only then it has an identity."""

@@ -1,6 +1,7 @@
 """The oracle of keras-tuner that searches depths under the stopping rule."""
 
 import collections
+import dataclasses
 import itertools
 import json
 import os
@@ -11,6 +12,7 @@ from datetime import datetime
 import keras_tuner
 import numpy as np
 
+from tfresidual.chains.routes import check_int
 from tfresidual.files import replacing
 from tfresidual.probes.logs import log_key
 from tfresidual.tuning.proposals import Measurement, plan
@@ -26,8 +28,13 @@ LEASE, HEARTBEAT = 60.0, 5.0
 OBJECTIVE = "blocks"
 # The hyperparameter that says which trial lends its weights.
 SOURCE = "tuner/warm_start"
+# Of several networks that were averaged, the scaled distance of the one whose weights are kept.
+KEPT = "kept_scaled_distance"
 # What went wrong in a trial of a worker, in the folder of the trial.
 FAILURE_FILE = "failure.txt"
+# A worker that so often did not live to end the same trial is not given it again.
+MOST_DEATHS = 3
+MOST_COMBINATIONS = 1000
 
 
 def blocks(hyperparameters):
@@ -89,7 +96,9 @@ class DepthOracle(keras_tuner.Oracle):
         warm_start: whether a trial begins with the weights of the deepest finished one that is
             shallower, see `tfresidual.tuning.interleave`.
         hyperparameters: a `keras_tuner.HyperParameters` with further ones, or `None`.
-        **kwargs: `max_trials`, `seed`, `max_retries_per_trial` and the like of
+        settings: dict of what else decides on what a trial measures. Another search of other
+            settings in the same folder is refused.
+        **kwargs: `max_trials`, `max_retries_per_trial`, `tune_new_entries` and the like of
             `keras_tuner.Oracle`.
 
     Raises:
@@ -109,21 +118,35 @@ class DepthOracle(keras_tuner.Oracle):
         tolerance=0,
         warm_start=False,
         hyperparameters=None,
+        settings=None,
         **kwargs,
     ):
         self.start = _checked_depths("start", start)
         depth_for(0, epsilon)
-        self.epsilon = epsilon
+        # Of a NumPy number as it prints.
+        self.epsilon = float(str(epsilon))
         self.limits = _checked_limits(self.start, min_blocks, max_blocks)
         if isinstance(tolerance, bool) or not isinstance(tolerance, int) or tolerance < 0:
             raise ValueError(
                 f"Argument `tolerance` must be an int, 0 or more. Received: tolerance={tolerance!r}"
             )
         self.tolerance = tolerance
+        if not isinstance(warm_start, bool):
+            raise ValueError(
+                f"Argument `warm_start` must be a bool. Received: warm_start={warm_start!r}"
+            )
+        if kwargs.get("max_trials") is not None:
+            check_int("max_trials", kwargs["max_trials"], at_least=1)
+        check_int("max_retries_per_trial", kwargs.get("max_retries_per_trial", 0), at_least=0)
         space = keras_tuner.HyperParameters()
         for stage, (depth, limits) in enumerate(zip(self.start, self.limits, strict=True), start=1):
             space.Int(_name(stage), *limits, default=depth)
         if hyperparameters is not None:
+            if not isinstance(hyperparameters, keras_tuner.HyperParameters):
+                raise ValueError(
+                    "Argument `hyperparameters` must be a `keras_tuner.HyperParameters`. "
+                    f"Received: hyperparameters={hyperparameters!r}"
+                )
             for name in hyperparameters.values:
                 if _is_depth(name):
                     raise ValueError(
@@ -132,10 +155,13 @@ class DepthOracle(keras_tuner.Oracle):
                     )
             space.merge(hyperparameters)
         self.warm_start = warm_start
+        self.settings = {"warm_start": warm_start, **(settings or {})}
         self.failure = None
         self._heard = {}
         # How many workers were taken for dead in each trial.
         self._left_by = collections.Counter()
+        # How often a worker that was started again has begun each trial anew.
+        self._deaths = collections.Counter()
         super().__init__(
             objective=keras_tuner.Objective(OBJECTIVE, "min"), hyperparameters=space, **kwargs
         )
@@ -187,7 +213,8 @@ class DepthOracle(keras_tuner.Oracle):
         """All values of the hyperparameters that are no depths, as a list of dicts.
 
         Raises:
-            ValueError: if one of them has no finite number of values, or depends on a depth.
+            ValueError: if one of them has no finite number of values, or depends on a depth, or
+                there are too many.
         """
         found = [keras_tuner.HyperParameters()]
         for parameter in self.hyperparameters.space:
@@ -212,7 +239,15 @@ class DepthOracle(keras_tuner.Oracle):
                     continue
                 for value in parameter.values:
                     grown.append(space.copy())
-                    grown[-1].values[parameter.name] = value
+                    # Those of a logarithmic `Int` are floats.
+                    is_int = isinstance(parameter, keras_tuner.engine.hyperparameters.Int)
+                    grown[-1].values[parameter.name] = int(value) if is_int else value
+            if len(grown) > MOST_COMBINATIONS:
+                raise ValueError(
+                    "Hyperparameters beside the depths must have at most "
+                    f"{MOST_COMBINATIONS} combinations: each has a search of its own. "
+                    f"Received: more with {parameter!r}"
+                )
             found = grown
         return [dict(space.values) for space in found]
 
@@ -257,6 +292,14 @@ class DepthOracle(keras_tuner.Oracle):
         met = [t for t in self.in_order() if t.status == COMPLETED and t.score < NOT_MET]
         return sorted(met, key=lambda trial: trial.score)[:num_trials]
 
+    def is_kept_met(self, trial):
+        """Whether the network that a trial has kept, of several that were averaged, meets it."""
+        return all(
+            dataclasses.replace(stage, distance=metric(trial, name)).meets(self.epsilon)
+            for place, stage in enumerate(self.measurements(trial), start=1)
+            if trial.metrics.exists(name := log_key(KEPT, place))
+        )
+
     def weights_path(self, trial):
         """Where the weights of a finished trial are, a `pathlib.Path`."""
         return pathlib.Path(self._get_trial_dir(trial.trial_id)) / "checkpoint.weights.h5"
@@ -279,8 +322,13 @@ class DepthOracle(keras_tuner.Oracle):
         if tuner_id in self.ongoing_trials:
             # A worker that was started again: its trial begins anew.
             trial = self.ongoing_trials[tuner_id]
-            self._display.on_trial_begin(trial)
-            return trial
+            self._deaths[trial.trial_id] += 1
+            if self._deaths[trial.trial_id] < MOST_DEATHS:
+                self._display.on_trial_begin(trial)
+                return trial
+            trial.status = FAILED
+            trial.message = f"the worker that ran it did not live to end it, {MOST_DEATHS} times"
+            self.end_trial(trial)
         trial = super().create_trial(tuner_id)
         if trial.status == "STOPPED":
             if self.ongoing_trials:
@@ -322,6 +370,13 @@ class DepthOracle(keras_tuner.Oracle):
             trial.message = trial.message or self._message_of_worker(trial.trial_id)
         if trial.trial_id in self._retry_queue:
             self._retry_queue.remove(trial.trial_id)
+        if self.end_order and not self._knows(trial.hyperparameters):
+            self._give_up(
+                "Hyperparameters beside the depths must not depend on them, but be asked for in "
+                "every trial. Received: new ones in the trial with the values "
+                f"{trial.hyperparameters.values!r}"
+            )
+            return
         # Numbers come back from a worker rounded to single precision.
         own = self.trials[trial.trial_id].hyperparameters.values
         trial.hyperparameters.values = {**trial.hyperparameters.values, **own}
@@ -340,6 +395,17 @@ class DepthOracle(keras_tuner.Oracle):
             self.save()
             if not is_served():
                 raise
+
+    def _knows(self, hyperparameters):
+        known = {parameter.name for parameter in self.hyperparameters.space}
+        return {parameter.name for parameter in hyperparameters.space} <= known
+
+    def _give_up(self, message):
+        """Ends the search. A chief must not raise in the thread of a request."""
+        if not is_served():
+            raise ValueError(message)
+        self.failure = message
+        self.ongoing_trials.clear()
 
     def _message_of_worker(self, trial_id):
         path = pathlib.Path(self._get_trial_dir(trial_id), FAILURE_FILE)
@@ -396,7 +462,7 @@ class DepthOracle(keras_tuner.Oracle):
             "start": self.start,
             "limits": self.limits,
             "tolerance": self.tolerance,
-            "warm_start": self.warm_start,
+            "settings": self.settings,
             "max_trials": self.max_trials,
         }
         return {**super().get_state(), "depth_search": search}
@@ -431,10 +497,27 @@ class DepthOracle(keras_tuner.Oracle):
                 f"{stages}, or `overwrite=True` must be given. Received: start={self.start}, "
                 f"folder={str(folder)!r}"
             )
+        before = state["depth_search"]["settings"]
+        for name, value in self.settings.items():
+            if before.get(name, value) != value:
+                raise ValueError(
+                    f"Argument `{name}` must be what it was when the search in the folder began, "
+                    f"{before[name]!r}, or `overwrite=True` be given. Received: {name}={value!r}, "
+                    f"folder={str(folder)!r}"
+                )
+        declared = self.hyperparameters
         self.set_state(state)
+        # The space is that of the program as it is now, and what its trials have asked for.
+        declared.merge(self.hyperparameters, overwrite=False)
+        self.hyperparameters = declared
+        self.start_order = [t for t in self.start_order if t in self.trials]
         self.start_order += [t for t in self.trials if t not in self.start_order]
         self._retry_queue = []
-        owners = {trial.trial_id: tuner_id for tuner_id, trial in self.ongoing_trials.items()}
+        owners = {
+            trial.trial_id: tuner_id
+            for tuner_id, trial in self.ongoing_trials.items()
+            if trial.trial_id in self.trials
+        }
         self.ongoing_trials, self._heard = {}, {}
         for trial in reversed(self.in_order()):
             if trial.status == RUNNING and trial.metrics.exists(OBJECTIVE):
@@ -459,7 +542,7 @@ class DepthOracle(keras_tuner.Oracle):
             self._forgive_failures()
 
     def _forgive_failures(self):
-        """So many failures in a row end a search; who starts it again has mended something."""
+        """What has ended a search: who starts it again has mended something."""
 
         def has_failed(trial_id):
             return self.trials[trial_id].status == FAILED
@@ -470,6 +553,12 @@ class DepthOracle(keras_tuner.Oracle):
             for run in runs
             if has_failed(run[0]) and len(run) >= self.max_consecutive_failed_trials
             for trial_id in run
+        }
+        ended = [others for others in self.combinations() if self.plan(others).status == "failed"]
+        forgiven |= {
+            trial.trial_id
+            for trial in self.in_order()
+            if trial.status == FAILED and self.others_of(trial) in ended
         }
         for trial_id in sorted(forgiven, key=self.start_order.index, reverse=True):
             trial = self.trials[trial_id]
@@ -529,7 +618,7 @@ def _checked_depths(name, depths):
 def _checked_limits(start, min_blocks, max_blocks):
     bounds = {}
     for name, bound in {"min_blocks": min_blocks, "max_blocks": max_blocks}.items():
-        is_one = isinstance(bound, int) and not isinstance(bound, bool)
+        is_one = isinstance(bound, (int, np.integer)) and not isinstance(bound, bool)
         bounds[name] = _checked_depths(name, [bound] * len(start) if is_one else bound)
         if len(bounds[name]) != len(start):
             raise ValueError(

@@ -5,20 +5,25 @@ import math
 import os
 import pathlib
 import time
+from numbers import Real
 
 import keras
 import keras_tuner
 import numpy as np
 import tensorflow as tf
 from keras_tuner import errors
+from keras_tuner.engine.tuner import maybe_distribute
 
 from tfresidual import probes
 from tfresidual.chains import chain as chain_of
+from tfresidual.chains.batches import batches_of, check_images
+from tfresidual.chains.routes import check_int
 from tfresidual.files import replacing
 from tfresidual.probes.logs import log_key
 from tfresidual.probes.perturbation import ALL_STAGES
 from tfresidual.tuning.depth_oracle import (
     FAILURE_FILE,
+    KEPT,
     OBJECTIVE,
     SOURCE,
     DepthOracle,
@@ -39,8 +44,15 @@ from tfresidual.tuning.workers import (
     was_started_before,
 )
 
+# What says that the program is wrong, and not that a network cannot be trained.
+WRONG_PROGRAMS = (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError)
+# Arguments of the oracle among those of a tuner.
+OF_ORACLE = (
+    *("max_retries_per_trial", "max_consecutive_failed_trials"),
+    *("tune_new_entries", "allow_new_entries"),
+)
 # Metrics whose complement is an error rate.
-SHARES = ("exact_match", "accuracy", "categorical_accuracy", "sparse_categorical_accuracy")
+SHARES = ("exact_match", "accuracy", "acc", "categorical_accuracy", "sparse_categorical_accuracy")
 
 
 class DepthSearch(keras_tuner.Tuner):
@@ -88,8 +100,8 @@ class DepthSearch(keras_tuner.Tuner):
         chief_timeout: seconds that a worker waits for a chief that does not answer.
         **kwargs: `directory`, `project_name`, `overwrite`, `executions_per_trial` (their
             measurements are averaged), `distribution_strategy`, `max_model_size`,
-            `max_retries_per_trial`, `max_consecutive_failed_trials` and the others of
-            `keras_tuner.Tuner`.
+            `max_retries_per_trial`, `max_consecutive_failed_trials`, `tune_new_entries` and the
+            others of `keras_tuner.Tuner`.
 
     Raises:
         ValueError: if an argument is none of these.
@@ -120,15 +132,20 @@ class DepthSearch(keras_tuner.Tuner):
             raise ValueError(
                 f"Argument `seed` must be an int, 0 or more, under 2**31. Received: seed={seed!r}"
             )
-        if not chief_timeout > 0:
+        is_number = isinstance(chief_timeout, Real) and not isinstance(chief_timeout, bool)
+        if not is_number or not chief_timeout > 0:
             raise ValueError(
-                f"Argument `chief_timeout` must be over 0. Received: {chief_timeout!r}"
+                "Argument `chief_timeout` must be a number of seconds over 0. "
+                f"Received: chief_timeout={chief_timeout!r}"
             )
-        of_oracle = {
-            name: kwargs.pop(name)
-            for name in ("max_retries_per_trial", "max_consecutive_failed_trials")
-            if name in kwargs
-        }
+        if not callable(hypermodel) and not isinstance(hypermodel, keras_tuner.HyperModel):
+            raise ValueError(
+                "Argument `hypermodel` must be a function of hyperparameters, or a "
+                f"`keras_tuner.HyperModel`. Received: hypermodel={hypermodel!r}"
+            )
+        executions = kwargs.get("executions_per_trial", 1)
+        check_int("executions_per_trial", executions, at_least=1)
+        of_oracle = {name: kwargs.pop(name) for name in OF_ORACLE if name in kwargs}
         oracle = DepthOracle(
             start,
             epsilon,
@@ -137,6 +154,7 @@ class DepthSearch(keras_tuner.Tuner):
             tolerance,
             warm_start,
             hyperparameters,
+            settings={"seed": seed, "executions_per_trial": executions},
             max_trials=max_trials,
             **of_oracle,
         )
@@ -145,7 +163,8 @@ class DepthSearch(keras_tuner.Tuner):
         self.probe_data = probe_data
         self.chief_timeout = chief_timeout
         self._asked = False
-        self._execution = 0
+        self._execution, self._least = 0, math.inf
+        self._error = None
         if kwargs.get("overwrite"):
             kwargs["overwrite"] = self._may_overwrite(
                 kwargs.get("directory"), kwargs.get("project_name")
@@ -190,6 +209,11 @@ class DepthSearch(keras_tuner.Tuner):
                 "Argument `validation_data` must hold the images to measure on, or `probe_data` "
                 "be given to `DepthSearch`. Received: validation_data=None"
             )
+        data, name = self._images(fit_kwargs)
+        try:
+            batches_of(data)
+        except (ValueError, TypeError) as error:
+            raise ValueError(_of_images(name, data, error)) from error
         end_with_supervisor()
         if self._is_worker():
             try:
@@ -233,9 +257,11 @@ class DepthSearch(keras_tuner.Tuner):
             A dict of floats by name: `"blocks"` (all of them, the objective), `"seconds"`,
             `"error"` where the network is compiled with an accuracy, `"val_loss"` and the other
             metrics on the validation data, and per stage `"stage1/blocks"`, `"stage1/distance"`,
-            `"stage1/scaled_distance"` and the means. Averages over the executions.
+            `"stage1/scaled_distance"` and the means. Averages over the executions; the weights
+            are those of the execution whose worst stage has the smallest mean, and
+            `"stage1/kept_scaled_distance"` is its.
         """
-        self._execution = 0
+        self._execution, self._least = 0, math.inf
         for left_over in pathlib.Path(self.get_trial_dir(trial.trial_id)).glob(".checkpoint*"):
             left_over.unlink()
         beats = heartbeat(self.oracle, trial.trial_id) if self._is_worker() else None
@@ -246,7 +272,20 @@ class DepthSearch(keras_tuner.Tuner):
         if trial.metrics.exists(OBJECTIVE):
             # This worker was killed between its report and the end of the trial.
             return
-        super()._run_and_update_trial(trial, *args, **kwargs)
+        try:
+            super()._run_and_update_trial(trial, *args, **kwargs)
+        except WRONG_PROGRAMS as error:
+            self._error = error
+            raise
+
+    def _try_run_and_update_trial(self, trial, *args, **kwargs):
+        super()._try_run_and_update_trial(trial, *args, **kwargs)
+        if trial.message and self._error is not None:
+            error, self._error = self._error, None
+            # The program is wrong; shallower networks will not help.
+            raise errors.FatalRuntimeError(
+                f"A trial failed with {type(error).__name__}: {error}"
+            ) from error
 
     def on_trial_end(self, trial):
         if trial.message and self._is_worker():
@@ -261,6 +300,7 @@ class DepthSearch(keras_tuner.Tuner):
         depths = blocks(trial.hyperparameters)
         keras.utils.set_random_seed(self._seed_of(depths))
         network = self._try_build(trial.hyperparameters)
+        self._check_network(network, depths, kwargs)
         _check_compiled(network, self.distribution_strategy)
         self._warm_start(trial, network)
         # The network that is measured is the one that is saved, not that of its best epoch.
@@ -272,11 +312,13 @@ class DepthSearch(keras_tuner.Tuner):
         measured = {OBJECTIVE: float(sum(depths))} | self._measured(network, depths, kwargs)
         if isinstance(results, dict):
             measured = {name: float(value) for name, value in results.items()} | measured
-        with replacing(self._get_checkpoint_fname(trial.trial_id)) as written:
-            # Keras wants the ending.
-            path = written.with_suffix(".weights.h5")
-            network.save_weights(path)
-            path.replace(written)
+        if _worst(measured) < self._least:
+            self._least = _worst(measured)
+            with replacing(self._get_checkpoint_fname(trial.trial_id)) as written:
+                # Keras wants the ending.
+                path = written.with_suffix(".weights.h5")
+                network.save_weights(path)
+                path.replace(written)
         self._execution += 1
         return measured | {"seconds": time.monotonic() - begun}
 
@@ -290,33 +332,57 @@ class DepthSearch(keras_tuner.Tuner):
         if source is None:
             return
         hyperparameters = self.oracle.get_trial(source).hyperparameters
-        shallow = self._build_hypermodel(hyperparameters)
-        load_trained(shallow, self._get_checkpoint_fname(source))
+        with maybe_distribute(self.distribution_strategy):
+            shallow = self._build_hypermodel(hyperparameters)
+            load_trained(shallow, self._get_checkpoint_fname(source))
         try:
             interleave(shallow, network)
         except ValueError as error:
             raise errors.FatalValueError(str(error)) from error
 
-    def _measured(self, network, depths, fit_kwargs):
-        """What is said of a trained network, by name."""
-        validation = fit_kwargs.get("validation_data")
-        data = validation if self.probe_data is None else self.probe_data
+    def _images(self, fit_kwargs):
+        """What the distances are measured on, and the argument it comes from."""
+        is_given = self.probe_data is not None
+        data = self.probe_data if is_given else fit_kwargs.get("validation_data")
         if isinstance(data, (tuple, list)):
             # Weights of the images, if there are any, are of no use here.
             data = tuple(data[:2])
+        return data, "probe_data" if is_given else "validation_data"
+
+    def _check_network(self, network, depths, fit_kwargs):
+        """Refuses a network that cannot be measured before it is trained."""
         try:
             chain = chain_of(network)
-            frame = probes.computational_distance(chain, data)
         except ValueError as error:
-            raise errors.FatalValueError(str(error)) from error
+            raise errors.FatalValueError(
+                f"Argument `hypermodel` must build a network that can be measured: {error}"
+            ) from error
         built = tuple(len(stage.blocks) for stage in chain.stages)
         if built != depths:
             raise errors.FatalValueError(
                 "Argument `hypermodel` must build a network with `tuning.blocks(hp)` blocks in its "
                 f"stages, here {depths}. Received: {network.name} with {built}"
             )
+        data, name = self._images(fit_kwargs)
+        try:
+            images, _ = next(iter(batches_of(data)[0]))
+            check_images(chain, images)
+        except (ValueError, StopIteration) as error:
+            raise errors.FatalValueError(_of_images(name, data, error)) from error
+
+    def _measured(self, network, depths, fit_kwargs):
+        """What is said of a trained network, by name."""
+        validation = fit_kwargs.get("validation_data")
+        data, _ = self._images(fit_kwargs)
+        chain = chain_of(network)
+        frame = probes.computational_distance(chain, data)
         measured = {}
-        for row in frame[frame["stage"] != ALL_STAGES].to_dict("records"):
+        for row, stage in zip(
+            frame[frame["stage"] != ALL_STAGES].to_dict("records"), chain.stages, strict=True
+        ):
+            # The frame leaves out what is not a number.
+            if row["blocks"] < sum(block.keeps_shape for block in stage.blocks):
+                raise _diverged(depths, f"{row}")
             measured[log_key("blocks", row["stage"])] = float(row["blocks"])
             for name in OF_STAGE:
                 if row["blocks"]:
@@ -324,10 +390,7 @@ class DepthSearch(keras_tuner.Tuner):
                 elif name in ("distance", "scaled_distance"):
                     measured[log_key(name, row["stage"])] = 0.0
         if not all(map(math.isfinite, measured.values())):
-            raise errors.FailedTrialError(
-                f"The network of {depths} blocks diverged: its distances are not finite. "
-                f"Received: {measured}"
-            )
+            raise _diverged(depths, f"{measured}")
         return measured | _evaluated(network, validation, fit_kwargs)
 
     # What was found
@@ -374,14 +437,24 @@ class DepthSearch(keras_tuner.Tuner):
     def get_best_models(self, num_models=1):
         """The trained networks that meet the rule, the fewest blocks first.
 
+        Of several executions of a trial, whose average meets the rule, the one network that was
+        kept must meet it too.
+
         Raises:
             RuntimeError: if there are none.
         """
-        return [self.load_model(trial) for trial in self._best_trials(num_models)]
+        trials = self._best_trials(None)
+        kept = [trial for trial in trials if self._current().is_kept_met(trial)][:num_models]
+        if not kept:
+            raise RuntimeError(
+                "There is no best network: the trials that meet the rule do so on average, none "
+                "of their networks alone does"
+            )
+        return [self.load_model(trial) for trial in kept]
 
     def load_model(self, trial):
         network = self._try_build(trial.hyperparameters)
-        with keras_tuner.engine.tuner.maybe_distribute(self.distribution_strategy):
+        with maybe_distribute(self.distribution_strategy):
             load_trained(network, self._get_checkpoint_fname(trial.trial_id))
         return network
 
@@ -415,10 +488,14 @@ class DepthSearch(keras_tuner.Tuner):
 
     def _populate_initial_space(self):
         # A search may have been begun by other processes: a single one, or a chief.
+        super()._populate_initial_space()
         if not self._is_worker() and self._has_state():
             self.oracle.reload()
-        else:
-            super()._populate_initial_space()
+
+    def reload(self):
+        # What the program asks for now counts, not what it asked for when the search began.
+        super()._populate_initial_space()
+        super().reload()
 
     def _has_state(self):
         return os.path.exists(os.path.join(self.project_dir, "oracle.json"))
@@ -437,6 +514,19 @@ class DepthSearch(keras_tuner.Tuner):
             super()._configure_tensorboard_dir(callbacks, trial, execution)
 
 
+def _of_images(name, data, error):
+    """What to say of images that cannot be measured on."""
+    reason = f"{error}" or f"it is empty. Received: {name}={data!r}"
+    return f"Argument `{name}` must hold the images to measure on: {reason}"
+
+
+def _diverged(depths, received):
+    return errors.FailedTrialError(
+        f"The network of {depths} blocks diverged: its distances are not finite. "
+        f"Received: {received}"
+    )
+
+
 def load_trained(network, path):
     """Loads the weights that a trial saved, and the state of the optimizer.
 
@@ -449,7 +539,10 @@ def load_trained(network, path):
 
 
 def _averaged(results):
-    """The mean of what several executions measured; seconds are added up."""
+    """The mean of what several executions measured; seconds are added up.
+
+    Beside it the distances of the one whose worst stage is the best: its weights are kept.
+    """
     averaged = {name: math.fsum(r[name] for r in results) / len(results) for name in results[0]}
     averaged["seconds"] = math.fsum(result["seconds"] for result in results)
     if len(results) > 1:
@@ -458,7 +551,14 @@ def _averaged(results):
             if value == "scaled_distance":
                 values = [result[name] for result in results]
                 averaged[f"{stage}/{DEVIATION}"] = float(np.std(values, ddof=1))
+                averaged[f"{stage}/{KEPT}"] = min(results, key=_worst)[name]
     return averaged
+
+
+def _worst(measured):
+    """The largest of the stages' mean scaled perturbations."""
+    means = [v for name, v in measured.items() if name.endswith("/mean_scaled_perturbation")]
+    return max(means, default=0.0)
 
 
 def _evaluated(network, validation, fit_kwargs):

@@ -83,27 +83,31 @@ def plan(measured, failed, start, limits, epsilon, tolerance=0):
     Returns:
         A `Plan`.
     """
-    tried = {tuple(m.blocks for m in trial) for trial in measured} | set(failed)
-    feasible = [trial for trial in measured if all(m.meets(epsilon) for m in trial)]
-    best = min((tuple(m.blocks for m in trial) for trial in feasible), key=sum, default=None)
-    stages = []
-    for place, (smallest, largest) in enumerate(limits):
-        of_stage = [trial[place] for trial in measured]
-        # A setting that failed bounds the stages that were nowhere measured as deep.
-        depths = {m.blocks for m in of_stage}
-        bounds = [setting[place] - 1 for setting in failed if setting[place] not in depths]
-        stages.append(
-            _Stage(
-                of_stage,
-                None if best is None else best[place],
-                start[place],
-                smallest,
-                largest,
-                min([largest, *bounds]),
-                epsilon,
-                tolerance,
-            )
+    trained = [tuple(m.blocks for m in trial) for trial in measured]
+    tried = {*trained, *failed}
+    feasible = [
+        setting
+        for setting, trial in zip(trained, measured, strict=True)
+        if all(m.meets(epsilon) for m in trial)
+        # The limits may be others than when it was trained.
+        and all(low <= d <= high for d, (low, high) in zip(setting, limits, strict=True))
+    ]
+    best = min(feasible, key=sum, default=None)
+    stages = [
+        _Stage(
+            [trial[place] for trial in measured],
+            None if best is None else best[place],
+            start[place],
+            smallest,
+            largest,
+            epsilon,
+            tolerance,
         )
+        for place, (smallest, largest) in enumerate(limits)
+    ]
+    # What is as deep in every stage as something that could not be trained cannot be either, unless
+    # something deeper could.
+    too_much = [f for f in failed if not any(_is_as_deep(setting, f) for setting in trained)]
     failing = [stage.low for stage in stages]
     known = (best, failing, [stage.smallest for stage in stages])
     if best is not None and all(
@@ -114,18 +118,37 @@ def plan(measured, failed, start, limits, epsilon, tolerance=0):
     if capped and best is None:
         return Plan("not satisfied", [], *known, capped)
     ranked = [stage.candidates() for stage in stages]
-    proposals = []
-    for place in range(max(map(len, ranked))):
+    wanted = [
         # A stage with no further candidate stays at its first.
-        setting = tuple(depths[place if place < len(depths) else 0] for depths in ranked if depths)
-        if len(setting) == len(stages) and setting not in tried and setting not in proposals:
-            proposals.append(setting)
-    if best is not None and not proposals:
-        setting = tuple(depths[0] for depths in ranked)
-        proposals = _beside(setting, measured, failed, best, limits, epsilon)
+        tuple(depths[place if place < len(depths) else 0] for depths in ranked)
+        for place in range(max(map(len, ranked)))
+    ]
+    if best is not None and all(setting in tried for setting in wanted):
+        wanted = _beside(wanted[0], measured, failed, best, limits, epsilon)
+    possible = [_shallower(setting, failing, too_much) for setting in wanted]
+    proposals = [s for s in dict.fromkeys(possible) if s is not None and s not in tried]
     if proposals:
         return Plan("searching", proposals, *known, capped)
     return Plan("found" if best is not None else "failed", [], *known, capped)
+
+
+def _is_as_deep(setting, other):
+    return all(depth >= than for depth, than in zip(setting, other, strict=True))
+
+
+def _shallower(setting, failing, too_much):
+    """The setting, or one between it and what is known to fail the rule that may be trainable.
+
+    Half-way, again and again: one block less would hardly do. `None` where there is none.
+    """
+    while any(_is_as_deep(setting, other) for other in too_much):
+        half = tuple(
+            max(low + 1, (low + depth) // 2) for low, depth in zip(failing, setting, strict=True)
+        )
+        if half == setting:
+            return None
+        setting = half
+    return setting
 
 
 def _beside(setting, measured, failed, best, limits, epsilon):
@@ -152,43 +175,35 @@ class _Stage:
     or by what other stages did) no longer counts.
     """
 
-    def __init__(self, measured, best, start, smallest, largest, top, epsilon, tolerance):
+    def __init__(self, measured, best, start, smallest, largest, epsilon, tolerance):
         self.measured = measured
-        self.start, self.largest, self.top = start, largest, top
+        self.start, self.largest = start, largest
         # A stage without a block that is counted has no mean.
         self.smallest = max([smallest, *(m.blocks - m.counted + 1 for m in measured)])
         self.epsilon, self.tolerance = epsilon, tolerance
         failing = [
             m.blocks for m in measured if not m.meets(epsilon) and (best is None or m.blocks < best)
         ]
-        self.low = max(failing, default=self.smallest - 1)
-        self.high = min(
-            (m.blocks for m in measured if m.meets(epsilon) and m.blocks > self.low), default=None
-        )
+        self.low = min(max([self.smallest - 1, *failing]), largest)
+        meeting = [m.blocks for m in measured if m.meets(epsilon)]
+        self.high = min((depth for depth in meeting if self.low < depth <= largest), default=None)
 
     def candidates(self):
         """Depths to try, the one that tells the most first."""
         if self.high is not None and self.high - self.low <= 1 + self.tolerance:
             return [self.high]
-        first, last = self.low + 1, self.top if self.high is None else self.high - 1
+        first, last = self.low + 1, self.largest if self.high is None else self.high - 1
         if first > last:
-            return [] if self.high is None else [self.high]
-        if not self.measured and self.start > self.top:
-            return [self._halfway()]
+            # Of a stage that fails at its largest depth, in noise: there is nothing deeper.
+            return [self.largest if self.high is None else self.high]
         if not self.measured:
             doubled = [min(self.start * 2**power, last) for power in range(8)]
             return list(dict.fromkeys(min(max(depth, first), last) for depth in doubled))
-        depth = self._expected(first, self.largest if self.high is None else last)
-        if depth > last:
-            depth = self._halfway()
+        depth = min(max(self._expected(first, last), first), last)
         # The next shallower one must fail in the end, the next deeper one helps where the guess
         # fell short; then halfway to either side.
         around = [depth, depth - 1, depth + 1, (self.low + depth) // 2, (depth + last + 1) // 2]
         return list(dict.fromkeys(other for other in around if first <= other <= last))
-
-    def _halfway(self):
-        """Between what could be trained and what could not: one block less would hardly do."""
-        return (self.low + self.top + 1) // 2
 
     def _expected(self, first, last):
         """The smallest depth expected to meet the rule, or the most telling below a known one."""
@@ -221,8 +236,10 @@ class _Stage:
             depths = [self.high, *spread[:1]]
         else:
             # Of two depths close to one another the noise would tell more than the law.
-            spread = [depth for depth in depths if depth <= self.low / LEAST_SPREAD]
-            depths = [*spread[-1:], self.low]
+            # Where the limits have changed, what is known to fail was perhaps not measured.
+            last = max((depth for depth in depths if depth <= self.low), default=depths[0])
+            spread = [depth for depth in depths if depth <= last / LEAST_SPREAD]
+            depths = [*spread[-1:], last]
         counted = [by_depth[depth][0].counted for depth in depths]
         distances = [
             math.fsum(m.distance for m in by_depth[depth]) / len(by_depth[depth])

@@ -80,7 +80,8 @@ def read_search(folder):
         search["epsilon"],
         *([limits[place] for limits in search["limits"]] for place in (0, 1)),
         search["tolerance"],
-        warm_start=search["warm_start"],
+        warm_start=search["settings"]["warm_start"],
+        settings=search["settings"],
         max_trials=search["max_trials"],
     )
     oracle._set_project_dir(str(folder.parent), folder.name)

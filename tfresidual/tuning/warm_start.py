@@ -1,9 +1,14 @@
 """A deeper network that begins where a shallower one ended."""
 
+import math
+from numbers import Real
+
 from tfresidual.networks import ResidualNetwork
 
 # What the branches of new blocks are multiplied by: they begin near the identity.
 NEARNESS = 0.1
+# Settings in which the two networks need not agree: with equal weights they compute the same.
+MAY_DIFFER = ("blocks", "name", "trainable", "gamma_initializer", "recurrent_initialization")
 
 
 def interleave(shallow, deep, nearness=NEARNESS):
@@ -11,33 +16,38 @@ def interleave(shallow, deep, nearness=NEARNESS):
 
     The blocks of every stage that keep the shape of the state are spread evenly over the deeper
     stage, the first stays the first. The blocks between them keep the weights they began with,
-    their branches multiplied by `nearness`: at 0 the two networks compute the same (in layouts
-    that do nothing behind the addition).
+    their branches multiplied by `nearness`: at 0 the two networks compute the same where the
+    shortcut is the identity, from the state, and the layout does nothing behind the addition.
 
     Args:
         shallow: a `tfresidual.networks.ResidualNetwork`.
         deep: another with as many blocks a stage or more, and equal otherwise; its weights are
             overwritten.
-        nearness: float, 0 or more, what the branches of the new blocks are multiplied by.
+        nearness: float, in [0, 1], what the branches of the new blocks are multiplied by.
 
     Raises:
-        ValueError: if a network is not a `ResidualNetwork`, shares blocks, or `deep` is not
-            `shallow` with further blocks.
+        ValueError: if a network is not a `ResidualNetwork`, shares blocks, `deep` is not
+            `shallow` with further blocks, or `nearness` cannot be used; no weight has changed.
     """
+    is_number = isinstance(nearness, Real) and not isinstance(nearness, bool)
+    if not is_number or not 0 <= nearness <= 1 or math.isnan(nearness):
+        raise ValueError(
+            f"Argument `nearness` must be a number in [0, 1]. Received: nearness={nearness!r}"
+        )
     for name, network in {"shallow": shallow, "deep": deep}.items():
         if not isinstance(network, ResidualNetwork) or network.share_from is not None:
             raise ValueError(
                 f"Argument `{name}` must be a `tfresidual.networks.ResidualNetwork` whose blocks "
                 f"have weights of their own. Received: {name}={network!r}"
             )
-    pairs, new = _pairs(shallow, deep)
-    for old, young in pairs:
-        shapes = [[tuple(weight.shape) for weight in layer.weights] for layer in (old, young)]
-        if type(old) is not type(young) or shapes[0] != shapes[1]:
+    settings, deep_settings = shallow.get_config(), deep.get_config()
+    for name, value in settings.items():
+        if name not in MAY_DIFFER and deep_settings[name] != value:
             raise ValueError(
-                "Argument `deep` must be the network `shallow` with further blocks. Received: "
-                f"{young.name} with weights of shapes {shapes[1]} where {old.name} has {shapes[0]}"
+                f"Argument `deep` must be the network `shallow` with further blocks; {name} of "
+                f"`shallow` is {value!r}. Received: deep with {name}={deep_settings[name]!r}"
             )
+    pairs, new = _pairs(shallow, deep)
     for old, young in pairs:
         for source, target in zip(old.weights, young.weights, strict=True):
             target.assign(source)

@@ -1,0 +1,868 @@
+"""The search with real networks, tiny ones, that are really trained.
+
+What is proposed, and what stands on the disk, is tested with laws in `test_depth_oracle.py`; chief,
+workers and kills in `test_workers.py` and `test_killed_search.py`. Run as a program, this file
+searches on two devices.
+
+Not covered: GPUs; how good a search is, see `experiments/`.
+"""
+
+import gc
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import keras
+import keras_tuner
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+
+import tfresidual
+from tfresidual import networks, probes, tuning
+from tfresidual.tuning import depth_search
+
+OF_STAGE = ("distance", "scaled_distance", "mean_perturbation", "mean_scaled_perturbation")
+
+
+def images_of(seed, count):
+    """Noise, and labels that it does not tell."""
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(count, 8, 8, 1)).astype("float32"), rng.integers(0, 3, count)
+
+
+TRAIN, HELD_OUT, PROBED = images_of(0, 48), images_of(1, 32), images_of(2, 16)
+
+
+def network(blocks, widths=(2,), metrics=("accuracy",), rate=0.02, **compiled):
+    """A small network. Eagerly it trains slower, but begins at once."""
+    net = networks.ResidualNetwork((8, 8, 1), 3, blocks=blocks, widths=widths)
+    net.compile(
+        keras.optimizers.SGD(rate, momentum=0.9),
+        "sparse_categorical_crossentropy",
+        metrics=list(metrics),
+        **{"run_eagerly": True, **compiled},
+    )
+    return net
+
+
+def build(hp):
+    return network(tuning.blocks(hp))
+
+
+def build_compiled(hp):
+    return network(tuning.blocks(hp), (2, 4), run_eagerly=False)
+
+
+class Untrainable(keras_tuner.HyperModel):
+    """For searches that must not train any more."""
+
+    def build(self, hp):
+        return build_compiled(hp)
+
+    def fit(self, hp, model, *args, **kwargs):
+        raise keras_tuner.errors.FatalRuntimeError("trained")
+
+
+def tuner_in(folder, hypermodel=build, **kwargs):
+    defaults = {"epsilon": 1e-6, "start": (1,), "max_blocks": 3, "max_trials": 1}
+    return tuning.DepthSearch(
+        hypermodel, **{**defaults, "directory": folder, "project_name": "search", **kwargs}
+    )
+
+
+def fit(tuner, **kwargs):
+    defaults = {"validation_data": HELD_OUT, "batch_size": 16, "verbose": 0}
+    tuner.search(*TRAIN, **{**defaults, **kwargs})
+    return tuner
+
+
+def searched(folder, hypermodel=build, **kwargs):
+    """A search behind its end, in `folder/search`; by default of one trial."""
+    return fit(tuner_in(folder, hypermodel, **kwargs))
+
+
+def single(number):
+    """As single precision prints it: so the trace has it."""
+    return float(str(np.float32(number)))
+
+
+def same(frame, other):
+    """Asserts that two traces are equal, but for times."""
+    pd.testing.assert_frame_equal(
+        frame.drop(columns="seconds"), other.drop(columns="seconds"), check_exact=True
+    )
+
+
+def same_weights(network, other):
+    assert len(network.weights) == len(other.weights) > 0
+    for weight, other_weight in zip(network.weights, other.weights, strict=True):
+        np.testing.assert_array_equal(weight, other_weight)
+
+
+def trained_by_hand(tuner, depths, execution=0):
+    """The network of a trial without the tuner."""
+    tuner._execution = execution
+    keras.utils.set_random_seed(tuner._seed_of(depths))
+    net = network(depths)
+    net.fit(*TRAIN, batch_size=16, validation_data=HELD_OUT, verbose=0)
+    return net
+
+
+def measured(net, data=HELD_OUT):
+    """What the probe says of the stages, a list of dicts."""
+    frame = probes.computational_distance(tfresidual.chain(net), data)
+    return frame[frame["stage"] != "all"].to_dict("records")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_old_garbage():
+    """Every trial begins with a garbage collection, which need not look at all of TensorFlow."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A search of two stages that has found, compiled as users compile."""
+    return searched(
+        tmp_path_factory.mktemp("finished"),
+        build_compiled,
+        epsilon=1.0,
+        start=(1, 2),
+        max_blocks=12,
+        max_trials=None,
+    )
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """One stage, whose first trial is the one of most tests here."""
+    return searched(tmp_path_factory.mktemp("small"), epsilon=0.6, max_blocks=12, max_trials=None)
+
+
+COLUMNS = [
+    *("trial", "status", "stage", "blocks", "measured_blocks", *OF_STAGE),
+    *("scaled_distance_deviation", "depth_asked_for", "meets_rule", "found", "error", "seconds"),
+    *("val_accuracy", "val_loss"),
+]
+
+
+class TestFinished:
+    def test_a_row_per_trial_and_stage(self, finished):
+        trace = finished.trace()
+        assert sorted(trace.columns) == sorted(COLUMNS)
+        count = len(finished.oracle.trials)
+        assert count > 1
+        assert trace["trial"].tolist() == [place for place in range(count) for _ in range(2)]
+        assert trace["stage"].tolist() == [1, 2] * count
+        assert set(trace["status"]) == {"completed"}
+        assert trace["scaled_distance_deviation"].isna().all()
+        assert (trace["seconds"] > 0).all()
+        seconds = trace["seconds"].to_numpy().reshape(count, 2)
+        assert (seconds[:, 0] == seconds[:, 1]).all()
+
+    def test_rows_say_what_the_networks_measure(self, finished):
+        trace = finished.trace()
+        for number, trial in enumerate(finished.oracle.in_order()):
+            net = finished.load_model(trial)
+            rows = trace[trace["trial"] == number].to_dict("records")
+            for row, of_stage in zip(rows, measured(net), strict=True):
+                assert row["blocks"] == net.blocks[row["stage"] - 1]
+                # The first block of the second stage changes the shape.
+                assert row["measured_blocks"] == of_stage["blocks"]
+                assert row["blocks"] == row["measured_blocks"] + (row["stage"] == 2)
+                for name in OF_STAGE:
+                    assert row[name] == single(of_stage[name])
+                assert row["depth_asked_for"] == tuning.depth_for(row["scaled_distance"], 1.0)
+                assert row["meets_rule"] == (row["depth_asked_for"] <= row["measured_blocks"])
+            values = net.evaluate(*HELD_OUT, batch_size=16, verbose=0, return_dict=True)
+            assert {row["val_loss"] for row in rows} == {single(values["loss"])}
+            assert {row["val_accuracy"] for row in rows} == {single(values["accuracy"])}
+            assert {row["error"] for row in rows} == {single(1 - values["accuracy"])}
+
+    def test_outcome(self, finished):
+        outcome, trace = finished.outcome(), finished.trace()
+        assert finished.outcomes() == [outcome]
+        assert outcome.status == "found"
+        assert outcome.hyperparameters == {}
+        found = trace[trace["found"]]
+        assert set(found["trial"]) == {outcome.trial}
+        assert tuple(found["blocks"]) == outcome.blocks
+        assert found["meets_rule"].all()
+        met = trace.groupby("trial")["meets_rule"].all()
+        depths = trace.groupby("trial")["blocks"].sum()
+        assert sum(outcome.blocks) == depths[met].min()
+        assert outcome.message.startswith(f"{outcome.blocks[0]} {outcome.blocks[1]} blocks: every")
+
+    def test_the_best_meet_the_rule(self, finished):
+        trace = finished.trace()
+        met = trace.groupby("trial")["meets_rule"].all()
+        assert 0 < met.sum() < len(met)
+        best = finished.get_best_hyperparameters(9)
+        assert len(best) == met.sum()
+        assert tuning.blocks(best[0]) == finished.outcome().blocks
+        models = finished.get_best_models(9)
+        assert len(models) == met.sum()
+        trial = finished.oracle.in_order()[finished.outcome().trial]
+        same_weights(models[0], finished.load_model(trial))
+
+    def test_the_best_can_be_trained_on(self, finished):
+        (net,) = finished.get_best_models()
+        assert int(net.optimizer.iterations) == 3
+        assert any(np.any(momentum) for momentum in net.optimizer.momentums)
+        assert net.compiled
+
+    def test_summary(self, finished, capsys):
+        finished.results_summary()
+        text = capsys.readouterr().out
+        assert text.startswith(finished.outcome().message)
+        trace = finished.trace()
+        assert all(name in text.splitlines()[1] for name in trace.columns)
+        assert f"{trace['scaled_distance'][0]:.4g}" in text
+        assert f"Results in {finished.project_dir}" in text
+        best = finished.oracle.get_best_trials(9)
+        assert text.count("Score:") == len(best)
+        assert f"Score: {best[0].score}" in text
+
+    def test_what_lies_in_the_folder(self, finished):
+        folder = pathlib.Path(finished.project_dir)
+        expected = [trial.trial_id for trial in finished.oracle.in_order()]
+        assert sorted(path.name for path in folder.iterdir()) == sorted(
+            ["oracle.json", "search.lock", "tuner0.json", *(f"trial_{name}" for name in expected)]
+        )
+        for name in expected:
+            files = {path.name for path in (folder / f"trial_{name}").iterdir()}
+            assert files == {"trial.json", "checkpoint.weights.h5"}
+
+    def test_a_trial_does_not_depend_on_those_before(self, finished, tmp_path):
+        """Its seed follows from its depths."""
+        outcome = finished.outcome()
+        assert outcome.trial > 0
+        other = searched(tmp_path, build_compiled, epsilon=1.0, start=outcome.blocks)
+        trace = finished.trace()
+        expected = trace[trace["trial"] == outcome.trial].reset_index(drop=True)
+        same(expected.assign(trial=0, found=False), other.trace().assign(found=False))
+        (trial,) = other.oracle.in_order()
+        same_weights(other.load_model(trial), finished.get_best_models()[0])
+
+    def test_again_runs_nothing(self, finished):
+        again = fit(
+            tuner_in(
+                finished.directory,
+                Untrainable(),
+                epsilon=1.0,
+                start=(1, 2),
+                max_blocks=12,
+                max_trials=None,
+            )
+        )
+        assert again.outcome() == finished.outcome()
+        pd.testing.assert_frame_equal(again.trace(), finished.trace(), check_exact=True)
+        same_weights(again.get_best_models()[0], finished.get_best_models()[0])
+        assert again.oracle.start_order == finished.oracle.start_order
+
+    def test_overwritten(self, finished, tmp_path):
+        shutil.copytree(finished.project_dir, tmp_path / "search")
+        anew = tuner_in(tmp_path, epsilon=1.0, overwrite=True)
+        assert not list(tmp_path.glob("search/trial_*"))
+        assert anew.oracle.in_order() == []
+        fit(anew)
+        assert anew.trace()["blocks"].tolist() == [1]
+        assert len(list(tmp_path.glob("search/trial_*"))) == 1
+
+
+class TestMaxTrials:
+    def test_cut_short_and_gone_on(self, small, tmp_path):
+        """The same in the end, bit for bit, as the search that was not cut short."""
+        options = {"epsilon": 0.6, "max_blocks": 12}
+        short = searched(tmp_path, **options, max_trials=1)
+        outcome = short.outcome()
+        assert (outcome.status, outcome.trial) == ("searching", None)
+        assert outcome.message.endswith("; 1 trials were allowed")
+        with pytest.raises(RuntimeError, match=r"no best network: the search .* not at its end"):
+            short.get_best_models()
+        (checkpoint,) = tmp_path.rglob("*.h5")
+        before = checkpoint.stat().st_mtime_ns
+        longer = searched(tmp_path, **options, max_trials=20)
+        assert checkpoint.stat().st_mtime_ns == before
+        assert longer.outcome() == small.outcome()
+        assert longer.outcome().status == "found"
+        same(longer.trace(), small.trace())
+        for trial, other in zip(longer.oracle.in_order(), small.oracle.in_order(), strict=True):
+            same_weights(longer.load_model(trial), small.load_model(other))
+
+    def test_another_seed(self, small, tmp_path):
+        other = searched(tmp_path, seed=1)
+        (distance,) = other.trace()["scaled_distance"]
+        assert distance != small.trace()["scaled_distance"][0]
+
+    def test_not_satisfied(self, tmp_path):
+        tuner = searched(tmp_path, max_blocks=1, max_trials=None)
+        assert tuner.outcome().status == "not satisfied"
+        assert tuner.outcome().blocks is None
+        for method in (tuner.get_best_models, tuner.get_best_hyperparameters):
+            with pytest.raises(RuntimeError, match="no best network: no depth inside the bounds"):
+                method()
+        assert not tuner.trace()["found"].any()
+
+
+class Slow(keras_tuner.HyperModel):
+    """Turns a clock while it trains: by 10 seconds the first time, by 1 the second."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock, self.left = clock, [10.0, 1.0]
+
+    def build(self, hp):
+        return build(hp)
+
+    def fit(self, hp, model, *args, **kwargs):
+        self.clock.now += self.left.pop(0)
+        return super().fit(hp, model, *args, **kwargs)
+
+
+def test_several_executions(tmp_path, monkeypatch):
+    """Measurements are averaged, seconds are not; the weights are those of the last."""
+
+    class Clock:
+        now = 1000.0
+
+        def monotonic(self):
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(depth_search, "time", clock)
+    tuner = searched(tmp_path, Slow(clock), start=(2,), executions_per_trial=2)
+    (row,) = tuner.trace().to_dict("records")
+    assert row["seconds"] == 11.0
+    nets = [trained_by_hand(tuner, (2,), execution) for execution in range(2)]
+    of_stage = [measured(net)[0] for net in nets]
+    assert of_stage[0] != of_stage[1]
+    for name in OF_STAGE:
+        values = [values[name] for values in of_stage]
+        assert row[name] == pytest.approx(np.mean(values), rel=1e-6)
+    distances = [values["scaled_distance"] for values in of_stage]
+    deviation = abs(distances[0] - distances[1]) / np.sqrt(2)
+    assert row["scaled_distance_deviation"] == pytest.approx(deviation, rel=1e-4)
+    losses = [net.evaluate(*HELD_OUT, batch_size=16, verbose=0)[0] for net in nets]
+    assert row["val_loss"] == pytest.approx(np.mean(losses), rel=1e-6)
+    assert row["measured_blocks"] == 2
+    (trial,) = tuner.oracle.in_order()
+    # Kept is the network whose worst stage has the smaller mean.
+    kept = int(np.argmin(distances))
+    same_weights(tuner.load_model(trial), nets[kept])
+    assert trial.metrics.get_best_value("stage1/kept_scaled_distance") == distances[kept]
+
+
+def test_no_network_of_an_average_that_meets_the_rule_alone(tmp_path):
+    tuner = searched(tmp_path, start=(2,), executions_per_trial=2)
+    (trial,) = tuner.oracle.in_order()
+    del trial.metrics.metrics["stage1/scaled_distance"]
+    del trial.metrics.metrics["stage1/kept_scaled_distance"]
+    # Of two networks with two stages each may have one that does not meet the rule.
+    trial.metrics.update("stage1/scaled_distance", 2.0)
+    trial.metrics.update("stage1/kept_scaled_distance", 4.2)
+    tuner.oracle.epsilon = 1.5
+    tuner.oracle.score_trial(trial)
+    assert tuner.get_best_hyperparameters()
+    assert not tuner.oracle.is_kept_met(trial)
+    with pytest.raises(RuntimeError, match="do so on average, none of their networks alone does"):
+        tuner.get_best_models()
+
+
+class Noted(keras.callbacks.Callback):
+    """Notes the trainings that it sees."""
+
+    def __init__(self, note):
+        super().__init__()
+        self.note = note
+        self.trainings = 0
+
+    def __deepcopy__(self, memo):
+        copied = Noted(self.note)
+        copied.trainings = self.trainings
+        return copied
+
+    def on_train_begin(self, logs=None):
+        self.trainings += 1
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.note((self.trainings, self.model.blocks, epoch, sorted(logs)))
+
+
+class TestCallbacks:
+    def test_a_fresh_copy_for_each_trial(self, tmp_path):
+        notes = []
+        own = Noted(notes.append)
+        tuner = fit(tuner_in(tmp_path, max_trials=2), callbacks=[own], epochs=2)
+        logs = ["accuracy", "loss", "val_accuracy", "val_loss"]
+        assert notes == [
+            (1, tuning.blocks(trial.hyperparameters), epoch, logs)
+            for trial in tuner.oracle.in_order()
+            for epoch in range(2)
+        ]
+        assert own.trainings == 0
+        assert len(tuner.oracle.trials) == 2
+
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+    def test_tensorboard(self, tmp_path):
+        pytest.importorskip("tensorboard")
+        callback = keras.callbacks.TensorBoard(tmp_path / "logs")
+        tuner = fit(tuner_in(tmp_path), callbacks=[callback])
+        (trial,) = tuner.oracle.in_order()
+        assert list(tmp_path.glob(f"logs/{trial.trial_id}/execution0/train/events*"))
+
+
+def dataset(data, batch_size=16):
+    return tf.data.Dataset.from_tensor_slices(data).batch(batch_size)
+
+
+class TestData:
+    """The network is that of the first trial of `small` in all of these."""
+
+    @pytest.fixture
+    def net(self, small):
+        return small.load_model(small.oracle.in_order()[0])
+
+    @pytest.mark.parametrize("kind", [tuple, list, dataset])
+    def test_probe_data(self, net, tmp_path, kind):
+        tuner = searched(tmp_path, probe_data=kind(PROBED))
+        (row,) = tuner.trace().to_dict("records")
+        (of_stage,) = measured(net, PROBED)
+        for name in OF_STAGE:
+            assert row[name] == pytest.approx(of_stage[name], rel=1e-6)
+        loss, accuracy = net.evaluate(*HELD_OUT, batch_size=16, verbose=0)
+        assert row["val_loss"] == single(loss)
+        assert row["error"] == single(1 - accuracy)
+
+    def test_no_validation_data(self, net, tmp_path):
+        tuner = fit(tuner_in(tmp_path, probe_data=PROBED), validation_data=None)
+        trace = tuner.trace()
+        assert trace["scaled_distance"][0] == single(measured(net, PROBED)[0]["scaled_distance"])
+        assert trace["error"].isna().all()
+        assert not [name for name in trace.columns if name.startswith("val_")]
+
+    def test_datasets(self, small, tmp_path):
+        """Of the training too: the order of the images is then another."""
+        tuner = tuner_in(tmp_path)
+        tuner.search(
+            dataset(TRAIN), validation_data=dataset(HELD_OUT, 10), shuffle=False, verbose=0
+        )
+        (row,) = tuner.trace().to_dict("records")
+        net = tuner.load_model(tuner.oracle.in_order()[0])
+        (of_stage,) = measured(net)
+        for name in OF_STAGE:
+            assert row[name] == pytest.approx(of_stage[name], rel=1e-5)
+        loss, accuracy = net.evaluate(*HELD_OUT, verbose=0)
+        assert row["val_loss"] == pytest.approx(loss, rel=1e-5)
+        assert row["error"] == pytest.approx(1 - accuracy, rel=1e-5)
+
+    def test_weights_of_images(self, net, small, tmp_path):
+        """They count in the loss, not in the distances."""
+        weights = np.linspace(0, 3, 32)
+        tuner = fit(tuner_in(tmp_path), validation_data=(*HELD_OUT, weights))
+        (row,), first = tuner.trace().to_dict("records"), small.trace().iloc[0]
+        for name in (*OF_STAGE, "error"):
+            assert row[name] == first[name]
+        loss, _ = net.evaluate(*HELD_OUT, batch_size=16, sample_weight=weights, verbose=0)
+        assert row["val_loss"] == single(loss) != first["val_loss"]
+
+    def test_steps_of_validation(self, net, tmp_path):
+        held_out = dataset(HELD_OUT).repeat(2)
+        tuner = fit(
+            tuner_in(tmp_path, probe_data=PROBED), validation_data=held_out, validation_steps=1
+        )
+        loss, _ = net.evaluate(HELD_OUT[0][:16], HELD_OUT[1][:16], batch_size=16, verbose=0)
+        assert tuner.trace()["val_loss"][0] == pytest.approx(loss, rel=1e-5)
+
+
+class Own(keras_tuner.HyperModel):
+    """A hypermodel that trains in its own way.
+
+    Args:
+        result: what `fit` returns.
+        metrics: those of the networks.
+    """
+
+    def __init__(self, result, metrics=("accuracy",)):
+        super().__init__()
+        self.result = result
+        self.metrics = metrics
+
+    def build(self, hp):
+        return network(tuning.blocks(hp), metrics=self.metrics)
+
+    def fit(self, hp, model, *args, **kwargs):
+        assert model.blocks == tuning.blocks(hp)
+        assert kwargs["callbacks"]
+        model.fit(*args, **kwargs)
+        # As much training once more.
+        model.fit(*args, **{**kwargs, "verbose": 0})
+        return self.result
+
+
+class TestHyperModel:
+    def test_trains_in_its_own_way(self, tmp_path):
+        tuner = searched(tmp_path, Own({"note": 7, "blocks": 99, "error": 5.0}))
+        (row,) = tuner.trace().to_dict("records")
+        assert row["note"] == 7.0
+        # What the search measures counts, whatever it was told.
+        assert row["blocks"] == 1
+        assert row["error"] == single(1 - row["val_accuracy"])
+        net = tuner.load_model(tuner.oracle.in_order()[0])
+        assert int(net.optimizer.iterations) == 6
+        assert row["scaled_distance"] == single(measured(net)[0]["scaled_distance"])
+
+    def test_without_an_accuracy(self, tmp_path):
+        top = keras.metrics.SparseTopKCategoricalAccuracy(k=2, name="top2")
+        tuner = searched(tmp_path, Own(None, [top]))
+        (row,) = tuner.trace().to_dict("records")
+        assert np.isnan(row["error"])
+        assert 0 <= row["val_top2"] <= 1
+        assert np.isfinite(row["scaled_distance"])
+
+    def test_accuracy_by_its_short_name(self, tmp_path):
+        (row,) = searched(tmp_path, Own(None, ["acc"])).trace().to_dict("records")
+        assert row["error"] == single(1 - row["val_acc"])
+
+    @pytest.mark.filterwarnings("ignore:All-NaN:RuntimeWarning")
+    def test_a_metric_that_is_not_a_number(self, tmp_path):
+        (row,) = searched(tmp_path, Own({"note": float("nan")})).trace().to_dict("records")
+        assert np.isnan(row["note"])
+        assert np.isfinite(row["scaled_distance"])
+
+
+class TestOtherHyperparameters:
+    def test_a_search_for_each_width(self, tmp_path, capsys):
+        def build(hp):
+            return network(tuning.blocks(hp), (hp.Choice("width", [2, 3]),))
+
+        tuner = searched(tmp_path, build, epsilon=0.9, max_blocks=12, max_trials=None)
+        trace, outcomes = tuner.trace(), tuner.outcomes()
+        assert [outcome.hyperparameters for outcome in outcomes] == [{"width": 2}, {"width": 3}]
+        assert set(trace["width"]) == {2, 3}
+        for trial in tuner.oracle.in_order():
+            (number,) = [n for n, t in enumerate(tuner.oracle.in_order()) if t is trial]
+            net = tuner.load_model(trial)
+            (row,) = trace[trace["trial"] == number].to_dict("records")
+            assert net.widths == (row["width"],)
+            assert row["scaled_distance"] == single(measured(net)[0]["scaled_distance"])
+        for outcome in outcomes:
+            assert outcome.status == "found"
+            (row,) = trace[trace["trial"] == outcome.trial].to_dict("records")
+            assert (row["width"], row["found"]) == (outcome.hyperparameters["width"], True)
+            # A search of its own, for this width alone.
+            of_width = trace[trace["width"] == row["width"]]
+            assert row["blocks"] == of_width[of_width["meets_rule"]]["blocks"].min()
+        assert tuner.outcome().blocks == min(outcome.blocks for outcome in outcomes)
+        (best,) = tuner.get_best_models()
+        assert best.blocks == tuner.outcome().blocks
+        tuner.results_summary()
+        assert f"width=3: {outcomes[1].message}" in capsys.readouterr().out
+
+    def test_too_large_networks(self, tmp_path):
+        most = sum(np.prod(weight.shape) for weight in network((4,)).trainable_weights)
+        tuner = searched(tmp_path, start=(8,), max_blocks=8, max_trials=2, max_model_size=int(most))
+        trace = tuner.trace()
+        assert trace["status"].tolist() == ["failed", "completed"]
+        assert trace["blocks"][1] <= 4
+        first, _ = tuner.oracle.in_order()
+        assert "Oversized model" in first.message
+
+
+class TestWarmStart:
+    def test_begins_where_the_shallower_ended(self, tmp_path):
+        tuner = searched(tmp_path, max_trials=2, warm_start=True)
+        trace = tuner.trace()
+        first, second = tuner.oracle.in_order()
+        assert sorted(trace.columns) == sorted([*COLUMNS, "from_trial"])
+        assert trace["from_trial"].isna().tolist() == [True, False]
+        assert trace["from_trial"][1] == first.trial_id
+        assert trace["blocks"][1] > trace["blocks"][0]
+
+        same_weights(tuner.load_model(first), trained_by_hand(tuner, (1,)))
+        depths = tuning.blocks(second.hyperparameters)
+        keras.utils.set_random_seed(tuner._seed_of(depths))
+        deep, shallow = network(depths), network((1,))
+        shallow.optimizer.build(shallow.trainable_variables)
+        shallow.load_weights(tuner.oracle.weights_path(first))
+        tuning.interleave(shallow, deep)
+        deep.fit(*TRAIN, batch_size=16, validation_data=HELD_OUT, verbose=0)
+        same_weights(tuner.load_model(second), deep)
+        assert trace["scaled_distance"][1] == single(measured(deep)[0]["scaled_distance"])
+        # Not what the same depth gives from the start.
+        cold = trained_by_hand(tuner, depths)
+        assert trace["scaled_distance"][1] != single(measured(cold)[0]["scaled_distance"])
+
+    def test_shared_blocks(self, tmp_path):
+        def build(hp):
+            net = networks.ResidualNetwork(
+                (8, 8, 1), 3, blocks=tuning.blocks(hp), widths=(2,), share_from=0
+            )
+            net.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=True)
+            return net
+
+        with pytest.raises(
+            keras_tuner.errors.FatalValueError, match=r"`shallow` must .* Received: shallow="
+        ):
+            searched(tmp_path, build, max_trials=2, warm_start=True)
+
+
+class TestRefused:
+    @pytest.mark.parametrize("seed", [-1, 2**31, True, 0.5, "0", None])
+    def test_seed(self, tmp_path, seed):
+        with pytest.raises(ValueError, match=rf"Argument `seed` must .* Received: seed={seed!r}$"):
+            tuner_in(tmp_path, seed=seed)
+        assert not list(tmp_path.iterdir())
+
+    @pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), "10", None])
+    def test_chief_timeout(self, tmp_path, seconds):
+        with pytest.raises(
+            ValueError, match=rf"`chief_timeout` must be a .*\. Received: .*{seconds!r}$"
+        ):
+            tuner_in(tmp_path, chief_timeout=seconds)
+        assert not list(tmp_path.iterdir())
+
+    def test_no_images_to_measure_on(self, tmp_path):
+        tuner = tuner_in(tmp_path)
+        with pytest.raises(
+            ValueError, match=r"`validation_data` must .* `probe_data` .* Received: .*=None$"
+        ):
+            tuner.search(*TRAIN, verbose=0)
+        assert len(tuner.trace()) == 0
+
+    def test_other_images(self, tmp_path):
+        with pytest.raises(ValueError, match=r"^Argument `probe_data` must hold .* Received: "):
+            searched(tmp_path, probe_data="images")
+        endless = dataset(HELD_OUT, 10).repeat()
+        with pytest.raises(ValueError, match=r"^Argument `validation_data` must .* Received: "):
+            fit(tuner_in(tmp_path), validation_data=endless, validation_steps=2)
+        larger = np.zeros((4, 9, 9, 1), "float32"), np.zeros(4, int)
+        with pytest.raises(
+            keras_tuner.errors.FatalValueError, match=r"^Argument `probe_data` .* Received: "
+        ):
+            searched(tmp_path / "larger", probe_data=larger)
+
+    def test_other_depths_than_proposed(self, tmp_path):
+        with pytest.raises(
+            keras_tuner.errors.FatalValueError,
+            match=r"Argument `hypermodel` must build .*`tuning\.blocks\(hp\)` blocks .*here \(1,\)"
+            r"\. Received: residual_network with \(2,\)$",
+        ):
+            searched(tmp_path, lambda hp: network(2))
+
+    def test_no_residual_network(self, tmp_path):
+        def build(hp):
+            net = keras.Sequential(
+                [keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(3)]
+            )
+            net.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=True)
+            return net
+
+        with pytest.raises(
+            keras_tuner.errors.FatalValueError, match=r"must be .* Received: source=.*[Ss]equential"
+        ):
+            searched(tmp_path, build)
+
+    def test_keras_distribution(self, tmp_path):
+        keras.distribution.set_distribution(keras.distribution.DataParallel(devices=["cpu:0"]))
+        try:
+            with pytest.raises(
+                ValueError, match=r"`keras\.distribution` does nothing .* Received: .*DataParallel"
+            ):
+                tuner_in(tmp_path)
+        finally:
+            keras.distribution.set_distribution(None)
+        tuner_in(tmp_path)
+
+    def test_other_strategies(self, tmp_path):
+        strategy = tf.distribute.experimental.CentralStorageStrategy()
+        with pytest.raises(
+            ValueError,
+            match=r"`distribution_strategy` must .* Received: .* type CentralStorageStrategy$",
+        ):
+            tuner_in(tmp_path, distribution_strategy=strategy)
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN:RuntimeWarning")
+class TestDiverged:
+    def test_is_a_failure(self, tmp_path):
+        tuner = tuner_in(
+            tmp_path,
+            lambda hp: network(tuning.blocks(hp), rate=1e30),
+            start=(8,),
+            max_blocks=8,
+            max_trials=None,
+        )
+        with pytest.raises(tuning.SearchError, match=r"3\. The last: .*diverged.* Received: "):
+            fit(tuner)
+        trace = tuner.trace()
+        assert trace["status"].tolist() == ["failed"] * 3
+        assert trace["scaled_distance"].isna().all()
+        assert all(depth < 8 for depth in trace["blocks"][1:])
+
+    def test_in_the_last_block(self, tmp_path):
+        class Broken(Own):
+            def fit(self, hp, model, *args, **kwargs):
+                *_, last = model.sections()[1][0][1]
+                last.convolution2.bias.assign([np.nan, np.nan])
+
+        (row,) = searched(tmp_path, Broken(None), start=(3,)).trace().to_dict("records")
+        assert row["status"] == "failed"
+
+
+# Several devices: two that TensorFlow makes of the CPU, which it must be told when it starts.
+
+
+def main(folder):
+    """Searches on two devices and on one, and says what came of it."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    folder, told = pathlib.Path(folder), {}
+    several_machines = tf.distribute.MultiWorkerMirroredStrategy()
+    told["machines"] = failure(tuner_in, folder, distribution_strategy=several_machines)
+    gc.collect()
+    gc.freeze()
+    strategies = {
+        "two": tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"]),
+        "one": tf.distribute.OneDeviceStrategy("/cpu:0"),
+        "none": None,
+    }
+    options = {"start": (2,), "min_blocks": 2, "epsilon": 1.5, "max_trials": None}
+    for name, strategy in strategies.items():
+        replicas = []
+        tuner = tuner_in(
+            folder / name, mirrored(replicas), distribution_strategy=strategy, **options
+        )
+        fit(tuner)
+        told[name] = told_of(tuner) | {"replicas": replicas}
+        if name != "none":
+            (net,) = tuner.get_best_models()
+            told[name]["reloaded"] = net.evaluate(*HELD_OUT, batch_size=16, verbose=0)[0]
+    for name in ("steps_per_execution", "jit_compile", "gradient_accumulation_steps"):
+        tuner = tuner_in(folder / name, mirrored([], name), distribution_strategy=strategies["two"])
+        told[name] = failure(fit, tuner)
+    tuner = tuner_in(
+        folder / "warm",
+        mirrored([]),
+        distribution_strategy=strategies["two"],
+        **{**options, "epsilon": 1e-6, "max_trials": 2, "warm_start": True},
+    )
+    fit(tuner)
+    told["warm"] = told_of(tuner)
+    print("told", json.dumps(told))
+
+
+def mirrored(replicas, refused=None):
+    """A function that builds networks, and notes for how many devices."""
+
+    def build(hp):
+        replicas.append(tf.distribute.get_strategy().num_replicas_in_sync)
+        net = network(
+            tuning.blocks(hp),
+            run_eagerly=False,
+            steps_per_execution=2 if refused == "steps_per_execution" else 1,
+            jit_compile=refused == "jit_compile",
+        )
+        if refused == "gradient_accumulation_steps":
+            net.optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+        return net
+
+    return build
+
+
+def failure(call, *args, **kwargs):
+    try:
+        call(*args, **kwargs)
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return None
+
+
+def told_of(tuner):
+    trace = json.loads(tuner.trace().to_json(orient="records"))
+    return {"trace": trace, "status": tuner.outcome().status}
+
+
+@pytest.fixture(scope="module")
+def devices(tmp_path_factory):
+    """What `main` says."""
+    done = subprocess.run(
+        [sys.executable, __file__, tmp_path_factory.mktemp("devices")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"},
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("told ")]
+    return json.loads(line.removeprefix("told "))
+
+
+class TestDevices:
+    def test_two(self, devices):
+        """Batch normalization sees half of a batch on each, so that the two differ a little."""
+        # The first is built before there is a trial.
+        assert set(devices["two"]["replicas"][1:]) == {2}
+        (two,), (one,) = devices["two"]["trace"], devices["none"]["trace"]
+        assert devices["two"]["status"] == devices["none"]["status"] == "found"
+        for name in (*OF_STAGE, "val_loss"):
+            assert two[name] == pytest.approx(one[name], rel=0.05)
+        assert two["scaled_distance"] != one["scaled_distance"]
+        assert devices["two"]["reloaded"] == pytest.approx(two["val_loss"], rel=0.05)
+
+    @pytest.mark.xfail(
+        strict=True,
+        reason="each device has moving statistics of its own: those of the first are saved and "
+        "measured, the images are evaluated with all of them",
+    )
+    def test_what_is_evaluated_is_what_is_saved(self, devices):
+        (row,) = devices["two"]["trace"]
+        assert devices["two"]["reloaded"] == pytest.approx(row["val_loss"], rel=1e-5)
+
+    def test_one(self, devices):
+        """The same as without a strategy."""
+        (one,), (none,) = devices["one"]["trace"], devices["none"]["trace"]
+        assert set(devices["one"]["replicas"]) == {1}
+        for name in (*OF_STAGE, "val_loss"):
+            assert one[name] == pytest.approx(none[name], rel=1e-5)
+        assert devices["one"]["reloaded"] == pytest.approx(one["val_loss"], rel=1e-5)
+
+    def test_warm_start(self, devices):
+        first, second = devices["warm"]["trace"]
+        cold = devices["two"]["trace"][0]["scaled_distance"]
+        assert first["scaled_distance"] == pytest.approx(cold, rel=1e-4)
+        assert int(second["from_trial"]) == 0
+        assert second["status"] == "completed"
+        assert second["scaled_distance"] > 0
+
+    @pytest.mark.parametrize(
+        ("name", "expected", "value"),
+        [
+            ("steps_per_execution", 1, 2),
+            ("jit_compile", False, True),
+            ("gradient_accumulation_steps", None, 2),
+        ],
+    )
+    def test_what_keras_cannot_do(self, devices, name, expected, value):
+        kind, message = devices[name]
+        assert kind == "FatalValueError"
+        assert message.startswith(f"Argument `{name}` of the compiled network must be {expected} ")
+        assert message.endswith(f"Received: {name}={value}")
+
+    def test_several_machines(self, devices):
+        kind, message = devices["machines"]
+        assert kind == "ValueError"
+        assert message.startswith("Argument `distribution_strategy` must be ")
+        assert "type CollectiveAllReduceStrategy" in message.partition("Received: ")[2]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
