@@ -74,3 +74,13 @@ def test_channels_cannot_be_dropped(data_format, axis):
     shape[axis] = 5
     with pytest.raises(ValueError, match=r"only appended\. Received: filters=4, input_shape=.*5"):
         Subsampling(4, data_format=data_format)(np.zeros(shape, "float32"))
+
+
+def test_added_to_a_convolution_in_a_graph():
+    """With `ops.pad` TensorFlow's fused convolution and addition crashes the process."""
+    inputs = keras.Input((8, 8, 8))
+    branch = keras.layers.Conv2D(32, 1)(keras.layers.Conv2D(4, 3, 2, padding="same")(inputs))
+    model = keras.Model(inputs, keras.layers.Add()([Subsampling(32)(inputs), branch]))
+    images = np.random.default_rng(0).normal(size=(4, 8, 8, 8)).astype("float32")
+    expected = model(images)
+    np.testing.assert_allclose(model.predict(images, verbose=0), expected, rtol=1e-5, atol=1e-6)

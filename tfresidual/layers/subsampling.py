@@ -47,13 +47,17 @@ class Subsampling(keras.layers.Layer):
     def call(self, inputs):
         step = self.strides
         missing = self.filters - inputs.shape[self._channel_axis]
-        padding = [(0, 0)] * 4
-        padding[self._channel_axis] = (0, missing)
         if self.data_format == "channels_last":
             kept = inputs[:, ::step, ::step, :]
         else:
             kept = inputs[:, :, ::step, ::step]
-        return ops.pad(kept, padding) if missing else kept
+        if not missing:
+            return kept
+        shape = list(ops.shape(kept))
+        shape[self._channel_axis] = missing
+        # Not `ops.pad`: TensorFlow fuses the addition of what it returns with a 1x1 convolution
+        # and its bias into an operation that crashes on CPUs.
+        return ops.concatenate([kept, ops.zeros(shape, kept.dtype)], axis=self._channel_axis)
 
     def compute_output_shape(self, input_shape):
         shape = [size and -(-size // self.strides) for size in input_shape]
