@@ -299,7 +299,7 @@ def train(out, **given):
 
 
 @cli.command()
-@click.argument("target", metavar="RUN_OR_MODEL", type=click.Path())
+@click.argument("target", metavar="NETWORK", type=click.Path())
 @click.option(
     "--probe",
     "names",
@@ -348,14 +348,17 @@ def train(out, **given):
     metavar="DIR",
 )
 def probe(target, names, splits, images, times, scale, chance, memory_limit, out, **given):
-    """Run probes on a saved network: the folder of a run, or a .keras file.
+    """Run probes on a saved network.
 
-    Writes what was measured as CSV, and the figures, beside the network. A .keras file outside
-    of the folder of a run needs --data.
+    NETWORK is the folder of a run, a .keras file (of this package, or any functional Keras model
+    with residual blocks), a SavedModel that `export` wrote, or the folder of a series of them,
+    which is drawn over the epochs. Writes what was measured as CSV, and the figures, beside the
+    network. A network outside of the folder of a run needs --data.
 
     \b
     Examples:
       tfresidual probe runs/resnet-digitclutter --probe drop_blocks
+      tfresidual probe runs/series --data digitclutter --probe readout
       tfresidual probe net.keras --data cifar10 --probe readout --probe borderline --split train
       tfresidual probe runs/resnet-digitclutter --probe repeat_last_block --times 20 --scale 0.3
     """
@@ -381,6 +384,28 @@ def probe(target, names, splits, images, times, scale, chance, memory_limit, out
         click.echo(frame.to_string(index=False, float_format="{:.4g}".format))
     for path in paths:
         click.echo(f"wrote {path}", err=True)
+
+
+@cli.command()
+@click.argument("source", metavar="NETWORK", type=click.Path())
+@click.argument("path", metavar="DIR", type=click.Path())
+@click.option("--serving-only", is_flag=True, help="Leave out what probes read.")
+@click.option("--overwrite", is_flag=True, help="Replace a SavedModel that is there.")
+def export(source, path, serving_only, overwrite):
+    """Write a network as one SavedModel, to be served, and probed without its code.
+
+    NETWORK is the folder of a run, or a .keras file. `tfresidual probe DIR` probes the SavedModel;
+    TensorFlow Serving serves it as it is.
+
+    \b
+    Examples:
+      tfresidual export runs/resnet-digitclutter saved/net
+      tfresidual export net.keras saved/net --serving-only
+    """
+    with _package() as package:
+        network = package.probing.network_of(source)
+        package.exporting.export(network, path, not serving_only, overwrite)
+    click.echo(f"wrote {path}", err=True)
 
 
 class Depths(click.ParamType):
@@ -554,10 +579,11 @@ def _package():
     """The package, without the noise of the libraries; its errors end in one line."""
     click.echo("loading TensorFlow", err=True)
     with _without_noise():
-        from tfresidual import depth_study, probing, settings, study, tuning
+        from tfresidual import depth_study, exporting, probing, settings, study, tuning
         from tfresidual.console import terminal
     package = types.SimpleNamespace(
         depth_study=depth_study,
+        exporting=exporting,
         probing=probing,
         settings=settings,
         study=study,

@@ -15,6 +15,7 @@ if __name__ == "__main__":
         "training_step",
         "gradient_coupling",
         "routes",
+        "saved_model",
     ):
         print(f"== {name}", flush=True)
         subprocess.run([sys.executable, Path(__file__).with_name(f"{name}.py")], check=True)

@@ -4,6 +4,7 @@ from tfresidual.callbacks.block_metrics import BlockMetrics
 from tfresidual.callbacks.borderline import Borderline
 from tfresidual.callbacks.convergence_indices import ConvergenceIndices
 from tfresidual.callbacks.drop_blocks import DropBlocks
+from tfresidual.callbacks.export_for_probing import ExportForProbing
 from tfresidual.callbacks.lipschitz import Lipschitz
 from tfresidual.callbacks.perturbation import Perturbation
 from tfresidual.callbacks.probe_callback import ProbeCallback
@@ -15,6 +16,7 @@ __all__ = [
     "Borderline",
     "ConvergenceIndices",
     "DropBlocks",
+    "ExportForProbing",
     "Lipschitz",
     "Perturbation",
     "ProbeCallback",

@@ -14,6 +14,15 @@ from tfresidual.chains.batches import splits_of
 _CHAINS = weakref.WeakKeyDictionary()
 
 
+def chain_in_training(model):
+    """The chain of a model, the same one for all callbacks of its training."""
+    loss, chain = _CHAINS.get(model, (None, None))
+    if chain is None or loss is not model.loss:
+        chain = chain_of(model)
+        _CHAINS[model] = model.loss, chain
+    return chain
+
+
 class ProbeCallback(keras.callbacks.Callback):
     """Runs a probe at the end of epochs of `fit` and publishes its numbers in `logs`.
 
@@ -54,11 +63,7 @@ class ProbeCallback(keras.callbacks.Callback):
         return list(splits_of(self.data))
 
     def on_train_begin(self, logs=None):
-        loss, chain = _CHAINS.get(self.model, (None, None))
-        if chain is None or loss is not self.model.loss:
-            chain = chain_of(self.model)
-            _CHAINS[self.model] = self.model.loss, chain
-        self._chain = chain
+        self._chain = chain_in_training(self.model)
 
     def on_epoch_end(self, epoch, logs=None):
         logs = {} if logs is None else logs

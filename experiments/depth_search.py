@@ -6,9 +6,10 @@
 
 The depth of a network is searched, from cold starts and from warm ones. Around the answer of the
 cold search, networks with one block less and one more in every stage are trained with further
-seeds. Each search has a folder of its own; an interrupted run goes on. Sizes: `smoke` shows that
-everything works; `small` is MNIST with narrow networks, for two cores; `paper` is the paper's
-network on MNIST and CIFAR-10 with its epsilon of 0.1, for a GPU.
+seeds; a stage at its smallest depth has no block less. Each search has a folder of its own; an
+interrupted run goes on. Sizes: `smoke` shows that everything works; `small` is MNIST with narrow
+networks, for two cores; `paper` is the paper's network on MNIST and CIFAR-10 with its epsilon of
+0.1, for a GPU.
 """
 
 import argparse
@@ -56,15 +57,41 @@ def searches_of(size, data_dir):
     return {"digitclutter": (settings, SearchSettings(start=2, max_blocks=6))}, (1,)
 
 
-def confirm(folder, settings, blocks, seeds, console):
-    """Networks of the found depths, one block less and one more, with other seeds, as a frame."""
+def smallest_depths(trace, search):
+    """The smallest depth of every stage of a search: the one allowed, or one that is measured."""
+    trial = trace[trace["found"]].sort_values("stage")
+    least = [search.min_blocks] * len(trial)
+    if isinstance(search.min_blocks, tuple):
+        least = search.min_blocks
+    # A block that changes the shape of the state is not measured.
+    first = trial["blocks"] - trial["measured_blocks"] + 1
+    return tuple(max(pair) for pair in zip(least, map(int, first), strict=True))
+
+
+def lowered(blocks, smallest):
+    """One block less in every stage but those at their smallest depth, which it prints."""
+    stay = {s for s, pair in enumerate(zip(blocks, smallest, strict=True), 1) if pair[0] <= pair[1]}
+    if stay:
+        which = "no stage has" if len(stay) == len(blocks) else "the others have"
+        stages = ", ".join(map(str, sorted(stay)))
+        print(f"\nat the smallest depth: stage {stages}; {which} one block less")
+    return tuple(depth - (stage not in stay) for stage, depth in enumerate(blocks, 1))
+
+
+def confirm(folder, settings, blocks, smallest, seeds, console):
+    """Networks of the found depths, one block less and one more, with other seeds, as a frame.
+
+    A stage that has its smallest depth stays there in the networks with one block less.
+    """
     frames = []
     for change in (-1, 0, 1):
         depths = tuple(depth + change for depth in blocks)
-        if min(depths) < 1:
+        if change < 0:
+            depths = lowered(blocks, smallest)
+        if depths == blocks and change:
             continue
         for seed in seeds:
-            name = f"confirm-{'-'.join(map(str, depths))}-seed{seed}"
+            name = f"confirm-{settings.data}-{'-'.join(map(str, depths))}-seed{seed}"
             single = SearchSettings(start=depths, max_blocks=max(depths), max_trials=1)
             run(folder / name, dataclasses.replace(settings, seed=seed), single, console)
             trace = tuning.trace_of(tuning.read_search(folder / name / PROJECT))
@@ -106,7 +133,8 @@ def main(size, data_dir, out, workers):
             print(table(trace, []).to_string(index=False))
             if start == "warm" or outcome.status != "found":
                 continue
-            frame = confirm(out, settings, outcome.blocks, seeds, console)
+            smallest = smallest_depths(trace, search)
+            frame = confirm(out, settings, outcome.blocks, smallest, seeds, console)
             with written(out / f"{name}-confirmed.csv") as path:
                 frame.to_csv(path, index=False)
             print(f"\n{name}, one block less and one more, other seeds")

@@ -60,7 +60,7 @@ def data_dir(tmp_path_factory):
 # Help
 
 
-@pytest.mark.parametrize("command", ["", "study", "train", "probe", "tune", "data"])
+@pytest.mark.parametrize("command", ["", "study", "train", "probe", "export", "tune", "data"])
 def test_help_is_quick(command):
     times = []
     for _ in range(3):
@@ -261,6 +261,10 @@ WRONG = [
     ["probe", "run", "--scale", "half"],
     ["probe", "run", "--memory-limit", "0"],
     ["probe", "run", "--epochs", "3"],
+    ["export"],
+    ["export", "run"],
+    ["export", "run", "saved", "more"],
+    ["export", "run", "saved", "--probe", "readout"],
     ["tune", "--depth", "20"],
     ["tune", "--start", "4,x,4"],
     ["tune", "--start", "0"],
@@ -393,6 +397,83 @@ def test_probe(studied, data_dir):
     assert all(path.read_bytes() == content for path, content in before.items())
 
 
+def test_export_and_a_probe_of_it(studied, data_dir):
+    """Outside of the folder of the run, whose frames it gives."""
+    folder, _ = studied
+    run = folder / "runs/resnet-digitclutter"
+    result = tfresidual("export", run, "saved/net", cwd=folder)
+    assert (result.returncode, result.stdout) == (0, ""), result.stderr
+    assert result.stderr.splitlines() == [LOADING, "wrote saved/net"]
+    assert sorted(path.name for path in (folder / "saved").iterdir()) == ["net"]
+    data = ["--data", "digitclutter", *SIZES, "--data-dir", data_dir]
+    arguments = ["--probe", "readout", "--images", "32"]
+    result = tfresidual("probe", "saved/net", *arguments, *data, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    assert_no_noise(result.stderr)
+    lines = result.stdout.splitlines()
+    assert lines[0] == "readout:"
+    assert len(lines) == 1 + 1 + 3
+    written = {path.name for path in (folder / "saved" / "probes").iterdir()}
+    assert written == {"readout.csv", "readout.png"}
+    assert sorted(path.name for path in (folder / "saved").iterdir()) == ["net", "probes"]
+
+
+REFUSED_EXPORTS = {
+    "no run": (["nothing", "saved"], "there is no nothing. Received: target='nothing'"),
+    "a folder without a network": ([".", "saved"], "Received: target='.'"),
+    "a file that is no network": (["file", "saved"], "Received: source='file'"),
+    "a file in place": (["net.keras", "file"], "Received: path='file', which is there"),
+    "a folder in place": (
+        ["net.keras", "mine", "--overwrite"],
+        "Received: path='mine', which holds something else",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_EXPORTS)
+def test_what_export_refuses_takes_one_line(tmp_path, monkeypatch, capfd, name):
+    """In this process, which has TensorFlow loaded."""
+    import keras
+
+    arguments, received = REFUSED_EXPORTS[name]
+    monkeypatch.chdir(tmp_path)
+    inputs = keras.Input((4, 4, 1))
+    outputs = keras.layers.Conv2D(1, 3, padding="same")(inputs) + inputs
+    keras.Model(inputs, keras.layers.Flatten()(outputs)).save("net.keras")
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_text("mine")
+    with pytest.raises(SystemExit) as stopped:
+        tfresidual_cli.main(["export", *arguments])
+    out, err = capfd.readouterr()
+    assert (stopped.value.code, out) == (2, "")
+    loading, line = err.splitlines()
+    assert loading == LOADING
+    assert line.startswith("tfresidual: Argument `")
+    assert line.endswith(received)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "mine", "net.keras"]
+    assert (tmp_path / "mine" / "file").read_text() == "mine"
+
+
+def test_export_to_serve_alone(tmp_path, monkeypatch, capfd):
+    import keras
+
+    monkeypatch.chdir(tmp_path)
+    inputs = keras.Input((4, 4, 1))
+    outputs = keras.layers.Conv2D(1, 3, padding="same")(inputs) + inputs
+    keras.Model(inputs, keras.layers.Flatten()(outputs)).save("net.keras")
+    for options in (["--serving-only"], ["--serving-only", "--overwrite"]):
+        tfresidual_cli.main(["export", "net.keras", "saved", *options])
+        assert capfd.readouterr().err.splitlines()[-1] == "wrote saved"
+    layout = json.loads((tmp_path / "saved" / "assets.extra" / "tfresidual.json").read_text())
+    assert layout["probing"] is False
+    with pytest.raises(SystemExit) as stopped:
+        tfresidual_cli.main(["probe", "saved", "--data", "digitclutter"])
+    assert stopped.value.code == 2
+    line = capfd.readouterr().err.splitlines()[-1]
+    assert line.startswith("tfresidual: Argument `source` must be a SavedModel with the functions")
+
+
 def test_data(tmp_path, data_dir):
     result = tfresidual("data", "digitclutter", *SIZES, "--data-dir", data_dir, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
@@ -427,6 +508,35 @@ def test_tune(tmp_path, data_dir):
     assert (again.returncode, again.stdout) == (1, result.stdout)
     assert "training" not in again.stderr
     assert_no_noise(again.stderr)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_tune_in_a_folder_that_is_being_searched(tmp_path, monkeypatch, capfd, workers):
+    """In this process, which has TensorFlow loaded."""
+    from tfresidual.tuning.workers import alone_in
+
+    monkeypatch.chdir(tmp_path)
+    with alone_in("run", "run.lock"), pytest.raises(SystemExit) as stopped:
+        tfresidual_cli.main([*SEARCH, "--out", "run", "--workers", workers])
+    out, err = capfd.readouterr()
+    assert (stopped.value.code, out) == (2, "")
+    loading, line = err.splitlines()
+    assert loading == LOADING
+    assert line.startswith("tfresidual: Another process searches in this folder.")
+    assert "`--out`" in line
+    assert line.endswith("Received: 'run'")
+    assert [path.name for path in tmp_path.rglob("*")] == ["run", "run.lock"]
+
+
+def test_tune_in_half_an_environment(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KERASTUNER_ORACLE_IP", "127.0.0.1")
+    with pytest.raises(SystemExit) as stopped:
+        tfresidual_cli.main(SEARCH)
+    assert stopped.value.code == 2
+    _, line = capfd.readouterr().err.splitlines()
+    assert line.startswith("tfresidual: Environment variable `KERASTUNER_TUNER_ID` must be set")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_ctrl_c(tmp_path, data_dir):

@@ -1,18 +1,25 @@
 """The search of `tfresidual tune`: what it writes, and what it goes on from."""
 
 import dataclasses
+import importlib.util
 import json
 import os
+import pathlib
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import keras
+import keras_tuner
 import pandas as pd
 import pytest
 
-from tfresidual import depth_study, probes, study, tuning
+from tfresidual import depth_study, probes, report, study, tuning
 from tfresidual.settings import Settings, compile_for, prepare
+from tfresidual.tuning.workers import alone_in
 
 TINY = {
     "width": 2,
@@ -116,6 +123,218 @@ def test_other_settings_are_refused(done, settings, change):
     assert trials_written(folder) == before
 
 
+def test_the_report_counts_trials_as_the_figure_does(done, settings):
+    folder, _ = done
+    trace = trace_of(folder)
+    _, trials = report.search_sections(trace, settings.epsilon)
+    assert trials.frame["trial"].tolist() == [trial + 1 for trial in trace["trial"]]
+    assert trace["trial"].min() == 0
+    assert "counts from 1" in (folder / "report.html").read_text()
+
+
+# One search at a time
+
+
+def state_of(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("held", ["run", "search"])
+def test_a_folder_that_is_being_searched_is_left_alone(done, settings, tmp_path, held, workers):
+    folder = tmp_path / "run"
+    shutil.copytree(done[0], folder)
+    more = dataclasses.replace(SEARCH, max_blocks=7)
+    lock = ("run.lock", folder) if held == "run" else ("search.lock", folder / "search")
+    with alone_in(lock[1], lock[0]):
+        before = state_of(folder)
+        begun = time.monotonic()
+        with pytest.raises(OSError, match=r"^Another process searches in this folder.*--out.*Rece"):
+            depth_study.run(folder, settings, more, workers=workers)
+        assert time.monotonic() - begun < 5
+        changed = {path.name for path, when in state_of(folder).items() if before.get(path) != when}
+    assert changed <= {"run.lock", "search.lock"}
+    assert not (folder / "logs").exists()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_holds_its_folder(settings, tmp_path, monkeypatch, workers):
+    """From before it writes the settings until the report is there; its processes may search."""
+    looks = []
+
+    def look(name):
+        def call(*args):
+            with pytest.raises(OSError, match="Another process"), alone_in(tmp_path, "run.lock"):
+                pass
+            with alone_in(tmp_path / "search"):
+                looks.append(name)
+
+        return call
+
+    for owner, name in (
+        (depth_study, "claim"),
+        (depth_study, "_search"),
+        (tuning, "supervise"),
+        (depth_study, "_conclude"),
+    ):
+        monkeypatch.setattr(owner, name, look(name))
+    depth_study.run(tmp_path, settings, SEARCH, workers=workers)
+    assert looks == ["claim", "supervise" if workers > 1 else "_search", "_conclude"]
+    with alone_in(tmp_path, "run.lock"):
+        pass
+
+
+def test_another_run_that_begins_and_ends_meanwhile(settings, tmp_path, monkeypatch):
+    other = {"settings": dataclasses.replace(settings, width=4), "search": SEARCH}
+
+    def prepare_slowly(*args):
+        depth_study.claim(tmp_path, other)
+        return None, None, None
+
+    monkeypatch.setattr(depth_study, "prepare", prepare_slowly)
+    with pytest.raises(ValueError, match="width was 4"):
+        depth_study.run(tmp_path, settings, SEARCH)
+    assert json.loads((tmp_path / "settings.json").read_text())["settings"]["width"] == 4
+
+
+# A part of a search, by the environment
+
+
+def be(monkeypatch, name, port="8000"):
+    monkeypatch.setenv("KERASTUNER_TUNER_ID", name)
+    monkeypatch.setenv("KERASTUNER_ORACLE_IP", "127.0.0.1")
+    monkeypatch.setenv("KERASTUNER_ORACLE_PORT", port)
+
+
+def test_the_environment_is_checked_before_anything_else(settings, tmp_path, monkeypatch):
+    monkeypatch.setenv("KERASTUNER_ORACLE_IP", "127.0.0.1")
+    with pytest.raises(ValueError, match=r"`KERASTUNER_TUNER_ID` must be set.*Received: KERAS"):
+        depth_study.run(tmp_path / "new", "no settings", SEARCH)
+    be(monkeypatch, "chief")
+    with pytest.raises(ValueError, match=r"`workers` must be 1 .*Received: workers=2, KERASTUNER"):
+        depth_study.run(tmp_path / "new", settings, SEARCH, workers=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_leaves_the_folder_to_its_chief(settings, tmp_path, monkeypatch):
+    be(monkeypatch, "worker0")
+    monkeypatch.setattr(depth_study, "_search", lambda *args: None)
+    with alone_in(tmp_path, "run.lock"):
+        assert depth_study.run(tmp_path, settings, SEARCH) is None
+        before = (tmp_path / "settings.json").read_text()
+        more = dataclasses.replace(SEARCH, max_trials=1)
+        assert depth_study.run(tmp_path, settings, more) is None
+        assert (tmp_path / "settings.json").read_text() == before
+
+
+def test_a_chief_is_given_the_watch(settings, tmp_path, monkeypatch):
+    be(monkeypatch, "chief")
+    watches = []
+
+    def search(tuner, *args, **kwargs):
+        watches.append(tuner.oracle.watch)
+
+    monkeypatch.setattr(tuning.DepthSearch, "search", search)
+    monkeypatch.setattr(depth_study, "_conclude", lambda *args: None)
+    depth_study.run(tmp_path, settings, SEARCH)
+    (watch,) = watches
+    assert watch.project == tmp_path / "search"
+
+
+def test_the_log_of_a_worker(settings, tmp_path, monkeypatch, capfd):
+    """The search of a supervised process, in this one."""
+    train, validation, _ = prepare(settings)
+    fit = depth_study._Hypermodel.fit
+
+    def fit_some(self, hp, *args, **kwargs):
+        if tuning.blocks(hp) != (2, 2, 2):
+            raise keras_tuner.errors.FailedTrialError("too\ndeep")
+        return fit(self, hp, *args, **kwargs)
+
+    monkeypatch.setattr(depth_study._Hypermodel, "fit", fit_some)
+    deeper = dataclasses.replace(settings, epsilon=1e-3)
+    search = dataclasses.replace(SEARCH, max_trials=2)
+    depth_study._search(
+        tmp_path, deeper, search, train, validation, None, None, depth_study._Logged
+    )
+    out, err = capfd.readouterr()
+    assert out == ""
+    # keras-tuner writes the whole traceback of a failure.
+    lines = [line for line in err.splitlines() if re.match(r"\d{4}-.* trial ", line)]
+    number = r"\d+(\.\d+)?(e-\d+)?"
+    patterns = [
+        "trial 1: 2 2 2 blocks begin",
+        f"trial 1: 2 2 2 blocks end, mean scaled perturbation {number} {number} {number}, "
+        rf"error {number}%, \d+ s",
+        "trial 2: 6 6 6 blocks begin",
+        "trial 2: 6 6 6 blocks failed, FailedTrialError: too deep",
+    ]
+    for line, pattern in zip(lines, patterns, strict=True):
+        assert re.fullmatch(rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d {pattern}", line)
+
+
+# The experiment around it
+
+
+@pytest.fixture(scope="module")
+def experiment():
+    path = pathlib.Path(__file__).parents[1] / "experiments" / "depth_search.py"
+    spec = importlib.util.spec_from_file_location("experiment", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def confirmed(experiment, monkeypatch, blocks, smallest, data="mnist"):
+    """The folders of the networks that are trained, and their depths by the change."""
+    folders, depths = [], {}
+
+    def run(folder, settings, search, console):
+        folders.append(folder.name)
+
+    monkeypatch.setattr(experiment, "run", run)
+    monkeypatch.setattr(experiment.tuning, "read_search", lambda folder: folder.parent.name)
+    monkeypatch.setattr(experiment.tuning, "trace_of", lambda name: pd.DataFrame({"name": [name]}))
+    settings = Settings(data=data)
+    frame = experiment.confirm(pathlib.Path("out"), settings, blocks, smallest, (1, 2), None)
+    assert frame["name"].tolist() == folders
+    for change, rows in frame.groupby("change"):
+        depths[change] = {name.split("-seed")[0] for name in rows["name"]}
+    return folders, depths
+
+
+def test_networks_that_confirm_a_depth(experiment, monkeypatch, capsys):
+    folders, depths = confirmed(experiment, monkeypatch, (3, 4, 5), (1, 2, 2))
+    assert capsys.readouterr().out == ""
+    assert depths == {
+        -1: {"confirm-mnist-2-3-4"},
+        0: {"confirm-mnist-3-4-5"},
+        1: {"confirm-mnist-4-5-6"},
+    }
+    others, _ = confirmed(experiment, monkeypatch, (3, 4, 5), (1, 2, 2), "cifar10")
+    assert not {*folders} & {*others}
+
+
+def test_stages_that_cannot_have_a_block_less(experiment, monkeypatch, capsys):
+    _, depths = confirmed(experiment, monkeypatch, (1, 4, 2), (1, 2, 2))
+    assert depths[-1] == {"confirm-mnist-1-3-2"}
+    assert depths[1] == {"confirm-mnist-2-5-3"}
+    assert "smallest depth: stage 1, 3; the others have one block less" in capsys.readouterr().out
+    _, depths = confirmed(experiment, monkeypatch, (1, 2, 2), (1, 2, 2))
+    assert {*depths} == {0, 1}
+    assert "stage 1, 2, 3; no stage has one block less" in capsys.readouterr().out
+
+
+def test_the_smallest_depths_of_an_experiment(experiment, done):
+    trace = trace_of(done[0])
+    assert experiment.smallest_depths(trace, SEARCH) == (1, 2, 2)
+    assert experiment.smallest_depths(trace, dataclasses.replace(SEARCH, min_blocks=(2, 1, 3))) == (
+        2,
+        2,
+        3,
+    )
+
+
 def test_folders_of_other_runs_are_refused(done, settings, tmp_path):
     with pytest.raises(ValueError, match=r"holds a search\. Received: folder="):
         study.train(done[0], settings)
@@ -190,6 +409,8 @@ def test_workers_find_the_same(done, settings, tmp_path):
     """Trials are seeded by their depths: whoever trains them measures the same."""
     outcome = depth_study.run(tmp_path, settings, SEARCH, workers=2)
     assert outcome.blocks == done[1].blocks
+    logs = "".join(path.read_text() for path in (tmp_path / "logs").glob("worker*.log"))
+    assert len(re.findall(r" blocks end, mean ", logs)) == len(trace_of(tmp_path)) // 3
     alone, together = (
         without_time(trace_of(folder)).query("status == 'completed'")
         for folder in (done[0], tmp_path)
@@ -210,7 +431,11 @@ def test_workers_find_the_same(done, settings, tmp_path):
     [
         ({"depth": 20}, {}, r"`depth` must be left out.*Received: depth=20"),
         ({"network": "wide"}, {}, r"`network` must be one of.*Received: network='wide'"),
-        ({}, {"start": (3, 3)}, r"`start` must be an int, or one for each.*Received: start=\(3, 3\)"),
+        (
+            {},
+            {"start": (3, 3)},
+            r"`start` must be an int, or one for each.*Received: start=\(3, 3\)",
+        ),
         ({}, {"start": 9}, r"`start` must lie between.*Received: start=\(9, 9, 9\)"),
         ({}, {"executions": 0}, r"`executions` must .*Received: executions=0"),
         ({}, {"max_trials": 0}, r"`max_trials` must .*Received: max_trials=0"),

@@ -23,6 +23,7 @@ ORDER = (
     "networks",
     "chains",
     "probes",
+    "exporting",
     "training",
     "tuning",
     "datasets",
@@ -83,11 +84,11 @@ def test_import_loads_little(imported):
 
 def test_all_names_are_there(imported):
     kinds = imported["kinds"]
-    assert kinds.pop("chain") == "function"
+    assert {kinds.pop(name) for name in ("chain", "export")} == {"function"}
     assert set(kinds.values()) == {"module"}
     parts = {"callbacks", "datasets", "layers", "networks", "plots", "probes", "report", "study"}
     assert set(kinds) == parts | {"routes", "training", "tuning"}
-    assert set(imported["dir"]) >= {*kinds, "chain", "__version__"}
+    assert set(imported["dir"]) >= {*kinds, "chain", "export", "__version__"}
     assert imported["error"] == "module 'tfresidual' has no attribute 'nothing'"
 
 

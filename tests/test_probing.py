@@ -231,3 +231,139 @@ def test_files_that_hold_no_network(tmp_path):
         archive.writestr("settings.json", json.dumps({}))
     with pytest.raises(ValueError, match=r"whole .keras file.*Received: "):
         tfr.chain(tmp_path / "empty.keras")
+
+
+# SavedModels, and series of them
+
+
+def data_changes(run):
+    """What a network outside of the folder of the run needs to be told."""
+    data = {"data": "digitclutter", "data_dir": run[1].data_dir, **SETTINGS}
+    del data["epochs"]
+    return data
+
+
+@pytest.fixture(scope="module")
+def series(tmp_path_factory):
+    """Before the first epoch, and behind the second and the fourth; the network of the last."""
+    folder = tmp_path_factory.mktemp("series")
+    net = random_network(
+        input_shape=(32, 32, 1),
+        classes=10,
+        blocks=2,
+        widths=(2,),
+        classifier_activation="sigmoid",
+    )
+    chain = tfr.chain(net)
+    for number in (0, 2, 4):
+        for variable in net.trainable_variables:
+            variable.assign(1.1 * variable)
+        tfr.export(chain, folder / f"epoch{number:04d}")
+    return folder, net
+
+
+def test_a_saved_model_in_the_folder_of_its_run(run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(run[0], folder)
+    tfr.export(folder / "model.keras", folder / "saved")
+    assert probing.network_of(folder / "saved") == folder / "saved"
+    assert probing.network_of(str(folder)) == folder / "model.keras"
+    names = ["readout", "block_metrics"]
+    frames, paths = probing.probe(folder / "saved", names)
+    expected, _ = probing.probe(folder, names, tmp_path / "other")
+    assert {path.parent for path in paths} == {folder / "probes"}
+    assert list(frames) == list(expected)
+    for name, frame in frames.items():
+        assert "epoch" not in frame
+        pd.testing.assert_frame_equal(frame, expected[name], rtol=1e-5)
+
+
+def test_a_saved_model_on_its_own_needs_data(run, series, tmp_path):
+    path = tmp_path / "net"
+    shutil.copytree(series[0] / "epoch0004", path)
+    with pytest.raises(ValueError, match=r"`data` must be given.*Received: .*data=None"):
+        probing.probe(path, ["readout"])
+    frames, paths = probing.probe(path, ["readout"], changes=data_changes(run), images=32)
+    assert paths[0] == tmp_path / "probes" / "readout.csv"
+    series[1].save(tmp_path / "net.keras")
+    expected, _ = probing.probe(
+        tmp_path / "net.keras", ["readout"], tmp_path / "other", ("test",), 32, data_changes(run)
+    )
+    pd.testing.assert_frame_equal(frames["readout"], expected["readout"])
+
+
+def test_a_series(run, series, tmp_path):
+    """Every network by itself, one behind the other, and figures over the epochs."""
+    names = ["block_metrics", "readout", "drop_blocks"]
+    changes = data_changes(run)
+    frames, paths = probing.probe(series[0], names, tmp_path, images=32, changes=changes)
+    assert set(frames) == {*names, "computational_distance"}
+    for name, frame in frames.items():
+        assert frame["epoch"].tolist() == sorted(frame["epoch"])
+        # Epochs of frames are counted from 0, as in the logs; before the first is -1.
+        assert frame["epoch"].unique().tolist() == [-1, 1, 3]
+        saved = pd.read_csv(tmp_path / f"{name}.csv")
+        assert saved["epoch"].tolist() == frame["epoch"].tolist()
+    alone, _ = probing.probe(
+        series[0] / "epoch0002", names, tmp_path / "alone", images=32, changes=changes
+    )
+    for name, frame in alone.items():
+        part = frames[name].query("epoch == 1").drop(columns="epoch").reset_index(drop=True)
+        pd.testing.assert_frame_equal(part, frame)
+    figures = {path.stem for path in paths if path.suffix == ".png"}
+    over_epochs = {"readout_by_epoch", "drop_blocks_by_epoch", "cosine_loss_by_epoch"}
+    assert figures >= over_epochs | {"l2_ratio_by_epoch", "readout", "drop_blocks"}
+    assert len(paths) == len(set(paths))
+    assert all(path.stat().st_size > 0 for path in paths)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [*(path.name for path in paths), "alone"]
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "effective_parameters",
+        pytest.param("readout", marks=pytest.mark.slow),
+        pytest.param("drop_blocks", marks=pytest.mark.slow),
+    ],
+)
+def test_a_series_beside_itself(run, series, tmp_path, name):
+    folder = tmp_path / "series"
+    shutil.copytree(series[0], folder)
+    changes = data_changes(run)
+    frames, paths = probing.probe(folder, [name], images=32, changes=changes)
+    assert {path.parent for path in paths} == {folder / "probes"}
+    assert frames[name]["epoch"].nunique() == 3
+    by_epoch = [path.stem for path in paths if path.stem.endswith("_by_epoch")]
+    assert by_epoch == ([] if name == "effective_parameters" else [f"{name}_by_epoch"])
+    # What it wrote is no part of the series.
+    again, _ = probing.probe(folder, [name], images=32, changes=changes)
+    pd.testing.assert_frame_equal(frames[name], again[name])
+
+
+def test_a_series_in_the_folder_of_a_run_has_its_data(run, series, tmp_path):
+    shutil.copytree(run[0], tmp_path / "run")
+    shutil.copytree(series[0] / "epoch0002", tmp_path / "run" / "series" / "epoch0002")
+    frames, _ = probing.probe(tmp_path / "run" / "series", ["readout"], images=32)
+    assert frames["readout"]["epoch"].unique().tolist() == [1]
+
+
+def test_what_is_no_network_of_a_series(run, tmp_path):
+    (tmp_path / "epoch0001").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"`target` must be.*Received: target="):
+        probing.probe(tmp_path, ["readout"], changes=data_changes(run))
+    net = random_network(blocks=1, widths=(2,))
+    tfr.export(net, tmp_path / "epoch0001", probing=False, overwrite=True)
+    with pytest.raises(ValueError, match=r"`probing=False`.*Received: source="):
+        probing.probe(tmp_path, ["readout"], changes=data_changes(run))
+    assert [path.name for path in tmp_path.iterdir()] == ["epoch0001"]
+
+
+def test_paths_of_networks(series, tmp_path):
+    assert probing.network_of(series[0] / "epoch0000") == series[0] / "epoch0000"
+    (tmp_path / "file.keras").write_text("mine")
+    assert probing.network_of(tmp_path / "file.keras") == tmp_path / "file.keras"
+    for target in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(FileNotFoundError, match=r"`target` must be.*Received: target="):
+            probing.network_of(target)

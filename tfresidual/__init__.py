@@ -11,16 +11,20 @@ from tfresidual.chains import chain, routes
 
 __version__ = "0.1.0"
 
+# Functions by the name of the file they are in, which would otherwise hide them.
+_FUNCTIONS = {"export": "exporting"}
 _LAZY = ("callbacks", "datasets", "plots", "probes", "report", "study", "tuning")
 
-__all__ = ["chain", "layers", "networks", "routes", "training", *_LAZY]
+__all__ = ["chain", "layers", "networks", "routes", "training", *_FUNCTIONS, *_LAZY]
 
 
 def __getattr__(name):
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(f"tfresidual.{_FUNCTIONS[name]}"), name)
     if name in _LAZY:
         return importlib.import_module(f"tfresidual.{name}")
     raise AttributeError(f"module 'tfresidual' has no attribute {name!r}")
 
 
 def __dir__():
-    return sorted([*globals(), *_LAZY])
+    return sorted([*globals(), *_FUNCTIONS, *_LAZY])

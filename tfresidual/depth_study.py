@@ -7,6 +7,7 @@
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import sys
@@ -20,9 +21,11 @@ from tfresidual import datasets, report, tuning
 from tfresidual.chains.routes import check_int
 from tfresidual.console import say
 from tfresidual.files import replacing, written
+from tfresidual.probes.logs import log_key
 from tfresidual.probing import write_frames_and_figures
 from tfresidual.run_folder import (
     MODEL_FILE,
+    SETTINGS_FILE,
     claim,
     read_settings,
     refuse_other_settings,
@@ -40,9 +43,12 @@ from tfresidual.settings import (
 )
 from tfresidual.training.progress import TrainingProgress
 from tfresidual.tuning.depth_search import load_trained
+from tfresidual.tuning.workers import IP, LOCK, alone_in, check_environment, is_worker
 
 # The project of keras-tuner in the folder, and where supervised processes write.
 PROJECT, LOGS = "search", "logs"
+# What `run` holds as long as it lasts. The processes that it supervises do without.
+RUN_LOCK = "run.lock"
 # What may change when a search goes on.
 FREE = ("max_blocks", "tolerance", "max_trials")
 
@@ -100,35 +106,66 @@ def run(folder, settings=None, search=None, console=None, workers=1):
         The `tfresidual.tuning.Outcome`, or `None` in a process that is a worker.
 
     Raises:
-        ValueError: if a setting cannot be used, or the folder holds a run of other settings.
+        ValueError: if a setting or the environment cannot be used, or the folder holds a run of
+            other settings.
         FileNotFoundError: if the dataset is not on the disk.
+        OSError: if another process searches in the folder.
         ConnectionError: in a worker without a chief.
         tfresidual.tuning.SearchError: if too many trials failed in a row, or workers die.
     """
+    check_environment()
     settings, search = settings or Settings(), search or SearchSettings()
     check_int("workers", workers, at_least=1)
+    if workers > 1 and IP in os.environ:
+        raise ValueError(
+            f"Argument `workers` must be 1 where {IP} says that this process is a chief or a "
+            "worker; give each worker a process of its own. "
+            f"Received: workers={workers}, {IP}={os.environ[IP]!r}"
+        )
     check(settings)
     check_any_depth(settings)
     folder = pathlib.Path(folder)
     parts = {"settings": settings, "search": search}
     refuse_other_settings(folder, parts, FREE)
     _check_search(settings, search)
+    watch = _Watch(folder / PROJECT, console)
+    if not is_worker() and (folder / RUN_LOCK).exists():
+        # Said at once, and not behind the data.
+        with _alone_in_run(folder):
+            pass
     # The network, too, is known to be possible before anything is written.
     build(settings, _depths(search.start))
     train, validation, test = prepare(settings, console)
-    claim(folder, parts)
-    begun = time.monotonic()
-    watch = _Watch(folder / PROJECT, console)
-    if workers > 1:
-        say(console, f"{workers} workers; what they say is in {folder / LOGS}")
-        # -P: this package, whatever lies in the folder this runs in.
-        command = [sys.executable, "-P", "-m", "tfresidual.depth_study", str(folder)]
-        tuning.supervise(command, workers, folder / LOGS, watch)
-    else:
-        tuner = _search(folder, settings, search, train, validation, console, watch)
-        if tuner is None:
-            return None
-    return _conclude(folder, settings, test, console, time.monotonic() - begun)
+    if is_worker():
+        # It is the chief that holds the folder.
+        if not (folder / SETTINGS_FILE).exists():
+            claim(folder, parts)
+        _search(folder, settings, search, train, validation, console, watch)
+        return None
+    with _alone_in_run(folder):
+        # Another process may have begun since they were compared.
+        refuse_other_settings(folder, parts, FREE)
+        claim(folder, parts)
+        begun = time.monotonic()
+        if workers > 1:
+            say(console, f"{workers} workers; what they say is in {folder / LOGS}")
+            # -P: this package, whatever lies in the folder this runs in.
+            command = [sys.executable, "-P", "-m", "tfresidual.depth_study", str(folder)]
+            tuning.supervise(command, workers, folder / LOGS, watch)
+        else:
+            _search(folder, settings, search, train, validation, console, watch)
+        return _conclude(folder, settings, test, console, time.monotonic() - begun)
+
+
+@contextlib.contextmanager
+def _alone_in_run(folder):
+    """Holds the folder of a run for this process, unless another searches in it."""
+    other = "another `folder` (`--out` of the command)"
+    with alone_in(folder, RUN_LOCK, other):
+        # By `DepthSearch`, without `run`, or left over from a supervisor that was killed.
+        with alone_in(folder / PROJECT, LOCK, other):
+            pass
+        yield
 
 
 def member(folder):
@@ -136,23 +173,53 @@ def member(folder):
     settings = settings_of(folder)
     search = SearchSettings(**read_settings(folder)["search"])
     train, validation, _ = prepare(settings)
-    _search(pathlib.Path(folder), settings, search, train, validation, None, None)
+    _search(pathlib.Path(folder), settings, search, train, validation, None, None, _Logged)
 
 
-def _search(folder, settings, search, train, validation, console, watch):
-    """Runs the search, or takes part in it; the tuner, or `None` behind a worker's part."""
+def _search(folder, settings, search, train, validation, console, watch, kind=tuning.DepthSearch):
+    """Runs the search, or takes part in it, with a kind of `DepthSearch`."""
     hypermodel = _Hypermodel(settings, int(train.cardinality()), train, console, watch)
     with _silent():
-        tuner = _tuner(folder, settings, search, hypermodel)
+        tuner = _tuner(folder, settings, search, hypermodel, kind)
+        # A chief calls it.
+        tuner.oracle.watch = watch
         tuner.search(train, validation_data=validation, epochs=settings.epochs, verbose=0)
     if watch is not None:
         watch()
-    is_worker = os.environ.get("KERASTUNER_TUNER_ID", "chief") != "chief"
-    return None if is_worker and "KERASTUNER_ORACLE_IP" in os.environ else tuner
 
 
-def _tuner(folder, settings, search, hypermodel):
-    return tuning.DepthSearch(
+class _Logged(tuning.DepthSearch):
+    """Says of each trial on stderr, the log of a supervised process, when it begins and ends."""
+
+    def run_trial(self, trial, *args, **kwargs):
+        depths = tuning.blocks(trial.hyperparameters)
+        text = f"trial {int(trial.trial_id) + 1}: {' '.join(map(str, depths))} blocks"
+        _log(f"{text} begin")
+        try:
+            measured = super().run_trial(trial, *args, **kwargs)
+        except Exception as error:
+            # TensorFlow's errors may be pages.
+            _log(f"{text} failed, {type(error).__name__}: {' '.join(str(error).split())[:400]}")
+            raise
+        stages = range(1, len(depths) + 1)
+        means = [measured.get(log_key("mean_scaled_perturbation", s), math.nan) for s in stages]
+        error = measured.get("error", math.nan)
+        _log(f"{text} end{_told(means, error, measured['seconds'])}")
+        return measured
+
+
+def _log(line):
+    print(time.strftime("%Y-%m-%d %H:%M:%S"), line, file=sys.stderr, flush=True)
+
+
+def _told(means, error, seconds):
+    """What was measured in a trial, behind what it is."""
+    means = " ".join(f"{value:.3g}" for value in means)
+    return f", mean scaled perturbation {means}, error {error:.1%}, {seconds:.0f} s"
+
+
+def _tuner(folder, settings, search, hypermodel, kind):
+    return kind(
         hypermodel,
         epsilon=settings.epsilon,
         start=_depths(search.start),
@@ -224,13 +291,10 @@ class _Watch:
             if first["status"] == "failed":
                 say(self.console, f"{text} failed")
                 continue
-            means = " ".join(f"{value:.3g}" for value in rows["mean_scaled_perturbation"])
+            means = rows["mean_scaled_perturbation"]
             met = "meets the rule" if rows["meets_rule"].all() else "does not meet the rule"
-            say(
-                self.console,
-                f"{text}, mean scaled perturbation {means}, error {first['error']:.1%}, "
-                f"{first['seconds']:.0f} s: {met}",
-            )
+            told = _told(means, first["error"], first["seconds"])
+            say(self.console, f"{text}{told}: {met}")
 
 
 def _conclude(folder, settings, test, console, seconds):
@@ -242,11 +306,14 @@ def _conclude(folder, settings, test, console, seconds):
     figures = {"depth_search": sections[0].figure}
     write_frames_and_figures(folder, {"trace": trace}, figures)
     error = None
-    if outcome.blocks is not None:
+    best = None if outcome.trial is None else oracle.in_order()[outcome.trial]
+    if best is None or not oracle.is_kept_met(best):
+        # What an earlier run of the command has found is no answer any more.
+        (folder / MODEL_FILE).unlink(missing_ok=True)
+    else:
         say(console, "measuring the error on the test images")
         network = build(settings, outcome.blocks)
         metric = compile_for(network, settings, 1)
-        best = oracle.in_order()[outcome.trial]
         load_trained(network, oracle.weights_path(best))
         error = 1 - network.evaluate(test, return_dict=True, verbose=0)[metric]
         with replacing(folder / MODEL_FILE) as path:

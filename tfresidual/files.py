@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import shutil
 import tempfile
 
 
@@ -37,9 +38,48 @@ def replacing(path):
 
 
 @contextlib.contextmanager
+def replacing_folder(path):
+    """A new folder beside the target to write into, which then takes the target's place.
+
+    If the block raises, the target stays as it was. What stood there is removed when the new one
+    is in place; a process that dies in between leaves both, the old one under a name that begins
+    with a dot.
+
+    Args:
+        path: the target. Its folder must exist.
+
+    Yields:
+        A `pathlib.Path` of an empty folder.
+    """
+    path = pathlib.Path(path)
+    beside = pathlib.Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    try:
+        written = beside / path.name
+        # mkdtemp makes folders for the owner alone.
+        written.mkdir()
+        yield written
+        _exchange(written, path, beside / "replaced")
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+@contextlib.contextmanager
 def written(path):
     """`replacing`, in a folder that is made if it is not there."""
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as beside:
         yield beside
+
+
+def _exchange(new, path, old):
+    """Moves what is at a path out of the way, and something new there."""
+    if not path.exists():
+        os.replace(new, path)
+        return
+    os.replace(path, old)
+    try:
+        os.replace(new, path)
+    except BaseException:
+        os.replace(old, path)
+        raise

@@ -11,6 +11,7 @@ from tfresidual import datasets, probes, tuning
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains.evaluator import MEMORY_LIMIT, check_memory_limit
 from tfresidual.chains.routes import check_int, check_scale, movable_runs
+from tfresidual.chains.saved_model import is_saved_model, series_of
 from tfresidual.console import say
 from tfresidual.files import written
 from tfresidual.probes.convergence_indices import check_chance
@@ -68,10 +69,13 @@ def probe(
     """Runs probes on a saved network, and writes their frames and figures.
 
     Args:
-        target: the folder of a run, or a `.keras` file. The data is that of the run (of a file in
-            the folder of a run too), unless `changes` say otherwise.
+        target: the folder of a run, a `.keras` file, a SavedModel that `tfresidual.export` wrote,
+            or the folder of a series of them, see `tfresidual.callbacks.ExportForProbing`. The
+            data is that of the run in whose folder it lies, unless `changes` say otherwise.
         names: names of probes, see `PROBES`; by default all that the network has blocks for.
-        folder: where to write, by default `probes` beside the network.
+        folder: where to write, by default `probes` beside the network, or in the folder of the
+            series. The frames of a series have the column `epoch`, counted from 0 (-1 is before
+            the first); beside the figures of its last network stand those over the epochs.
         splits: `"train"`, `"test"` or both.
         images: int, how many images of each split, rounded up to whole batches; by default all of
             the test images, and as many training images.
@@ -104,31 +108,71 @@ def probe(
     if names is None:
         # Who did not ask for the indices gets the other probes without them.
         options = dataclasses.replace(options, at_chance="nan")
-    path, settings = _network_and_settings(pathlib.Path(target), changes or {})
-    say(console, f"opening {path}")
-    chain = chain_of(path)
+    target = pathlib.Path(target)
+    series = series_of(target)
+    networks = {epoch - 1: path for epoch, path in series.items()} or {None: network_of(target)}
+    settings = _settings(target, next(iter(networks.values())), changes or {})
+    folder = pathlib.Path(folder or (target if series else networks[None].parent) / "probes")
     options = dataclasses.replace(
         options,
         epsilon=settings.epsilon if options.epsilon is None else options.epsilon,
         seed=settings.seed if options.seed is None else options.seed,
     )
-    _check_fit(chain, settings)
+    data, frames, paths = None, {}, {}
+    for epoch, path in networks.items():
+        say(console, f"opening {path}")
+        chain = chain_of(path)
+        if data is None:
+            say(console, str(chain))
+            _check_fit(chain, settings)
+            data = _data(settings, splits, images, console)
+        # The indices come with the read-outs and the drops they are taken from.
+        by_default = [name for name in possible(chain) if name not in ("readout", "drop_blocks")]
+        for name in names or by_default:
+            say(console, f"running {name}")
+            measured = PROBES[name](chain, data, options, console is not None)
+            figures = study_figures(measured, options.epsilon)
+            if epoch is not None:
+                measured = _with_epoch(measured, epoch, frames)
+            # At once: an interruption loses the probe that runs, not those before it.
+            written_now = write_frames_and_figures(folder, measured, figures, flat=True)
+            paths |= dict.fromkeys(written_now)
+            frames |= measured
+    if series:
+        figures = study_figures(_by_epoch(frames), options.epsilon)
+        paths |= dict.fromkeys(write_frames_and_figures(folder, {}, figures, flat=True))
+    return frames, list(paths)
+
+
+def _by_epoch(frames):
+    """What the figures over the epochs are drawn from, out of the frames of a series."""
+    found = {}
+    if "block_metrics" in frames:
+        found["block_metrics_by_epoch"] = frames["block_metrics"]
+    if "readout" in frames:
+        columns = [c for c in ("split", "stage", "block", "epoch") if c in frames["readout"]]
+        read = frames["readout"][[*columns, "error"]]
+        blocks = found.get("block_metrics_by_epoch", read[columns])
+        found["block_metrics_by_epoch"] = blocks.merge(read, "left", columns)
+    if "drop_blocks" in frames:
+        found["drop_blocks_by_epoch"] = frames["drop_blocks"]
+    return found
+
+
+def _with_epoch(measured, epoch, frames):
+    """The frames of a network of a series, behind those of the networks before it."""
+    measured = {name: frame.assign(epoch=epoch) for name, frame in measured.items()}
+    return {
+        name: pd.concat([frames[name], frame], ignore_index=True) if name in frames else frame
+        for name, frame in measured.items()
+    }
+
+
+def _data(settings, splits, images, console):
     train, _, test = prepare(settings, console)
     batches = math.ceil(images / settings.batch_size) if images else int(test.cardinality())
     parts = {"train": datasets.plain(train), "test": test}
-    data = {split: parts[split].take(batches) for split in splits}
-    folder = path.parent / "probes" if folder is None else pathlib.Path(folder)
-    frames, paths = {}, []
-    # The indices come with the read-outs and the drops they are taken from.
-    by_default = [name for name in possible(chain) if name not in ("readout", "drop_blocks")]
-    for name in names or by_default:
-        say(console, f"running {name}")
-        measured = PROBES[name](chain, data, options, console is not None)
-        figures = study_figures(measured, options.epsilon)
-        # At once: an interruption loses the probe that runs, not those before it.
-        paths += write_frames_and_figures(folder, measured, figures, flat=True)
-        frames |= measured
-    return frames, paths
+    return {split: parts[split].take(batches) for split in splits}
 
 
 def possible(chain):
@@ -289,18 +333,36 @@ PROBES = {
 }
 
 
-def _network_and_settings(target, changes):
-    """The path of the network, and the settings of its run, if it has one."""
+def network_of(target):
+    """The path of a network.
+
+    Args:
+        target: the folder of a run, a `.keras` file, or a SavedModel.
+
+    Returns:
+        A `pathlib.Path`.
+
+    Raises:
+        FileNotFoundError: if there is none.
+    """
+    target = pathlib.Path(target)
+    if is_saved_model(target):
+        return target
     path = target / MODEL_FILE if target.is_dir() else target
     if not path.exists():
-        wanted = "a run" if target.is_dir() else "a run, or a .keras file"
         raise FileNotFoundError(
-            f"Argument `target` must be the folder of {wanted}; there is no {path}. "
-            f"Received: target={str(target)!r}"
+            "Argument `target` must be the folder of a run, a .keras file, a SavedModel, or the "
+            f"folder of a series of them; there is no {path}. Received: target={str(target)!r}"
         )
-    of_run = path.parent / SETTINGS_FILE
-    if of_run.exists():
-        settings = settings_of(path.parent)
+    return path
+
+
+def _settings(target, path, changes):
+    """The settings of the run in whose folder a network lies, if it lies in one."""
+    path = path.absolute()
+    folders = [folder for folder in path.parents[:2] if (folder / SETTINGS_FILE).exists()]
+    if folders:
+        settings = settings_of(folders[0])
     elif "data" in changes:
         settings = Settings()
     else:
@@ -308,7 +370,7 @@ def _network_and_settings(target, changes):
             "Argument `data` must be given for a network outside of the folder of a run. "
             f"Received: target={str(target)!r}, data=None"
         )
-    return path, dataclasses.replace(settings, **changes)
+    return dataclasses.replace(settings, **changes)
 
 
 def _check_fit(chain, settings):

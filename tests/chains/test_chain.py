@@ -33,8 +33,13 @@ def test_says_what_it_is():
     assert str(chain).splitlines() == [
         "resnet20: 9 blocks in 3 stages",
         "  stage 1: 3 blocks",
-        "  stage 2: 3 blocks, shape changed by block 0",
-        "  stage 3: 3 blocks, shape changed by block 0",
+        "    blocks 0 to 2 (identity): drop, move, read out behind, repeat block 2",
+        "  stage 2: 3 blocks",
+        "    block 0 (projection): changes the shape, read out behind",
+        "    blocks 1 to 2 (identity): drop, move, read out behind, repeat block 2",
+        "  stage 3: 3 blocks",
+        "    block 0 (projection): changes the shape, read out behind",
+        "    blocks 1 to 2 (identity): drop, move, read out behind, repeat block 2",
     ]
     hauser = tfr.chain(networks.hauser(2))
     assert all(block.keeps_shape for block in hauser.blocks)
@@ -94,9 +99,8 @@ def test_blocks_by_hand_are_scaled_by_their_change():
 
 
 def test_blocks_may_say_how_their_branch_is_joined():
-    block = Block(
-        1, 0, True, lambda h: h + 1, lambda h, anchor, change: 10 * h + change(np.ones(1))
-    )
+    branch, join = lambda h: np.ones(1), lambda h, branch: 10 * h + branch
+    block = Block(1, 0, True, lambda h: h + 1, branch=branch, join=join)
     assert block(2) == 3
     assert block(2, scale=0.5) == 20.5
     assert block(2, scale=0) == 20

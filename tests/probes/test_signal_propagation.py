@@ -54,7 +54,8 @@ def scaled_block(step, scale, branch):
         step,
         True,
         lambda h: scale * h + branch(h),
-        lambda h, anchor, change: scale * h + change(branch(h)),
+        branch=branch,
+        join=lambda h, changed: scale * h + changed,
     )
 
 

@@ -1292,3 +1292,86 @@ class TestArguments:
         trial = oracle.create_trial("a")
         with pytest.raises(ValueError, match="Objective value missing"):
             oracle.update_trial(trial.trial_id, {"loss": 1.0})
+
+
+class TestDeaths:
+    def test_a_trial_of_which_its_worker_dies_again_and_again(self, tmp_path):
+        oracle = quiet_oracle(tmp_path, (8,))
+        wire = Wire(oracle)
+        begun = [wire.create_trial("a") for _ in range(1 + depth_oracle.MOST_DEATHS)]
+        assert [trial.trial_id for trial in begun] == ["0000"] * depth_oracle.MOST_DEATHS + ["0001"]
+        assert oracle.trials["0000"].status == "FAILED"
+        assert "did not live to end it" in oracle.trials["0000"].message
+        assert blocks(begun[-1].hyperparameters) == (4,)
+        report(wire, begun[-1], EASY)
+        assert follow(wire, EASY) == [(6,), (5,)]
+
+    def test_a_folder_of_a_trial_that_is_gone(self, tmp_path):
+        search(tmp_path, EASY)
+        shutil.rmtree(tmp_path / "search" / "trial_0001")
+        for look in (lambda: read_search(tmp_path / "search"), lambda: search(tmp_path, EASY)):
+            with pytest.raises(ValueError, match=r"hold all.*Received: folder=.* trial 0001$"):
+                look()
+
+
+class TestChanged:
+    def test_settings(self, tmp_path):
+        search(tmp_path, EASY, settings={"seed": 1})
+        with pytest.raises(ValueError, match=r"`seed` must be .*began, 1,.*Received: seed=2, fol"):
+            search(tmp_path, EASY, settings={"seed": 2})
+        with pytest.raises(ValueError, match=r"`warm_start` must be .*Received: warm_start=True"):
+            search(tmp_path, EASY, settings={"seed": 1}, warm_start=True)
+
+    def test_further_values(self, tmp_path):
+        for values, ran in (([8], 3), ([8, 16], 3), ([16], 0)):
+            space = keras_tuner.HyperParameters()
+            space.Choice("width", values)
+            tuner = search(tmp_path, EASY, (4,), hyperparameters=space)
+            assert len(tuner.ran) == ran
+            found = [outcome.hyperparameters["width"] for outcome in outcomes_of(tuner.oracle)]
+            assert found == values
+
+    def test_a_hyperparameter_that_only_some_trials_ask_for(self, tmp_path):
+        oracle = quiet_oracle(tmp_path)
+        report(oracle, oracle.create_trial("a"), EASY)
+        trial = oracle.create_trial("a")
+        trial.hyperparameters.Choice("extra", [1, 2])
+        with pytest.raises(ValueError, match=r"must not depend on them.*Received: new ones"):
+            report(oracle, trial, EASY)
+
+    def test_too_many_combinations(self, tmp_path):
+        space = keras_tuner.HyperParameters()
+        for number in range(40):
+            space.Boolean(f"flag{number}")
+        with pytest.raises(ValueError, match=r"at most 1000 combinations.*Received: more with Bo"):
+            quiet_oracle(tmp_path, hyperparameters=space).combinations()
+
+    def test_logarithmic_ints(self, tmp_path):
+        space = keras_tuner.HyperParameters()
+        space.Int("width", 2, 8, step=2, sampling="log")
+        found = quiet_oracle(tmp_path, hyperparameters=space).combinations()
+        assert [type(values["width"]) for values in found] == [int] * 3
+
+    def test_a_passing_failure_is_tried_again(self, tmp_path):
+        oracle = quiet_oracle(tmp_path, (1,))
+        end(oracle, oracle.create_trial("a"), "FAILED")
+        assert outcomes_of(oracle)[0].status == "failed"
+        assert search(tmp_path, EASY, (1,)).ran[0] == (1,)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("max_trials", wrong) for wrong in (-1, 0, "3", 2.5)),
+        *(("warm_start", "no"), ("max_retries_per_trial", -1), ("hyperparameters", {"a": 1})),
+    ],
+)
+def test_arguments_of_the_oracle(name, value):
+    with pytest.raises(ValueError, match=rf"`{name}` must be .*Received: {name}="):
+        DepthOracle((4,), **{name: value})
+
+
+def test_numbers_of_numpy(tmp_path):
+    oracle = quiet_oracle(tmp_path, epsilon=np.float32(0.3), max_blocks=np.int64(8))
+    oracle.save()
+    assert read_search(tmp_path / "search").epsilon == 0.3

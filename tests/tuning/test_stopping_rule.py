@@ -40,6 +40,13 @@ def test_numpy_numbers():
     assert isinstance(depth_for(np.float64(3.69)), int)
 
 
+def test_numpy_arrays_without_dimensions():
+    assert depth_for(np.array(0.3), np.array(0.1, "float32")) == 3
+    assert depth_for([np.array(0.3, "float32"), 1.1], 0.1) == [3, 11]
+    with pytest.raises(ValueError, match=r"`epsilon`.*Received: epsilon="):
+        depth_for(1.0, np.array(0.0))
+
+
 @hypothesis.given(strategies.decimals(0, 100, places=4), strategies.decimals("0.001", 1, places=3))
 def test_is_the_smallest_depth(distance, epsilon):
     depth = depth_for(float(distance), float(epsilon))
@@ -47,7 +54,10 @@ def test_is_the_smallest_depth(distance, epsilon):
     assert depth == 0 or (depth - 1) * Fraction(epsilon) < Fraction(distance)
 
 
-@pytest.mark.parametrize("distance", [-0.1, math.nan, math.inf, "3", None, True])
+@pytest.mark.parametrize(
+    "distance",
+    [-0.1, math.nan, math.inf, "3", None, True, b"3", bytearray(b"3"), {0.3: 1}, np.array(None)],
+)
 def test_bad_distance(distance):
     with pytest.raises(ValueError, match=r"`scaled_distance`.*Received: scaled_distance="):
         depth_for(distance)
@@ -57,3 +67,14 @@ def test_bad_distance(distance):
 def test_bad_epsilon(epsilon):
     with pytest.raises(ValueError, match=r"`epsilon`.*Received: epsilon="):
         depth_for(1.0, epsilon)
+
+
+@pytest.mark.parametrize(
+    "value", [10**400, 10**5000, Fraction(10**400)], ids=["digits", "many digits", "fraction"]
+)
+def test_numbers_that_no_float_holds(value):
+    with pytest.raises(ValueError, match=r"`scaled_distance`.* fits a float") as raised:
+        depth_for(value)
+    assert len(str(raised.value)) < 200
+    with pytest.raises(ValueError, match=r"`epsilon` .* fits a float. Received: epsilon="):
+        depth_for(1.0, value)

@@ -266,7 +266,9 @@ class TestRefused:
     def test_other_stages(self, widths):
         shallow, _ = pair((1, 1), (1, 1))
         deep = random_network(1, blocks=2, widths=widths)
-        self.refused(shallow, deep, r"Argument `deep` must .*`shallow`.* Received: deep with widths=")
+        self.refused(
+            shallow, deep, r"Argument `deep` must .*`shallow`.* Received: deep with widths="
+        )
 
     @pytest.mark.parametrize(
         "settings",

@@ -7,6 +7,7 @@ Not covered: several machines.
 """
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -15,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -94,6 +96,8 @@ def search(order):
     folder = pathlib.Path(order["folder"])
     if "kill_at_move" in order:
         kill_at_move(folder, order["kill_at_move"])
+    if "full_disk_at" in order:
+        fill_disk(depth_oracle, order["full_disk_at"])
     start, widths = {"large": ((4, 4), [4, 8]), "small": ((24, 38), [4])}[
         order.get("size", "large")
     ]
@@ -106,7 +110,7 @@ def search(order):
         directory=folder.parent,
         project_name=folder.name,
     )
-    tuner.search(validation_data="of no use", verbose=0)
+    tuner.search(validation_data=([0], [0]), verbose=0)
 
 
 def kill_at_move(folder, count):
@@ -121,6 +125,20 @@ def kill_at_move(folder, count):
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(watch)
+
+
+def fill_disk(depth_oracle, count):
+    """Lets the oracle find no space for the `count`-th state that it saves, nor from then on."""
+    saves, write_json = 0, depth_oracle.write_json
+
+    def write(path, content):
+        nonlocal saves
+        saves += pathlib.Path(path).name == "oracle.json"
+        if saves >= count:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_json(path, content)
+
+    depth_oracle.write_json = write
 
 
 def search_class(order):
@@ -503,6 +521,21 @@ def test_a_chief_killed_at_every_move_of_a_file(tmp_path, launcher, answers):
     assert moment >= 4 * 10
 
 
+# A trial that begins, its measurements, its end, and the one that follows.
+@pytest.mark.parametrize("moment", [2, 3, 4, 5])
+def test_a_chief_without_space_on_the_disk(cluster, answers, moment):
+    cluster.start("chief", full_disk_at=moment, size="small")
+    cluster.start("worker0", sleep=0, size="small")
+    output = cluster.output_of_failure("chief")
+    assert "SearchError: The chief cannot go on. Started again, " in output
+    assert "What went wrong is OSError: [Errno 28] No space left on device" in output
+    # The worker waits for another chief.
+    assert cluster.poll("worker0") is None
+    cluster.start("chief", size="small")
+    cluster.wait("chief", "worker0")
+    assert_survived(cluster, answers["small"])
+
+
 def test_a_worker_without_a_chief(cluster):
     begun = time.monotonic()
     cluster.start("worker0", chief_timeout=2)
@@ -531,7 +564,7 @@ def test_two_searches_in_one_folder(cluster):
         lambda hp: None, start=(4, 4), directory=cluster.folder.parent, project_name="search"
     )
     with pytest.raises(OSError, match=r"Another process searches in this folder.*Received: '/"):
-        second.search(validation_data="of no use")
+        second.search(validation_data=([0], [0]))
     cluster.start("chief")
     assert "OSError: Another process searches in this folder" in cluster.output_of_failure("chief")
     # The system frees the folder of a process that is killed.
@@ -552,7 +585,7 @@ def test_a_search_that_runs_is_not_overwritten(cluster):
             directory=cluster.folder.parent,
             project_name="search",
             overwrite=True,
-        ).search(validation_data="of no use")
+        ).search(validation_data=([0], [0]))
 
 
 def test_overwriting_by_chief_and_workers(cluster, answer):
@@ -603,6 +636,182 @@ def test_trials_that_fail_at_a_worker(cluster):
     assert "SearchError: Number of consecutive failures exceeded the limit of 3" in output
     cluster.wait("worker0")
     assert len(cluster.begun()) == 3
+
+
+# The chief in this process
+
+
+class Oracle:
+    """One that raises an error in a method, behind keras-tuner's lock, when it is called."""
+
+    failure, left = None, 3
+
+    def __init__(self, fails="nothing"):
+        self.fails, self.trials = fails, {}
+
+    def call(self, name):
+        if name == self.fails:
+            raise OSError(errno.ENOSPC, "No space left")
+
+    def get_space(self):
+        import keras_tuner
+
+        return keras_tuner.HyperParameters()
+
+    def of_lock(self, name):
+        from keras_tuner import synchronized
+
+        return synchronized(Oracle.call)(self, name)
+
+    def create_trial(self, tuner_id):
+        return self.of_lock("create_trial")
+
+    def release_silent(self):
+        self.of_lock("release_silent")
+
+    def is_over(self):
+        self.of_lock("is_over")
+        self.left -= self.fails == "nothing"
+        return not self.left
+
+
+@pytest.fixture
+def chief(monkeypatch):
+    """Makes this process a chief."""
+    from tfresidual.tuning import workers
+
+    monkeypatch.setattr(workers, "POLL", 0.05)
+    monkeypatch.setenv("KERASTUNER_TUNER_ID", "chief")
+    monkeypatch.setenv("KERASTUNER_ORACLE_IP", "127.0.0.1")
+    monkeypatch.setenv("KERASTUNER_ORACLE_PORT", str(free_port()))
+    return workers
+
+
+def in_time(function, seconds=10):
+    """What a function returns or raises, called in a thread that may be left hanging."""
+    ends = []
+
+    def call():
+        try:
+            ends.append((function(), None))
+        except Exception as error:
+            ends.append((None, error))
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert ends, "it hangs"
+    result, error = ends[0]
+    if error is not None:
+        raise error
+    return result
+
+
+def client_of(workers, oracle, timeout):
+    from keras_tuner.src.distribute.oracle_client import OracleClient
+
+    client = OracleClient(oracle)
+    workers.ask_patiently(client, timeout)
+    return client
+
+
+@pytest.mark.parametrize("fails", ["create_trial", "release_silent", "is_over"])
+def test_an_oracle_that_raises_an_error(chief, fails):
+    oracle, refused = Oracle(fails), []
+
+    def ask():
+        try:
+            client_of(chief, oracle, 1.0).create_trial("worker0")
+        except ConnectionError as error:
+            refused.append(error)
+
+    worker = threading.Thread(target=ask, daemon=True)
+    if fails == "create_trial":
+        worker.start()
+    with pytest.raises(chief.SearchError, match=r"The chief cannot go on.*OSError: .*No space"):
+        in_time(lambda: chief.serve(oracle))
+    # Nobody holds keras-tuner's lock: the program may go on.
+    oracle.fails, oracle.left = "nothing", 2
+    in_time(lambda: chief.serve(oracle))
+    if fails == "create_trial":
+        worker.join(10)
+        assert "No chief answers" in str(*refused)
+
+
+def test_a_worker_of_another_search_does_no_harm(chief):
+    import grpc
+
+    oracle, codes = Oracle(), []
+
+    def watch():
+        # What the chief does until then is nothing.
+        oracle.left = 2 if not codes else 1
+
+    def ask():
+        try:
+            client_of(chief, oracle, 5.0).get_trial("0007")
+        except grpc.RpcError as error:
+            codes.append(error.code())
+
+    threading.Thread(target=ask, daemon=True).start()
+    in_time(lambda: chief.serve(oracle, watch))
+    assert codes == [grpc.StatusCode.NOT_FOUND]
+
+
+def test_the_watch_of_a_chief(chief):
+    looks = []
+    in_time(lambda: chief.serve(Oracle(), lambda: looks.append("given")))
+    oracle = Oracle()
+    oracle.watch = lambda: looks.append("of the oracle")
+    in_time(lambda: chief.serve(oracle))
+    assert looks == ["given"] * 2 + ["of the oracle"] * 2
+
+
+ENVIRONMENT = {
+    "KERASTUNER_TUNER_ID": "worker0",
+    "KERASTUNER_ORACLE_IP": "127.0.0.1",
+    "KERASTUNER_ORACLE_PORT": "8000",
+}
+WRONG_ENVIRONMENTS = {
+    **{f"without {name}": (name, {name: None}) for name in ENVIRONMENT},
+    **{
+        f"nothing but {name}": (None, {other: None for other in ENVIRONMENT if other != name})
+        for name in ENVIRONMENT
+    },
+    "an empty address": ("KERASTUNER_ORACLE_IP", {"KERASTUNER_ORACLE_IP": ""}),
+    "a worker named after the chief": ("KERASTUNER_TUNER_ID", {"KERASTUNER_TUNER_ID": "chief2"}),
+    **{
+        f"port {port}": ("KERASTUNER_ORACLE_PORT", {"KERASTUNER_ORACLE_PORT": port})
+        for port in ("http", "0", "65536", "-1", "8000.0", " 8000", "²")
+    },
+}
+
+
+@pytest.mark.parametrize("name", WRONG_ENVIRONMENTS)
+def test_wrong_environments(monkeypatch, name):
+    from tfresidual.tuning.workers import check_environment
+
+    culprit, changes = WRONG_ENVIRONMENTS[name]
+    for variable, value in (ENVIRONMENT | changes).items():
+        if value is not None:
+            monkeypatch.setenv(variable, value)
+    with pytest.raises(ValueError, match=r"^Environment variable `.*Received: KERAS") as raised:
+        check_environment()
+    if culprit is not None:
+        assert f"variable `{culprit}` must be" in str(raised.value)
+        assert f"{culprit}={changes[culprit]!r}" in str(raised.value)
+
+
+@pytest.mark.parametrize("name", [None, "chief", "worker0"])
+def test_environments(monkeypatch, name):
+    from tfresidual.tuning.workers import check_environment, is_worker
+
+    for variable, value in ENVIRONMENT.items() if name else ():
+        monkeypatch.setenv(variable, value)
+    if name:
+        monkeypatch.setenv("KERASTUNER_TUNER_ID", name)
+    check_environment()
+    assert is_worker() == (name == "worker0")
 
 
 # Processes that are supervised
@@ -674,6 +883,72 @@ def test_number_of_workers(tmp_path, workers):
         tuning.supervise(["false"], workers, tmp_path)
 
 
+@pytest.mark.parametrize(
+    "argument",
+    [
+        *({"command": command} for command in ([], "false", ["false", 1], None, [""])),
+        *({"watch": watch} for watch in (1, "often")),
+        *({"restarts": restarts} for restarts in (-1, 1.0, True, None)),
+        {"folder": None},
+        {"folder": 3},
+    ],
+)
+def test_wrong_arguments_of_a_supervisor(tmp_path, argument):
+    from tfresidual import tuning
+
+    ((name, value),) = argument.items()
+    touch = program(f"open({str(tmp_path / 'begun')!r}, 'w')", "")
+    given = {"command": touch, "workers": 1, "folder": tmp_path / "logs", **argument}
+    with pytest.raises(ValueError, match=rf"Argument `{name}` must .*Received: {name}=") as raised:
+        tuning.supervise(**given)
+    assert str(raised.value).endswith(f"{name}={value!r}")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("folder", ["file", "file/logs"])
+def test_a_supervisor_whose_folder_is_a_file(tmp_path, folder):
+    from tfresidual import tuning
+
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match=r"`folder` must .*Received: folder='.*file"):
+        tuning.supervise(["false"], 1, tmp_path / folder)
+
+
+NOISE = """WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
+I0000 00:00:1795242765.048857    1616 port.cc:153] oneDNN custom operations are on.
+2025-01-01 10:00:00.123456: I tensorflow/core/platform/cpu_feature_guard.cc:210] This TensorFlow
+E0000 00:00:1795242765.048857    1616 cuda_dnn.cc:8310] Unable to register cuDNN factory
+To enable the following instructions: AVX2 AVX512F, rebuild TensorFlow.
+"""
+
+
+def test_the_error_of_a_program_is_what_is_said(tmp_path):
+    from tfresidual import tuning
+
+    (tmp_path / "chief.log").write_text("ValueError: of a run that was long ago\n")
+    error = "print('ValueError: not this', file=sys.stderr); raise OSError('it is full')"
+    crash = f"print({NOISE!r}, flush=True); print('so it went', flush=True); {error}"
+    with pytest.raises(tuning.SearchError) as raised:
+        tuning.supervise(program(crash, "time.sleep(60)"), 1, tmp_path, patience(30), restarts=0)
+    first, *lines = str(raised.value).splitlines()
+    assert first.endswith("chief.log:")
+    assert lines == ["OSError: it is full"]
+
+
+def test_the_output_of_a_program_without_an_error(tmp_path):
+    from tfresidual import tuning
+
+    crash = f"print({NOISE!r} + 'so it went', flush=True); os._exit(3)"
+    with pytest.raises(tuning.SearchError) as raised:
+        tuning.supervise(program(crash, "time.sleep(60)"), 1, tmp_path, patience(30), restarts=0)
+    assert str(raised.value).splitlines()[1:] == ["so it went"]
+    (tmp_path / "chief.log").write_text("of a run that was long ago\n")
+    with pytest.raises(tuning.SearchError, match=r"with no word of why$"):
+        tuning.supervise(
+            program("os._exit(3)", "time.sleep(60)"), 1, tmp_path, patience(30), restarts=0
+        )
+
+
 def test_a_program_that_always_crashes(tmp_path):
     from tfresidual import tuning
 
@@ -681,7 +956,7 @@ def test_a_program_that_always_crashes(tmp_path):
     with pytest.raises(RuntimeError, match="so it went") as raised:
         tuning.supervise(program(crash, crash), 2, tmp_path, patience(30))
     assert isinstance(raised.value, tuning.SearchError)
-    assert "ended 4 times within a minute, the last time with exit code 3" in str(raised.value)
+    assert "ended 9 times in a row, the last time with exit code 3" in str(raised.value)
     assert str(tmp_path / "chief.log") in str(raised.value)
 
 

@@ -151,7 +151,7 @@ def progress_bar(description, total):
 def check_images(chain, images):
     """Raises a `ValueError` unless a chain can take a batch of images."""
     expected = chain.input_shape
-    fits = len(images.shape) == 4 and all(
+    fits = len(images.shape) == len(expected) + 1 and all(
         size in (None, given) for size, given in zip(expected, images.shape[1:], strict=True)
     )
     if not fits:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 
 from keras import ops
@@ -21,45 +22,55 @@ class Block:
             `F(h) = next - h`, and can be dropped, repeated or moved.
         apply: the function `state -> next state`, at inference; of a block that takes the anchor
             `(state, anchor) -> next state`.
-        apply_with: the function `(state, anchor, change) -> next state`, where `change` is a
-            function applied to the branch before it is joined; `None` for a block that is the sum
-            of its branch and the state (or the anchor).
+        branch: the function `state -> branch`, what the block computes before it is joined; `None`
+            where that cannot be told from the rest, and the block is taken for the sum of its
+            branch and the state (or the anchor).
+        join: the function `(base, branch) -> next state`, where the base is the state, or the
+            anchor; `None` like `branch`.
         takes_anchor: whether the branch is joined to the anchor.
         weights: its parameters, trainable or frozen, as a dict from role to variable. Blocks that
             share weights hold the same variables.
         lipschitz: the function `() -> dict` of what is known of the branch's Lipschitz constant,
             see `tfresidual.layers.ResidualUnit.lipschitz_bound`; `None` where nothing bounds it.
+        shortcut: what joins the branch: `"identity"`, the state itself; `"projection"`, a path
+            with weights; `"resampling"`, one without weights to another shape; `"weightless"`,
+            any other without weights; `"two branches"`, where the two paths cannot be told apart;
+            or the name of a shortcut of `tfresidual.layers.ResidualUnit`. `None` where that is
+            not known.
     """
 
     stage: int
     step: int
     keeps_shape: bool
     apply: Callable = dataclasses.field(repr=False)
-    apply_with: Callable | None = dataclasses.field(default=None, repr=False)
+    branch: Callable | None = dataclasses.field(default=None, repr=False)
+    join: Callable | None = dataclasses.field(default=None, repr=False)
     takes_anchor: bool = False
     weights: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
     lipschitz: Callable | None = dataclasses.field(default=None, repr=False)
+    shortcut: str | None = None
 
     def __call__(self, state, anchor=None, scale=None):
         """The next state, with the branch multiplied by `scale`."""
         if scale is not None:
-            return self.changed(state, anchor, functools.partial(_multiplied, scale))
+            return self.changed(state, anchor, functools.partial(multiplied, scale))
         if self.takes_anchor:
             return self.apply(state, anchor)
         return self.apply(state)
 
     def changed(self, state, anchor, change):
         """The next state where a function is applied to the branch before it is joined."""
-        if self.apply_with is not None:
-            return self.apply_with(state, anchor, change)
         base = anchor if self.takes_anchor else state
+        if self.join is not None:
+            return self.join(base, change(self.branch(state)))
         return base + change(self(state, anchor) - base)
 
     def __str__(self):
         return f"stage {self.stage} block {self.step}"
 
 
-def _multiplied(scale, branch):
+def multiplied(scale, branch):
+    """A branch times a number, in the branch's dtype."""
     return ops.cast(scale, branch.dtype) * branch
 
 
@@ -115,6 +126,7 @@ class Chain:
             of variables.
         prepare: the function that brings up to date what the network keeps of its weights beside
             them; called before a probe runs. `None` where there is nothing of the kind.
+        notes: what of the network the chain does not show, as a tuple of str.
     """
 
     name: str
@@ -126,6 +138,9 @@ class Chain:
     outputs: str = "logits"
     weights: tuple = dataclasses.field(default=(), repr=False, compare=False)
     prepare: Callable | None = dataclasses.field(default=None, repr=False)
+    notes: tuple[str, ...] = ()
+    # The graphs of functions that were compiled elsewhere, by the functions' names.
+    graphs: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
     # Functions compiled for this chain, by what they compute and on which shapes.
     compiled: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
@@ -188,9 +203,28 @@ class Chain:
     def __str__(self):
         lines = [f"{self.name}: {len(self.blocks)} blocks in {len(self.stages)} stages"]
         for stage in self.stages:
-            fixed = [block.step for block in stage.blocks if not block.keeps_shape]
-            line = f"  stage {stage.index}: {len(stage.blocks)} blocks"
+            count = len(stage.blocks)
+            line = f"  stage {stage.index}: {count} block{'' if count == 1 else 's'}"
             line += ", entered by a transition" if stage.transition is not None else ""
-            line += f", shape changed by block {fixed[0]}" if fixed else ""
-            lines.append(line)
+            lines += [line, *map("    {}".format, _overview(stage))]
+        lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
+
+
+def _overview(stage):
+    """What the blocks of a stage are and can undergo, neighbours that are alike in one line."""
+    for keeps_shape, part in itertools.groupby(stage.blocks, lambda block: block.keeps_shape):
+        part = list(part)
+        for (shortcut, is_exit), run in itertools.groupby(
+            part, lambda block: (block.shortcut, block.step in stage.exits)
+        ):
+            run = list(run)
+            first, last = run[0].step, run[-1].step
+            name = f"block {first}" if first == last else f"blocks {first} to {last}"
+            name += "" if shortcut is None else f" ({shortcut})"
+            routes = ["drop"] if keeps_shape else ["changes the shape"]
+            routes += ["move"] if keeps_shape and len(part) > 1 else []
+            routes += ["read out behind"] if is_exit else []
+            is_repeated = stage.can_repeat and run[-1] is stage.blocks[-1]
+            routes += [f"repeat block {last}"] if is_repeated else []
+            yield f"{name}: {', '.join(routes)}"

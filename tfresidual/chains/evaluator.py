@@ -27,6 +27,7 @@ from tfresidual.metrics import change_of, norm
 MOST_IMAGES = 256
 MEMORY_LIMIT = 1024
 MIB = 2**20
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 # What the runtime takes beside the tensors, measured on networks of 9 and 54 blocks: kernels for a
 # new size of batch, and memory that lies between the tensors.
 RUNTIME_MIB = 24
@@ -239,7 +240,7 @@ def _compiled(chain, operation, state, reference, labels):
             _function_of(chain, operation), input_signature=signature, autograph=False
         )
         concrete = function.get_concrete_function()
-        chain.compiled[key] = concrete, _inner_bytes(concrete)
+        chain.compiled[key] = concrete, _inner_bytes(concrete.graph, chain.graphs)
     return chain.compiled[key]
 
 
@@ -279,15 +280,26 @@ def _bytes(spec):
     return int(np.prod(spec.shape[1:], dtype=np.int64)) * spec.dtype.size
 
 
-def _inner_bytes(function):
-    """At most what one image takes inside of a function: all that is computed, as if kept."""
+def _inner_bytes(graph, graphs):
+    """At most what one image takes inside of a function: all that is computed, as if kept.
+
+    Args:
+        graph: that of the function.
+        graphs: those of functions that it may call, by name.
+    """
+    operations = graph.get_operations()
+    called = [
+        graphs[operation.get_attr("f").name]
+        for operation in operations
+        if operation.type in CALLS and operation.get_attr("f").name in graphs
+    ]
     tensors = {
         tensor.ref(): tensor
-        for operation in function.graph.get_operations()
-        if operation.type not in ("Placeholder", "Identity", "IdentityN")
+        for operation in operations
+        if operation.type not in ("Placeholder", "Identity", "IdentityN", *CALLS)
         for tensor in operation.outputs
     }
-    return sum(
+    return sum(_inner_bytes(other, graphs) for other in called) + sum(
         _bytes(tensor)
         for tensor in tensors.values()
         if tensor.shape.rank and tensor.shape[0] is None and tensor.shape[1:].is_fully_defined()

@@ -8,9 +8,8 @@ from numbers import Real
 from typing import NamedTuple
 
 import numpy as np
-from keras import ops
 
-from tfresidual.chains.chain import Stage
+from tfresidual.chains.chain import Stage, multiplied
 from tfresidual.chains.sources import chain as chain_of
 
 
@@ -325,13 +324,15 @@ def _applied(block, place, scale):
     """A block, with its branch scaled, at another place."""
     if scale == 1:
         return dataclasses.replace(block, step=place)
+
+    def branch(state):
+        return multiplied(scale, block.branch(state))
+
     return dataclasses.replace(
         block,
         step=place,
         apply=functools.partial(block, scale=scale),
-        apply_with=lambda state, anchor, change: block.changed(
-            state, anchor, lambda branch: change(ops.cast(scale, branch.dtype) * branch)
-        ),
+        branch=None if block.branch is None else branch,
     )
 
 

@@ -1,11 +1,13 @@
 """What a network's outputs are worth, image by image."""
 
+import inspect
+
 import keras
 import numpy as np
 from keras import ops
 
 
-def loss_of(model):
+def loss_of(model, last=None):
     """The loss of one image under a model, as a function of labels and outputs.
 
     It is the loss the model was compiled with. For a model that was not compiled it is inferred
@@ -17,6 +19,7 @@ def loss_of(model):
 
     Args:
         model: a `keras.Model` with one output.
+        last: the layer or operation that returns the outputs, by default the model's last layer.
 
     Returns:
         A function `(labels, outputs) -> losses` of shape `(images,)`.
@@ -30,23 +33,84 @@ def loss_of(model):
             "Argument `model` must have one loss, since a probe follows one gradient. "
             f"Received: loss={loss!r}"
         )
-    activation = getattr(model.layers[-1], "activation", None)
     if loss is None:
+        activation = _activation_of(model, last)
         if activation is keras.activations.sigmoid:
-            return _per_image(keras.losses.binary_crossentropy)
-        return _cross_entropy(from_logits=activation is not keras.activations.softmax)
+            return loss_from({"loss": "binary_crossentropy", "config": None})
+        from_logits = activation is not keras.activations.softmax
+        return loss_from({"loss": CROSS_ENTROPY, "config": {"from_logits": from_logits}})
     function = keras.losses.get(loss)
+    description = _description(function)
+    if description is not None:
+        return loss_from(description)
+    return _per_image(_of_images(function))
+
+
+def loss_from(description):
+    """The loss of one image, from what names it.
+
+    Args:
+        description: dict with the name of a loss of Keras or of this package, `"loss"`, and the
+            arguments it is made with, `"config"`; `None` for a function.
+
+    Returns:
+        A function as `loss_of` returns it. Its attribute `description` is the dict.
+
+    Raises:
+        ValueError: if there is no such loss.
+    """
+    name, config = description["loss"], description["config"]
+    if name == CROSS_ENTROPY:
+        losses = _cross_entropy(**config)
+    else:
+        loss = _known_loss(name)
+        if loss is None:
+            raise ValueError(
+                "Argument `description` must name a loss of Keras or of this package. "
+                f"Received: description={description!r}"
+            )
+        losses = _per_image(_of_images(loss if config is None else loss(**config)))
+    losses.description = description
+    return losses
+
+
+def _description(function):
+    """What names a loss, see `loss_from`; `None` for one that somebody else has written."""
     if function in _CROSS_ENTROPIES:
-        return _cross_entropy(from_logits=False)
+        return {"loss": CROSS_ENTROPY, "config": {"from_logits": False}}
     if isinstance(function, keras.losses.Loss):
         if _is_plain_cross_entropy(function):
-            return _cross_entropy(function.get_config()["from_logits"])
-        # A loss object averages over the images when it is called; its `call` does not.
-        function = function.call
-    return _per_image(function)
+            from_logits = function.get_config()["from_logits"]
+            return {"loss": CROSS_ENTROPY, "config": {"from_logits": from_logits}}
+        kind, config = type(function), function.get_config()
+    else:
+        kind, config = function, None
+    for name in (getattr(kind, "__name__", ""), keras.saving.get_registered_name(kind)):
+        if _known_loss(name) is kind:
+            return {"loss": name, "config": config}
+    return None
 
 
-def outputs_of(model):
+def _known_loss(name):
+    """A loss of Keras, or of this package, whose names begin with its own."""
+    is_own = name.startswith("tfresidual>")
+    found = (
+        keras.saving.get_registered_object(name) if is_own else getattr(keras.losses, name, None)
+    )
+    is_loss = isinstance(found, type) and issubclass(found, keras.losses.Loss)
+    is_function = inspect.isfunction(found) and [*inspect.signature(found).parameters][:2] == [
+        "y_true",
+        "y_pred",
+    ]
+    return found if is_loss or is_function else None
+
+
+def _of_images(loss):
+    # A loss object averages over the images when it is called; its `call` does not.
+    return loss.call if isinstance(loss, keras.losses.Loss) else loss
+
+
+def outputs_of(model, last=None):
     """What a model returns, as `tfresidual.chains.Chain.outputs` says it.
 
     The last activation tells; without one, a compiled binary loss tells several labels an image
@@ -54,15 +118,15 @@ def outputs_of(model):
 
     Args:
         model: a `keras.Model` with one output.
+        last: the layer or operation that returns the outputs, by default the model's last layer.
 
     Returns:
         `"probabilities"`, `"logits"`, `"label_probabilities"` or `"label_logits"`.
     """
-    last = model.layers[-1]
-    activation = getattr(last, "activation", None)
+    activation = _activation_of(model, last)
     if activation is keras.activations.sigmoid:
         return "label_probabilities"
-    if activation is keras.activations.softmax or isinstance(last, keras.layers.Softmax):
+    if activation is keras.activations.softmax:
         return "probabilities"
     loss = keras.losses.get(_single(model.loss)) if model.compiled else None
     is_binary = loss is keras.losses.binary_crossentropy or isinstance(
@@ -185,10 +249,23 @@ def exact_match(labels, outputs):
     return ops.cast(_margin(labels, ops.cast(outputs, "float32")) > 0, "float32")
 
 
+# The cross-entropy of this file among the names of losses.
+CROSS_ENTROPY = "cross_entropy"
 _CROSS_ENTROPIES = (
     keras.losses.categorical_crossentropy,
     keras.losses.sparse_categorical_crossentropy,
 )
+
+
+def _activation_of(model, last):
+    """The last activation: of a layer, or an operation of `keras.ops`."""
+    last = model.layers[-1] if last is None else last
+    if not isinstance(last, keras.layers.Layer):
+        named = {"Softmax": keras.activations.softmax, "Sigmoid": keras.activations.sigmoid}
+        return named.get(type(last).__name__)
+    if isinstance(last, keras.layers.Softmax):
+        return keras.activations.softmax
+    return getattr(last, "activation", None)
 
 
 def _single(loss):

@@ -1,6 +1,5 @@
 """Chains from the sources they can come from."""
 
-import functools
 import os
 import pathlib
 import zipfile
@@ -8,6 +7,8 @@ import zipfile
 import keras
 
 from tfresidual.chains.chain import Block, Chain, Stage
+from tfresidual.chains.functional import functional_chain, unit_parts
+from tfresidual.chains.saved_model import saved_model_chain
 from tfresidual.chains.scores import loss_of, outputs_of
 from tfresidual.layers import BatchNormalization, ResidualUnit
 from tfresidual.networks import ResidualNetwork
@@ -20,25 +21,31 @@ def chain(source):
     weights as training goes on.
 
     Args:
-        source: a `tfresidual.networks.ResidualNetwork`, the path of a `.keras` file that holds
-            one, or a chain, which is returned as it is.
+        source: a `tfresidual.networks.ResidualNetwork`; any functional `keras.Model` with
+            residual additions on one trunk, see
+            `tfresidual.chains.functional.functional_chain`; the path of a `.keras` file that
+            holds one of these; or a chain, which is returned as it is.
 
     Returns:
         A `tfresidual.chains.Chain`.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the source is none of these, or the file is damaged.
+        ValueError: if the source is none of these, the model has no blocks that can be seen, or
+            the file is damaged.
     """
     if isinstance(source, Chain):
         return source
     if isinstance(source, (str, os.PathLike)):
-        return chain(_loaded(pathlib.Path(source)))
+        path = pathlib.Path(source)
+        return saved_model_chain(path) if path.is_dir() else chain(_loaded(path))
     if isinstance(source, ResidualNetwork):
         return _of_residual_network(source)
+    if isinstance(source, keras.Model):
+        return functional_chain(source)
     raise ValueError(
-        "Argument `source` must be a `tfresidual.networks.ResidualNetwork`, the path of a .keras "
-        "file that holds one, or a `tfresidual.chains.Chain`. "
+        "Argument `source` must be a `tfresidual.networks.ResidualNetwork`, a functional "
+        "`keras.Model`, the path of a .keras file that holds one, or a `tfresidual.chains.Chain`. "
         f"Received: source={source!r} of type {type(source).__name__}"
     )
 
@@ -50,7 +57,7 @@ def _loaded(path):
             f"Argument `source` must be the path of a file. Received: source={str(path)!r}, "
             "which does not exist"
         )
-    if path.suffix != ".keras" or path.is_dir():
+    if path.suffix != ".keras":
         raise ValueError(
             "Argument `source` must be the path of a .keras file, as `model.save` writes it. "
             f"Received: source={str(path)!r}"
@@ -87,21 +94,7 @@ def _of_residual_network(network):
 def _block(network, stage, step, unit):
     keeps_shape = unit.resizing is None
     takes_anchor = keeps_shape and network.anchor == "input"
-
-    def apply_with(state, anchor, change):
-        branch = change(unit.branch(state, training=False))
-        return unit.join(anchor if takes_anchor else state, branch, training=False)
-
-    return Block(
-        stage=stage,
-        step=step,
-        keeps_shape=keeps_shape,
-        apply=functools.partial(unit, training=False),
-        apply_with=apply_with,
-        takes_anchor=takes_anchor,
-        weights=unit.weights_by_role(),
-        lipschitz=None if unit.lipschitz is None else unit.lipschitz_bound,
-    )
+    return Block(stage=stage, step=step, keeps_shape=keeps_shape, **unit_parts(unit, takes_anchor))
 
 
 def _sequence(layers):

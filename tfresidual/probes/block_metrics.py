@@ -62,7 +62,7 @@ def block_metrics(chain, data, per_image=False, progress=False):
         ValueError: if the chain or the data cannot be used.
     """
     chain = chain_of(chain)
-    function = functools.partial(_batch_values, chain)
+    function = functools.partial(batch_values, chain)
     return measure(chain, "block metrics", function, data, per_image, progress)
 
 
@@ -74,8 +74,8 @@ def metrics_of(chain, block):
     return tuple(name for name in METRICS if is_read_out or name != "readout_cosine_loss")
 
 
-def _batch_values(chain, images, labels):
-    """All metrics of a batch, each `(images, blocks)`."""
+def batch_values(chain, images, labels):
+    """All metrics of a batch, each `(images, blocks)`, as a dict by name."""
     walk = walk_with_gradients(chain, images, labels)
     values = [
         _block_values(block, *step, gradient, readout_gradient)

@@ -133,7 +133,7 @@ def _through_shortcuts(blocks, states, gradient):
     Returns:
         A list of tensors of the shapes of the states; `None` where no shortcut is known.
     """
-    unknown = [block.step for block in blocks if not (block.keeps_shape or block.apply_with)]
+    unknown = [block.step for block in blocks if not (block.keeps_shape or block.join)]
     first = unknown[-1] + 1 if unknown else 0
     if first == len(blocks):
         return [None] * first

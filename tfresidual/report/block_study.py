@@ -192,6 +192,17 @@ FIGURES = (
         f"{INFERENCE}, figures 3 and 12",
     ),
     FigureOfStudy(
+        "drop_blocks_by_epoch",
+        ("drop_blocks_by_epoch",),
+        "error",
+        lambda frame, epsilon: plots.drop_blocks(frame),
+        "Dropped blocks over training",
+        "The accuracy without one block, behind every epoch.",
+        "One line a block, from blue (first) to red (last of the stage); dotted the whole network. "
+        "Blocks that training makes indispensable fall away from it.",
+        f"after {INFERENCE}, figure 3",
+    ),
+    FigureOfStudy(
         "perturbation_errors",
         ("readout", "drop_blocks", "repeat_last_block", "convergence_indices"),
         "error",

@@ -510,6 +510,13 @@ class DepthOracle(keras_tuner.Oracle):
         # The space is that of the program as it is now, and what its trials have asked for.
         declared.merge(self.hyperparameters, overwrite=False)
         self.hyperparameters = declared
+        lost = [trial_id for trial_id in self.end_order if trial_id not in self.trials]
+        if lost:
+            raise ValueError(
+                "The folder of the search must hold all of its trials. Bring them back, or give "
+                f"`overwrite=True`. Received: folder={str(folder)!r} without trial "
+                f"{', '.join(lost)}"
+            )
         self.start_order = [t for t in self.start_order if t in self.trials]
         self.start_order += [t for t in self.trials if t not in self.start_order]
         self._retry_queue = []

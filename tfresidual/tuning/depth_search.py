@@ -38,6 +38,7 @@ from tfresidual.tuning.workers import (
     SearchError,
     alone_in,
     ask_patiently,
+    check_environment,
     end_with_supervisor,
     heartbeat,
     serve,
@@ -127,6 +128,7 @@ class DepthSearch(keras_tuner.Tuner):
         chief_timeout=60.0,
         **kwargs,
     ):
+        check_environment()
         _check_devices(kwargs.get("distribution_strategy"))
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**31:
             raise ValueError(

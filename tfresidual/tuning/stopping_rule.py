@@ -1,9 +1,16 @@
 """The depth at which a residual network is a perturbation from identity."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from numbers import Real
+
+import numpy as np
+
+# What can be gone through, but holds no distances.
+NO_DISTANCES = (str, bytes, bytearray, Mapping)
+# More of an argument tells nothing.
+LONGEST = 60
 
 
 def depth_for(scaled_distance, epsilon=0.1):
@@ -36,28 +43,52 @@ def depth_for(scaled_distance, epsilon=0.1):
 
     Raises:
         ValueError: if a distance is negative, or epsilon is not positive, or either is NaN,
-            infinite, or no number.
+            infinite, more than a float can hold, or no number.
 
     Reference:
         Hauser 2019, "On residual networks learning a perturbation from identity", eq. 11 and
         section 2.3.
     """
-    if isinstance(scaled_distance, Iterable) and not isinstance(scaled_distance, str):
+    scaled_distance, epsilon = _plain(scaled_distance), _plain(epsilon)
+    if isinstance(scaled_distance, Iterable) and not isinstance(scaled_distance, NO_DISTANCES):
         return [depth_for(distance, epsilon) for distance in scaled_distance]
     if not _is_finite(scaled_distance) or scaled_distance < 0:
         raise ValueError(
-            "Argument `scaled_distance` must be a finite number, 0 or more. "
-            f"Received: scaled_distance={scaled_distance!r}"
+            "Argument `scaled_distance` must be a finite number, 0 or more, that fits a float. "
+            f"Received: scaled_distance={_shown(scaled_distance)}"
         )
     if not _is_finite(epsilon) or epsilon <= 0:
         raise ValueError(
-            f"Argument `epsilon` must be a finite number over 0. Received: epsilon={epsilon!r}"
+            "Argument `epsilon` must be a finite number over 0 that fits a float. "
+            f"Received: epsilon={_shown(epsilon)}"
         )
     return math.ceil(_decimal(scaled_distance) / _decimal(epsilon))
 
 
+def _plain(value):
+    """The number in an array without dimensions; anything else as it is."""
+    return value[()] if isinstance(value, np.ndarray) and not value.ndim else value
+
+
 def _is_finite(value):
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether it is a number that a float can hold."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def _shown(value):
+    """A number in an error, abbreviated where it has many digits."""
+    try:
+        text = repr(value)
+    except ValueError:
+        # Python does not write so many digits.
+        return f"{type(value).__name__} of more than a thousand digits"
+    half = LONGEST // 2
+    return text if len(text) <= LONGEST else f"{text[:half]}...{text[-half:]}"
 
 
 def _decimal(value):

@@ -7,13 +7,14 @@ program; the environment tells it what it is:
   the same worker;
 - `KERASTUNER_ORACLE_IP` and `KERASTUNER_ORACLE_PORT`: where the chief listens.
 
-`directory` must be one that all of them see.
+All three of them are set, or none. `directory` must be one that all of them see.
 """
 
-import collections
 import contextlib
+import functools
 import os
 import pathlib
+import re
 import socket
 import subprocess
 import threading
@@ -23,6 +24,7 @@ from concurrent import futures
 import grpc
 from keras_tuner import errors
 
+from tfresidual.chains.routes import check_int
 from tfresidual.tuning.depth_oracle import HEARTBEAT
 
 try:
@@ -42,13 +44,67 @@ class ChiefConnectionError(errors.FatalError, ConnectionError):
 POLL = 0.5
 # How long a process is given to end when it is asked to.
 GRACE = 10.0
-# A process that ends so often in a row without anything gained is not started again.
-RESTARTS = 3
+# A process that ends so often in a row soon after its start is not started again. A trial of which
+# its worker dies takes a few of them, until it counts as one that cannot be trained.
+RESTARTS, YOUNG = 8, 300.0
 # Set for supervised processes, to how often they were started before: they end when their standard
 # input does.
 SUPERVISED = "TFRESIDUAL_SUPERVISED"
 # Between two attempts to reach a chief.
 PAUSE = 0.1
+# What a process holds that searches in a folder.
+LOCK = "search.lock"
+# What tells a process its part, all of it or nothing.
+ID, IP, PORT = "KERASTUNER_TUNER_ID", "KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT"
+# So many lines of a log say how a process ended.
+LAST_LINES = 20
+# What TensorFlow says while it loads, errors that are none among it: no errors of a process.
+NOISE = re.compile(
+    r"WARNING: All log messages before absl::InitializeLog\(\)"
+    r"|To enable the following instructions: "
+    r"|([IW]\d{4} |\d{4}-\d\d-\d\d .*: [IW] )"
+    r"|(E\d{4} |\d{4}-\d\d-\d\d .*: E ).*(Unable to register|cuInit)"
+)
+# The last line of a traceback, and what ends a process without one.
+ERROR = re.compile(
+    r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)(: |$)"
+    r"|Fatal Python error: |F\d{4} |\d{4}-\d\d-\d\d .*: F "
+)
+
+
+def check_environment():
+    """Raises a `ValueError` unless the environment makes this process a part of a search, or none.
+
+    Raises:
+        ValueError: if some of the variables are set and others are not, or one of them cannot be
+            used.
+    """
+    given = {name: os.environ.get(name) for name in (ID, IP, PORT)}
+    if all(value is None for value in given.values()):
+        return
+    received = "Received: " + ", ".join(f"{name}={value!r}" for name, value in given.items())
+    for name, value in given.items():
+        if not value:
+            others = " and ".join(other for other in given if other != name)
+            raise ValueError(
+                f"Environment variable `{name}` must be set where {others} are, for a search by a "
+                f"chief and workers; for one by a single process set none of them. {received}"
+            )
+    if "chief" in given[ID] and given[ID] != "chief":
+        raise ValueError(
+            f"Environment variable `{ID}` must be 'chief', or the name of a worker without this "
+            f"word in it, as 'worker0'. {received}"
+        )
+    port = given[PORT]
+    if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+        raise ValueError(
+            f"Environment variable `{PORT}` must be a number from 1 to 65535. {received}"
+        )
+
+
+def is_worker():
+    """Whether the environment makes this process a worker."""
+    return IP in os.environ and os.environ.get(ID) != "chief"
 
 
 def chief_address():
@@ -107,25 +163,30 @@ class _Within(grpc.ClientCallDetails):
         self.compression = details.compression
 
 
-def serve(oracle):
+def serve(oracle, watch=None):
     """Answers workers until the search is over and all of them know.
 
     Args:
         oracle: a `DepthOracle`.
+        watch: function that is called several times a second, or `None` for the oracle's
+            attribute `watch`, if it has one.
 
     Raises:
         OSError: if the address is taken.
-        SearchError: if too many trials failed in a row.
+        SearchError: if too many trials failed in a row, or the oracle raised an error. What was
+            on the disk before is there, as if the process had been killed.
     """
     from keras_tuner.src import protos
     from keras_tuner.src.distribute.oracle_chief import OracleServicer
 
-    server = grpc.server(
-        futures.ThreadPoolExecutor(max_workers=1),
-        # Two chiefs at one address would each get some of the requests.
-        options=[("grpc.so_reuseport", 0)],
-    )
-    protos.get_service_grpc().add_OracleServicer_to_server(OracleServicer(oracle), server)
+    watch = watch or getattr(oracle, "watch", None)
+    # One thread does whatever is done with the oracle: keras-tuner's lock stays with a thread that
+    # raises an error, and whoever waited for it would do so for ever.
+    thread = futures.ThreadPoolExecutor(max_workers=1)
+    answers = _Answers(oracle, OracleServicer(oracle))
+    # Two chiefs at one address would each get some of the requests.
+    server = grpc.server(thread, options=[("grpc.so_reuseport", 0)])
+    protos.get_service_grpc().add_OracleServicer_to_server(answers, server)
     try:
         bound = server.add_insecure_port(chief_address())
     except RuntimeError:
@@ -137,13 +198,79 @@ def serve(oracle):
         )
     server.start()
     try:
-        while not oracle.is_over():
-            time.sleep(POLL)
-            oracle.release_silent()
+        while not answers.ask(thread, oracle.is_over):
+            answers.failed.wait(POLL)
+            answers.ask(thread, oracle.release_silent)
+            if watch is not None:
+                watch()
     finally:
         server.stop(grace=1).wait()
+        thread.shutdown(wait=False)
     if oracle.failure is not None:
         raise SearchError(oracle.failure)
+
+
+class _Answers:
+    """Answers requests, until the oracle raises an error: who knows what it has done by then.
+
+    From then on workers find no chief, as if it had been killed: they ask again for a while.
+
+    Args:
+        oracle: a `DepthOracle`.
+        servicer: keras-tuner's, whose methods it has.
+    """
+
+    def __init__(self, oracle, servicer):
+        self.oracle, self.servicer = oracle, servicer
+        self.failed = threading.Event()
+        self.error = None
+
+    def ask(self, thread, question):
+        """What a function returns that is called in the thread of the requests."""
+        future = thread.submit(self._guarded, question)
+        # A request that came before may fail.
+        while not self.failed.is_set() and not futures.wait([future], POLL).done:
+            pass
+        if self.failed.is_set():
+            raise SearchError(
+                "The chief cannot go on. Started again, it has all trials that are on the disk. "
+                f"What went wrong is {type(self.error).__name__}: {self.error}"
+            ) from self.error
+        return future.result()
+
+    def __getattr__(self, name):
+        return functools.partial(self._answer, getattr(self.servicer, name))
+
+    def GetTrial(self, request, context):
+        if request.trial_id not in self.oracle.trials:
+            # The worker is left over from a search that is gone.
+            context.abort(grpc.StatusCode.NOT_FOUND, f"There is no trial {request.trial_id!r}.")
+        return self._answer(self.servicer.GetTrial, request, context)
+
+    def _answer(self, method, request, context):
+        answer = self._guarded(method, request, context)
+        if self.failed.is_set():
+            context.abort(grpc.StatusCode.UNAVAILABLE, "The chief cannot go on.")
+        return answer
+
+    def _guarded(self, function, *args):
+        if self.failed.is_set():
+            return None
+        try:
+            return function(*args)
+        except Exception as error:
+            _free(self.oracle)
+            self.error = error
+            self.failed.set()
+
+
+def _free(oracle):
+    """Takes keras-tuner's lock of an oracle off this thread, which kept it when it raised."""
+    from keras_tuner.src.engine import oracle as of_tuner
+
+    if of_tuner.THREADS[oracle] == threading.current_thread().name:
+        of_tuner.THREADS[oracle] = None
+        of_tuner.LOCKS[oracle].release()
 
 
 @contextlib.contextmanager
@@ -170,25 +297,27 @@ def heartbeat(oracle, trial_id):
 
 
 @contextlib.contextmanager
-def alone_in(folder):
+def alone_in(folder, lock=LOCK, other="another `project_name`"):
     """Holds a folder for this process; the system frees it even when the process is killed.
 
     Args:
         folder: the folder of a search.
+        lock: name of the file that is locked.
+        other: what to choose in its place, for the error.
 
     Raises:
         OSError: if another process holds it.
     """
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "search.lock").open("w") as file:
+    with (folder / lock).open("w") as file:
         if fcntl is not None:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise OSError(
-                    "Another process searches in this folder. Wait for it, or choose another "
-                    f"`project_name`. Received: {str(folder)!r}"
+                    f"Another process searches in this folder. Wait for it, or choose {other}. "
+                    f"Received: {str(folder)!r}"
                 ) from None
         yield
 
@@ -223,18 +352,40 @@ def supervise(command, workers, folder, watch=None, restarts=RESTARTS):
         workers: int, how many train at once.
         folder: where their output is written, `chief.log`, `worker0.log` and so on.
         watch: function that is called several times a second, or `None`.
-        restarts: int, how often in a row a process may die within a minute.
+        restarts: int, how often in a row a process may die young, within five minutes of its
+            start.
 
     Raises:
-        ValueError: if `workers` is not a positive int.
-        SearchError: if a process died too often, with the end of its output.
+        ValueError: if an argument is none of these.
+        NotADirectoryError: if `folder` cannot be a folder.
+        SearchError: if a process died too often, with the error that its output ends in.
     """
+    is_list = isinstance(command, (list, tuple)) and all(isinstance(c, str) for c in command)
+    if not is_list or not command or not command[0]:
+        raise ValueError(
+            "Argument `command` must be a list of str, the program and its arguments. "
+            f"Received: command={command!r}"
+        )
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise ValueError(
             f"Argument `workers` must be a positive int. Received: workers={workers!r}"
         )
+    if not isinstance(folder, (str, os.PathLike)):
+        raise ValueError(f"Argument `folder` must be a path. Received: folder={folder!r}")
+    if watch is not None and not callable(watch):
+        raise ValueError(
+            f"Argument `watch` must be a function without arguments, or None. "
+            f"Received: watch={watch!r}"
+        )
+    check_int("restarts", restarts, at_least=0)
     folder = pathlib.Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise NotADirectoryError(
+            "Argument `folder` must be a folder, or a new one below one. "
+            f"Received: folder={str(folder)!r}"
+        ) from None
     shared = {
         "KERASTUNER_ORACLE_IP": "127.0.0.1",
         "KERASTUNER_ORACLE_PORT": str(_free_port()),
@@ -276,13 +427,15 @@ class _Member:
         self.environment = {**os.environ, **environment, "KERASTUNER_TUNER_ID": name}
         self.log = folder / f"{name}.log"
         self.restarts = restarts
-        self.deaths = collections.deque()
+        # In a row, young.
+        self.deaths = 0
         self.starts = 0
         self.process = None
         self.is_done = False
 
     def start(self):
         with self.log.open("ab") as log:
+            self.begin = log.tell()
             self.process = subprocess.Popen(
                 self.command,
                 env={**self.environment, SUPERVISED: str(self.starts)},
@@ -291,6 +444,7 @@ class _Member:
                 stderr=subprocess.STDOUT,
             )
         self.starts += 1
+        self.started = time.monotonic()
 
     def is_running(self):
         """Whether it runs; one that died is started again."""
@@ -303,15 +457,13 @@ class _Member:
         if code == 0:
             self.is_done = True
             return False
-        now = time.monotonic()
-        self.deaths.append(now)
-        while now - self.deaths[0] > 60:
-            self.deaths.popleft()
-        if len(self.deaths) > self.restarts:
+        is_young = time.monotonic() - self.started < YOUNG
+        self.deaths = self.deaths + 1 if is_young else 1
+        if self.deaths > self.restarts:
             raise SearchError(
-                f"The {self.name} of the search ended {len(self.deaths)} times within a minute, "
-                f"the last time with exit code {code}. Its output is in {self.log}:\n"
-                f"{_last_lines(self.log)}"
+                f"The {self.name} of the search ended {self.deaths} times in a row, "
+                f"the last time with exit code {code}. Its output is in {self.log}"
+                f"{_end_of(self.log, self.begin)}"
             )
         self.start()
         return True
@@ -336,9 +488,18 @@ def _await(members, seconds):
             member.process.wait(max(0.0, deadline - time.monotonic()))
 
 
-def _last_lines(path, count=20):
-    text = path.read_text("utf-8", errors="replace")
-    return "\n".join(text.splitlines()[-count:])
+def _end_of(log, begin):
+    """What a log says of the end of a process, behind a colon: its last error, if there is one.
+
+    Args:
+        log: path of the log.
+        begin: where the output of the process begins.
+    """
+    text = log.read_bytes()[begin:].decode(errors="replace")
+    lines = [line for line in text.splitlines() if line.strip() and not NOISE.match(line)]
+    errors_in = [place for place, line in enumerate(lines) if ERROR.match(line)]
+    end = lines[errors_in[-1] :][:LAST_LINES] if errors_in else lines[-LAST_LINES:]
+    return "\n".join([":", *end]) if end else ", with no word of why"
 
 
 def _free_port():

@@ -1,0 +1,219 @@
+"""Chains from SavedModels that `tfresidual.export` wrote. TensorFlow only."""
+
+import json
+import pathlib
+
+import tensorflow as tf
+from google.protobuf.message import DecodeError
+
+from tfresidual.chains.chain import Block, Chain, Stage
+from tfresidual.chains.scores import loss_from
+
+# What the reader and the writer agree on. A reader takes what was written in its own format and
+# in older ones.
+FORMAT = 1
+LAYOUT_FILE = pathlib.PurePath("assets.extra", "tfresidual.json")
+GRAPH_FILE = "saved_model.pb"
+STEM, HEAD, LOSS = "stem", "head", "loss"
+OUTPUTS, LOGITS = "outputs", "logits"
+
+
+def transition_name(stage):
+    """The name of the function that leads into a stage."""
+    return f"stage{stage}/transition"
+
+
+def block_name(stage, step, part):
+    """The name of a block's function: its `"branch"` and `"join"`, or `"apply"`."""
+    return f"stage{stage}/block{step}/{part}"
+
+
+def saved_model_chain(path):
+    """The chain of a SavedModel, without the code that built its network.
+
+    But for what TensorFlow's own loader does, nothing in the folder is executed.
+
+    Args:
+        path: the folder that `tfresidual.export` wrote.
+
+    Returns:
+        A `tfresidual.chains.Chain`.
+
+    Raises:
+        ValueError: if the folder is none, was written without the functions for probing or in a
+            newer format, or is damaged.
+    """
+    path = pathlib.Path(path)
+    layout = _layout(path)
+    try:
+        root = tf.saved_model.load(str(path))
+        pieces = {name: _Piece(root, name) for name in layout["pieces"]}
+        parameters = [root.parameters[place] for place in range(layout["parameters"])]
+        return _chain(layout, pieces, parameters)
+    except (OSError, ValueError, KeyError, AttributeError, IndexError, TypeError) as error:
+        raise _damaged(path, error) from error
+    except (tf.errors.OpError, DecodeError) as error:
+        raise _damaged(path, error) from error
+
+
+def is_saved_model(path):
+    """Whether a folder holds, or held, a SavedModel."""
+    path = pathlib.Path(path)
+    return (path / GRAPH_FILE).exists() or (path / LAYOUT_FILE).exists()
+
+
+def series_path(folder, epoch):
+    """Where the SavedModel of an epoch is in a series; epochs count from 1, 0 is the beginning."""
+    return pathlib.Path(folder) / f"epoch{epoch:04d}"
+
+
+def series_of(folder):
+    """The SavedModels in the folder of a series, as a dict from epoch to path, in order."""
+    paths = pathlib.Path(folder).glob("epoch*")
+    found = {
+        int(path.name.removeprefix("epoch")): path
+        for path in paths
+        if path.name.removeprefix("epoch").isdigit() and is_saved_model(path)
+    }
+    return dict(sorted(found.items()))
+
+
+def _layout(path):
+    if not is_saved_model(path):
+        raise ValueError(
+            "Argument `source` must be the folder of a SavedModel that `tfresidual.export` wrote; "
+            f"there is no {GRAPH_FILE} in it. Received: source={str(path)!r}"
+        )
+    if not (path / LAYOUT_FILE).exists():
+        raise ValueError(
+            "Argument `source` must be a SavedModel that `tfresidual.export` wrote: only such a "
+            "one holds what probes read. This one has no "
+            f"{LAYOUT_FILE}. Received: source={str(path)!r}"
+        )
+    try:
+        layout = json.loads((path / LAYOUT_FILE).read_text("utf-8"))
+        version, written_by = layout["format"], layout["tfresidual"]
+        is_for_probing = layout["probing"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, error) from error
+    if not isinstance(version, int) or version > FORMAT:
+        raise ValueError(
+            f"Argument `source` must be a SavedModel of format {FORMAT} or older; tfresidual "
+            f"{written_by} wrote a newer one. Update tfresidual. "
+            f"Received: source={str(path)!r} of format {version!r}"
+        )
+    if not is_for_probing:
+        raise ValueError(
+            "Argument `source` must be a SavedModel with the functions for probing; this one was "
+            f"exported with `probing=False`. Received: source={str(path)!r}"
+        )
+    return layout
+
+
+def _damaged(path, error):
+    reason = str(error).strip().splitlines()
+    return ValueError(
+        "Argument `source` must be a whole SavedModel; this one is damaged or incomplete "
+        f"({type(error).__name__}: {reason[0] if reason else ''}). Received: source={str(path)!r}"
+    )
+
+
+class _Piece:
+    """A loaded function of tensors, which takes them in any float dtype."""
+
+    def __init__(self, root, name):
+        # The root is kept: its variables live as long as it does.
+        self.root = root
+        self.function = root.pieces[name]
+        (self.concrete,) = self.function.concrete_functions
+        self.dtypes = [spec.dtype for spec in self.concrete.structured_input_signature[0]]
+
+    def __call__(self, *tensors):
+        given = zip(tensors, self.dtypes, strict=True)
+        return self.function(*(tf.cast(tensor, dtype) for tensor, dtype in given))
+
+
+def _chain(layout, pieces, parameters):
+    return Chain(
+        name=layout["name"],
+        stem=pieces[STEM],
+        stages=tuple(_stage(stage, pieces, parameters) for stage in layout["stages"]),
+        head=_head(pieces[HEAD]),
+        loss=_loss(layout, pieces),
+        input_shape=tuple(layout["input_shape"]),
+        outputs=layout["outputs"],
+        notes=tuple(layout["notes"]),
+        weights=tuple(parameters),
+        graphs={piece.concrete.name: piece.concrete.graph for piece in pieces.values()},
+    )
+
+
+def _stage(layout, pieces, parameters):
+    blocks = tuple(
+        _block(layout["stage"], step, block, pieces, parameters)
+        for step, block in enumerate(layout["blocks"])
+    )
+    return Stage(layout["stage"], blocks, pieces.get(transition_name(layout["stage"])))
+
+
+def _block(stage, step, layout, pieces, parameters):
+    apply, branch, join = (
+        pieces.get(block_name(stage, step, part)) for part in ("apply", "branch", "join")
+    )
+    takes_anchor = layout["takes_anchor"]
+    if apply is None and takes_anchor:
+
+        def apply(state, anchor):
+            return join(anchor, branch(state))
+
+    elif apply is None:
+
+        def apply(state):
+            return join(state, branch(state))
+
+    bounds = layout["lipschitz"]
+    return Block(
+        stage=stage,
+        step=step,
+        keeps_shape=layout["keeps_shape"],
+        apply=apply,
+        branch=branch,
+        join=join,
+        takes_anchor=takes_anchor,
+        weights={role: parameters[place] for role, place in layout["weights"].items()},
+        lipschitz=None if bounds is None else lambda: dict(bounds),
+        shortcut=layout["shortcut"],
+    )
+
+
+def _head(piece):
+    def head(state):
+        values = piece(state)
+        outputs = values[OUTPUTS]
+        if LOGITS in values:
+            # Where Keras leaves them, and the losses look for them.
+            outputs._keras_logits = values[LOGITS]
+        return outputs
+
+    return head
+
+
+def _loss(layout, pieces):
+    if layout["loss"] is not None:
+        return loss_from(layout["loss"])
+    by_rank = {
+        len(piece.concrete.structured_input_signature[0][0].shape): piece
+        for name, piece in pieces.items()
+        if name.startswith(LOSS)
+    }
+
+    def loss(labels, outputs):
+        if len(labels.shape) not in by_rank:
+            raise ValueError(
+                "Argument `data` must hold labels as the loss of the network takes them, with "
+                f"{' or '.join(map(str, sorted(by_rank)))} axes. "
+                f"Received: labels of shape {tuple(labels.shape)}"
+            )
+        return by_rank[len(labels.shape)](labels, outputs)
+
+    return loss

@@ -1,0 +1,412 @@
+"""Networks as SavedModels that can be served, and probed without their code. TensorFlow only."""
+
+import dataclasses
+import json
+import pathlib
+from importlib import metadata
+
+import numpy as np
+import tensorflow as tf
+
+from tfresidual.chains import chain as chain_of
+from tfresidual.chains.saved_model import (
+    FORMAT,
+    HEAD,
+    LAYOUT_FILE,
+    LOGITS,
+    LOSS,
+    OUTPUTS,
+    STEM,
+    block_name,
+    is_saved_model,
+    transition_name,
+)
+from tfresidual.files import replacing_folder
+from tfresidual.probes.block_metrics import batch_values
+
+
+def export(net, path, probing=True, overwrite=False):
+    """Writes a network as one SavedModel that can be served, and probed later.
+
+    The folder is loaded by TensorFlow Serving and by `tf.saved_model.load`, with no code of
+    Keras, of this package or of the network, and by `tfresidual.chain`, for all probes. Its
+    signatures, `images` being `(images, height, width, channels)`, float32:
+
+    - `serving_default(images)`: `outputs`;
+    - `states(images)`: the state `stem`, and that behind every block by name, `stage1/block0`;
+    - `block_metrics(images, labels)`: those of `tfresidual.probes.block_metrics` for each image
+      and block, `(images, blocks)`, with the gradient computed inside; labels are int64 class
+      indices, or float32 rows where an image has several. Left out where outputs are no classes;
+    - `route(images, applications)`: `outputs` when every block is applied so often: int32, one a
+      block, 0 drops it, 1 for blocks that change the shape of the state;
+    - `read_out(images, stage, block)`: `outputs` when the stage is left behind that block;
+    - `repeat_last_block(images, stage, times, scale)`: `outputs` with so many further
+      applications of the stage's last block, their branch multiplied by `scale`.
+
+    Stages count from 1, blocks of a stage from 0. What a network cannot do is an
+    `InvalidArgumentError` of TensorFlow.
+
+    The folder is written beside the target and moved into place.
+
+    Example:
+
+    >>> export(net, "saved/net")
+    >>> loaded = tf.saved_model.load("saved/net")
+    >>> loaded.signatures["read_out"](images=images, stage=tf.constant(3), block=tf.constant(0))
+
+    Args:
+        net: a network, or what else `tfresidual.chain` makes a chain of.
+        path: the folder to write. The folders above it are made.
+        probing: whether what probes read is written too. Without, the SavedModel can be served
+            only.
+        overwrite: whether a SavedModel that is there is replaced.
+
+    Raises:
+        FileExistsError: if the folder is there, and `overwrite` is not set, or it holds no
+            SavedModel.
+        ValueError: if `net` is no network that can be probed, or computes with what a SavedModel
+            cannot hold.
+    """
+    chain = chain_of(net)
+    path = pathlib.Path(path)
+    check_target(path, overwrite)
+    if chain.prepare is not None:
+        chain.prepare()
+    root, signatures, layout = (_with_probes if probing else _to_serve)(chain)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing_folder(path) as folder:
+        tf.saved_model.save(root, str(folder), signatures)
+        file = folder / LAYOUT_FILE
+        file.parent.mkdir()
+        file.write_text(json.dumps(layout, indent=2) + "\n", "utf-8")
+
+
+def check_target(path, overwrite):
+    """Raises a `FileExistsError` unless a SavedModel may be written to a path."""
+    if not path.exists():
+        return
+    if not overwrite:
+        raise FileExistsError(
+            "Argument `path` must be new, or `overwrite=True` be given. "
+            f"Received: path={str(path)!r}, which is there"
+        )
+    is_empty = path.is_dir() and not any(path.iterdir())
+    if not is_empty and not is_saved_model(path):
+        raise FileExistsError(
+            "Argument `path` must be new, or hold a SavedModel to replace. "
+            f"Received: path={str(path)!r}, which holds something else"
+        )
+
+
+def _to_serve(chain):
+    root = tf.Module()
+    images = _images_of(chain)
+    serve = _compiled(lambda images: {OUTPUTS: chain(images)}, images)
+    root.variables_of_network = _variables([serve])
+    return root, {"serving_default": serve}, _header(chain, probing=False)
+
+
+def _header(chain, probing):
+    return {
+        "format": FORMAT,
+        "tfresidual": metadata.version("tfresidual"),
+        "probing": probing,
+        "name": chain.name,
+        "input_shape": list(chain.input_shape),
+        "outputs": chain.outputs,
+    }
+
+
+def _with_probes(chain):
+    parameters = {id(weight): weight for weight in chain.weights}
+    # A series of exports compiles nothing twice.
+    key = ("export", chain.input_shape)
+    if key not in chain.compiled:
+        twin, pieces = _cut(chain)
+        root = tf.Module()
+        root.pieces = pieces
+        root.parameters = [_variable(weight) for weight in parameters.values()]
+        root.variables_of_network = _variables(pieces.values())
+        chain.compiled[key] = root, pieces, _signatures(twin)
+    root, pieces, signatures = chain.compiled[key]
+    layout = _header(chain, probing=True) | {
+        "pieces": list(pieces),
+        "parameters": len(parameters),
+        "notes": chain.notes,
+        "loss": getattr(chain.loss, "description", None),
+        "stages": [_layout_of_stage(stage, list(parameters)) for stage in chain.stages],
+    }
+    return root, signatures, layout
+
+
+def _layout_of_stage(stage, parameters):
+    blocks = [
+        {
+            "keeps_shape": block.keeps_shape,
+            "takes_anchor": block.takes_anchor,
+            "shortcut": block.shortcut,
+            "weights": {role: parameters.index(id(w)) for role, w in block.weights.items()},
+            "lipschitz": None if block.lipschitz is None else _floats(block.lipschitz()),
+        }
+        for block in stage.blocks
+    ]
+    return {"stage": stage.index, "blocks": blocks}
+
+
+def _floats(values):
+    return {name: float(value) for name, value in values.items()}
+
+
+# The chain, cut into compiled functions
+
+
+def _cut(chain):
+    """The chain made of compiled functions, and these functions by name."""
+    pieces = {}
+
+    def cut(name, function, *specs):
+        pieces[name] = _compiled(function, *specs)
+        return pieces[name], _result(pieces[name])
+
+    stem, state = cut(STEM, lambda images: chain.stem(images), _images_of(chain))
+    stages = []
+    for stage in chain.stages:
+        transition = None
+        if stage.transition is not None:
+            name = transition_name(stage.index)
+            transition, state = cut(name, _of_one(stage.transition), state)
+        anchor, blocks = state, []
+        for block in stage.blocks:
+            functions, state = _cut_block(block, state, anchor, cut)
+            anchor = anchor if block.keeps_shape else state
+            blocks.append(dataclasses.replace(block, **functions))
+        stages.append(dataclasses.replace(stage, blocks=tuple(blocks), transition=transition))
+    head, _ = cut(HEAD, lambda state: _with_logits(chain.head(state)), state)
+    if getattr(chain.loss, "description", None) is None:
+        outputs = _result(head, OUTPUTS)
+        for name, labels in _possible_labels(outputs).items():
+            try:
+                cut(f"{LOSS}/{name}", _of_two(chain.loss), labels, outputs)
+            except (ValueError, TypeError, tf.errors.OpError):
+                # The loss takes the other kind of labels.
+                pieces.pop(f"{LOSS}/{name}", None)
+    twin = dataclasses.replace(
+        chain,
+        stem=stem,
+        stages=tuple(stages),
+        head=lambda state: _without_logits(head(state)),
+        prepare=None,
+        compiled={},
+    )
+    return twin, pieces
+
+
+def _cut_block(block, state, anchor, cut):
+    """The functions of a block, compiled, by the names of its fields, and what it returns."""
+
+    def name(part):
+        return block_name(block.stage, block.step, part)
+
+    if block.join is None:
+        given = (state, anchor) if block.takes_anchor else (state,)
+        function = _of_two(block.apply) if block.takes_anchor else _of_one(block.apply)
+        apply, after = cut(name("apply"), function, *given)
+        return {"apply": apply}, after
+    branch, of_branch = cut(name("branch"), _of_one(block.branch), state)
+    base = anchor if block.takes_anchor else state
+    join, after = cut(name("join"), _of_two(block.join), base, of_branch)
+
+    def apply(state, anchor=None):
+        return join(anchor if block.takes_anchor else state, branch(state))
+
+    return {"apply": apply, "branch": branch, "join": join}, after
+
+
+def _compiled(function, *specs):
+    compiled = tf.function(function, input_signature=specs, autograph=False)
+    compiled.get_concrete_function()
+    return compiled
+
+
+def _of_one(function):
+    # TensorFlow writes down the parameters of a function: these have no defaults it cannot write.
+    return lambda state: function(state)
+
+
+def _of_two(function):
+    return lambda first, second: function(first, second)
+
+
+def _images_of(chain):
+    return tf.TensorSpec([None, *chain.input_shape], tf.float32, name="images")
+
+
+def _result(function, name=None):
+    """The `tf.TensorSpec` of what a compiled function returns."""
+    results = function.get_concrete_function().structured_outputs
+    result = results if name is None else results[name]
+    return result if isinstance(result, dict) else tf.TensorSpec(result.shape, result.dtype)
+
+
+def _with_logits(outputs):
+    values = {OUTPUTS: outputs}
+    # Keras leaves the logits on the tensor that a softmax or a sigmoid returns.
+    logits = getattr(outputs, "_keras_logits", None)
+    return values if logits is None else values | {LOGITS: logits}
+
+
+def _without_logits(values):
+    outputs = values[OUTPUTS]
+    if LOGITS in values:
+        outputs._keras_logits = values[LOGITS]
+    return outputs
+
+
+def _possible_labels(outputs):
+    return {
+        "indices": tf.TensorSpec([None], tf.int64),
+        "rows": tf.TensorSpec([None, *outputs.shape[1:]], tf.float32),
+    }
+
+
+def _variables(functions):
+    """All variables that compiled functions read, each of them once."""
+    found = {}
+    for function in functions:
+        for variable in function.get_concrete_function().variables:
+            found.setdefault(id(variable), variable)
+    return list(found.values())
+
+
+def _variable(weight):
+    """TensorFlow's variable in a variable of Keras."""
+    return weight if isinstance(weight, tf.Variable) else weight.value
+
+
+# What is called by name
+
+
+def _signatures(chain):
+    images = _images_of(chain)
+    number = {name: tf.TensorSpec([], tf.int32, name=name) for name in ("stage", "block", "times")}
+    scale = tf.TensorSpec([], tf.float32, name="scale")
+    every = tf.TensorSpec([len(chain.blocks)], tf.int32, name="applications")
+    run = _Routes(chain)
+    serve = _compiled(lambda images: {OUTPUTS: chain(images)}, images)
+    signatures = {
+        "serving_default": serve,
+        "states": _compiled(lambda images: _states(chain, images), images),
+        "route": _compiled(run.route, images, every),
+        "read_out": _compiled(run.read_out, images, number["stage"], number["block"]),
+        "repeat_last_block": _compiled(
+            run.repeat_last_block, images, number["stage"], number["times"], scale
+        ),
+    }
+    if chain.outputs != "values":
+        signatures["block_metrics"] = _compiled(
+            lambda images, labels: batch_values(chain, images, labels),
+            images,
+            _labels_of(chain, _result(serve, OUTPUTS)),
+        )
+    return signatures
+
+
+def _labels_of(chain, outputs):
+    if chain.outputs.startswith("label"):
+        return tf.TensorSpec([None, *outputs.shape[1:]], tf.float32, name="labels")
+    return tf.TensorSpec([None], tf.int64, name="labels")
+
+
+def _states(chain, images):
+    state = chain.stem(images)
+    steps, _ = chain.walk(state)
+    after = {
+        f"stage{block.stage}/block{block.step}": after
+        for block, (_, after) in zip(chain.blocks, steps, strict=True)
+    }
+    return {STEM: state} | after
+
+
+class _Routes:
+    """Routes through a chain in one graph, whatever the numbers are that name them."""
+
+    def __init__(self, chain):
+        self.chain = chain
+        blocks = chain.blocks
+        self.stages = np.array([block.stage for block in blocks], np.int32)
+        self.steps = np.array([block.step for block in blocks], np.int32)
+        self.keeps_shape = np.array([block.keeps_shape for block in blocks])
+        exits = {(stage.index, step) for stage in chain.stages for step in stage.exits}
+        self.is_exit = np.array([(block.stage, block.step) in exits for block in blocks])
+        self.can_repeat = np.array([stage.can_repeat for stage in chain.stages])
+        counts = tf.TensorSpec([len(blocks)], tf.int32)
+        repeats = tf.TensorSpec([len(chain.stages)], tf.int32)
+        images, scale = _images_of(chain), tf.TensorSpec([], tf.float32)
+        self.run = _compiled(self._run, images, counts, repeats, scale)
+
+    def route(self, images, applications):
+        is_possible = (applications >= 0) & (self.keeps_shape | (applications == 1))
+        _check(
+            tf.reduce_all(is_possible),
+            "`applications` must be 0 or more for each block, and 1 for those that change the "
+            "shape of the state",
+            applications,
+        )
+        return self._outputs(images, applications)
+
+    def read_out(self, images, stage, block):
+        is_place = (self.stages == stage) & (self.steps == block) & self.is_exit
+        _check(
+            tf.reduce_any(is_place),
+            "`stage` (from 1) and `block` (from 0) must name a block behind which the stage can be "
+            "left",
+            tf.stack([stage, block]),
+        )
+        is_left = (self.stages == stage) & (self.steps > block)
+        return self._outputs(images, 1 - tf.cast(is_left, tf.int32))
+
+    def repeat_last_block(self, images, stage, times, scale):
+        is_stage = np.arange(1, 1 + len(self.can_repeat), dtype=np.int32) == stage
+        _check(
+            tf.reduce_any(is_stage & self.can_repeat) & (times >= 0),
+            "`stage` (from 1) must be one whose last block keeps the shape of the state, and "
+            "`times` 0 or more",
+            tf.stack([stage, times]),
+        )
+        applications = tf.ones([len(self.stages)], tf.int32)
+        return self._outputs(images, applications, tf.where(is_stage, times, 0), scale)
+
+    def _outputs(self, images, applications, repeats=None, scale=1.0):
+        if repeats is None:
+            repeats = tf.zeros([len(self.can_repeat)], tf.int32)
+        return {OUTPUTS: self.run(images, applications, repeats, tf.convert_to_tensor(scale))}
+
+    def _run(self, images, applications, repeats, scale):
+        chain = self.chain
+        counts = iter(tf.unstack(applications))
+        state = chain.stem(images)
+        for stage, extra in zip(chain.stages, tf.unstack(repeats), strict=True):
+            state = anchor = state if stage.transition is None else stage.transition(state)
+            for block in stage.blocks:
+                count = next(counts)
+                if block.keeps_shape:
+                    state = _repeated(block, state, anchor, count)
+                else:
+                    state = anchor = block(state, anchor)
+            if stage.can_repeat:
+                state = _repeated(stage.blocks[-1], state, anchor, extra, scale)
+        return chain.head(state)
+
+
+def _repeated(block, state, anchor, count, scale=None):
+    """A block applied so often; a loop that is not entered costs nothing."""
+
+    def once(place, state):
+        return place + 1, block(state, anchor, scale)
+
+    _, state = tf.while_loop(lambda place, _: place < count, once, (0, state))
+    return state
+
+
+def _check(is_right, message, value):
+    tf.debugging.Assert(is_right, [f"Arguments must be possible: {message}. Received:", value])
