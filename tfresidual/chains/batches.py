@@ -180,5 +180,5 @@ def _compiled(chain, name, function, images, labels):
     signature = [spec_of(images), spec_of(labels)]
     key = (name, *((tuple(spec.shape[1:]), spec.dtype) for spec in signature))
     if key not in chain.compiled:
-        chain.compiled[key] = tf.function(function, input_signature=signature)
+        chain.compiled[key] = tf.function(function, input_signature=signature, autograph=False)
     return chain.compiled[key]
