@@ -10,7 +10,7 @@ study: .venv/package
 test: .venv/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 test-slow: .venv/test
 	$(BIN)/pytest -m slow

@@ -21,8 +21,12 @@ from tfresidual.chains.saved_model import (
     is_saved_model,
     transition_name,
 )
+from tfresidual.chains.scores import CROSS_ENTROPY
 from tfresidual.files import replacing_folder
 from tfresidual.probes.block_metrics import batch_values
+
+# Kinds of labels.
+INDICES, ROWS = "indices", "rows"
 
 
 def export(net, path, probing=True, overwrite=False):
@@ -36,7 +40,8 @@ def export(net, path, probing=True, overwrite=False):
     - `states(images)`: the state `stem`, and that behind every block by name, `stage1/block0`;
     - `block_metrics(images, labels)`: those of `tfresidual.probes.block_metrics` for each image
       and block, `(images, blocks)`, with the gradient computed inside; labels are int64 class
-      indices, or float32 rows where an image has several. Left out where outputs are no classes;
+      indices, or float32 rows where an image has several or the loss takes them. Left out where
+      outputs are no classes;
     - `route(images, applications)`: `outputs` when every block is applied so often: int32, one a
       block, 0 drops it, 1 for blocks that change the shape of the state;
     - `read_out(images, stage, block)`: `outputs` when the stage is left behind that block;
@@ -127,7 +132,7 @@ def _with_probes(chain):
         root.pieces = pieces
         root.parameters = [_variable(weight) for weight in parameters.values()]
         root.variables_of_network = _variables(pieces.values())
-        chain.compiled[key] = root, pieces, _signatures(twin)
+        chain.compiled[key] = root, pieces, _signatures(twin, pieces)
     root, pieces, signatures = chain.compiled[key]
     layout = _header(chain, probing=True) | {
         "pieces": list(pieces),
@@ -181,12 +186,12 @@ def _cut(chain):
             anchor = anchor if block.keeps_shape else state
             blocks.append(dataclasses.replace(block, **functions))
         stages.append(dataclasses.replace(stage, blocks=tuple(blocks), transition=transition))
-    head, _ = cut(HEAD, lambda state: _with_logits(chain.head(state)), state)
+    head, values = cut(HEAD, lambda state: _with_logits(chain.head(state)), state)
     if getattr(chain.loss, "description", None) is None:
-        outputs = _result(head, OUTPUTS)
-        for name, labels in _possible_labels(outputs).items():
+        given = [_result(head, name) for name in values]
+        for name, labels in _possible_labels(_result(head, OUTPUTS)).items():
             try:
-                cut(f"{LOSS}/{name}", _of_two(chain.loss), labels, outputs)
+                cut(f"{LOSS}/{name}", _loss_of(chain, list(values)), labels, *given)
             except (ValueError, TypeError, tf.errors.OpError):
                 # The loss takes the other kind of labels.
                 pieces.pop(f"{LOSS}/{name}", None)
@@ -237,6 +242,18 @@ def _of_two(function):
     return lambda first, second: function(first, second)
 
 
+def _loss_of(chain, names):
+    """The loss as a function of labels, and of what the head returns by these names."""
+
+    def of_outputs(labels, outputs):
+        return chain.loss(labels, outputs)
+
+    def of_outputs_and_logits(labels, *values):
+        return chain.loss(labels, _without_logits(dict(zip(names, values, strict=True))))
+
+    return of_outputs if names == [OUTPUTS] else of_outputs_and_logits
+
+
 def _images_of(chain):
     return tf.TensorSpec([None, *chain.input_shape], tf.float32, name="images")
 
@@ -264,8 +281,8 @@ def _without_logits(values):
 
 def _possible_labels(outputs):
     return {
-        "indices": tf.TensorSpec([None], tf.int64),
-        "rows": tf.TensorSpec([None, *outputs.shape[1:]], tf.float32),
+        INDICES: tf.TensorSpec([None], tf.int64, name="labels"),
+        ROWS: tf.TensorSpec([None, *outputs.shape[1:]], tf.float32, name="labels"),
     }
 
 
@@ -286,7 +303,7 @@ def _variable(weight):
 # What is called by name
 
 
-def _signatures(chain):
+def _signatures(chain, pieces):
     images = _images_of(chain)
     number = {name: tf.TensorSpec([], tf.int32, name=name) for name in ("stage", "block", "times")}
     scale = tf.TensorSpec([], tf.float32, name="scale")
@@ -302,19 +319,26 @@ def _signatures(chain):
             run.repeat_last_block, images, number["stage"], number["times"], scale
         ),
     }
-    if chain.outputs != "values":
+    kind = _kind_of_labels(chain, pieces)
+    if kind is not None:
+        labels = _possible_labels(_result(serve, OUTPUTS))[kind]
         signatures["block_metrics"] = _compiled(
-            lambda images, labels: batch_values(chain, images, labels),
-            images,
-            _labels_of(chain, _result(serve, OUTPUTS)),
+            lambda images, labels: batch_values(chain, images, labels), images, labels
         )
     return signatures
 
 
-def _labels_of(chain, outputs):
+def _kind_of_labels(chain, pieces):
+    """Which of the possible labels the loss takes; `None` where outputs are no classes."""
+    description = getattr(chain.loss, "description", None)
+    if chain.outputs == "values":
+        return None
     if chain.outputs.startswith("label"):
-        return tf.TensorSpec([None, *outputs.shape[1:]], tf.float32, name="labels")
-    return tf.TensorSpec([None], tf.int64, name="labels")
+        return ROWS
+    if description is None:
+        return next((kind for kind in (ROWS, INDICES) if f"{LOSS}/{kind}" in pieces), None)
+    name = description["loss"]
+    return INDICES if name == CROSS_ENTROPY or "sparse" in name.lower() else ROWS
 
 
 def _states(chain, images):

@@ -94,7 +94,14 @@ class _Recorded(keras.Operation):
             kwargs.pop("training", None)
             if "training" in inspect.signature(operation.call).parameters:
                 kwargs["training"] = False
-        return operation.compute_output_spec(*args, **kwargs)
+        try:
+            return operation.compute_output_spec(*args, **kwargs)
+        except (TypeError, ValueError):
+            # A layer that says no shape, in mixed precision: only a call casts its weights.
+            return keras.tree.map_structure(
+                lambda tensor: keras.KerasTensor(tensor.shape, tensor.dtype),
+                operation(*args, **kwargs),
+            )
 
 
 def graph_of(model):

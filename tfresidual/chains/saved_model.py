@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 
 import tensorflow as tf
 from google.protobuf.message import DecodeError
@@ -69,11 +70,10 @@ def series_path(folder, epoch):
 
 def series_of(folder):
     """The SavedModels in the folder of a series, as a dict from epoch to path, in order."""
-    paths = pathlib.Path(folder).glob("epoch*")
     found = {
         int(path.name.removeprefix("epoch")): path
-        for path in paths
-        if path.name.removeprefix("epoch").isdigit() and is_saved_model(path)
+        for path in pathlib.Path(folder).glob("epoch*")
+        if re.fullmatch("epoch[0-9]+", path.name) and is_saved_model(path)
     }
     return dict(sorted(found.items()))
 
@@ -124,13 +124,12 @@ class _Piece:
     def __init__(self, root, name):
         # The root is kept: its variables live as long as it does.
         self.root = root
-        self.function = root.pieces[name]
-        (self.concrete,) = self.function.concrete_functions
+        (self.concrete,) = root.pieces[name].concrete_functions
         self.dtypes = [spec.dtype for spec in self.concrete.structured_input_signature[0]]
 
     def __call__(self, *tensors):
         given = zip(tensors, self.dtypes, strict=True)
-        return self.function(*(tf.cast(tensor, dtype) for tensor, dtype in given))
+        return self.concrete(*(tf.cast(tensor, dtype) for tensor, dtype in given))
 
 
 def _chain(layout, pieces, parameters):
@@ -144,7 +143,7 @@ def _chain(layout, pieces, parameters):
         outputs=layout["outputs"],
         notes=tuple(layout["notes"]),
         weights=tuple(parameters),
-        graphs={piece.concrete.name: piece.concrete.graph for piece in pieces.values()},
+        graphs={tf.compat.as_str(p.concrete.name): p.concrete.graph for p in pieces.values()},
     )
 
 
@@ -208,12 +207,15 @@ def _loss(layout, pieces):
     }
 
     def loss(labels, outputs):
+        if labels.shape[1:] == (1,) and 1 in by_rank:
+            labels = tf.reshape(labels, [-1])
         if len(labels.shape) not in by_rank:
             raise ValueError(
                 "Argument `data` must hold labels as the loss of the network takes them, with "
                 f"{' or '.join(map(str, sorted(by_rank)))} axes. "
                 f"Received: labels of shape {tuple(labels.shape)}"
             )
-        return by_rank[len(labels.shape)](labels, outputs)
+        logits = getattr(outputs, "_keras_logits", None)
+        return by_rank[len(labels.shape)](labels, outputs, *([] if logits is None else [logits]))
 
     return loss

@@ -1,0 +1,309 @@
+"""The series of SavedModels that a training leaves behind, in real fits."""
+
+import copy
+import json
+import pathlib
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import tfresidual as tfr
+from tfresidual import callbacks, exporting, probes
+from tfresidual.chains.saved_model import LAYOUT_FILE, series_of, series_path
+
+ExportForProbing = callbacks.ExportForProbing
+IMAGES = np.random.default_rng(0).normal(size=(6, 4, 4, 1)).astype("float32")
+LABELS = np.array([0, 2, 1, 2, 0, 1])
+
+
+def network(seed=2):
+    """Two blocks with a normalization, whose statistics move while it trains."""
+    keras.utils.set_random_seed(seed)
+    inputs = keras.Input((4, 4, 1))
+    state = layers.Conv2D(2, 3, padding="same")(inputs)
+    for _ in range(2):
+        branch = layers.BatchNormalization(momentum=0.5)(state)
+        state = state + layers.Conv2D(2, 3, padding="same", activation="relu")(branch)
+    state = layers.GlobalAveragePooling2D()(state)
+    model = keras.Model(inputs, layers.Dense(3, activation="softmax")(state), name="small")
+    model.compile(keras.optimizers.SGD(0.5), "sparse_categorical_crossentropy")
+    return model
+
+
+def fit(model, chosen, epochs=1, **kwargs):
+    chosen = chosen if isinstance(chosen, list) else [chosen]
+    return model.fit(
+        IMAGES, LABELS, batch_size=3, epochs=epochs, verbose=0, callbacks=chosen, **kwargs
+    )
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def of_epochs(*numbers):
+    return [f"epoch{number:04d}" for number in numbers]
+
+
+class Outputs(keras.callbacks.Callback):
+    """What the network returns behind every epoch, 0 for before the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.by_epoch = {}
+
+    def on_train_begin(self, logs=None):
+        self.by_epoch.setdefault(0, self.model(IMAGES, training=False).numpy())
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.by_epoch[epoch + 1] = self.model(IMAGES, training=False).numpy()
+
+
+def test_each_export_holds_the_weights_of_its_epoch(tmp_path):
+    """All of them, in folders that were not there."""
+    outputs = Outputs()
+    folder = tmp_path / "runs" / "series"
+    fit(network(), [outputs, ExportForProbing(str(folder), epochs=range(4))], epochs=3)
+    assert names_in(folder) == of_epochs(0, 1, 2, 3)
+    assert list(series_of(folder)) == [0, 1, 2, 3]
+    for number, path in series_of(folder).items():
+        assert path == series_path(folder, number) == folder / f"epoch{number:04d}"
+        np.testing.assert_allclose(tfr.chain(path)(IMAGES), outputs.by_epoch[number], rtol=1e-5)
+    assert not np.allclose(outputs.by_epoch[2], outputs.by_epoch[3], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "epochs", "expected"),
+    [
+        ({}, 2, (1, 2)),
+        ({"every": 2}, 3, (2,)),
+        ({"every": 5}, 3, ()),
+        ({"epochs": [0]}, 1, (0,)),
+        ({"epochs": (3, 1, 7, 1), "every": 2}, 3, (1, 3)),
+    ],
+    ids=str,
+)
+def test_which_epochs(tmp_path, monkeypatch, settings, epochs, expected):
+    """Without writing: what is written is tested above."""
+    calls = count_exports(monkeypatch)
+    fit(network(), ExportForProbing(tmp_path / "series", **settings), epochs)
+    assert [path.name for path in calls] == of_epochs(*expected)
+
+
+def count_exports(monkeypatch):
+    calls = []
+    module = ExportForProbing.__module__
+    assert module.endswith("export_for_probing")
+    monkeypatch.setattr(f"{module}.export", lambda chain, path, overwrite: calls.append(path))
+    return calls
+
+
+def test_functions_are_compiled_once_for_the_series(tmp_path, monkeypatch):
+    compiled = []
+    inner = exporting._compiled
+
+    def counted(function, *specs):
+        compiled.append(names_in(tmp_path))
+        return inner(function, *specs)
+
+    monkeypatch.setattr(exporting, "_compiled", counted)
+    model = network()
+    fit(model, ExportForProbing(tmp_path), epochs=3)
+    assert names_in(tmp_path) == of_epochs(1, 2, 3)
+    # All before the first one was there.
+    assert len(compiled) > 5
+    assert all(there == [] for there in compiled)
+    layouts = [(path / LAYOUT_FILE).read_text() for path in series_of(tmp_path).values()]
+    assert len(set(layouts)) == 1
+    assert json.loads(layouts[0])["probing"]
+
+
+@pytest.mark.slow
+def test_it_shares_the_chain_of_other_callbacks(tmp_path):
+    """And what they measure behind an epoch is what is measured of the export."""
+    model = network()
+    measured = callbacks.BlockMetrics((IMAGES, LABELS))
+    history = fit(model, [measured, ExportForProbing(tmp_path)], epochs=2).history
+    for number, path in series_of(tmp_path).items():
+        frame = probes.block_metrics(path, (IMAGES, LABELS))
+        for row in frame.to_dict("records"):
+            key = f"stage{row['stage']}/block{row['block']}/l2_ratio"
+            assert history[key][number - 1] == pytest.approx(row["l2_ratio"], rel=1e-4)
+
+
+def test_training_is_left_as_it_was(tmp_path):
+    weights = []
+    for chosen in ([], [ExportForProbing(tmp_path, epochs=[0, 1, 2])]):
+        model = network()
+        fit(model, chosen, epochs=2)
+        weights.append(model.get_weights())
+    for plain, exported in zip(*weights, strict=True):
+        np.testing.assert_array_equal(plain, exported)
+
+
+# What is there already
+
+
+def mark_as_there(folder, *numbers):
+    """What the series takes for an export."""
+    for number in numbers:
+        (series_path(folder, number) / LAYOUT_FILE).parent.mkdir(parents=True)
+        (series_path(folder, number) / LAYOUT_FILE).write_text("{}")
+
+
+def test_a_training_that_would_replace_an_export_does_not_begin(tmp_path):
+    mark_as_there(tmp_path, 2, 3)
+    model = network()
+    before = model.get_weights()
+    with pytest.raises(FileExistsError) as raised:
+        fit(model, ExportForProbing(tmp_path), epochs=3)
+    message = str(raised.value)
+    assert message.startswith("Argument `folder` must hold no exports of the epochs to come")
+    assert f"Received: folder={str(tmp_path)!r}, which holds those of epochs 2, 3" in message
+    for old, new in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert names_in(tmp_path) == of_epochs(2, 3)
+
+
+def test_exports_of_other_epochs_do_no_harm(tmp_path, monkeypatch):
+    calls = count_exports(monkeypatch)
+    mark_as_there(tmp_path, 0, 1, 3, 9)
+    fit(network(), ExportForProbing(tmp_path, every=2), epochs=3)
+    assert [path.name for path in calls] == of_epochs(2)
+
+
+def test_overwrite_replaces_them(tmp_path):
+    model, outputs = network(), Outputs()
+    mark_as_there(tmp_path, 1)
+    fit(model, [outputs, ExportForProbing(tmp_path, overwrite=True)])
+    opened = tfr.chain(tmp_path / "epoch0001")
+    np.testing.assert_allclose(opened(IMAGES), outputs.by_epoch[1], rtol=1e-5)
+    assert names_in(tmp_path) == of_epochs(1)
+
+
+def test_a_folder_that_is_something_else_is_not_replaced(tmp_path):
+    (tmp_path / "epoch0001").mkdir()
+    (tmp_path / "epoch0001" / "mine").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"which holds something else|which is there"):
+        fit(network(), ExportForProbing(tmp_path, overwrite=True))
+    assert (tmp_path / "epoch0001" / "mine").read_text() == "mine"
+    assert names_in(tmp_path) == of_epochs(1)
+
+
+# Trainings that go on
+
+
+def test_a_training_that_goes_on_adds_to_the_series(tmp_path, monkeypatch):
+    calls = count_exports(monkeypatch)
+    mark_as_there(tmp_path, 1, 2)
+    fit(network(), ExportForProbing(tmp_path), epochs=4, initial_epoch=2)
+    assert [path.name for path in calls] == of_epochs(3, 4)
+
+
+@pytest.mark.parametrize("settings", [{}, {"epochs": [0, 1, 2, 3]}], ids=["every", "epochs"])
+def test_a_training_that_goes_on_elsewhere_begins_where_it_is(tmp_path, monkeypatch, settings):
+    """There is no network before the first epoch to be exported."""
+    calls = count_exports(monkeypatch)
+    fit(network(), ExportForProbing(tmp_path, **settings), epochs=3, initial_epoch=2)
+    assert [path.name for path in calls] == of_epochs(3)
+
+
+def test_a_training_that_goes_on_is_refused_as_well(tmp_path):
+    mark_as_there(tmp_path, 4)
+    with pytest.raises(FileExistsError, match=r"which holds those of epochs 4$"):
+        fit(network(), ExportForProbing(tmp_path), epochs=5, initial_epoch=2)
+
+
+@pytest.mark.slow
+def test_it_is_used_for_a_second_training(tmp_path):
+    """Of another model, which it is to export then."""
+    callback = ExportForProbing(tmp_path, epochs=[1], overwrite=True)
+    outputs = {}
+    for seed in (2, 3):
+        model = network(seed)
+        fit(model, callback)
+        outputs[seed] = model(IMAGES, training=False).numpy()
+        np.testing.assert_allclose(
+            tfr.chain(tmp_path / "epoch0001")(IMAGES), outputs[seed], rtol=1e-5
+        )
+    assert not np.allclose(outputs[2], outputs[3], atol=1e-3)
+
+
+def test_a_second_training_of_the_same_callback_is_refused(tmp_path, monkeypatch):
+    count_exports(monkeypatch)
+    callback, model = ExportForProbing(tmp_path), network()
+    fit(model, callback)
+    mark_as_there(tmp_path, 1)
+    with pytest.raises(FileExistsError):
+        fit(model, callback)
+
+
+# Copies and arguments
+
+
+def test_deep_copies_work_as_the_callback_does(tmp_path):
+    """keras-tuner copies callbacks before every trial."""
+    callback = ExportForProbing(tmp_path / "a", every=3, overwrite=True)
+    copied = copy.deepcopy(callback)
+    assert (copied.folder, copied.every, copied.epochs) == (tmp_path / "a", 3, None)
+    assert copied.overwrite
+    callback = ExportForProbing(tmp_path / "b", epochs=[1])
+    model, outputs = network(), Outputs()
+    fit(model, [outputs, copy.deepcopy(callback)])
+    assert names_in(tmp_path / "b") == of_epochs(1)
+    np.testing.assert_allclose(
+        tfr.chain(tmp_path / "b" / "epoch0001")(IMAGES), outputs.by_epoch[1], rtol=1e-5
+    )
+
+
+def test_a_copy_after_a_training(tmp_path, monkeypatch):
+    calls = count_exports(monkeypatch)
+    callback = ExportForProbing(tmp_path)
+    fit(network(), callback)
+    copied = copy.deepcopy(callback)
+    fit(network(3), copied)
+    assert [path.name for path in calls] == of_epochs(1, 1)
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5, "2", True, None])
+def test_bad_every(tmp_path, every):
+    with pytest.raises(ValueError, match=rf"`every` must be.*Received: every={every!r}$"):
+        ExportForProbing(tmp_path, every=every)
+
+
+@pytest.mark.parametrize("epochs", [[], "12", 3, [1, -1], [1.0], [True], [None], {1: 2}, b"1"])
+def test_bad_epochs(tmp_path, epochs):
+    with pytest.raises(ValueError, match=r"`epochs` must hold ints, 0 or more\. Received: epochs="):
+        ExportForProbing(tmp_path, epochs=epochs)
+
+
+def test_epochs_of_numpy_and_iterators(tmp_path):
+    assert ExportForProbing(tmp_path, epochs=iter([1, 2])).epochs == {1, 2}
+    assert ExportForProbing(tmp_path, epochs={4}).epochs == {4}
+
+
+def test_a_network_that_has_no_chain(tmp_path):
+    inputs = keras.Input((4, 4, 1))
+    plain = keras.Model(inputs, layers.Dense(3)(layers.Flatten()(inputs)))
+    plain.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"`source` must be.*Received: "):
+        plain.fit(IMAGES, np.eye(3)[LABELS], verbose=0, callbacks=[ExportForProbing(tmp_path)])
+    assert names_in(tmp_path) == []
+
+
+# The folder of a series
+
+
+def test_what_in_a_folder_is_a_series(tmp_path):
+    assert series_of(tmp_path / "nothing") == series_of(tmp_path) == {}
+    mark_as_there(tmp_path, 10, 2, 0, 12345)
+    (tmp_path / "epoch0003").mkdir()
+    (tmp_path / "epoch0004").write_text("a file")
+    (tmp_path / "epochs").mkdir()
+    (tmp_path / "epoch-1").mkdir()
+    (tmp_path / "probes").mkdir()
+    assert list(series_of(tmp_path)) == [0, 2, 10, 12345]
+    assert list(series_of(str(tmp_path)).values())[1] == tmp_path / "epoch0002"
+    assert isinstance(series_path(str(tmp_path), 3), pathlib.Path)
