@@ -337,7 +337,9 @@ SHARED = [
     ({"scale": True}, {"gamma", "beta"}),
     ({"statistics": True, "scale": True}, {"gamma", "beta", "moving_mean", "moving_variance"}),
 ]
-all_shares = pytest.mark.parametrize(("kwargs", "expected"), SHARED, ids=lambda v: "-".join(sorted(v)))
+all_shares = pytest.mark.parametrize(
+    ("kwargs", "expected"), SHARED, ids=lambda v: "-".join(sorted(v))
+)
 
 
 def sharing(other, **kwargs):
