@@ -241,6 +241,7 @@ def test_a_chief_is_given_the_watch(settings, tmp_path, monkeypatch):
     assert watch.project == tmp_path / "search"
 
 
+@pytest.mark.slow
 def test_the_log_of_a_worker(settings, tmp_path, monkeypatch, capfd):
     """The search of a supervised process, in this one."""
     train, validation, _ = prepare(settings)

@@ -216,7 +216,7 @@ def test_files_that_hold_no_network(tmp_path):
     (tmp_path / "net.h5").write_bytes(b"x")
     with pytest.raises(ValueError, match=r"must be the path of a .keras file.*Received: "):
         tfr.chain(tmp_path / "net.h5")
-    with pytest.raises(ValueError, match=r"must be the path of a .keras file.*Received: "):
+    with pytest.raises(ValueError, match=r"must be the folder of a SavedModel.*Received: "):
         tfr.chain(tmp_path)
     whole = tmp_path / "whole.keras"
     random_network().save(whole)
