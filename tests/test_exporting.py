@@ -257,11 +257,6 @@ all_networks = pytest.mark.parametrize(
 )
 
 
-def tolerance(name):
-    """Exact in float32; TensorFlow leaves out roundings to bfloat16 where it joins operations."""
-    return {"rtol": 0.02, "atol": 0.01} if "bfloat16" in name else {"rtol": 0, "atol": 0}
-
-
 @all_networks
 def test_serving_is_predict(called, name):
     images, _ = called.data[name]
@@ -269,10 +264,7 @@ def test_serving_is_predict(called, name):
         # The same batch: kernels round differently for other sizes.
         expected = called.live[name].predict(images[:size], batch_size=size, verbose=0)
         outputs = called.values[name][f"serving_default {size}"]
-        if "bfloat16" in name:
-            np.testing.assert_allclose(outputs, expected, **tolerance(name))
-        else:
-            np.testing.assert_array_equal(outputs, expected)
+        np.testing.assert_array_equal(outputs, expected)
 
 
 @all_networks
@@ -324,22 +316,21 @@ def test_states_are_those_of_the_walk(called, name):
     for block, state in zip(chain.blocks, states, strict=True):
         measured = values[f"states stage{block.stage}/block{block.step}"]
         state = tf.cast(state, tf.float32).numpy()
-        if "bfloat16" in name:
-            assert np.linalg.norm(measured - state) <= 0.02 * np.linalg.norm(state)
-        else:
-            np.testing.assert_array_equal(measured, state)
+        # TensorFlow joins other operations where it compiles all of the walk.
+        allowed = 0.01 if "bfloat16" in name else 0
+        assert np.linalg.norm(measured - state) <= allowed * np.linalg.norm(state)
 
 
 @all_networks
 def test_block_metrics_are_those_of_the_probe(called, name):
     frame = probes.block_metrics(called.live[name], called.data[name], per_image=True)
-    close = "bfloat16" in name
     for metric in metric_names():
         measured = called.values[name][f"block_metrics {metric}"]
         expected = frame[metric].to_numpy().reshape(-1, IMAGES).T
         np.testing.assert_array_equal(np.isnan(measured), np.isnan(expected), err_msg=metric)
         scale = np.nanmax(np.abs(expected), initial=0)
-        allowed = (0.05 if close else 3e-6) * scale
+        # Gradients are added up in another order.
+        allowed = (0.005 if "bfloat16" in name else 3e-6) * scale
         difference = np.nanmax(np.abs(measured - expected), initial=0)
         assert difference <= allowed, metric
 
@@ -352,15 +343,10 @@ def test_routes_are_those_of_the_evaluator(called, name):
     expected = evaluate(chain, chosen, called.data[name], with_outputs=True).outputs
     for key, outputs in zip(calls, expected, strict=True):
         np.testing.assert_allclose(
-            called.values[name][key],
-            outputs,
-            err_msg=key,
-            **tolerance(name) if "bfloat16" in name else {"rtol": 1e-6, "atol": 1e-7},
+            called.values[name][key], outputs, err_msg=key, rtol=1e-6, atol=1e-7
         )
     served = called.values[name][f"serving_default {IMAGES}"]
-    np.testing.assert_allclose(
-        called.values[name]["unperturbed"], served, **tolerance(name) | {"rtol": 1e-6}
-    )
+    np.testing.assert_allclose(called.values[name]["unperturbed"], served, rtol=1e-6)
     dropped = called.values[name]["stage 1 block 0 applied 0 times"]
     assert np.abs(dropped - served).max() > 1e-3
 
@@ -399,9 +385,10 @@ def test_gradients_flow_through_what_was_loaded(called, name):
         ("gradient of a piece", inner.gradient(behind, state)),
     ):
         measured, expected = called.values[name][key], tf.cast(expected, tf.float32).numpy()
-        allowed = 0.05 if "bfloat16" in name else 1e-5
         size = np.linalg.norm(expected)
         assert size > 1e-4
+        # One is compiled, the other is not.
+        allowed = 0.05 if "bfloat16" in name else 1e-5
         assert np.linalg.norm(measured - expected) <= allowed * size, key
 
 

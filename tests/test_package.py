@@ -16,6 +16,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 # Each part may import those before it.
 ORDER = (
+    "lazy",
     "files",
     "console",
     "metrics",

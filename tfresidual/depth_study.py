@@ -361,8 +361,6 @@ def _summary(settings, outcome, trace, error, seconds):
 def _check_search(settings, search):
     """Raises a `ValueError` unless the search can be made with these settings."""
     check_int("executions", search.executions, at_least=1)
-    if search.max_trials is not None:
-        check_int("max_trials", search.max_trials, at_least=1)
     for name in ("start", "min_blocks", "max_blocks"):
         depths = getattr(search, name)
         if isinstance(depths, tuple) and len(depths) != STAGES:
@@ -376,6 +374,7 @@ def _check_search(settings, search):
         search.min_blocks,
         search.max_blocks,
         search.tolerance,
+        max_trials=search.max_trials,
     )
     if search.warm_start and settings.share_from is not None:
         raise ValueError(

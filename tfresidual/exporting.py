@@ -170,16 +170,17 @@ def _cut(chain):
     pieces = {}
 
     def cut(name, function, *specs):
-        pieces[name] = _compiled(function, *specs)
+        # TensorFlow writes down parameters; of these it knows how.
+        pieces[name] = _compiled(lambda *tensors: function(*tensors), *specs)
         return pieces[name], _result(pieces[name])
 
-    stem, state = cut(STEM, lambda images: chain.stem(images), _images_of(chain))
+    stem, state = cut(STEM, chain.stem, _images_of(chain))
     stages = []
     for stage in chain.stages:
         transition = None
         if stage.transition is not None:
             name = transition_name(stage.index)
-            transition, state = cut(name, _of_one(stage.transition), state)
+            transition, state = cut(name, stage.transition, state)
         anchor, blocks = state, []
         for block in stage.blocks:
             functions, state = _cut_block(block, state, anchor, cut)
@@ -212,34 +213,20 @@ def _cut_block(block, state, anchor, cut):
     def name(part):
         return block_name(block.stage, block.step, part)
 
-    if block.join is None:
-        given = (state, anchor) if block.takes_anchor else (state,)
-        function = _of_two(block.apply) if block.takes_anchor else _of_one(block.apply)
-        apply, after = cut(name("apply"), function, *given)
-        return {"apply": apply}, after
-    branch, of_branch = cut(name("branch"), _of_one(block.branch), state)
-    base = anchor if block.takes_anchor else state
-    join, after = cut(name("join"), _of_two(block.join), base, of_branch)
-
-    def apply(state, anchor=None):
-        return join(anchor if block.takes_anchor else state, branch(state))
-
-    return {"apply": apply, "branch": branch, "join": join}, after
+    takes = (state, anchor) if block.takes_anchor else (state,)
+    apply, after = cut(name("apply"), block.apply, *takes)
+    functions = {"apply": apply}
+    if block.join is not None:
+        branch, of_branch = cut(name("branch"), block.branch, state)
+        join, _ = cut(name("join"), block.join, takes[-1], of_branch)
+        functions |= {"branch": branch, "join": join}
+    return functions, after
 
 
 def _compiled(function, *specs):
     compiled = tf.function(function, input_signature=specs, autograph=False)
     compiled.get_concrete_function()
     return compiled
-
-
-def _of_one(function):
-    # TensorFlow writes down the parameters of a function: these have no defaults it cannot write.
-    return lambda state: function(state)
-
-
-def _of_two(function):
-    return lambda first, second: function(first, second)
 
 
 def _loss_of(chain, names):

@@ -118,7 +118,7 @@ def probe(
         epsilon=settings.epsilon if options.epsilon is None else options.epsilon,
         seed=settings.seed if options.seed is None else options.seed,
     )
-    data, frames, paths = None, {}, {}
+    data, frames, paths, last = None, {}, {}, [*networks.values()][-1]
     for epoch, path in networks.items():
         say(console, f"opening {path}")
         chain = chain_of(path)
@@ -131,7 +131,8 @@ def probe(
         for name in names or by_default:
             say(console, f"running {name}")
             measured = PROBES[name](chain, data, options, console is not None)
-            figures = study_figures(measured, options.epsilon)
+            # Of a series the last network is drawn.
+            figures = study_figures(measured, options.epsilon) if path == last else {}
             if epoch is not None:
                 measured = _with_epoch(measured, epoch, frames)
             # At once: an interruption loses the probe that runs, not those before it.

@@ -16,6 +16,14 @@ FORMAT = 1
 LAYOUT_FILE = pathlib.PurePath("assets.extra", "tfresidual.json")
 GRAPH_FILE = "saved_model.pb"
 STEM, HEAD, LOSS = "stem", "head", "loss"
+# The functions of a block. The first is not put together from the others: TensorFlow would round
+# otherwise in bfloat16 than where it compiles the block as a whole.
+PARTS = ("apply", "branch", "join")
+# What TensorFlow, and the chain that is put together, raise where something is missing or damaged.
+UNREADABLE = (
+    *(OSError, ValueError, KeyError, AttributeError, IndexError, TypeError),
+    *(tf.errors.OpError, DecodeError),
+)
 OUTPUTS, LOGITS = "outputs", "logits"
 
 
@@ -25,7 +33,7 @@ def transition_name(stage):
 
 
 def block_name(stage, step, part):
-    """The name of a block's function: its `"branch"` and `"join"`, or `"apply"`."""
+    """The name of a block's function, one of `PARTS`."""
     return f"stage{stage}/block{step}/{part}"
 
 
@@ -51,9 +59,7 @@ def saved_model_chain(path):
         pieces = {name: _Piece(root, name) for name in layout["pieces"]}
         parameters = [root.parameters[place] for place in range(layout["parameters"])]
         return _chain(layout, pieces, parameters)
-    except (OSError, ValueError, KeyError, AttributeError, IndexError, TypeError) as error:
-        raise _damaged(path, error) from error
-    except (tf.errors.OpError, DecodeError) as error:
+    except UNREADABLE as error:
         raise _damaged(path, error) from error
 
 
@@ -156,32 +162,17 @@ def _stage(layout, pieces, parameters):
 
 
 def _block(stage, step, layout, pieces, parameters):
-    apply, branch, join = (
-        pieces.get(block_name(stage, step, part)) for part in ("apply", "branch", "join")
-    )
-    takes_anchor = layout["takes_anchor"]
-    if apply is None and takes_anchor:
-
-        def apply(state, anchor):
-            return join(anchor, branch(state))
-
-    elif apply is None:
-
-        def apply(state):
-            return join(state, branch(state))
-
+    functions = {part: pieces.get(block_name(stage, step, part)) for part in PARTS}
     bounds = layout["lipschitz"]
     return Block(
         stage=stage,
         step=step,
         keeps_shape=layout["keeps_shape"],
-        apply=apply,
-        branch=branch,
-        join=join,
-        takes_anchor=takes_anchor,
+        takes_anchor=layout["takes_anchor"],
         weights={role: parameters[place] for role, place in layout["weights"].items()},
         lipschitz=None if bounds is None else lambda: dict(bounds),
         shortcut=layout["shortcut"],
+        **functions,
     )
 
 

@@ -4,7 +4,7 @@ Nothing here touches `matplotlib.pyplot`, so that drawing leaves no window, no b
 of open figures behind. Save a figure with `figure.savefig("name.png", dpi=160)` or as SVG or PDF.
 """
 
-import importlib
+from tfresidual.lazy import lazily
 
 _FILES = {
     "borderline": "groups",
@@ -72,14 +72,4 @@ __all__ = [
     "weight_deviations",
 ]
 
-
-def __getattr__(name):
-    if name not in _FILES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    function = getattr(importlib.import_module(f"{__name__}.{_FILES[name]}"), name)
-    globals()[name] = function
-    return function
-
-
-def __dir__():
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazily(__name__, _FILES)

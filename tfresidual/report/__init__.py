@@ -1,6 +1,6 @@
 """A report: one HTML file with figures, tables and settings, which needs nothing beside it."""
 
-import importlib
+from tfresidual.lazy import lazily
 
 _FILES = {
     "Section": "section",
@@ -12,14 +12,4 @@ _FILES = {
 
 __all__ = ["Section", "search_sections", "study_figures", "study_sections", "write"]
 
-
-def __getattr__(name):
-    if name not in _FILES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_FILES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__():
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazily(__name__, _FILES)

@@ -1,7 +1,6 @@
 """How deep a network must be."""
 
-import importlib
-
+from tfresidual.lazy import lazily
 from tfresidual.tuning.stopping_rule import depth_for
 
 _FILES = {
@@ -19,15 +18,5 @@ _FILES = {
 
 __all__ = ["depth_for", *_FILES]
 
-
-def __getattr__(name):
-    # keras-tuner is imported when it is first needed.
-    if name not in _FILES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_FILES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__():
-    return sorted({*globals(), *__all__})
+# keras-tuner is imported when it is first needed.
+__getattr__, __dir__ = lazily(__name__, _FILES)

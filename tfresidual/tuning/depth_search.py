@@ -28,6 +28,7 @@ from tfresidual.tuning.depth_oracle import (
     SOURCE,
     DepthOracle,
     blocks,
+    is_served,
     write_json,
 )
 from tfresidual.tuning.trace import DEVIATION, OF_STAGE, outcomes_of, read_search, trace_of
@@ -232,7 +233,7 @@ class DepthSearch(keras_tuner.Tuner):
             self.save()
             if "verbose" in fit_kwargs:
                 self.oracle.verbose = fit_kwargs["verbose"]
-            if os.environ.get("KERASTUNER_TUNER_ID") == "chief" and self._has_chief():
+            if is_served():
                 serve(self.oracle)
                 return
             try:
@@ -302,7 +303,7 @@ class DepthSearch(keras_tuner.Tuner):
         depths = blocks(trial.hyperparameters)
         keras.utils.set_random_seed(self._seed_of(depths))
         network = self._try_build(trial.hyperparameters)
-        self._check_network(network, depths, kwargs)
+        chain = self._checked_chain(network, depths, kwargs)
         _check_compiled(network, self.distribution_strategy)
         self._warm_start(trial, network)
         # The network that is measured is the one that is saved, not that of its best epoch.
@@ -311,11 +312,13 @@ class DepthSearch(keras_tuner.Tuner):
         results = self.hypermodel.fit(
             trial.hyperparameters, network, *args, callbacks=callbacks, **kwargs
         )
-        measured = {OBJECTIVE: float(sum(depths))} | self._measured(network, depths, kwargs)
+        measured = {OBJECTIVE: float(sum(depths))} | self._measured(chain, depths, kwargs)
+        measured |= _evaluated(network, kwargs)
         if isinstance(results, dict):
             measured = {name: float(value) for name, value in results.items()} | measured
-        if _worst(measured) < self._least:
-            self._least = _worst(measured)
+        worst = _worst(measured)
+        if worst < self._least:
+            self._least = worst
             with replacing(self._get_checkpoint_fname(trial.trial_id)) as written:
                 # Keras wants the ending.
                 path = written.with_suffix(".weights.h5")
@@ -351,8 +354,8 @@ class DepthSearch(keras_tuner.Tuner):
             data = tuple(data[:2])
         return data, "probe_data" if is_given else "validation_data"
 
-    def _check_network(self, network, depths, fit_kwargs):
-        """Refuses a network that cannot be measured before it is trained."""
+    def _checked_chain(self, network, depths, fit_kwargs):
+        """The chain of a network; one that cannot be measured is refused before it is trained."""
         try:
             chain = chain_of(network)
         except ValueError as error:
@@ -371,12 +374,11 @@ class DepthSearch(keras_tuner.Tuner):
             check_images(chain, images)
         except (ValueError, StopIteration) as error:
             raise errors.FatalValueError(_of_images(name, data, error)) from error
+        return chain
 
-    def _measured(self, network, depths, fit_kwargs):
-        """What is said of a trained network, by name."""
-        validation = fit_kwargs.get("validation_data")
+    def _measured(self, chain, depths, fit_kwargs):
+        """What the rule asks of a trained network, by name."""
         data, _ = self._images(fit_kwargs)
-        chain = chain_of(network)
         frame = probes.computational_distance(chain, data)
         measured = {}
         for row, stage in zip(
@@ -393,7 +395,7 @@ class DepthSearch(keras_tuner.Tuner):
                     measured[log_key(name, row["stage"])] = 0.0
         if not all(map(math.isfinite, measured.values())):
             raise _diverged(depths, f"{measured}")
-        return measured | _evaluated(network, validation, fit_kwargs)
+        return measured
 
     # What was found
 
@@ -502,9 +504,6 @@ class DepthSearch(keras_tuner.Tuner):
     def _has_state(self):
         return os.path.exists(os.path.join(self.project_dir, "oracle.json"))
 
-    def _has_chief(self):
-        return "KERASTUNER_ORACLE_IP" in os.environ
-
     def _is_over(self):
         """Whether a worker finds no chief because the search has ended."""
         outcomes = self.outcomes() if self._has_state() else []
@@ -563,8 +562,9 @@ def _worst(measured):
     return max(means, default=0.0)
 
 
-def _evaluated(network, validation, fit_kwargs):
+def _evaluated(network, fit_kwargs):
     """The metrics of a network on its validation data, with those of `fit` by name."""
+    validation = fit_kwargs.get("validation_data")
     if validation is None:
         return {}
     inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(validation)

@@ -61,15 +61,16 @@ def _pairs(shallow, deep):
         network.sections() for network in (shallow, deep)
     )
     pairs, new = _zipped([*stem, *head], [*deep_stem, *deep_head]), []
-    _refuse_unless(len(stages) == len(deep_stages), shallow, deep)
     for (transition, units), (deep_transition, deep_units) in zip(stages, deep_stages, strict=True):
         if transition is not None:
             pairs += _zipped([transition], [deep_transition])
         changing, keeping = _parted(units)
         deep_changing, deep_keeping = _parted(deep_units)
-        _refuse_unless(
-            len(changing) == len(deep_changing) and len(keeping) <= len(deep_keeping), shallow, deep
-        )
+        if len(keeping) > len(deep_keeping):
+            raise ValueError(
+                "Argument `deep` must have the stages of `shallow`, with as many blocks or more. "
+                f"Received: deep with {_depths(deep)} blocks, shallow with {_depths(shallow)}"
+            )
         pairs += _zipped(changing, deep_changing)
         places = [place * len(deep_keeping) // len(keeping) for place in range(len(keeping))]
         pairs += _zipped(keeping, [deep_keeping[place] for place in places])
@@ -85,14 +86,6 @@ def _parted(units):
 
 def _zipped(old, young):
     return list(zip(old, young, strict=True))
-
-
-def _refuse_unless(fits, shallow, deep):
-    if not fits:
-        raise ValueError(
-            "Argument `deep` must have the stages of `shallow`, with as many blocks or more. "
-            f"Received: deep with {_depths(deep)} blocks, shallow with {_depths(shallow)}"
-        )
 
 
 def _depths(network):

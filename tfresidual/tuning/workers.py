@@ -82,7 +82,7 @@ def check_environment():
     given = {name: os.environ.get(name) for name in (ID, IP, PORT)}
     if all(value is None for value in given.values()):
         return
-    received = "Received: " + ", ".join(f"{name}={value!r}" for name, value in given.items())
+    received = f"Received: {_environment()}"
     for name, value in given.items():
         if not value:
             others = " and ".join(other for other in given if other != name)
@@ -109,7 +109,12 @@ def is_worker():
 
 def chief_address():
     """Where the chief listens, from the environment, as `host:port`."""
-    return f"{os.environ['KERASTUNER_ORACLE_IP']}:{os.environ['KERASTUNER_ORACLE_PORT']}"
+    return f"{os.environ[IP]}:{os.environ[PORT]}"
+
+
+def _environment():
+    """What the environment says of this process, for errors."""
+    return ", ".join(f"{name}={os.environ.get(name)!r}" for name in (ID, IP, PORT))
 
 
 def ask_patiently(client, timeout):
@@ -143,11 +148,7 @@ class _Patient(grpc.UnaryUnaryClientInterceptor):
             time.sleep(PAUSE)
         raise ChiefConnectionError(
             f"No chief answers at {chief_address()}, for {self.timeout:g} seconds. Start one: the "
-            "same program with KERASTUNER_TUNER_ID=chief, where KERASTUNER_ORACLE_IP and "
-            "KERASTUNER_ORACLE_PORT say. Received: KERASTUNER_TUNER_ID="
-            f"{os.environ['KERASTUNER_TUNER_ID']!r}, KERASTUNER_ORACLE_IP="
-            f"{os.environ['KERASTUNER_ORACLE_IP']!r}, KERASTUNER_ORACLE_PORT="
-            f"{os.environ['KERASTUNER_ORACLE_PORT']!r}"
+            f"same program with {ID}=chief, where {IP} and {PORT} say. Received: {_environment()}"
         )
 
 
@@ -194,7 +195,7 @@ def serve(oracle, watch=None):
     if not bound:
         raise OSError(
             "The chief cannot listen: is another one there already? Received: "
-            f"KERASTUNER_ORACLE_IP and KERASTUNER_ORACLE_PORT of {chief_address()!r}"
+            f"{IP} and {PORT} of {chief_address()!r}"
         )
     server.start()
     try:
@@ -386,10 +387,7 @@ def supervise(command, workers, folder, watch=None, restarts=RESTARTS):
             "Argument `folder` must be a folder, or a new one below one. "
             f"Received: folder={str(folder)!r}"
         ) from None
-    shared = {
-        "KERASTUNER_ORACLE_IP": "127.0.0.1",
-        "KERASTUNER_ORACLE_PORT": str(_free_port()),
-    }
+    shared = {IP: "127.0.0.1", PORT: str(_free_port())}
     # The cores are divided among the workers, unless the environment says otherwise.
     threads = str(max(1, (os.cpu_count() or 1) // workers))
     of_worker = {
@@ -424,7 +422,7 @@ class _Member:
     def __init__(self, name, command, environment, folder, restarts):
         self.name = name
         self.command = command
-        self.environment = {**os.environ, **environment, "KERASTUNER_TUNER_ID": name}
+        self.environment = {**os.environ, **environment, ID: name}
         self.log = folder / f"{name}.log"
         self.restarts = restarts
         # In a row, young.
