@@ -341,25 +341,33 @@ def train(out, **given):
 @option("--data", "Dataset.", "that of the run", type=click.Choice(DATASETS))
 @options(*data_options("that of the run"))
 @option(
+    "--pixels",
+    "What the images hold. Networks from elsewhere may take others than those trained here.",
+    "standardized",
+    type=click.Choice(["standardized", "0-1", "0-255"]),
+)
+@option(
     "--out",
     "Folder to write.",
     "probes/ beside the network",
     type=click.Path(file_okay=False),
     metavar="DIR",
 )
-def probe(target, names, splits, images, times, scale, chance, memory_limit, out, **given):
+def probe(target, names, splits, images, times, scale, chance, memory_limit, pixels, out, **given):
     """Run probes on a saved network.
 
     NETWORK is the folder of a run, a .keras file (of this package, or any functional Keras model
     with residual blocks), a SavedModel that `export` wrote, or the folder of a series of them,
     which is drawn over the epochs. Writes what was measured as CSV, and the figures, beside the
-    network. A network outside of the folder of a run needs --data.
+    network; those of one network of a series in probes/epoch0001, say. A network outside of the
+    folder of a run needs --data.
 
     \b
     Examples:
       tfresidual probe runs/resnet-digitclutter --probe drop_blocks
       tfresidual probe runs/series --data digitclutter --probe readout
       tfresidual probe net.keras --data cifar10 --probe readout --probe borderline --split train
+      tfresidual probe resnet50.keras --data cifar10 --pixels 0-255
       tfresidual probe runs/resnet-digitclutter --probe repeat_last_block --times 20 --scale 0.3
     """
     chosen = {
@@ -378,6 +386,7 @@ def probe(target, names, splits, images, times, scale, chance, memory_limit, out
             _changes(given),
             package.probing.ProbeOptions(**_given(chosen)),
             package.terminal(),
+            **_given({"pixels": pixels}),
         )
     for name, frame in frames.items():
         click.echo(f"{name}:")
@@ -394,8 +403,8 @@ def probe(target, names, splits, images, times, scale, chance, memory_limit, out
 def export(source, path, serving_only, overwrite):
     """Write a network as one SavedModel, to be served, and probed without its code.
 
-    NETWORK is the folder of a run, or a .keras file. `tfresidual probe DIR` probes the SavedModel;
-    TensorFlow Serving serves it as it is.
+    NETWORK is the folder of a run, a .keras file, or a SavedModel that `export` wrote.
+    `tfresidual probe DIR` probes the SavedModel; TensorFlow Serving serves it as it is.
 
     \b
     Examples:

@@ -1,13 +1,21 @@
 """Leaves a series of SavedModels behind a training, to be probed later."""
 
-import pathlib
-from collections.abc import Iterable
+import os
+from numbers import Integral
 
 import keras
 from tfresidual.callbacks.probe_callback import chain_in_training
 
+from tfresidual.chains.routes import check_int
 from tfresidual.chains.saved_model import series_of, series_path
-from tfresidual.exporting import export
+from tfresidual.exporting import (
+    check_bool,
+    checked_path,
+    export,
+    file_above,
+    obstacle_at,
+    parts_to_save,
+)
 
 
 class ExportForProbing(keras.callbacks.Callback):
@@ -18,8 +26,8 @@ class ExportForProbing(keras.callbacks.Callback):
     folder` probes the series and draws it over the epochs, `tfresidual.chain("folder/epoch0001")`
     opens one of it.
 
-    The functions of the network are compiled once, and written again with the weights of each
-    epoch.
+    The functions of the network are compiled once, before anything is trained, and written again
+    with the weights of each epoch. What cannot be exported, or not to there, is an error then.
 
     Example:
 
@@ -29,20 +37,26 @@ class ExportForProbing(keras.callbacks.Callback):
     Args:
         folder: where to write, made if it is not there.
         every: int, the network is exported after every so many epochs.
-        epochs: ints, the epochs to export instead, 0 for the network as training begins.
+        epochs: ints, the epochs to export instead, 0 for the network as training begins. Not
+            together with `every`.
         overwrite: whether exports of the same epochs that are there are replaced. Without, a
             training that would replace one does not begin.
 
     Raises:
-        ValueError: if `every` or `epochs` cannot be used.
+        ValueError: if an argument cannot be used, or both `every` and `epochs` are given.
     """
 
     def __init__(self, folder, every=1, epochs=None, overwrite=False):
         super().__init__()
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ValueError(f"Argument `every` must be a positive int. Received: every={every!r}")
-        self.folder = pathlib.Path(folder)
-        self.every = every
+        check_int("every", every, at_least=1)
+        check_bool("overwrite", overwrite)
+        if epochs is not None and every != 1:
+            raise ValueError(
+                "Arguments `every` and `epochs` must not both be given. "
+                f"Received: every={every!r}, epochs={epochs!r}"
+            )
+        self.folder = checked_path("folder", folder)
+        self.every = int(every)
         self.epochs = None if epochs is None else _checked(epochs)
         self.overwrite = overwrite
         self._has_begun = False
@@ -58,13 +72,11 @@ class ExportForProbing(keras.callbacks.Callback):
         last = self.params.get("epochs") or epoch + 1
         to_come = range(epoch + 1 if epoch else 0, last + 1)
         planned = {number for number in to_come if self._is_chosen(number)}
-        there = sorted(planned & set(series_of(self.folder)))
-        if there and not self.overwrite:
-            raise FileExistsError(
-                "Argument `folder` must hold no exports of the epochs to come, or "
-                f"`overwrite=True` be given. Received: folder={str(self.folder)!r}, which holds "
-                f"those of epochs {', '.join(map(str, there))}"
-            )
+        self._check_folder(planned)
+        # What cannot be exported is found here, not behind the epoch. A model that is built by its
+        # first batch can only be looked at then.
+        if planned and self.model.built:
+            parts_to_save(chain_in_training(self.model))
         if epoch == 0 and self._is_chosen(0):
             self._export(0)
 
@@ -77,17 +89,44 @@ class ExportForProbing(keras.callbacks.Callback):
             return number in self.epochs
         return number > 0 and number % self.every == 0
 
+    def _check_folder(self, planned):
+        received = f"Received: folder={str(self.folder)!r}"
+        file = file_above(series_path(self.folder, 0))
+        if planned and file is not None:
+            raise NotADirectoryError(
+                "Argument `folder` must be a folder, or a new one below one. "
+                f"{received}, where {str(file)!r} is none"
+            )
+        # Whatever has the name of an export to come.
+        named = series_of(self.folder, is_member=os.path.lexists)
+        there = {number: path for number, path in named.items() if number in planned}
+        if there and not self.overwrite:
+            raise FileExistsError(
+                "Argument `folder` must hold no exports of the epochs to come, or "
+                f"`overwrite=True` be given. {received}, which holds those of epochs "
+                f"{', '.join(map(str, there))}"
+            )
+        for path in there.values():
+            obstacle = obstacle_at(path, self.overwrite)
+            if obstacle is not None:
+                raise FileExistsError(
+                    "Argument `folder` must hold nothing but exports to replace under the names of "
+                    f"the epochs to come. {received} with {path.name}, {obstacle}"
+                )
+
     def _export(self, number):
         path = series_path(self.folder, number)
         export(chain_in_training(self.model), path, overwrite=self.overwrite)
 
 
 def _checked(epochs):
-    is_list = isinstance(epochs, Iterable) and not isinstance(epochs, (str, bytes, dict))
-    checked = list(epochs) if is_list else []
-    are_ints = [isinstance(e, int) and not isinstance(e, bool) and e >= 0 for e in checked]
+    try:
+        checked = [] if isinstance(epochs, (bytes, dict)) else list(epochs)
+    except TypeError:
+        checked = []
+    are_ints = [isinstance(e, Integral) and not isinstance(e, bool) and e >= 0 for e in checked]
     if not checked or not all(are_ints):
         raise ValueError(
             f"Argument `epochs` must hold ints, 0 or more. Received: epochs={epochs!r}"
         )
-    return frozenset(checked)
+    return frozenset(map(int, checked))

@@ -587,9 +587,9 @@ def test_what_is_there_is_not_replaced(chain, tmp_path):
 def test_overwrite_replaces_a_saved_model(chain, tmp_path):
     path = tmp_path / "net"
     export(chain, path)
-    (path / "mine").write_text("within")
+    (path / "assets.extra" / "mine").write_text("within")
     export(chain, path, probing=False, overwrite=True)
-    assert "mine" not in content_of(path)
+    assert not (path / "assets.extra" / "mine").exists()
     assert list(tf.saved_model.load(str(path)).signatures) == ["serving_default"]
     tf.saved_model.save(tf.Module(), str(tmp_path / "other"))
     export(chain, tmp_path / "other", overwrite=True)

@@ -154,17 +154,47 @@ def test_a_probe_that_fails_loses_nothing(run, tmp_path):
     ("change", "message"),
     [
         ({"names": ["readouts"]}, "`names`.*'readouts'"),
+        ({"names": "readouts"}, "`names`.*'readouts'"),
         ({"splits": ("validation",)}, "`splits`.*'validation'"),
+        ({"splits": ()}, r"`splits`.*splits=\[\]"),
+        ({"splits": None}, r"`splits`.*splits=\[\]"),
         ({"images": 0}, "`images`.*images=0"),
         ({"changes": {"data": "mnist"}}, "`data`.*'mnist'"),
+        ({"changes": {"data": "nix"}}, "^Argument `data` must.*data='nix'"),
+        ({"changes": {"data": None}}, "^Argument `data` must.*data=None"),
+        ({"changes": {"images": 3}}, "`changes`.*'images'"),
     ],
-    ids=["names", "splits", "images", "data"],
+    ids=str,
 )
 def test_bad_arguments(run, tmp_path, change, message):
     with pytest.raises(ValueError, match=message) as raised:
         probing.probe(run[0], folder=tmp_path, **change)
     assert "Received: " in str(raised.value)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("target", [None, 3, b"run", "a\0b"])
+def test_what_is_no_path(target):
+    with pytest.raises(ValueError, match=r"`target` must be a path.*Received: target="):
+        probing.probe(target)
+
+
+def test_a_name_does_for_a_list_of_it(run, tmp_path):
+    frames, _ = probing.probe(run[0], "readout", tmp_path, "test", images=1)
+    assert list(frames) == ["readout"]
+
+
+@pytest.mark.parametrize("below", ["", "new"])
+def test_a_folder_that_is_a_file_is_refused_before_anything_is_opened(run, tmp_path, below):
+    (tmp_path / "file").write_text("mine")
+    # Whoever opened it would find it damaged.
+    (tmp_path / "net.keras").write_text("no network")
+    folder = tmp_path / "file" / below
+    with pytest.raises(NotADirectoryError, match=r"`folder` must be.*Received: folder=.*is none$"):
+        probing.probe(tmp_path / "net.keras", folder=folder, changes=data_changes(run))
+    with pytest.raises(ValueError, match=r"`folder` must be a path.*Received: folder=3"):
+        probing.probe(tmp_path / "net.keras", folder=3, changes=data_changes(run))
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
@@ -186,6 +216,18 @@ def test_data_of_another_kind_is_refused_before_it_is_loaded(tmp_path, classes, 
     random_network(**shape, blocks=1).save(tmp_path / "net.keras")
     with pytest.raises(ValueError, match=rf"`data`.*{classes} classes.*Received: data='cifar10'"):
         probing.probe(tmp_path / "net.keras", changes={"data": "cifar10"})
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_data_of_another_rank_is_refused(run, tmp_path):
+    inputs = keras.Input((16,))
+    outputs = keras.layers.Dense(10, activation="sigmoid")(keras.layers.Dense(16)(inputs) + inputs)
+    keras.Model(inputs, outputs, name="flat").save(tmp_path / "net.keras")
+    message = (
+        r"`data` must .* shape \(16,\), which flat in .*net.keras' takes\. Received: data=.*32"
+    )
+    with pytest.raises(ValueError, match=message):
+        probing.probe(tmp_path / "net.keras", changes=data_changes(run))
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -221,7 +263,7 @@ def test_files_that_hold_no_network(tmp_path):
     whole = tmp_path / "whole.keras"
     random_network().save(whole)
     (tmp_path / "half.keras").write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
-    with pytest.raises(ValueError, match=r"damaged.*Received: "):
+    with pytest.raises(ValueError, match=r"whole .keras file.*Received: "):
         tfr.chain(tmp_path / "half.keras")
     inputs = keras.Input((3,))
     keras.Model(inputs, keras.layers.Dense(2)(inputs)).save(tmp_path / "dense.keras")
@@ -231,6 +273,20 @@ def test_files_that_hold_no_network(tmp_path):
         archive.writestr("settings.json", json.dumps({}))
     with pytest.raises(ValueError, match=r"whole .keras file.*Received: "):
         tfr.chain(tmp_path / "empty.keras")
+
+
+def test_images_as_a_network_from_elsewhere_takes_them(run, tmp_path):
+    net = keras.saving.load_model(run[0] / "model.keras")
+    inputs = keras.Input((32, 32, 1))
+    standardized = keras.layers.Rescaling(1 / (255 * 0.2845), -0.4492 / 0.2845)(inputs)
+    keras.Model(inputs, net(standardized)).save(tmp_path / "elsewhere.keras")
+    expected, _ = probing.probe(run[0], "readout", tmp_path / "own")
+    found, _ = probing.probe(
+        tmp_path / "elsewhere.keras", "readout", changes=data_changes(run), pixels="0-255"
+    )
+    pd.testing.assert_frame_equal(found["readout"], expected["readout"], rtol=1e-3)
+    with pytest.raises(ValueError, match=r"Argument `pixels` must be .*Received: pixels='bytes'"):
+        probing.probe(run[0], "readout", tmp_path / "own", pixels="bytes")
 
 
 # SavedModels, and series of them
@@ -347,6 +403,134 @@ def test_a_series_in_the_folder_of_a_run_has_its_data(run, series, tmp_path):
     shutil.copytree(series[0] / "epoch0002", tmp_path / "run" / "series" / "epoch0002")
     frames, _ = probing.probe(tmp_path / "run" / "series", ["readout"], images=32)
     assert frames["readout"]["epoch"].unique().tolist() == [1]
+
+
+def content_of(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_one_of_a_series_leaves_the_frames_of_the_series_alone(run, series, tmp_path):
+    folder = tmp_path / "series"
+    shutil.copytree(series[0], folder)
+    changes = data_changes(run)
+    probing.probe(folder, ["effective_parameters"], changes=changes)
+    before = content_of(folder)
+    assert not (folder / "probes" / "unfinished").exists()
+    _, paths = probing.probe(folder / "epoch0002", ["effective_parameters"], changes=changes)
+    assert {path.parent for path in paths} == {folder / "probes" / "epoch0002"}
+    assert before.items() <= content_of(folder).items()
+    # What it wrote is no part of the series.
+    frames, _ = probing.probe(folder, ["effective_parameters"], changes=changes)
+    assert frames["effective_parameters"]["epoch"].nunique() == 3
+
+
+def remove_graph(path):
+    (path / "saved_model.pb").unlink()
+
+
+def remove_layout(path):
+    shutil.rmtree(path / "assets.extra")
+
+
+def break_layout(path):
+    (path / "assets.extra" / "tfresidual.json").write_text("{")
+
+
+def remove_variables(path):
+    shutil.rmtree(path / "variables")
+
+
+def empty_variables(path):
+    (path / "variables" / "variables.index").write_bytes(b"")
+
+
+def remove_graph_and_layout(path):
+    remove_graph(path)
+    remove_layout(path)
+
+
+DAMAGES = (
+    *(remove_graph, remove_layout, break_layout, remove_variables, empty_variables),
+    remove_graph_and_layout,
+)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_network_of_a_series_is_found_before_the_first_probe(
+    run, series, tmp_path, monkeypatch, damage
+):
+    folder = tmp_path / "series"
+    shutil.copytree(series[0], folder)
+    damage(folder / "epoch0004")
+    (folder / "probes").mkdir()
+    (folder / "probes" / "readout.csv").write_text("of an earlier time")
+    monkeypatch.setattr(probing, "chain_of", None)
+    with pytest.raises(ValueError, match=r"Received: .*epoch0004"):
+        probing.probe(folder, ["readout"], changes=data_changes(run))
+    assert [path.name for path in (folder / "probes").iterdir()] == ["readout.csv"]
+    assert (folder / "probes" / "readout.csv").read_text() == "of an earlier time"
+
+
+def truncate_variables(path):
+    """What only opening it finds."""
+    (data,) = (path / "variables").glob("*.data-*")
+    data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
+
+
+def replace_by_other_classes(path):
+    net = random_network(input_shape=(32, 32, 1), classes=7, blocks=1, widths=(2,),
+                         classifier_activation="sigmoid")  # fmt: skip
+    tfr.export(net, path, overwrite=True)
+
+
+def replace_by_other_images(path):
+    net = random_network(input_shape=(8, 8, 3), classes=10, blocks=1, widths=(2,),
+                         classifier_activation="sigmoid")  # fmt: skip
+    tfr.export(net, path, overwrite=True)
+
+
+@pytest.mark.parametrize(
+    "damage", [truncate_variables, replace_by_other_classes, replace_by_other_images]
+)
+def test_a_series_that_ends_early_leaves_whole_frames_as_they_were(run, series, tmp_path, damage):
+    folder, names = tmp_path / "series", ["effective_parameters", "readout"]
+    shutil.copytree(series[0], folder)
+    changes = data_changes(run)
+    frames, paths = probing.probe(folder, names, images=32, changes=changes)
+    before = content_of(folder / "probes")
+    assert set(before) == set(paths)
+    damage(folder / "epoch0004")
+    with pytest.raises(ValueError, match=r"epoch0004'"):
+        probing.probe(folder, names, images=32, changes=changes)
+    after = content_of(folder / "probes")
+    assert before.items() <= after.items()
+    # What was measured is not lost.
+    new = {
+        path.relative_to(folder / "probes" / "unfinished").as_posix()
+        for path in after
+        if path not in before
+    }
+    assert new == {"effective_parameters.csv", "weight_deviations.csv", "readout.csv"}
+    measured = pd.read_csv(folder / "probes" / "unfinished" / "readout.csv")
+    assert measured["epoch"].unique().tolist() == [-1, 1]
+    # And the next time, of what is left, everything is in its place.
+    shutil.rmtree(folder / "epoch0004")
+    probing.probe(folder, names, images=32, changes=changes)
+    assert set(content_of(folder / "probes")) == set(paths)
+    saved = pd.read_csv(folder / "probes" / "readout.csv")
+    assert len(saved) < len(frames["readout"])
+    assert saved["epoch"].unique().tolist() == [-1, 1]
+
+
+def test_only_names_as_they_are_written_make_a_series(run, series, tmp_path):
+    for name in ("epoch0002", "epoch2", "epoch00004"):
+        shutil.copytree(series[0] / "epoch0002", tmp_path / name)
+    frames, _ = probing.probe(tmp_path, ["effective_parameters"], changes=data_changes(run))
+    assert frames["effective_parameters"]["epoch"].unique().tolist() == [1]
+    # On its own it is a network like any other.
+    _, paths = probing.probe(tmp_path / "epoch2", ["effective_parameters"], tmp_path / "out",
+                             changes=data_changes(run))  # fmt: skip
+    assert paths
 
 
 def test_what_is_no_network_of_a_series(run, tmp_path):

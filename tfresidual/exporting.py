@@ -1,7 +1,10 @@
 """Networks as SavedModels that can be served, and probed without their code. TensorFlow only."""
 
+import contextlib
 import dataclasses
+import gc
 import json
+import os
 import pathlib
 from importlib import metadata
 
@@ -21,10 +24,14 @@ from tfresidual.chains.saved_model import (
     is_saved_model,
     transition_name,
 )
-from tfresidual.chains.scores import CROSS_ENTROPY
 from tfresidual.files import replacing_folder
 from tfresidual.probes.block_metrics import batch_values
 
+# All that stands in the folder of a SavedModel.
+SAVED_MODEL_FILES = {
+    *("saved_model.pb", "fingerprint.pb", "keras_metadata.pb"),
+    *("variables", "assets", "assets.extra"),
+}
 # Kinds of labels.
 INDICES, ROWS = "indices", "rows"
 
@@ -41,7 +48,7 @@ def export(net, path, probing=True, overwrite=False):
     - `block_metrics(images, labels)`: those of `tfresidual.probes.block_metrics` for each image
       and block, `(images, blocks)`, with the gradient computed inside; labels are int64 class
       indices, or float32 rows where an image has several or the loss takes them. Left out where
-      outputs are no classes;
+      outputs are no classes, or the loss has no gradient or takes neither;
     - `route(images, applications)`: `outputs` when every block is applied so often: int32, one a
       block, 0 drops it, 1 for blocks that change the shape of the state;
     - `read_out(images, stage, block)`: `outputs` when the stage is left behind that block;
@@ -64,43 +71,154 @@ def export(net, path, probing=True, overwrite=False):
         path: the folder to write. The folders above it are made.
         probing: whether what probes read is written too. Without, the SavedModel can be served
             only.
-        overwrite: whether a SavedModel that is there is replaced.
+        overwrite: whether a SavedModel that is there is replaced. A folder that holds anything
+            else is not, and no symbolic link.
 
     Raises:
-        FileExistsError: if the folder is there, and `overwrite` is not set, or it holds no
-            SavedModel.
+        FileExistsError: if something is there that is not to be replaced, or a folder above is
+            none.
         ValueError: if `net` is no network that can be probed, or computes with what a SavedModel
-            cannot hold.
+            cannot hold, or another argument cannot be used.
     """
-    chain = chain_of(net)
-    path = pathlib.Path(path)
+    check_bool("probing", probing)
+    check_bool("overwrite", overwrite)
+    path = checked_path("path", path)
     check_target(path, overwrite)
+    chain = chain_of(net)
     if chain.prepare is not None:
         chain.prepare()
-    root, signatures, layout = (_with_probes if probing else _to_serve)(chain)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing_folder(path) as folder:
-        tf.saved_model.save(root, str(folder), signatures)
+    root, signatures, layout = parts_to_save(chain, probing)
+    with _folders_above(path), replacing_folder(path) as folder:
+        try:
+            tf.saved_model.save(root, str(folder), signatures)
+        except (AssertionError, NotImplementedError, TypeError, ValueError) as error:
+            reason = (str(error).splitlines() or [""])[0]
+            raise ValueError(
+                "Argument `net` must compute with what a SavedModel can hold. TensorFlow says: "
+                f"{reason} Received: net={chain.name}"
+            ) from error
         file = folder / LAYOUT_FILE
         file.parent.mkdir()
         file.write_text(json.dumps(layout, indent=2) + "\n", "utf-8")
 
 
+def check_bool(name, value):
+    """Raises a `ValueError` unless an argument is a bool."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"Argument `{name}` must be a bool. Received: {name}={value!r}")
+
+
+def checked_path(name, value):
+    """An argument as a `pathlib.Path`; raises a `ValueError` if it cannot be one."""
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str) or "\0" in text:
+        raise ValueError(
+            f"Argument `{name}` must be a path, as a str without null characters or as a "
+            f"`pathlib.Path`. Received: {name}={value!r}"
+        )
+    return pathlib.Path(text)
+
+
 def check_target(path, overwrite):
     """Raises a `FileExistsError` unless a SavedModel may be written to a path."""
-    if not path.exists():
-        return
+    obstacle = obstacle_at(path, overwrite)
+    if obstacle is not None:
+        raise FileExistsError(
+            "Argument `path` must be new, or a SavedModel to replace with `overwrite=True`. "
+            f"Received: path={str(path)!r}, {obstacle}"
+        )
+
+
+def obstacle_at(path, overwrite):
+    """What keeps a SavedModel from being written to a path, in words; `None` if nothing does."""
+    file = file_above(path)
+    if file is not None:
+        return f"below {str(file)!r}, which is no folder"
+    # Of a link that leads nowhere `exists` says no.
+    if not os.path.lexists(path):
+        return None
     if not overwrite:
-        raise FileExistsError(
-            "Argument `path` must be new, or `overwrite=True` be given. "
-            f"Received: path={str(path)!r}, which is there"
-        )
-    is_empty = path.is_dir() and not any(path.iterdir())
-    if not is_empty and not is_saved_model(path):
-        raise FileExistsError(
-            "Argument `path` must be new, or hold a SavedModel to replace. "
-            f"Received: path={str(path)!r}, which holds something else"
-        )
+        return "which is there"
+    if path.is_symlink():
+        return "which is a symbolic link"
+    if path.name in ("", ".."):
+        return "which has no name of its own"
+    names = set(os.listdir(path)) if path.is_dir() else {""}
+    is_whole = names <= SAVED_MODEL_FILES and is_saved_model(path)
+    return "which holds something else" if names and not is_whole else None
+
+
+def file_above(path):
+    """The nearest thing that is there on the way to a path, if that is no folder; or `None`."""
+    above = next((folder for folder in path.absolute().parents if os.path.lexists(folder)), path)
+    return None if above.is_dir() else above
+
+
+@contextlib.contextmanager
+def _folders_above(path):
+    """Makes the folders above a path; those that it made are removed if the block fails."""
+    made = [folder for folder in path.parents if not folder.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        for folder in made:
+            # Others may have put something into it.
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+def parts_to_save(chain, probing=True):
+    """What a SavedModel of a chain is made of; compiled at the first call, if for probing.
+
+    Args:
+        chain: a `tfresidual.chains.Chain`.
+        probing: see `export`.
+
+    Returns:
+        A tuple of the `tf.Module`, its signatures by name, and the layout, a dict.
+
+    Raises:
+        ValueError: if the chain computes with a resource that no SavedModel can hold.
+    """
+    root, signatures, layout = (_with_probes if probing else _to_serve)(chain)
+    if not hasattr(root, "resources"):
+        # TensorFlow writes down only what hangs on the module.
+        resources = [_holder(handle) for handle in _other_handles(signatures.values())]
+        if None in resources:
+            raise ValueError(
+                "Argument `net` must compute with variables, tables and other objects that "
+                "TensorFlow can write to a SavedModel. "
+                f"Received: net={chain.name}, which reads a resource that no such object holds"
+            )
+        root.resources = resources
+    return root, signatures, layout
+
+
+def _other_handles(functions):
+    """The handles of what compiled functions read beside their variables, such as tables."""
+    handles = {}
+    for function in functions:
+        concrete = function.get_concrete_function()
+        of_variables = {id(variable.handle) for variable in concrete.variables}
+        for tensor in concrete.captured_inputs:
+            if tensor.dtype == tf.resource and id(tensor) not in of_variables:
+                handles[id(tensor)] = tensor
+    return list(handles.values())
+
+
+def _holder(handle):
+    """The object of TensorFlow that a handle belongs to, or `None`.
+
+    A function knows the handle alone. TensorFlow asks the garbage collector as well, for its
+    error about such a function.
+    """
+    kinds = (tf.Variable, tf.saved_model.experimental.TrackableResource)
+    near = gc.get_referrers(handle)
+    # Some refer to the `__dict__` that refers to the handle.
+    holders = (one for one in [*near, *gc.get_referrers(*near)] if isinstance(one, kinds))
+    return next(holders, None)
 
 
 def _to_serve(chain):
@@ -150,6 +268,7 @@ def _layout_of_stage(stage, parameters):
             "keeps_shape": block.keeps_shape,
             "takes_anchor": block.takes_anchor,
             "shortcut": block.shortcut,
+            "name": block.name,
             "weights": {role: parameters.index(id(w)) for role, w in block.weights.items()},
             "lipschitz": None if block.lipschitz is None else _floats(block.lipschitz()),
         }
@@ -190,12 +309,8 @@ def _cut(chain):
     head, values = cut(HEAD, lambda state: _with_logits(chain.head(state)), state)
     if getattr(chain.loss, "description", None) is None:
         given = [_result(head, name) for name in values]
-        for name, labels in _possible_labels(_result(head, OUTPUTS)).items():
-            try:
-                cut(f"{LOSS}/{name}", _loss_of(chain, list(values)), labels, *given)
-            except (ValueError, TypeError, tf.errors.OpError):
-                # The loss takes the other kind of labels.
-                pieces.pop(f"{LOSS}/{name}", None)
+        for name, labels in _labels_taken(chain, head).items():
+            cut(f"{LOSS}/{name}", _loss_of(chain, list(values)), labels, *given)
     twin = dataclasses.replace(
         chain,
         stem=stem,
@@ -266,11 +381,48 @@ def _without_logits(values):
     return outputs
 
 
-def _possible_labels(outputs):
-    return {
-        INDICES: tf.TensorSpec([None], tf.int64, name="labels"),
+def _possible_labels(chain, outputs):
+    """What labels may look like by their kind, the usual one for such outputs first."""
+    has_classes = chain.outputs in ("probabilities", "logits") and outputs.shape[-1] != 1
+    # One number an image may also be a value, or a share.
+    of_index = tf.int64 if has_classes else tf.float32
+    possible = {
+        INDICES: tf.TensorSpec([None], of_index, name="labels"),
         ROWS: tf.TensorSpec([None, *outputs.shape[1:]], tf.float32, name="labels"),
     }
+    return possible if has_classes else dict(reversed(possible.items()))
+
+
+def _labels_taken(chain, head):
+    """Those of the possible labels for which the loss gives one number for each image.
+
+    A trace does not tell: sizes that are not known fit each other. So it is tried on images, as
+    many as fit to no other axis.
+
+    Args:
+        chain: a `tfresidual.chains.Chain`.
+        head: its head, compiled, by the names of `_with_logits`.
+    """
+    names = list(_result(head))
+    given = [_result(head, name) for name in names]
+    loss = _loss_of(chain, names)
+    possible = _possible_labels(chain, given[0])
+    images = next(size for size in (2, 3, 4) if size not in given[0].shape)
+
+    def filled(spec, value):
+        sizes = [images, *(size or images + 1 for size in spec.shape[1:])]
+        return tf.cast(tf.fill(sizes, value), spec.dtype)
+
+    def is_taken(labels):
+        try:
+            compiled = _compiled(lambda *tensors: loss(*tensors), labels, *given)
+            losses = compiled(filled(labels, 0.0), *(filled(spec, 0.5) for spec in given))
+            return tuple(losses.shape) == (images,)
+        except Exception:
+            # A loss by hand may fail in any way on labels that it was not made for.
+            return False
+
+    return {kind: labels for kind, labels in possible.items() if is_taken(labels)}
 
 
 def _variables(functions):
@@ -306,26 +458,16 @@ def _signatures(chain, pieces):
             run.repeat_last_block, images, number["stage"], number["times"], scale
         ),
     }
-    kind = _kind_of_labels(chain, pieces)
-    if kind is not None:
-        labels = _possible_labels(_result(serve, OUTPUTS))[kind]
-        signatures["block_metrics"] = _compiled(
-            lambda images, labels: batch_values(chain, images, labels), images, labels
-        )
+    labels = None
+    if chain.outputs != "values":
+        labels = next(iter(_labels_taken(chain, pieces[HEAD]).values()), None)
+    if labels is not None:
+        # A loss without a gradient has no such metrics.
+        with contextlib.suppress(ValueError, LookupError):
+            signatures["block_metrics"] = _compiled(
+                lambda images, labels: batch_values(chain, images, labels), images, labels
+            )
     return signatures
-
-
-def _kind_of_labels(chain, pieces):
-    """Which of the possible labels the loss takes; `None` where outputs are no classes."""
-    description = getattr(chain.loss, "description", None)
-    if chain.outputs == "values":
-        return None
-    if chain.outputs.startswith("label"):
-        return ROWS
-    if description is None:
-        return next((kind for kind in (ROWS, INDICES) if f"{LOSS}/{kind}" in pieces), None)
-    name = description["loss"]
-    return INDICES if name == CROSS_ENTROPY or "sparse" in name.lower() else ROWS
 
 
 def _states(chain, images):

@@ -1,7 +1,9 @@
 """The probes by name, and their frames and figures for a saved network."""
 
+import contextlib
 import dataclasses
 import math
+import os
 import pathlib
 
 import numpy as np
@@ -11,8 +13,10 @@ from tfresidual import datasets, probes, tuning
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains.evaluator import MEMORY_LIMIT, check_memory_limit
 from tfresidual.chains.routes import check_int, check_scale, movable_runs
-from tfresidual.chains.saved_model import is_saved_model, series_of
+from tfresidual.chains.saved_model import check_whole, is_saved_model, series_of
+from tfresidual.chains.scores import is_binary
 from tfresidual.console import say
+from tfresidual.exporting import checked_path, file_above
 from tfresidual.files import written
 from tfresidual.probes.convergence_indices import check_chance
 from tfresidual.report import study_figures
@@ -20,6 +24,8 @@ from tfresidual.run_folder import MODEL_FILE, SETTINGS_FILE, settings_of
 from tfresidual.settings import Settings, describe, prepare
 
 SPLITS = ("train", "test")
+# Where the frames and figures of a series are until all of them are there.
+UNFINISHED = "unfinished"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +71,7 @@ def probe(
     changes=None,
     options=None,
     console=None,
+    pixels="standardized",
 ):
     """Runs probes on a saved network, and writes their frames and figures.
 
@@ -72,47 +79,67 @@ def probe(
         target: the folder of a run, a `.keras` file, a SavedModel that `tfresidual.export` wrote,
             or the folder of a series of them, see `tfresidual.callbacks.ExportForProbing`. The
             data is that of the run in whose folder it lies, unless `changes` say otherwise.
-        names: names of probes, see `PROBES`; by default all that the network has blocks for.
+        names: names of probes, or one of them, see `PROBES`; by default all that the network has
+            blocks for.
         folder: where to write, by default `probes` beside the network, or in the folder of the
-            series. The frames of a series have the column `epoch`, counted from 0 (-1 is before
-            the first); beside the figures of its last network stand those over the epochs.
+            series; `probes/epoch0001` there for one network of a series. The frames of a series
+            have the column `epoch`, counted from 0 (-1 is before the first); beside the figures
+            of its last network stand those over the epochs. Until a series is through, its files
+            are in the folder `unfinished` there, and those of an earlier probe stay.
         splits: `"train"`, `"test"` or both.
         images: int, how many images of each split, rounded up to whole batches; by default all of
             the test images, and as many training images.
         changes: dict of fields of `tfresidual.study.Settings` that name the data.
         options: a `ProbeOptions`.
         console: a `rich.console.Console` for progress, or `None` for silence.
+        pixels: what the images hold, see `tfresidual.datasets.load`: what the network was trained
+            on, where that was not done here.
 
     Returns:
         A tuple of the frames by name, and the list of the `pathlib.Path`s written.
 
     Raises:
         FileNotFoundError: if there is no such network, or the dataset is not on the disk.
-        ValueError: if an argument cannot be used, or the data does not fit the network.
+        NotADirectoryError: if `folder` cannot be a folder.
+        ValueError: if an argument cannot be used, a network of a series is damaged, or the data
+            does not fit a network.
     """
-    names = list(dict.fromkeys(names or ())) or None
+    names, splits = _listed(names) or None, _listed(splits)
     for name in names or ():
         if name not in PROBES:
             raise ValueError(
                 f"Argument `names` must hold names of probes: {', '.join(map(repr, PROBES))}. "
                 f"Received: {name!r}"
             )
-    for split in splits:
-        if split not in SPLITS:
-            raise ValueError(
-                f"Argument `splits` must hold 'train', 'test' or both. Received: {split!r}"
-            )
+    if not splits or any(split not in SPLITS for split in splits):
+        raise ValueError(
+            f"Argument `splits` must hold 'train', 'test' or both. Received: splits={splits!r}"
+        )
     if images is not None:
         check_int("images", images, at_least=1)
+    if pixels not in datasets.PIXELS:
+        raise ValueError(
+            f"Argument `pixels` must be one of {', '.join(map(repr, datasets.PIXELS))}. "
+            f"Received: pixels={pixels!r}"
+        )
     options = options or ProbeOptions()
     if names is None:
         # Who did not ask for the indices gets the other probes without them.
         options = dataclasses.replace(options, at_chance="nan")
-    target = pathlib.Path(target)
-    series = series_of(target)
+    target = checked_path("target", target)
+    series = _whole_series(target)
     networks = {epoch - 1: path for epoch, path in series.items()} or {None: network_of(target)}
     settings = _settings(target, next(iter(networks.values())), changes or {})
-    folder = pathlib.Path(folder or (target if series else networks[None].parent) / "probes")
+    folder = _folder_of(target if series else networks[None]) if folder is None else folder
+    folder = checked_path("folder", folder)
+    # A series that is not through leaves the whole frames of an earlier probe as they are.
+    written_to = folder / UNFINISHED if series else folder
+    file = file_above(written_to / "any")
+    if file is not None:
+        raise NotADirectoryError(
+            "Argument `folder` must be a folder, or a new one below one. "
+            f"Received: folder={str(folder)!r}, where {str(file)!r} is none"
+        )
     options = dataclasses.replace(
         options,
         epsilon=settings.epsilon if options.epsilon is None else options.epsilon,
@@ -124,8 +151,9 @@ def probe(
         chain = chain_of(path)
         if data is None:
             say(console, str(chain))
-            _check_fit(chain, settings)
-            data = _data(settings, splits, images, console)
+        _check_fit(chain, settings, path)
+        if data is None:
+            data = _data(settings, splits, images, pixels, console)
         # The indices come with the read-outs and the drops they are taken from.
         by_default = [name for name in possible(chain) if name not in ("readout", "drop_blocks")]
         for name in names or by_default:
@@ -136,13 +164,46 @@ def probe(
             if epoch is not None:
                 measured = _with_epoch(measured, epoch, frames)
             # At once: an interruption loses the probe that runs, not those before it.
-            written_now = write_frames_and_figures(folder, measured, figures, flat=True)
+            written_now = write_frames_and_figures(written_to, measured, figures, flat=True)
             paths |= dict.fromkeys(written_now)
             frames |= measured
     if series:
         figures = study_figures(_by_epoch(frames), options.epsilon)
-        paths |= dict.fromkeys(write_frames_and_figures(folder, {}, figures, flat=True))
+        paths |= dict.fromkeys(write_frames_and_figures(written_to, {}, figures, flat=True))
+        paths = [path.replace(folder / path.name) for path in paths]
+        # What an interrupted probe of other names left there stays.
+        with contextlib.suppress(OSError):
+            written_to.rmdir()
     return frames, list(paths)
+
+
+def _listed(names):
+    # One name does for a list of it.
+    return [names] if isinstance(names, str) else list(dict.fromkeys(names or ()))
+
+
+def _whole_series(target):
+    """`series_of` a folder, each of which looks as if it can be opened."""
+    series = series_of(target)
+    named = series_of(target, is_member=os.path.lexists) if series else {}
+    lost = [path.name for epoch, path in named.items() if epoch not in series]
+    if lost:
+        raise ValueError(
+            "Argument `target` must be the folder of a series of whole SavedModels. "
+            f"Received: target={str(target)!r}, in which {', '.join(lost)} is none"
+        )
+    for path in series.values():
+        check_whole(path)
+    return series
+
+
+def _folder_of(path):
+    """Where the frames of a network, or of the series in a folder, are written by default."""
+    if series_of(path):
+        return path / "probes"
+    # One of a series leaves the frames of the series alone.
+    is_of_series = path in series_of(path.parent).values()
+    return path.parent / "probes" / (path.name if is_of_series else "")
 
 
 def _by_epoch(frames):
@@ -169,8 +230,8 @@ def _with_epoch(measured, epoch, frames):
     }
 
 
-def _data(settings, splits, images, console):
-    train, _, test = prepare(settings, console)
+def _data(settings, splits, images, pixels, console):
+    train, _, test = prepare(settings, console, pixels=pixels)
     batches = math.ceil(images / settings.batch_size) if images else int(test.cardinality())
     parts = {"train": datasets.plain(train), "test": test}
     return {split: parts[split].take(batches) for split in splits}
@@ -181,7 +242,7 @@ def possible(chain):
 
     A network whose stages end in a block that changes the shape has nothing to repeat, one
     without two other blocks in any stage nothing to shuffle, and one built without `lipschitz`
-    no bounds.
+    no bounds. Routes are measured by what is right and wrong: not where outputs are no classes.
 
     Args:
         chain: a `tfresidual.chains.Chain`.
@@ -196,6 +257,9 @@ def possible(chain):
         missing.add("shuffle_blocks")
     if all(block.lipschitz is None for block in chain.blocks):
         missing.add("lipschitz")
+    if chain.outputs == "values":
+        missing |= {"readout", "drop_blocks", "repeat_last_block"}
+        missing |= {"shuffle_blocks", "convergence_indices", "borderline"}
     return [name for name in PROBES if name not in missing]
 
 
@@ -371,24 +435,43 @@ def _settings(target, path, changes):
             "Argument `data` must be given for a network outside of the folder of a run. "
             f"Received: target={str(target)!r}, data=None"
         )
-    return dataclasses.replace(settings, **changes)
+    unknown = set(changes) - {field.name for field in dataclasses.fields(Settings)}
+    if unknown:
+        raise ValueError(
+            "Argument `changes` must hold fields of `tfresidual.study.Settings`. "
+            f"Received: {', '.join(map(repr, sorted(unknown)))}"
+        )
+    settings = dataclasses.replace(settings, **changes)
+    try:
+        datasets.describe(settings.data)
+    except ValueError as error:
+        raise ValueError(
+            "Argument `data` must name a dataset, see `tfresidual.datasets.load`. "
+            f"Received: data={settings.data!r}"
+        ) from error
+    return settings
 
 
-def _check_fit(chain, settings):
-    """Refuses data of other images before any is loaded."""
+def _check_fit(chain, settings, path):
+    """Refuses data that does not fit a network, that of the first before any is loaded."""
+    name = f"{chain.name} in {str(path)!r}"
     description = describe(settings)
     shape = description.input_shape
     expected = chain.input_shape
-    if any(size not in (None, given) for size, given in zip(expected, shape, strict=True)):
+    if len(expected) != len(shape) or any(
+        size not in (None, given) for size, given in zip(expected, shape, strict=True)
+    ):
         raise ValueError(
             f"Argument `data` must name a dataset of images of shape {expected}, which "
-            f"{chain.name} takes. Received: data={settings.data!r} with images of shape {shape}"
+            f"{name} takes. Received: data={settings.data!r} with images of shape {shape}"
         )
     classes = chain(np.zeros((1, *shape), "float32")).shape[-1]
     has_labels = chain.outputs.startswith("label")
+    if is_binary(chain.outputs, classes):
+        classes, has_labels = 2, False
     if classes != description.classes or has_labels != description.multi_label:
         kind = "with several labels an image" if has_labels else "with one label an image"
         raise ValueError(
-            f"Argument `data` must name a dataset of {classes} classes {kind}, which {chain.name} "
-            f"was made for. Received: data={settings.data!r}"
+            f"Argument `data` must name a dataset of {classes} classes {kind}, which {name} was "
+            f"made for. Received: data={settings.data!r}"
         )

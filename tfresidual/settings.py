@@ -225,13 +225,14 @@ def check_any_depth(settings):
         )
 
 
-def prepare(settings=None, console=None, download=False):
+def prepare(settings=None, console=None, download=False, pixels="standardized"):
     """Loads the data of a study; Digitclutter is drawn where it is not on the disk.
 
     Args:
         settings: a `Settings`, by default those of the embedded study.
         console: a `rich.console.Console` for progress, or `None` for silence.
         download: whether tensorflow-datasets may download what is missing.
+        pixels: what the images hold, see `tfresidual.datasets.load`.
 
     Returns:
         A tuple `(train, validation, test)` of `tf.data.Dataset`.
@@ -255,6 +256,7 @@ def prepare(settings=None, console=None, download=False):
         seed=settings.seed,
         data_dir=settings.data_dir,
         download=download,
+        pixels=pixels,
     )
 
 

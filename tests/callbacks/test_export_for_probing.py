@@ -12,6 +12,7 @@ from keras import layers
 import tfresidual as tfr
 from tfresidual import callbacks, exporting, probes
 from tfresidual.chains.saved_model import LAYOUT_FILE, series_of, series_path
+from tfresidual.layers import ResidualUnit
 
 ExportForProbing = callbacks.ExportForProbing
 IMAGES = np.random.default_rng(0).normal(size=(6, 4, 4, 1)).astype("float32")
@@ -81,7 +82,9 @@ def test_each_export_holds_the_weights_of_its_epoch(tmp_path):
         ({"every": 2}, 3, (2,)),
         ({"every": 5}, 3, ()),
         ({"epochs": [0]}, 1, (0,)),
-        ({"epochs": (3, 1, 7, 1), "every": 2}, 3, (1, 3)),
+        ({"epochs": (3, 1, 7, 1)}, 3, (1, 3)),
+        ({"every": np.int64(2)}, 3, (2,)),
+        ({"epochs": np.arange(1, 5, 2)}, 3, (1, 3)),
     ],
     ids=str,
 )
@@ -162,9 +165,71 @@ def test_a_training_that_would_replace_an_export_does_not_begin(tmp_path):
     message = str(raised.value)
     assert message.startswith("Argument `folder` must hold no exports of the epochs to come")
     assert f"Received: folder={str(tmp_path)!r}, which holds those of epochs 2, 3" in message
+    assert_untrained(model, before)
+    assert names_in(tmp_path) == of_epochs(2, 3)
+
+
+def assert_untrained(model, before):
     for old, new in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
-    assert names_in(tmp_path) == of_epochs(2, 3)
+
+
+@pytest.mark.parametrize("below", ["", "series", "a/series"], ids=["itself", "parent", "above"])
+def test_nothing_is_trained_where_the_folder_is_a_file(tmp_path, below):
+    (tmp_path / "file").write_text("mine")
+    model = network()
+    before = model.get_weights()
+    folder = tmp_path / "file" / below
+    with pytest.raises(NotADirectoryError) as raised:
+        fit(model, ExportForProbing(folder), epochs=2)
+    message = str(raised.value)
+    assert message.startswith("Argument `folder` must be a folder, or a new one below one. ")
+    expected = f"Received: folder={str(folder)!r}, where {str(tmp_path / 'file')!r} is none"
+    assert message.endswith(expected)
+    assert_untrained(model, before)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def make_empty(path):
+    path.mkdir()
+
+
+def make_foreign(path):
+    path.mkdir()
+    (path / "mine").write_text("mine")
+
+
+def make_file(path):
+    path.write_text("mine")
+
+
+def make_dangling(path):
+    path.symlink_to("nowhere")
+
+
+FOREIGN = (make_empty, make_foreign, make_file, make_dangling)
+
+
+@pytest.mark.parametrize("make", FOREIGN)
+def test_nothing_is_trained_where_a_later_export_has_no_room(tmp_path, make):
+    make(tmp_path / "epoch0002")
+    model = network()
+    before = model.get_weights()
+    with pytest.raises(FileExistsError, match=r"`folder`.*Received: folder=.*epochs 2$"):
+        fit(model, ExportForProbing(tmp_path), epochs=2)
+    assert_untrained(model, before)
+    assert names_in(tmp_path) == of_epochs(2)
+
+
+@pytest.mark.parametrize("make", FOREIGN[1:])
+def test_nothing_is_trained_where_a_later_export_would_replace_something_else(tmp_path, make):
+    make(tmp_path / "epoch0002")
+    model = network()
+    before = model.get_weights()
+    with pytest.raises(FileExistsError, match=r"`folder`.*Received: folder=.* with epoch0002, whi"):
+        fit(model, ExportForProbing(tmp_path, overwrite=True), epochs=2)
+    assert_untrained(model, before)
+    assert names_in(tmp_path) == of_epochs(2)
 
 
 def test_exports_of_other_epochs_do_no_harm(tmp_path, monkeypatch):
@@ -180,15 +245,6 @@ def test_overwrite_replaces_them(tmp_path):
     fit(model, [outputs, ExportForProbing(tmp_path, overwrite=True)])
     opened = tfr.chain(tmp_path / "epoch0001")
     np.testing.assert_allclose(opened(IMAGES), outputs.by_epoch[1], rtol=1e-5)
-    assert names_in(tmp_path) == of_epochs(1)
-
-
-def test_a_folder_that_is_something_else_is_not_replaced(tmp_path):
-    (tmp_path / "epoch0001").mkdir()
-    (tmp_path / "epoch0001" / "mine").write_text("mine")
-    with pytest.raises(FileExistsError, match=r"which holds something else|which is there"):
-        fit(network(), ExportForProbing(tmp_path, overwrite=True))
-    assert (tmp_path / "epoch0001" / "mine").read_text() == "mine"
     assert names_in(tmp_path) == of_epochs(1)
 
 
@@ -273,7 +329,26 @@ def test_bad_every(tmp_path, every):
         ExportForProbing(tmp_path, every=every)
 
 
-@pytest.mark.parametrize("epochs", [[], "12", 3, [1, -1], [1.0], [True], [None], {1: 2}, b"1"])
+@pytest.mark.parametrize("folder", [None, 3, b"series", "a\0b"])
+def test_bad_folders(folder):
+    with pytest.raises(ValueError, match=r"`folder` must be a path.*Received: folder="):
+        ExportForProbing(folder)
+
+
+def test_bad_overwrite(tmp_path):
+    with pytest.raises(ValueError, match=r"`overwrite` must be a bool\. Received: overwrite='no'$"):
+        ExportForProbing(tmp_path, overwrite="no")
+
+
+def test_every_and_epochs_exclude_one_another(tmp_path):
+    with pytest.raises(ValueError, match=r"`every` and `epochs`.*Received: every=2, epochs=\[1\]$"):
+        ExportForProbing(tmp_path, every=2, epochs=[1])
+
+
+BAD_EPOCHS = [[], "12", 3, [1, -1], [1.0], [True], [None], {1: 2}, b"1", np.array(3), [np.nan]]
+
+
+@pytest.mark.parametrize("epochs", BAD_EPOCHS)
 def test_bad_epochs(tmp_path, epochs):
     with pytest.raises(ValueError, match=r"`epochs` must hold ints, 0 or more\. Received: epochs="):
         ExportForProbing(tmp_path, epochs=epochs)
@@ -284,13 +359,58 @@ def test_epochs_of_numpy_and_iterators(tmp_path):
     assert ExportForProbing(tmp_path, epochs={4}).epochs == {4}
 
 
-def test_a_network_that_has_no_chain(tmp_path):
+def test_a_network_that_has_no_chain_is_not_trained(tmp_path):
     inputs = keras.Input((4, 4, 1))
     plain = keras.Model(inputs, layers.Dense(3)(layers.Flatten()(inputs)))
-    plain.compile("sgd", "mse")
+    plain.compile("sgd", "sparse_categorical_crossentropy")
+    before = plain.get_weights()
     with pytest.raises(ValueError, match=r"`source` must be.*Received: "):
-        plain.fit(IMAGES, np.eye(3)[LABELS], verbose=0, callbacks=[ExportForProbing(tmp_path)])
+        fit(plain, ExportForProbing(tmp_path / "series", every=2), epochs=4)
+    assert_untrained(plain, before)
     assert names_in(tmp_path) == []
+    # Where nothing is to be exported, nothing is in the way.
+    fit(plain, ExportForProbing(tmp_path / "series", every=2), epochs=1)
+
+
+class FailsInGraph(layers.Layer):
+    """Works while the model is built and trained, and not in a graph of its own."""
+
+    def call(self, inputs, training=None):
+        if not training:
+            raise RuntimeError("no graph of this")
+        return inputs
+
+    def compute_output_spec(self, inputs, training=None):
+        return keras.KerasTensor(inputs.shape, inputs.dtype)
+
+
+def test_a_network_that_cannot_be_traced_is_not_trained(tmp_path):
+    inner = network()
+    inputs = keras.Input((4, 4, 1))
+    model = keras.Model(inputs, inner(FailsInGraph()(inputs)))
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    before = model.get_weights()
+    with pytest.raises(RuntimeError, match="no graph of this"):
+        fit(model, ExportForProbing(tmp_path, every=2), epochs=2)
+    assert_untrained(model, before)
+    assert names_in(tmp_path) == []
+
+
+def test_a_network_that_is_built_by_its_first_batch(tmp_path):
+    model = keras.Sequential(
+        [
+            layers.Conv2D(2, 3, padding="same"),
+            ResidualUnit(2),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(3, activation="softmax"),
+        ]
+    )
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    assert not model.built
+    fit(model, ExportForProbing(tmp_path), epochs=2)
+    assert names_in(tmp_path) == of_epochs(1, 2)
+    expected = model(IMAGES, training=False)
+    np.testing.assert_allclose(tfr.chain(tmp_path / "epoch0002")(IMAGES), expected, rtol=1e-5)
 
 
 # The folder of a series
@@ -304,6 +424,9 @@ def test_what_in_a_folder_is_a_series(tmp_path):
     (tmp_path / "epochs").mkdir()
     (tmp_path / "epoch-1").mkdir()
     (tmp_path / "probes").mkdir()
+    for name in ("epoch1", "epoch00002", "epoch012345"):
+        (tmp_path / name / LAYOUT_FILE).parent.mkdir(parents=True)
+        (tmp_path / name / LAYOUT_FILE).write_text("{}")
     assert list(series_of(tmp_path)) == [0, 2, 10, 12345]
     assert list(series_of(str(tmp_path)).values())[1] == tmp_path / "epoch0002"
     assert isinstance(series_path(str(tmp_path), 3), pathlib.Path)

@@ -8,10 +8,12 @@ Not covered here: published architectures, which are in test_applications.
 
 import functools
 import gc
+import re
 import weakref
 
 import keras
 import numpy as np
+import pandas as pd
 import pytest
 import tensorflow as tf
 from keras import layers, ops
@@ -123,7 +125,7 @@ def inverted(skip=()):
 
 
 def pooled_shortcut(skip=()):
-    """A stage whose last block halves the states; then a pooling between two stages."""
+    """A stage whose first block halves the states; then a pooling between two stages."""
     inputs = images_input()
     state, states = convolution(4, "stem")(inputs), []
     for number, kind in enumerate([IDENTITY, RESAMPLING, IDENTITY, IDENTITY]):
@@ -275,6 +277,47 @@ def narrow(skip=()):
     return model_of(inputs, state), states
 
 
+def side_by_side(skip=()):
+    """Two branches added to the state: in sums of two, of three, and one that is dropped out."""
+    inputs = images_input()
+    state, states = convolution(4, "stem")(inputs), []
+    for number in range(4):
+        states.append(state)
+        if number in skip:
+            continue
+        one, other = (branch_of(state, 4, f"block{number}{side}") for side in "ab")
+        if number == 0:
+            state = (state + one) + other
+        elif number == 1:
+            state = layers.Add(name="three")([one, state, other])
+        elif number == 2:
+            state = one + (other + layers.Dropout(0.5, name="dropped")(state))
+        else:
+            # The sum of the branches has a second use: it is a branch of its own.
+            total = one + other
+            total = total + convolution(4, "again", size=1)(total)
+            state = state + layers.ReLU(name="last")(total)
+    return model_of(inputs, state), states
+
+
+def mixed_dtypes(skip=()):
+    """States of two dtypes, one behind the other, and a stage that begins with the narrower."""
+    inputs = images_input()
+    state, states = convolution(4, "stem", dtype="mixed_float16")(inputs), []
+    for number, dtype in enumerate(["mixed_float16", "float32", "mixed_float16", "float32"]):
+        strides = 2 if number == 2 else 1
+        states.append(state)
+        if number in skip:
+            continue
+        branch = convolution(4, f"conv{number}", strides, dtype="mixed_float16")(state)
+        shortcut = state
+        if strides > 1:
+            shortcut = convolution(4, "projection", 2, 1, dtype="mixed_float16")(state)
+        state = layers.Add(name=f"add{number}", dtype=dtype)([branch, shortcut])
+        state = layers.LayerNormalization(name=f"norm{number}", dtype=dtype)(state)
+    return model_of(inputs, state, dtype="float32"), states
+
+
 # For every builder its blocks: stage, shortcut, and whether they keep the shape; and the stages
 # that a transition leads into.
 MODELS = {
@@ -288,20 +331,21 @@ MODELS = {
     ),
     inverted: ([(1, IDENTITY, True)] + [(2, IDENTITY, True)] * 2, [2]),
     pooled_shortcut: (
-        [(1, IDENTITY, True), (1, RESAMPLING, False), (1, IDENTITY, True), (2, IDENTITY, True)],
-        [2],
+        [(1, IDENTITY, True), (2, RESAMPLING, False), (2, IDENTITY, True), (3, IDENTITY, True)],
+        [3],
     ),
     shared_layers: ([(1, IDENTITY, True)] * 3, []),
     nested_shared: ([(1, IDENTITY, True)] * 4, []),
     sequential: ([(1, IDENTITY, True)] * 3, []),
     two_branches: (
-        [(1, "two branches", True), (1, "two branches", False), (1, "two branches", True)],
+        [(1, "two branches", True), (2, "two branches", False), (2, "two branches", True)],
         [],
     ),
     noisy: ([(1, IDENTITY, True)] * 2, []),
     other_additions: ([(1, IDENTITY, True)], []),
     long_skip: ([(1, IDENTITY, True)] * 2, []),
     narrow: ([(1, PROJECTION, True), (1, "weightless", True)], []),
+    side_by_side: ([(1, IDENTITY, True)] * 4, []),
 }
 
 
@@ -510,29 +554,128 @@ def test_layers_of_ones_own_are_named():
     chain = tfr.chain(own_layers())
     assert list(chain.blocks[0].weights)[2:] == ["1/Scale/scale"]
     (note,) = chain.notes
-    assert note == "what is inside of these layers cannot be seen: Scale (1)"
+    assert note == "what is inside of these layers cannot be seen: Scale (1: scale)"
     assert str(chain).splitlines()[-1] == f"  note: {note}"
 
 
 def test_what_is_no_block_is_noted():
     (note,) = tfr.chain(other_additions()[0]).notes
-    assert "of other shapes, or of more or less than two tensors (3)" in note
+    assert "of other shapes, or of the same tensor (2: broadcast, add" in note
+    assert "of several tensors, none of them the state (1: three)" in note
     (note,) = tfr.chain(long_skip()[0]).notes
-    assert "off the trunk (2)" in note
+    assert re.search(r"off the trunk \(1: add\w*\);", note)
     for builder in (post_activation, pre_activation, inverted, sequential, noisy):
         assert tfr.chain(builder()[0]).notes == ()
 
 
 def test_the_overview():
     assert str(tfr.chain(pooled_shortcut()[0])).splitlines() == [
-        "small: 4 blocks in 2 stages",
-        "  stage 1: 3 blocks",
-        "    block 0 (identity): drop",
-        "    block 1 (resampling): changes the shape, read out behind",
-        "    block 2 (identity): drop, read out behind, repeat block 2",
-        "  stage 2: 1 block, entered by a transition",
-        "    block 0 (identity): drop, read out behind, repeat block 0",
+        "small: 4 blocks in 3 stages",
+        "  stage 1: 1 block",
+        "    block 0 (identity, block0_add): drop, read out behind, repeat block 0",
+        "  stage 2: 2 blocks",
+        "    block 0 (resampling, block1_add): changes the shape, read out behind",
+        "    block 1 (identity, block2_add): drop, read out behind, repeat block 1",
+        "  stage 3: 1 block, entered by a transition",
+        "    block 0 (identity, block3_add): drop, read out behind, repeat block 0",
     ]
+
+
+def test_a_branch_of_two_can_be_scaled():
+    model, _ = side_by_side()
+    chain = tfr.chain(model)
+    assert chain.notes[0].startswith("additions that are no blocks of their own: off the trunk (")
+    state = chain.stem(batch_of(model)[0])
+    for block in chain.blocks:
+        np.testing.assert_array_equal(block(state, None, 0.0), state)
+        half, whole = block(state, None, 0.5), block(state)
+        np.testing.assert_allclose(2 * (half - state), whole - state, rtol=1e-4, atol=1e-5)
+
+
+def test_states_of_several_dtypes(tmp_path):
+    model, _ = mixed_dtypes()
+    randomise(model)
+    chain, data = tfr.chain(model), batch_of(model)
+    assert {block.shortcut for block in chain.blocks} == {IDENTITY, PROJECTION}
+    assert [block.keeps_shape for block in chain.blocks] == [True, True, False, True]
+    steps, _ = chain.walk(chain.stem(data[0]))
+    assert {state.dtype for step in steps for state in step} == {tf.float32}
+    np.testing.assert_array_equal(tf.function(chain)(data[0]), model.predict(data[0], verbose=0))
+    frame = probes.block_metrics(chain, data)
+    assert np.isfinite(frame["l2_ratio"]).tolist() == [True, True, False, True]
+    assert len(probes.repeat_last_block(chain, data, times=2)) == 6
+    assert len(probes.fixed_point(chain, data, times=2))
+    tfr.export(chain, tmp_path / "net")
+    loaded = probes.drop_blocks(tfr.chain(tmp_path / "net"), data)
+    pd.testing.assert_frame_equal(loaded, probes.drop_blocks(chain, data))
+
+
+def sound(channels=4):
+    """Takes sounds of any length that can be halved ten times."""
+    inputs = keras.Input((None, 1), name="sound")
+    state = inputs
+    for number in range(5):
+        state = layers.Conv1D(channels, 4, 4, name=f"stem{number}")(state)
+    state = state + layers.Conv1D(channels, 3, padding="same", name="conv")(state)
+    outputs = layers.Dense(5, name="classifier")(layers.GlobalAveragePooling1D()(state))
+    return keras.Model(inputs, outputs, name="sound")
+
+
+class Positions(layers.Layer):
+    def build(self, shape):
+        self.table = self.add_weight(shape=(64, shape[-1]), name="table")
+
+    def call(self, states):
+        return states + self.table[: ops.shape(states)[1]]
+
+    def compute_output_spec(self, states):
+        if states.shape[1] is not None and states.shape[1] > 64:
+            raise ValueError("There are 64 positions.")
+        return keras.KerasTensor(states.shape, states.dtype)
+
+
+def tokens(mask_zero=False):
+    inputs = keras.Input((None,), dtype="int32", name="tokens")
+    state = layers.Embedding(20, 4, mask_zero=mask_zero, name="embedding")(inputs)
+    state = state if mask_zero else Positions(name="positions")(state)
+    for number in range(2):
+        branch = layers.Dense(4, activation="relu", name=f"dense{number}")(state)
+        state = layers.Add(name=f"add{number}")([state, branch])
+    state = layers.GlobalAveragePooling1D(name="pooling")(state)
+    return keras.Model(inputs, layers.Dense(5, name="classifier")(state), name="tokens")
+
+
+def test_lengths_that_the_usual_size_does_not_fit():
+    rng = np.random.default_rng(0)
+    for model, given in (
+        (sound(), rng.normal(size=(2, 4096, 1)).astype("float32")),
+        (tokens(), rng.integers(0, 20, (2, 10))),
+    ):
+        chain = tfr.chain(model)
+        np.testing.assert_allclose(chain(given), model.predict(given, verbose=0), rtol=1e-5)
+
+
+def test_a_mask_that_leads_past_the_blocks_is_named():
+    with pytest.raises(ValueError, match=r"off the trunk \(2: add0, add1\); masks, .*"):
+        tfr.chain(tokens(mask_zero=True))
+
+
+def test_a_network_with_bounds_is_not_kept_by_its_callbacks():
+    net = random_network(blocks=(2,), widths=(2,), lipschitz=0.9)
+    net.compile("sgd", "sparse_categorical_crossentropy")
+    data = random_batch(net, images=4)
+    net.fit(*data, verbose=0, callbacks=[callbacks.BlockMetrics(data)])
+    reference = weakref.ref(net)
+    del net
+    gc.collect()
+    assert reference() is None
+
+
+def test_a_network_of_one_width_is_parted_where_its_grid_changes():
+    net = networks.ResidualNetwork((8, 8, 3), 5, blocks=2, widths=(4, 4, 4))
+    chain = tfr.chain(keras.Model(net.inputs, net.outputs))
+    assert [len(stage.blocks) for stage in chain.stages] == [2, 2, 2]
+    assert [stage.exits for stage in chain.stages] == [s.exits for s in tfr.chain(net).stages]
 
 
 def test_images_of_any_size():
@@ -854,7 +997,7 @@ def test_probes_run(builder):
 def test_signal_through_two_branches_is_undefined_where_the_shape_changes():
     model, _ = two_branches()
     signal = probes.signal_propagation(tfr.chain(model), batch_of(model))
-    assert np.isfinite(signal["shortcut_share"]).tolist() == [False, False, True]
+    assert np.isfinite(signal["shortcut_share"]).tolist() == [True, False, True]
     assert np.isfinite(signal["state_norm"]).all()
 
 
@@ -915,7 +1058,7 @@ def hidden_addition():
     inputs = images_input()
     state = convolution(4, "stem")(inputs)
     state = layers.Lambda(lambda pair: pair[0] + pair[1])([state, convolution(4, "conv")(state)])
-    return model_of(inputs, layers.Add()([state, layers.Average()([state] * 2), state]))
+    return model_of(inputs, layers.Add()([state, state]))
 
 
 def several(inputs, outputs):
@@ -939,11 +1082,14 @@ def several(inputs, outputs):
         (lambda: several(2, 1), r"one input and.*Received: source=several with 2 inputs and 1 out"),
         (lambda: several(1, 3), r"one input and.*Received: source=several with 1 inputs and 3 out"),
         (without_additions, r"residual additions on one trunk.*Received: source=small with no add"),
-        (parallel_trunks, r"Received: source=small with additions: off the trunk \(2\)"),
+        (
+            parallel_trunks,
+            r"Received: source=small with additions: off the trunk \(2: add\w*, add\w*\)",
+        ),
         (
             hidden_addition,
-            r"Received: .* of more or less than two tensors \(1\); layers that may hide some: "
-            r"Lambda \(1\)",
+            r"Received: .* of the same tensor \(1: \w+\); layers that may hide some: "
+            r"Lambda \(1: lambda\w*\)",
         ),
     ],
 )

@@ -68,6 +68,8 @@ def test_what_custom_layers_hide_is_said():
     transformer = keras_hub.models.ViTBackbone(
         image_shape=(32, 32, 3), patch_size=8, num_layers=2, num_heads=2, hidden_dim=8, mlp_dim=16
     )
-    with pytest.raises(ValueError, match=r"Received: .*may hide some: ViTEncoder \(1\)"):
+    with pytest.raises(
+        ValueError, match=r"Received: .*may hide some: ViTEncoder \(1: vit_encoder\)"
+    ):
         tfr.chain(transformer)
     assert isinstance(transformer, keras.Model)

@@ -71,6 +71,19 @@ def test_digitclutter_is_normalised_and_k_hot(clutter, digits):
         assert (labels.sum(axis=1) == digits).all()
 
 
+def test_images_for_networks_that_were_trained_elsewhere(clutter):
+    _, standardized = clutter()
+    standardized, labels = next(iter(standardized))
+    found = {}
+    for pixels in ("0-1", "0-255"):
+        found[pixels], same = next(iter(clutter(pixels=pixels)[1]))
+        np.testing.assert_array_equal(same, labels)
+    whole = found["0-255"].numpy()
+    assert whole.min() >= 0 and whole.max() > 200 and (whole == np.round(whole)).all()
+    np.testing.assert_allclose(found["0-1"], whole / 255, rtol=1e-6)
+    np.testing.assert_allclose(standardized, (whole / 255 - 0.4492) / 0.2845, atol=1e-5)
+
+
 def test_images_and_labels_belong_together(clutter):
     from tfresidual.datasets.digitclutter import draw, sample_scene
 
@@ -209,6 +222,7 @@ def test_set_epoch_errors(clutter):
         ("mnist", {"batch_size": 2.0}, "`batch_size` must be .*Received: batch_size=2.0$"),
         ("mnist", {"seed": -1}, "`seed` must be .*Received: seed=-1$"),
         ("mnist", {"augment": "flip"}, "`augment` must be .*Received: augment='flip'$"),
+        ("mnist", {"pixels": "bytes"}, "`pixels` must be .*Received: pixels='bytes'$"),
         ("mnist", {"train_size": 0}, "`train_size` must be .*Received: train_size=0$"),
         ("mnist", {"test_size": -3}, "`test_size` must be .*Received: test_size=-3$"),
         ("mnist", {"test_size": 10_001}, "`test_size` must be at most 10000.*test_size=10001$"),

@@ -68,7 +68,7 @@ def splits_of(data):
     return {None: data}
 
 
-def run_over(chain, name, function, data, progress=False, at_once=None):
+def run_over(chain, name, function, data, progress=False, at_once=None, check=None):
     """Applies a function of a chain to every batch and puts the images' values in a row.
 
     The function is compiled once for a chain and a shape of image, whatever the size of the
@@ -83,6 +83,7 @@ def run_over(chain, name, function, data, progress=False, at_once=None):
         data: see `batches_of`.
         progress: whether to show a progress bar on the terminal.
         at_once: int, how many images the function takes, or `None` for the batches of the data.
+        check: `check(images, labels)` raises an error for a batch that cannot be used, or `None`.
 
     Returns:
         A dict of arrays whose first axis is the image.
@@ -101,6 +102,8 @@ def run_over(chain, name, function, data, progress=False, at_once=None):
             images, labels = tensors_of((images, labels))
             if compiled is None:
                 compiled = _compiled(chain, name, function, images, labels)
+            if check is not None:
+                check(images, labels)
             parts.append(compiled(images, labels))
             advance(1)
     if not parts:

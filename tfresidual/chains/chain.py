@@ -7,6 +7,9 @@ from collections.abc import Callable
 
 from keras import ops
 
+# What a head can return, see `Chain`.
+OUTPUT_KINDS = ("probabilities", "logits", "label_probabilities", "label_logits", "values")
+
 
 @dataclasses.dataclass(frozen=True)
 class Block:
@@ -37,6 +40,8 @@ class Block:
             any other without weights; `"two branches"`, where the two paths cannot be told apart;
             or the name of a shortcut of `tfresidual.layers.ResidualUnit`. `None` where that is
             not known.
+        name: what the block is called in the model: the name of the layer or operation that ends
+            it; `None` where it has none.
     """
 
     stage: int
@@ -49,6 +54,7 @@ class Block:
     weights: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
     lipschitz: Callable | None = dataclasses.field(default=None, repr=False)
     shortcut: str | None = None
+    name: str | None = None
 
     def __call__(self, state, anchor=None, scale=None):
         """The next state, with the branch multiplied by `scale`."""
@@ -201,14 +207,18 @@ class Chain:
         return self.head(last)
 
     def __str__(self):
-        lines = [f"{self.name}: {len(self.blocks)} blocks in {len(self.stages)} stages"]
+        blocks, stages = _counted(self.blocks, "block"), _counted(self.stages, "stage")
+        lines = [f"{self.name}: {blocks} in {stages}"]
         for stage in self.stages:
-            count = len(stage.blocks)
-            line = f"  stage {stage.index}: {count} block{'' if count == 1 else 's'}"
+            line = f"  stage {stage.index}: {_counted(stage.blocks, 'block')}"
             line += ", entered by a transition" if stage.transition is not None else ""
             lines += [line, *map("    {}".format, _overview(stage))]
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
+
+
+def _counted(things, name):
+    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
 
 
 def _overview(stage):
@@ -221,7 +231,10 @@ def _overview(stage):
             run = list(run)
             first, last = run[0].step, run[-1].step
             name = f"block {first}" if first == last else f"blocks {first} to {last}"
-            name += "" if shortcut is None else f" ({shortcut})"
+            names = [block.name for block in run if block.name is not None]
+            called = " to ".join(dict.fromkeys([*names[:1], *names[-1:]]))
+            known = ", ".join(part for part in (shortcut, called) if part)
+            name += f" ({known})" if known else ""
             routes = ["drop"] if keeps_shape else ["changes the shape"]
             routes += ["move"] if keeps_shape and len(part) > 1 else []
             routes += ["read out behind"] if is_exit else []

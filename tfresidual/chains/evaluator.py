@@ -19,7 +19,7 @@ from tfresidual.chains.batches import (
 )
 from tfresidual.chains.plan import BLOCK, DISTANCE, HEAD, STEM, TRANSITION, plan_of
 from tfresidual.chains.routes import checked_routes
-from tfresidual.chains.scores import prediction_scores
+from tfresidual.chains.scores import check_labels, is_binary, prediction_scores
 from tfresidual.chains.sources import chain as chain_of
 from tfresidual.metrics import change_of, norm
 
@@ -49,7 +49,7 @@ class RouteValues:
             that of the unperturbed network, 0 or more.
         outputs: `(routes, images, classes)`, or `None` where they were not asked for.
         labels: those of the images, as the data has them: without an axis of routes.
-        classes: int, how many the network tells apart.
+        classes: int, how many the network tells apart; 2 where one output is that of a label.
     """
 
     wrong: np.ndarray
@@ -83,9 +83,15 @@ def evaluate(chain, routes, data, memory_limit=MEMORY_LIMIT, with_outputs=False,
         A `RouteValues`, whose first axis is that of `routes`.
 
     Raises:
-        ValueError: if an argument cannot be used, or `memory_limit` is too low for one image.
+        ValueError: if an argument cannot be used, the outputs of the network are no classes, or
+            `memory_limit` is too low for one image.
     """
     chain = chain_of(chain)
+    if chain.outputs == "values":
+        raise ValueError(
+            "Argument `chain` must return classes or labels: what is right and wrong on a route "
+            f"is not defined for other outputs. Received: {chain.name}, whose outputs are values"
+        )
     check_memory_limit(memory_limit)
     if chain.prepare is not None:
         chain.prepare()
@@ -144,7 +150,7 @@ class _Runner:
 
     def __init__(self, chain, plan, images, labels):
         check_images(chain, images)
-        self.plan = plan
+        self.plan, self.kind = plan, chain.outputs
         self.stages = len(chain.stages)
         specs, labels = {-1: spec_of(images)}, spec_of(labels)
         self.functions, inner = [], []
@@ -159,13 +165,14 @@ class _Runner:
                 (output,) = function.outputs
                 specs[step.target] = tf.TensorSpec(output.shape, output.dtype)
             if step.operation.kind == HEAD:
-                self.classes = function.structured_outputs["outputs"].shape[-1]
+                self.outputs = function.structured_outputs["outputs"].shape[-1]
+                self.classes = 2 if is_binary(chain.outputs, self.outputs) else self.outputs
         sizes = {place: _bytes(spec) for place, spec in specs.items()}
         self.bytes_per_image = sizes[-1] + plan.most_held(sizes, inner)
 
     def run(self, images, labels, with_outputs, advance):
         """All values of some images, as arrays `(routes, images, ...)` by name."""
-        _check_labels(labels.numpy(), self.classes)
+        check_labels(self.kind, labels.numpy(), self.outputs)
         routes = len(self.plan.routes)
         values = {"distance": np.zeros((routes, len(images), self.stages), np.float32)}
         states = {-1: images}
@@ -197,19 +204,6 @@ class _Runner:
         # A prediction that is not finite names nothing.
         values["agreement"] = (agrees & is_finite).astype(np.float32)
         return values
-
-
-def _check_labels(labels, classes):
-    shape = labels.shape[1:]
-    if shape == (classes,) and classes > 1:
-        return
-    is_in_range = labels.min() >= 0 and labels.max() < classes
-    if shape not in ((), (1,)) or not is_in_range:
-        raise ValueError(
-            f"Argument `data` must hold labels from 0 to {classes - 1}, or a row of {classes} "
-            f"for each image. Received: labels of shape {labels.shape} from {labels.min()} to "
-            f"{labels.max()}"
-        )
 
 
 def _is_scaled(operation):

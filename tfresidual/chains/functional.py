@@ -1,8 +1,8 @@
 """The chain of a functional Keras model, found by walking its graph.
 
-A place where all paths from input to output meet is on the trunk. Where two tensors of one shape
-are added there, the way from the place before it is a residual block: one of the two is what the
-place before returned, or what a shortcut made of it.
+A place where all paths from input to output meet is on the trunk. Where tensors of one shape are
+added there, the way from the place before it is a residual block: one of them is what the place
+before returned, or what a shortcut made of it, and the others together are its branch.
 """
 
 import collections
@@ -14,10 +14,11 @@ import math
 import re
 
 import keras
+from keras import ops
 
 from tfresidual.chains.chain import Block, Chain, Stage
-from tfresidual.chains.graph import Entry, Graph, graph_of, replay, replayed
-from tfresidual.chains.scores import loss_of, outputs_of
+from tfresidual.chains.graph import Entry, Graph, Node, graph_of, replay, replayed
+from tfresidual.chains.scores import last_operation, loss_of, outputs_of
 from tfresidual.layers import ResidualUnit
 from tfresidual.layers.residual_unit import PARAMETERS
 from tfresidual.layers.shortcuts import SHORTCUTS
@@ -31,6 +32,18 @@ PLAIN = (
     keras.layers.PReLU,
     keras.layers.RMSNormalization,
     keras.layers.UnitNormalization,
+)
+# Layers that do nothing without training.
+SILENT = (
+    keras.layers.ActivityRegularization,
+    keras.layers.AlphaDropout,
+    keras.layers.Dropout,
+    keras.layers.GaussianDropout,
+    keras.layers.GaussianNoise,
+    keras.layers.Identity,
+    keras.layers.SpatialDropout1D,
+    keras.layers.SpatialDropout2D,
+    keras.layers.SpatialDropout3D,
 )
 # Weights of Keras' layers that are not learned, by name.
 STATISTICS = ("moving_mean", "moving_variance", "mean", "variance", "count", "vector_u")
@@ -62,8 +75,10 @@ class _Found:
         begin: the `_Place` before the branch leaves.
         end: the `_Place` of the addition.
         shortcut: str, see `tfresidual.chains.Block`.
-        branch: `keras.KerasTensor`, the one that is added to the shortcut's, or `None` where the
-            block is a unit, or the two cannot be told apart.
+        carried: `keras.KerasTensor` at the end of the shortcut, or `None` where the block is a
+            unit, or shortcut and branch cannot be told apart.
+        branches: those that are added to it, as a tuple; none where `carried` is `None`.
+        sums: tuple of the `Node`s that add them up, or of the unit's.
         unit: the `ResidualUnit` that is the whole block, or `None`.
         anchor: `keras.KerasTensor` that the unit joins its branch to, or `None`.
         before: the `_Place` of the state that the block takes, at `begin` or before it.
@@ -75,7 +90,9 @@ class _Found:
     begin: _Place
     end: _Place
     shortcut: str
-    branch: keras.KerasTensor | None = None
+    carried: keras.KerasTensor | None = None
+    branches: tuple[keras.KerasTensor, ...] = ()
+    sums: tuple[Node, ...] = ()
     unit: ResidualUnit | None = None
     anchor: keras.KerasTensor | None = None
     before: _Place | None = None
@@ -99,8 +116,14 @@ def functional_chain(model):
     A block reaches from the place where its branch leaves to the addition, with what belongs to
     either side: an activation behind the addition, where blocks with an identity shortcut begin
     behind it too, and an activation or normalization shared by both paths of a block that changes
-    the shape. A stage ends where the number of channels changes, or where layers that change the
-    state stand between two blocks.
+    the shape. Several branches that are added to the state side by side are one.
+
+    A stage ends where the number of channels changes, or where layers that change the state stand
+    between two blocks. A block that changes only height and width opens a stage, too, but where
+    the block behind it opens one: it then is the last of its stage.
+
+    Statistics that `Normalization.adapt` sets are constants of the graph: a chain that is there
+    keeps those it was made with, as it keeps the loss. Make a new one behind `adapt` or `compile`.
 
     Args:
         model: a functional `keras.Model`, or a `keras.Sequential` that has its input; with one
@@ -114,23 +137,23 @@ def functional_chain(model):
             `tfresidual.layers.ResidualUnit` whose anchor is not the beginning of its stage.
     """
     graph = graph_of(model)
-    last = _last_operation(graph)
+    last = last_operation(graph)
     trunk = _trunk(graph)
     found = list(_blocks(graph, trunk))
     additions = _other_additions(graph, found)
-    opaque = collections.Counter(
-        type(node.operation).__name__ for node in graph.nodes if _is_opaque(node)
-    )
+    opaque = collections.defaultdict(list)
+    for node in filter(_is_opaque, graph.nodes):
+        opaque[type(node.operation).__name__].append(node.operation.name)
     if not found:
-        raise _no_block(model, additions, opaque)
+        raise _no_block(graph, model, additions, opaque)
     _join_gaps(graph, trunk, found)
     axis = 1 if _is_channels_first(graph) else -1
-    prepare = _prepare(graph)
+    prepare = preparation(node.operation for node in graph.nodes if _is_unit(node))
     if prepare is not None:
         prepare()
     return Chain(
         name=model.name,
-        stem=_between(graph, trunk[0], found[0].before),
+        stem=_between(graph, trunk[0], found[0].before, _dtype_of_states(found)),
         stages=_stages(graph, found, axis),
         head=_between(graph, found[-1].behind, trunk[-1]),
         loss=loss_of(model, last),
@@ -153,6 +176,20 @@ def unit_parts(unit, takes_anchor):
         "lipschitz": None if unit.lipschitz is None else unit.lipschitz_bound,
         "shortcut": _shortcut_of_unit(unit),
     }
+
+
+def preparation(units):
+    """The function that brings up to date what bounded units keep; `None` where none is bounded.
+
+    It holds the units, not their model: callbacks keep chains for as long as their model lives.
+    """
+    bounded = list({id(unit): unit for unit in units if unit.lipschitz is not None}.values())
+
+    def converge():
+        for unit in bounded:
+            unit.converge()
+
+    return converge if bounded else None
 
 
 def _shortcut_of_unit(unit):
@@ -211,11 +248,12 @@ def _blocks(graph, trunk):
                 begin,
                 end,
                 _shortcut_of_unit(node.operation),
+                sums=(node,),
                 unit=node.operation,
                 anchor=_call_of(node).get("anchor"),
             )
-        elif _is_residual_sum(node):
-            yield _Found(begin, end, *_shortcut_and_branch(graph, begin, end))
+        elif _is_residual_sum(node) and (block := _sum_of(graph, begin, end)):
+            yield block
 
 
 def _is_unit(node):
@@ -230,21 +268,41 @@ def _is_addition(node):
 
 
 def _is_residual_sum(node):
-    """Whether a node adds two different tensors of one shape."""
-    if not _is_addition(node) or len(node.inputs) != 2:
+    """Whether a node adds different tensors of one shape."""
+    if not _is_addition(node):
         return False
-    first, second = node.inputs
-    return first is not second and first.shape == second.shape
+    first, *others = node.inputs
+    has_two = any(tensor is not first for tensor in others)
+    return has_two and all(tensor.shape == first.shape for tensor in others)
 
 
-def _shortcut_and_branch(graph, begin, end):
-    """The name of the shortcut between two places, and the tensor added to what it carries."""
-    nodes = graph.nodes[begin.index + 1 : end.index]
-    operands = graph.nodes[end.index].inputs
-    origins = [_origin(nodes, tensor) for tensor in operands]
-    for origin, other in zip(origins, reversed(operands), strict=True):
-        if origin is begin.tensor:
-            return IDENTITY, other
+def _summands(nodes, addition):
+    """What an addition adds, with sums that are nothing but a part of it taken apart, and these."""
+    uses = collections.Counter(id(tensor) for node in nodes for tensor in node.inputs)
+    sums = {id(node.outputs[0]): node for node in nodes if _is_residual_sum(node)}
+    summands, taken_apart = [], [addition]
+    for node in taken_apart:
+        for tensor in node.inputs:
+            if id(tensor) in sums and uses[id(tensor)] == 1:
+                taken_apart.append(sums[id(tensor)])
+            else:
+                summands.append(tensor)
+    return summands, tuple(taken_apart)
+
+
+def _sum_of(graph, begin, end):
+    """The block between two places that ends in an addition, or `None`.
+
+    Two tensors can be told apart; of more of them, the state itself must be one.
+    """
+    nodes, addition = graph.nodes[begin.index + 1 : end.index], graph.nodes[end.index]
+    summands, sums = _summands([*nodes, addition], addition)
+    origins = [_origin(nodes, tensor) is begin.tensor for tensor in summands]
+    if any(origins):
+        return _Found(begin, end, IDENTITY, *_parted(summands, origins.index(True)), sums)
+    operands, sums = addition.inputs, (addition,)
+    if len(operands) > 2:
+        return None
     paths = [_path(nodes, tensor) for tensor in operands]
     # A shortcut has fewer layers with kernels than a branch; where it has as many, fewer
     # parameters, and then fewer operations.
@@ -256,14 +314,17 @@ def _shortcut_and_branch(graph, begin, end):
         )
         for path in paths
     ]
-    if sizes[0] == sizes[1]:
-        return TWO_BRANCHES, None
+    if sizes.count(min(sizes)) > 1:
+        return _Found(begin, end, TWO_BRANCHES, sums=sums)
     which = sizes.index(min(sizes))
-    branch = operands[1 - which]
-    if sizes[which][1] > 0:
-        return PROJECTION, branch
-    keeps_shape = begin.tensor.shape == operands[which].shape
-    return WEIGHTLESS if keeps_shape else RESAMPLING, branch
+    kind = WEIGHTLESS if begin.tensor.shape == operands[which].shape else RESAMPLING
+    kind = PROJECTION if sizes[which][1] > 0 else kind
+    return _Found(begin, end, kind, *_parted(operands, which), sums)
+
+
+def _parted(tensors, which):
+    """One of some tensors, and the others."""
+    return tensors[which], tuple(tensors[:which] + tensors[which + 1 :])
 
 
 def _origin(nodes, tensor):
@@ -279,12 +340,12 @@ def _is_identity(node):
     is_linear = isinstance(operation, keras.layers.Activation) and (
         operation.activation is keras.activations.linear
     )
-    return is_linear or isinstance(operation, (keras.layers.Identity, Entry))
+    return is_linear or isinstance(operation, (*SILENT, Entry))
 
 
-def _path(nodes, tensor):
-    """Those of the nodes that lead to a tensor."""
-    needed, path = {id(tensor)}, []
+def _path(nodes, *tensors):
+    """Those of the nodes that lead to some tensors."""
+    needed, path = set(map(id, tensors)), []
     for node in reversed(nodes):
         if any(id(output) in needed for output in node.outputs):
             path.append(node)
@@ -372,34 +433,68 @@ class _Gap:
 # Putting the chain together
 
 
-def _between(graph, start, stop):
-    """What leads from one place to another, as a function."""
-    return replayed(graph.nodes[start.index + 1 : stop.index + 1], start.tensor, stop.tensor)
+def _between(graph, start, stop, dtype=None):
+    """What leads from one place to another, as a function, and in which dtype it is handed on.
+
+    The states of a chain are of one dtype, the widest of those in the graph, so that it can hold
+    all of them as they are; every part of the chain takes them in its own.
+    """
+    nodes = graph.nodes[start.index + 1 : stop.index + 1]
+    function = replayed(nodes, start.tensor, stop.tensor)
+
+    def lead(state):
+        result = function(ops.cast(state, start.tensor.dtype))
+        return result if dtype is None else ops.cast(result, dtype)
+
+    return lead
+
+
+def _dtype_of_states(found):
+    places = [place for block in found for place in (block.before, block.behind)]
+    return keras.backend.result_type(*(place.tensor.dtype for place in places))
 
 
 def _stages(graph, found, axis):
     """The blocks in stages."""
-    stages, transition, blocks, channels, anchor = [], None, [], None, None
-    for block in found:
+    stages, transition, blocks, anchor = [], None, [], None
+    dtype = _dtype_of_states(found)
+    for block, opens in zip(found, _opens_stage(found, axis), strict=True):
         behind = block.behind.tensor.shape
-        if blocks and (block.transition_from is not None or behind[axis] != channels):
+        if blocks and opens:
             stages.append(Stage(len(stages) + 1, tuple(blocks), transition))
             transition, blocks = None, []
         if block.transition_from is not None:
-            transition = _between(graph, block.transition_from, block.before)
+            transition = _between(graph, block.transition_from, block.before, dtype)
         # What `Chain` will hand to the block as its anchor.
         anchor = anchor if blocks else block.before
         keeps_shape = block.before.tensor.shape == behind
         if block.anchor is not None and not (keeps_shape and block.anchor is anchor.tensor):
             raise _other_anchor(block.unit)
-        blocks.append(_block(graph, block, len(stages) + 1, len(blocks), keeps_shape))
-        channels = behind[axis]
+        place = {"stage": len(stages) + 1, "step": len(blocks), "keeps_shape": keeps_shape}
+        blocks.append(Block(**place, **_parts(graph, block, dtype)))
         anchor = anchor if keeps_shape else block.behind
     stages.append(Stage(len(stages) + 1, tuple(blocks), transition))
     return tuple(stages)
 
 
-def _block(graph, found, stage, step, keeps_shape):
+def _opens_stage(found, axis):
+    """Of every block, whether a stage begins with it.
+
+    One that changes only the grid opens a stage, unless the block behind it opens one too.
+    """
+    shapes = [block.behind.tensor.shape for block in found]
+    changes = [
+        block.transition_from is not None or now[axis] != before[axis]
+        for block, before, now in zip(found[1:], shapes, shapes[1:], strict=False)
+    ]
+    for index, is_change in enumerate(changes):
+        is_last_of_stage = index + 1 < len(changes) and changes[index + 1]
+        changes[index] = is_change or (shapes[index + 1] != shapes[index] and not is_last_of_stage)
+    return [True, *changes]
+
+
+def _parts(graph, found, dtype):
+    """What a block consists of, as keyword arguments of `Block`."""
     nodes = graph.nodes[found.before.index + 1 : found.behind.index + 1]
     if found.unit is None:
         parts = _sum_parts(graph, found) | {"weights": _weights_by_role(nodes)}
@@ -408,64 +503,46 @@ def _block(graph, found, stage, step, keeps_shape):
         around = [node for node in nodes if node.operation is not found.unit]
         parts["weights"] |= _weights_by_role(around)
     start = _between(graph, found.before, found.begin)
-    end = _between(graph, found.end, found.behind)
+    end = _between(graph, found.end, found.behind, dtype)
     functions = {
         "apply": lambda state, *anchor: end(parts["apply"](start(state), *anchor)),
         "branch": parts["branch"] and (lambda state: parts["branch"](start(state))),
         "join": parts["join"] and (lambda base, branch: end(parts["join"](start(base), branch))),
     }
-    return Block(stage=stage, step=step, keeps_shape=keeps_shape, **parts | functions)
+    return parts | functions | {"name": graph.nodes[found.end.index].operation.name}
 
 
 def _sum_parts(graph, found):
     """What `unit_parts` is for a unit, for a sum, but for its weights."""
     nodes = graph.nodes[found.begin.index + 1 : found.end.index]
     addition = graph.nodes[found.end.index]
-    source, branch, target = found.begin.tensor, found.branch, found.end.tensor
+    source, target = found.begin.tensor, found.end.tensor
     parts = {
         "apply": replayed([*nodes, addition], source, target),
         "branch": None,
         "join": None,
         "shortcut": found.shortcut,
     }
-    if branch is not None:
-        (other,) = (tensor for tensor in addition.inputs if tensor is not branch)
-        shortcut = _path(nodes, other)
+    if found.carried is not None:
+        carry = replayed(_path(nodes, found.carried), source, found.carried)
+        parts["join"] = lambda base, branch: _sum([carry(base), branch], target.dtype)
+        paths = _path(nodes, *found.branches)
 
-        def join(base, value):
-            values = replay(shortcut, {id(source): base})
-            return addition(values | {id(branch): value})[id(target)]
+        def branch(state):
+            values = replay(paths, {id(source): state})
+            return _sum([values[id(tensor)] for tensor in found.branches], target.dtype)
 
-        parts |= {"branch": replayed(_path(nodes, branch), source, branch), "join": join}
+        parts["branch"] = branch
     return parts
+
+
+def _sum(tensors, dtype):
+    return functools.reduce(ops.add, (ops.cast(tensor, dtype) for tensor in tensors))
 
 
 def _is_channels_first(graph):
     formats = {getattr(node.operation, "data_format", None) for node in graph.nodes}
     return "channels_first" in formats
-
-
-def _last_operation(graph):
-    """The operation that gives the outputs their values; what is behind it changes none."""
-    tensor = graph.output
-    for node in reversed(graph.nodes):
-        if tensor is node.outputs[0]:
-            is_shape = isinstance(node.operation, (keras.layers.Flatten, keras.layers.Reshape))
-            if not is_shape and not _is_identity(node):
-                return node.operation
-            (tensor,) = node.inputs
-    return graph.nodes[-1].operation
-
-
-def _prepare(graph):
-    units = {id(node.operation): node.operation for node in graph.nodes if _is_unit(node)}
-    bounded = [unit for unit in units.values() if unit.lipschitz is not None]
-
-    def converge():
-        for unit in bounded:
-            unit.converge()
-
-    return converge if bounded else None
 
 
 # Weights
@@ -515,17 +592,19 @@ def _weights_by_role(nodes):
 
 
 def _other_additions(graph, found):
-    """How many additions are no block, by what they are."""
-    ends = {block.end.index for block in found}
-    counts = collections.Counter()
-    for index, node in enumerate(graph.nodes):
-        if index in ends:
+    """The names of the additions that are no block, by what they are."""
+    known = {id(node) for block in found for node in block.sums}
+    others = collections.defaultdict(list)
+    for node in graph.nodes:
+        if id(node) in known:
             continue
-        if _is_residual_sum(node) or _is_unit(node):
-            counts["off the trunk"] += 1
+        if _is_residual_sum(node) and len(node.inputs) > 2:
+            others["of several tensors, none of them the state"].append(node.operation.name)
+        elif _is_residual_sum(node) or _is_unit(node):
+            others["off the trunk"].append(node.operation.name)
         elif _is_addition(node):
-            counts["of other shapes, or of more or less than two tensors"] += 1
-    return counts
+            others["of other shapes, or of the same tensor"].append(node.operation.name)
+    return others
 
 
 def _is_opaque(node):
@@ -554,8 +633,12 @@ def _other_anchor(unit):
     )
 
 
-def _listed(counts):
-    return ", ".join(f"{name} ({count})" for name, count in sorted(counts.items()))
+def _listed(names_by_kind):
+    """How many there are of every kind, and the first of them by name."""
+    return ", ".join(
+        f"{kind} ({len(names)}: {', '.join([*names[:3], *(['...'] if len(names) > 3 else [])])})"
+        for kind, names in sorted(names_by_kind.items())
+    )
 
 
 def _notes(additions, opaque):
@@ -570,12 +653,14 @@ def _notes(additions, opaque):
     return tuple(notes)
 
 
-def _no_block(model, additions, opaque):
+def _no_block(graph, model, additions, opaque):
     found = f"additions: {_listed(additions)}" if additions else "no addition"
     if opaque:
         found += f"; layers that may hide some: {_listed(opaque)}"
+    if any(keras.tree.flatten(node.kwargs.get("mask")) != [None] for node in graph.nodes):
+        found += "; masks, which lead past every place where the others meet"
     return ValueError(
-        "Argument `source` must be a model with residual additions on one trunk: of two tensors "
-        "of one shape, where all paths from input to output meet. "
+        "Argument `source` must be a model with residual additions on one trunk: of tensors of "
+        "one shape, where all paths from input to output meet. "
         f"Received: source={model.name} with {found}"
     )

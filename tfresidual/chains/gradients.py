@@ -37,6 +37,9 @@ def walk_with_gradients(chain, images, labels):
 
     Returns:
         A `Walk`.
+
+    Raises:
+        ValueError: if the loss has no gradient at the states.
     """
     # The stem needs no gradient, so it stays outside the tape.
     state = chain.stem(images)
@@ -54,8 +57,28 @@ def walk_with_gradients(chain, images, labels):
             tape.watch(copy)
         if readouts:
             # The head treats images alone, so all read-outs go through it as one batch.
-            outputs = chain.head(tf.concat(list(readouts.values()), axis=0))
+            states = [tf.cast(copy, last.dtype) for copy in readouts.values()]
+            outputs = chain.head(tf.concat(states, axis=0))
             repeats = [len(readouts)] + [1] * (len(labels.shape) - 1)
             total += tf.reduce_sum(chain.loss(tf.tile(labels, repeats), outputs))
     gradients, copies = tape.gradient(total, [[before for before, _ in steps], readouts])
+    gradients = known_gradients(chain, [before for before, _ in steps], gradients)
     return Walk(steps, gradients, [copies.get(index) for index in range(len(steps))])
+
+
+def known_gradients(chain, states, gradients):
+    """The gradients at a chain's states, zeros at states that nothing behind them reads.
+
+    Raises:
+        ValueError: if there is none at any of them.
+    """
+    if all(gradient is None for gradient in gradients):
+        raise ValueError(
+            "Argument `chain` must have a loss with a gradient at its states; `stop_gradient`, or "
+            "a function outside of TensorFlow, passes none. "
+            f"Received: {chain.name}, whose head or loss has none"
+        )
+    return [
+        tf.zeros_like(state) if gradient is None else gradient
+        for state, gradient in zip(states, gradients, strict=True)
+    ]

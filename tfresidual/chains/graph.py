@@ -6,8 +6,9 @@ import inspect
 import keras
 from keras import ops
 
-# Height and width of the images for which shapes are worked out, where a model takes any.
-SIZE = 224
+# Sizes for which shapes are worked out where a model takes any: that of most images first, then
+# those for tokens with fewer positions, and for sound, which is made shorter many times.
+SIZES = (224, 256, 64, 32, 16, 512, 4096, 65536)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -115,10 +116,10 @@ def graph_of(model):
 
     Returns:
         A `Graph`. Where height or width of the images are not known, the shapes of its tensors
-        are those for images of 224; what is computed takes any.
+        are those for some size that the model takes; what is computed takes any.
 
     Raises:
-        ValueError: if the model has no such graph.
+        ValueError: if the model has no such graph, or takes none of the sizes that are tried.
     """
     if not has_graph(model):
         raise ValueError(
@@ -128,15 +129,30 @@ def graph_of(model):
         )
     if len(model.inputs) != 1 or len(model.outputs) != 1:
         raise ValueError(
-            "Argument `source` must be a model with one input and one output tensor. "
+            "Argument `source` must be a model with one input and one output tensor, such as "
+            "`keras.Model(model.input, model.outputs[0])`. "
             f"Received: source={model.name} with {len(model.inputs)} inputs and "
             f"{len(model.outputs)} outputs"
         )
     (inputs,) = model.inputs
-    images = keras.KerasTensor(
-        (inputs.shape[0], *(SIZE if size is None else size for size in inputs.shape[1:])),
-        dtype=inputs.dtype,
-    )
+    if None not in inputs.shape[1:]:
+        return _graph_for(model, inputs.shape)
+    failures = []
+    for assumed in SIZES:
+        sizes = (assumed if size is None else size for size in inputs.shape[1:])
+        try:
+            return _graph_for(model, (inputs.shape[0], *sizes))
+        except (ValueError, TypeError) as error:
+            failures.append(error)
+    raise ValueError(
+        f"Argument `source` must be a model that takes images of one of the sizes {SIZES}, or "
+        f"that has an input of known size; for {SIZES[0]}, Keras says: {failures[0]} "
+        f"Received: source={model.name} with an input of shape {inputs.shape}"
+    ) from failures[0]
+
+
+def _graph_for(model, shape):
+    images = keras.KerasTensor(shape, dtype=model.inputs[0].dtype)
     nodes, (output,) = _flattened(model, [images])
     return Graph(images, _leading(nodes, output), output)
 

@@ -7,7 +7,7 @@ import re
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
-from tfresidual.chains.chain import Block, Chain, Stage
+from tfresidual.chains.chain import OUTPUT_KINDS, Block, Chain, Stage
 from tfresidual.chains.scores import loss_from
 
 # What the reader and the writer agree on. A reader takes what was written in its own format and
@@ -74,14 +74,32 @@ def series_path(folder, epoch):
     return pathlib.Path(folder) / f"epoch{epoch:04d}"
 
 
-def series_of(folder):
-    """The SavedModels in the folder of a series, as a dict from epoch to path, in order."""
-    found = {
-        int(path.name.removeprefix("epoch")): path
-        for path in pathlib.Path(folder).glob("epoch*")
-        if re.fullmatch("epoch[0-9]+", path.name) and is_saved_model(path)
-    }
+def series_of(folder, is_member=is_saved_model):
+    """The SavedModels in the folder of a series, as a dict from epoch to path, in order.
+
+    Args:
+        folder: the folder. It need not be there.
+        is_member: the function of a path that says whether what has such a name belongs to it.
+    """
+    found = {}
+    for path in pathlib.Path(folder).glob("epoch*"):
+        match = re.fullmatch("epoch([0-9]+)", path.name)
+        # `epoch1` beside `epoch0001` is not written by `series_path`.
+        if match and path.name == series_path("", int(match[1])).name and is_member(path):
+            found[int(match[1])] = path
     return dict(sorted(found.items()))
+
+
+def check_whole(path):
+    """Raises a `ValueError` unless a SavedModel can be probed, as far as is seen without loading.
+
+    Args:
+        path: the folder that `tfresidual.export` wrote.
+    """
+    _layout(path)
+    for pattern in (GRAPH_FILE, "variables/variables.index", "variables/variables.data-*"):
+        if not any(file.stat().st_size for file in path.glob(pattern)):
+            raise _damaged(path, FileNotFoundError(f"there is no {pattern} in it"))
 
 
 def _layout(path):
@@ -100,9 +118,12 @@ def _layout(path):
         layout = json.loads((path / LAYOUT_FILE).read_text("utf-8"))
         version, written_by = layout["format"], layout["tfresidual"]
         is_for_probing = layout["probing"]
-    except (ValueError, KeyError, TypeError) as error:
+        _require(_is_count(version) and version > 0, "format")
+        if version <= FORMAT:
+            _check_layout(layout)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(path, error) from error
-    if not isinstance(version, int) or version > FORMAT:
+    if version > FORMAT:
         raise ValueError(
             f"Argument `source` must be a SavedModel of format {FORMAT} or older; tfresidual "
             f"{written_by} wrote a newer one. Update tfresidual. "
@@ -114,6 +135,51 @@ def _layout(path):
             f"exported with `probing=False`. Received: source={str(path)!r}"
         )
     return layout
+
+
+def _check_layout(layout):
+    """Raises an error unless a layout says what a chain needs, and in the types it needs."""
+    _require(isinstance(layout["probing"], bool), "probing")
+    _require(isinstance(layout["name"], str), "name")
+    _require(layout["outputs"] in OUTPUT_KINDS, "outputs")
+    sizes = layout["input_shape"]
+    _require(_is_list(sizes) and all(size is None or _is_count(size) for size in sizes), "shape")
+    if not layout["probing"]:
+        return
+    notes, pieces, count = layout["notes"], layout["pieces"], layout["parameters"]
+    _require(_is_list(notes) and all(isinstance(note, str) for note in notes), "notes")
+    _require(_is_list(pieces) and {STEM, HEAD} <= set(pieces), "pieces")
+    _require(_is_count(count), "parameters")
+    _require(layout["loss"] is None or isinstance(layout["loss"], dict), "loss")
+    stages = layout["stages"]
+    _require(_is_list(stages) and len(stages) > 0, "stages")
+    for index, stage in enumerate(stages, start=1):
+        _require(stage["stage"] == index, "stage")
+        _require(_is_list(stage["blocks"]), "blocks")
+        for step, block in enumerate(stage["blocks"]):
+            parts = {part for part in PARTS if block_name(index, step, part) in pieces}
+            _require("apply" in parts and len(parts) != 2, f"pieces of block {step}")
+            _require(isinstance(block["keeps_shape"], bool), "keeps_shape")
+            _require(isinstance(block["takes_anchor"], bool), "takes_anchor")
+            for name in ("shortcut", "name"):
+                _require(block[name] is None or isinstance(block[name], str), name)
+            places = block["weights"].values()
+            _require(all(_is_count(place) and place < count for place in places), "weights")
+            bounds = block["lipschitz"]
+            _require(bounds is None or isinstance(bounds, dict), "lipschitz")
+
+
+def _require(is_right, name):
+    if not is_right:
+        raise ValueError(f"{LAYOUT_FILE.name}: {name!r} is not what it must be")
+
+
+def _is_list(value):
+    return isinstance(value, list)
+
+
+def _is_count(value):
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _damaged(path, error):
@@ -172,6 +238,7 @@ def _block(stage, step, layout, pieces, parameters):
         weights={role: parameters[place] for role, place in layout["weights"].items()},
         lipschitz=None if bounds is None else lambda: dict(bounds),
         shortcut=layout["shortcut"],
+        name=layout["name"],
         **functions,
     )
 
@@ -200,6 +267,11 @@ def _loss(layout, pieces):
     def loss(labels, outputs):
         if labels.shape[1:] == (1,) and 1 in by_rank:
             labels = tf.reshape(labels, [-1])
+        if not by_rank:
+            raise ValueError(
+                "Argument `chain` must be of a network whose loss gives one number for each image. "
+                f"Received: {layout['name']}, whose loss took no labels when it was exported"
+            )
         if len(labels.shape) not in by_rank:
             raise ValueError(
                 "Argument `data` must hold labels as the loss of the network takes them, with "

@@ -1,6 +1,7 @@
 """What a network's outputs are worth, image by image."""
 
 import inspect
+import math
 
 import keras
 import numpy as np
@@ -34,10 +35,10 @@ def loss_of(model, last=None):
             f"Received: loss={loss!r}"
         )
     if loss is None:
-        activation = _activation_of(model, last)
-        if activation is keras.activations.sigmoid:
+        kind = _kind_of(model, last)
+        if kind == "label_probabilities":
             return loss_from({"loss": "binary_crossentropy", "config": None})
-        from_logits = activation is not keras.activations.softmax
+        from_logits = kind != "probabilities"
         return loss_from({"loss": CROSS_ENTROPY, "config": {"from_logits": from_logits}})
     function = keras.losses.get(loss)
     description = _description(function)
@@ -113,26 +114,90 @@ def _of_images(loss):
 def outputs_of(model, last=None):
     """What a model returns, as `tfresidual.chains.Chain.outputs` says it.
 
-    The last activation tells; without one, a compiled binary loss tells several labels an image
-    from classes that exclude one another.
+    The last activation tells first, by what it does to numbers, however it is written: a softmax
+    or a sigmoid returns probabilities, even where the model was trained on squares. Otherwise the
+    loss tells that the model was compiled with:
+
+    - a loss of regression, such as `"mse"`, is of values that are no classes; so are
+      `"cosine_similarity"` and `"poisson"`;
+    - a binary cross-entropy, or a hinge of -1 and 1, has one label an output; any other loss has
+      classes;
+    - a cross-entropy without `from_logits`, or a divergence, takes probabilities. A layer that is
+      known to end without an activation returns logits all the same: its outputs have any sign
+      and any sum, whatever the loss makes of them.
+
+    Where neither tells anything, the outputs are logits.
 
     Args:
         model: a `keras.Model` with one output.
         last: the layer or operation that returns the outputs, by default the model's last layer.
 
     Returns:
-        `"probabilities"`, `"logits"`, `"label_probabilities"` or `"label_logits"`.
+        `"probabilities"`, `"logits"`, `"label_probabilities"`, `"label_logits"` or `"values"`.
     """
-    activation = _activation_of(model, last)
-    if activation is keras.activations.sigmoid:
-        return "label_probabilities"
-    if activation is keras.activations.softmax:
-        return "probabilities"
+    kind = _kind_of(model, last)
+    if kind in PROBABILITIES:
+        return kind
     loss = keras.losses.get(_single(model.loss)) if model.compiled else None
-    is_binary = loss is keras.losses.binary_crossentropy or isinstance(
-        loss, keras.losses.BinaryCrossentropy
+    if _is_one_of(loss, _REGRESSIONS):
+        return "values"
+    labels = "label_" if _is_one_of(loss, _LABEL_LOSSES) else ""
+    takes_probabilities = _is_one_of(loss, _LOSSES_OF_PROBABILITIES) and not (
+        isinstance(loss, keras.losses.Loss) and loss.get_config().get("from_logits")
     )
-    return "label_logits" if is_binary else "logits"
+    is_known = kind is not None
+    return labels + ("probabilities" if takes_probabilities and not is_known else "logits")
+
+
+def last_operation(graph):
+    """The operation that tells what a graph's outputs are.
+
+    Args:
+        graph: a `tfresidual.chains.graph.Graph`.
+
+    Returns:
+        The softmax or sigmoid behind which nothing changes a probability (what clips or casts
+        does not); without one the last operation that changes any number.
+    """
+    tensor, last = graph.output, None
+    for node in reversed(graph.nodes):
+        if tensor is not node.outputs[0]:
+            continue
+        if _kind_of_operation(node.operation) in PROBABILITIES:
+            return node.operation
+        if last is None and not _keeps(node, -3.0, 3.0):
+            last = node.operation
+        if not _keeps(node, 0.05, 0.95):
+            break
+        (tensor,) = node.inputs
+    return graph.nodes[-1].operation if last is None else last
+
+
+def check_labels(kind, labels, outputs):
+    """Raises a `ValueError` unless labels can be those of a network's outputs.
+
+    Args:
+        kind: what the outputs are, see `tfresidual.chains.Chain`.
+        labels: array of the labels of some images, as `prediction_scores` takes them.
+        outputs: int, the number of outputs of an image.
+    """
+    if not len(labels):
+        return
+    shape = labels.shape[1:]
+    highest = 1 if is_binary(kind, outputs) else outputs - 1
+    is_row = shape == (outputs,) and outputs > 1
+    is_index = shape in ((), (1,)) and labels.max() <= highest
+    if not (is_row or is_index) or not labels.min() >= 0:
+        rows = f", or a row of {outputs} for each image" if outputs > 1 else ""
+        raise ValueError(
+            f"Argument `data` must hold labels from 0 to {highest}{rows}. Received: labels of "
+            f"shape {labels.shape} from {labels.min()} to {labels.max()}"
+        )
+
+
+def is_binary(kind, outputs):
+    """Whether one output tells two classes apart: 1, where it is over 1/2, and 0."""
+    return kind.startswith("label") and outputs == 1
 
 
 def prediction_scores(kind, labels, outputs):
@@ -141,10 +206,13 @@ def prediction_scores(kind, labels, outputs):
     Outputs that are not finite (a network that explodes) name no class: they are wrong, agree
     with nothing, and their cross-entropy and entropy may be infinite or NaN.
 
+    A single output of a label is a choice between two classes: the label is 1 or 0, and 1 is named
+    where its probability is over 1/2.
+
     Args:
         kind: what the outputs are, see `tfresidual.chains.Chain`.
         labels: class indices, `(images,)` or `(images, 1)`, or one-hot rows, or k-hot rows where
-            an image has several labels.
+            an image has several labels; 0 or 1 where one output tells two classes apart.
         outputs: `(images, classes)`.
 
     Returns:
@@ -156,14 +224,19 @@ def prediction_scores(kind, labels, outputs):
         - `entropy`: of the prediction, in nats, from 0 to log(classes); of several labels the sum
           over them, each up to log(2);
         - `margin`: the probability of the label minus the highest of another class, in [-1, 1];
-          of several labels the lowest probability of a label minus the highest of another;
-        - `predicted`: bool, `(images, classes)`, the class or the classes that are named;
+          of several labels the lowest probability of a label minus the highest of another; of two
+          classes with one output that of the right one minus that of the wrong one;
+        - `predicted`: bool, `(images, classes)`, the class or the classes that are named; of one
+          output whether it is 1 that is named;
         - `is_finite`: bool, whether the outputs, or the logits behind them, are.
     """
     outputs = ops.convert_to_tensor(outputs)
     classes = outputs.shape[-1]
     labels = ops.convert_to_tensor(labels)
-    if len(labels.shape) == 1 or labels.shape[-1] != classes:
+    has_two_classes = is_binary(kind, classes)
+    if has_two_classes:
+        labels = ops.reshape(labels, (-1, 1))
+    elif len(labels.shape) == 1 or labels.shape[-1] != classes:
         labels = ops.one_hot(ops.reshape(labels, (-1,)), classes)
     labels = ops.cast(labels, "float32")
     # Keras leaves the logits on the tensor that a softmax or a sigmoid returns.
@@ -178,26 +251,34 @@ def prediction_scores(kind, labels, outputs):
         log_p, log_rest = -ops.softplus(-logits), -ops.softplus(logits)
         cross_entropy = -ops.sum(labels * log_p + (1 - labels) * log_rest, axis=-1)
         entropy = -ops.sum(p * log_p + (1 - p) * log_rest, axis=-1)
-        # Probabilities near 1 are equal in float32 where logits are not.
-        ranks = ops.argsort(ops.argsort(-logits, axis=-1), axis=-1)
-        count = ops.sum(labels, axis=-1, keepdims=True)
-        predicted = ops.cast(ranks, "float32") < count
-        wrong = 1 - exact_match(labels, logits)
     else:
         log_p = ops.log(_inside(outputs)) if logits is None else ops.log_softmax(logits)
         cross_entropy = -ops.sum(labels * log_p, axis=-1)
         p = ops.exp(log_p)
         entropy = -ops.sum(p * log_p, axis=-1)
+    if has_two_classes:
+        predicted, is_label = logits > 0, labels > 0.5
+        wrong = ops.cast(predicted[:, 0] != is_label[:, 0], "float32")
+        margin = ops.where(is_label, 1.0, -1.0)[:, 0] * (2 * p[:, 0] - 1)
+    elif kind.startswith("label"):
+        # Probabilities near 1 are equal in float32 where logits are not.
+        ranks = ops.argsort(ops.argsort(-logits, axis=-1), axis=-1)
+        count = ops.sum(labels, axis=-1, keepdims=True)
+        predicted = ops.cast(ranks, "float32") < count
+        wrong = 1 - exact_match(labels, logits)
+        margin = _margin(labels, p)
+    else:
         named = ops.argmax(outputs, axis=-1)
         predicted = ops.one_hot(named, classes, dtype="bool")
         wrong = ops.cast(named != ops.argmax(labels, axis=-1), "float32")
+        margin = _margin(labels, p)
     is_finite = ops.all(ops.isfinite(outputs if logits is None else logits), axis=-1)
     return {
         "wrong": ops.where(is_finite, wrong, ops.ones_like(wrong)),
         "cross_entropy": cross_entropy,
         "entropy": entropy,
         # Without another class, or without a label, there is nothing to be behind.
-        "margin": ops.clip(_margin(labels, p), -1.0, 1.0),
+        "margin": ops.clip(margin, -1.0, 1.0),
         "predicted": ops.logical_and(predicted, is_finite[:, None]),
         "is_finite": is_finite,
     }
@@ -257,15 +338,102 @@ _CROSS_ENTROPIES = (
 )
 
 
-def _activation_of(model, last):
-    """The last activation: of a layer, or an operation of `keras.ops`."""
-    last = model.layers[-1] if last is None else last
-    if not isinstance(last, keras.layers.Layer):
-        named = {"Softmax": keras.activations.softmax, "Sigmoid": keras.activations.sigmoid}
-        return named.get(type(last).__name__)
-    if isinstance(last, keras.layers.Softmax):
-        return keras.activations.softmax
-    return getattr(last, "activation", None)
+# What a last activation can return.
+PROBABILITIES = ("probabilities", "label_probabilities")
+_KINDS = {
+    keras.activations.softmax: "probabilities",
+    keras.activations.sigmoid: "label_probabilities",
+    keras.activations.linear: "logits",
+}
+# Numbers that tell activations from one another.
+_ROWS = np.array([[-9.0, 0.0, 9.0, 0.0], [1.0, 2.0, -3.0, 0.5]], "float32")
+_LABEL_LOSSES = (
+    *(keras.losses.BinaryCrossentropy, keras.losses.binary_crossentropy),
+    *(keras.losses.BinaryFocalCrossentropy, keras.losses.binary_focal_crossentropy),
+    *(keras.losses.Hinge, keras.losses.hinge),
+    *(keras.losses.SquaredHinge, keras.losses.squared_hinge),
+)
+_LOSSES_OF_PROBABILITIES = (
+    *_CROSS_ENTROPIES,
+    *(keras.losses.CategoricalCrossentropy, keras.losses.SparseCategoricalCrossentropy),
+    *(keras.losses.CategoricalFocalCrossentropy, keras.losses.categorical_focal_crossentropy),
+    keras.losses.CategoricalGeneralizedCrossEntropy,
+    keras.losses.categorical_generalized_cross_entropy,
+    *(keras.losses.KLDivergence, keras.losses.kl_divergence),
+    *_LABEL_LOSSES[:4],
+)
+_REGRESSIONS = (
+    *(keras.losses.MeanSquaredError, keras.losses.mean_squared_error),
+    *(keras.losses.MeanAbsoluteError, keras.losses.mean_absolute_error),
+    *(keras.losses.MeanAbsolutePercentageError, keras.losses.mean_absolute_percentage_error),
+    *(keras.losses.MeanSquaredLogarithmicError, keras.losses.mean_squared_logarithmic_error),
+    *(keras.losses.Huber, keras.losses.huber),
+    *(keras.losses.LogCosh, keras.losses.log_cosh),
+    *(keras.losses.CosineSimilarity, keras.losses.cosine_similarity),
+    *(keras.losses.Poisson, keras.losses.poisson),
+)
+
+
+def _is_one_of(loss, known):
+    return any(isinstance(loss, one) if isinstance(one, type) else loss is one for one in known)
+
+
+def _kind_of(model, last):
+    return _kind_of_operation(model.layers[-1] if last is None else last)
+
+
+def _kind_of_operation(operation):
+    """What a layer's last activation, or an operation, returns; `None` where that is not known."""
+    while isinstance(operation, keras.layers.Wrapper):
+        operation = operation.layer
+    if isinstance(operation, keras.layers.Softmax):
+        return "probabilities"
+    if not isinstance(operation, keras.layers.Layer):
+        named = {"Softmax": "probabilities", "Sigmoid": "label_probabilities"}
+        return named.get(type(operation).__name__)
+    is_lambda = isinstance(operation, keras.layers.Lambda)
+    activation = operation if is_lambda else getattr(operation, "activation", None)
+    for known, kind in _KINDS.items():
+        if activation is known:
+            return kind
+    return None if activation is None else _kind_by_numbers(activation)
+
+
+def _kind_by_numbers(activation):
+    """What a function of rows is, told by what it makes of some."""
+    try:
+        values = ops.convert_to_numpy(activation(ops.convert_to_tensor(_ROWS))).astype(float)
+    except Exception:
+        # Somebody else's function may fail in any way on what it was not made for.
+        return None
+    if values.shape != _ROWS.shape:
+        return None
+    shift = values - _ROWS
+    # A softmax does not see what is added to all of a row: neither does it see a log-softmax.
+    if np.allclose(shift, shift[:, :1], atol=1e-3):
+        return "logits"
+    if (values >= 0).all() and np.allclose(values.sum(axis=-1), 1, atol=1e-3):
+        return "probabilities"
+    is_sigmoid = np.allclose(values[0], [0, 0.5, 1, 0.5], atol=1e-3)
+    return "label_probabilities" if is_sigmoid else None
+
+
+def _keeps(node, low, high):
+    """Whether an operation of a graph returns numbers between two bounds as they are."""
+    if len(node.inputs) != 1 or getattr(node.operation, "weights", ()):
+        return False
+    (tensor,) = node.inputs
+    shape = (1, *tensor.shape[1:])
+    values = np.linspace(low, high, math.prod(shape)).astype("float32")
+    try:
+        given = ops.cast(ops.reshape(values, shape), tensor.dtype)
+        result = ops.cast(node({id(tensor): given})[id(node.outputs[0])], "float32")
+        result = ops.convert_to_numpy(result)
+    except Exception:
+        # As above.
+        return False
+    # bfloat16 rounds by 0.4 %.
+    return result.size == values.size and np.allclose(result.ravel(), values, atol=0.02)
 
 
 def _single(loss):
@@ -320,10 +488,26 @@ def _cross_entropy(from_logits):
 
 
 def _per_image(function):
-    """The function averaged over all axes but the first."""
+    """The function averaged over all axes but the first, with labels as Keras hands them over."""
 
     def losses(labels, outputs):
-        values = function(ops.convert_to_tensor(labels), ops.convert_to_tensor(outputs))
+        labels, outputs = ops.convert_to_tensor(labels), ops.convert_to_tensor(outputs)
+        is_double = keras.backend.standardize_dtype(outputs.dtype) == "float64"
+        labels = ops.cast(labels, "float64" if is_double else "float32")
+        if len(labels.shape) + 1 == len(outputs.shape) and outputs.shape[-1] == 1:
+            labels = ops.expand_dims(labels, axis=-1)
+        values = function(labels, outputs)
+        if len(values.shape) == 0:
+            raise ValueError(
+                "Argument `loss` of `compile` must be a loss that returns one number for each "
+                f"image, not one for all of them. Received: loss={_name_of(function)}"
+            )
         return ops.mean(ops.reshape(values, (ops.shape(outputs)[0], -1)), axis=-1)
 
     return losses
+
+
+def _name_of(function):
+    """The name of a loss: that of the class where it is the `call` of an object."""
+    owner = getattr(function, "__self__", None)
+    return getattr(function, "__name__", repr(function)) if owner is None else type(owner).__name__

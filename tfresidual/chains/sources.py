@@ -1,5 +1,6 @@
 """Chains from the sources they can come from."""
 
+import dataclasses
 import os
 import pathlib
 import zipfile
@@ -7,55 +8,61 @@ import zipfile
 import keras
 
 from tfresidual.chains.chain import Block, Chain, Stage
-from tfresidual.chains.functional import functional_chain, unit_parts
-from tfresidual.chains.saved_model import saved_model_chain
+from tfresidual.chains.functional import functional_chain, preparation, unit_parts
+from tfresidual.chains.saved_model import UNREADABLE, saved_model_chain
 from tfresidual.chains.scores import loss_of, outputs_of
 from tfresidual.layers import BatchNormalization, ResidualUnit
 from tfresidual.networks import ResidualNetwork
+
+# What Keras raises of files that it cannot read.
+DAMAGED = (*UNREADABLE, RuntimeError, zipfile.BadZipFile)
 
 
 def chain(source):
     """The chain of a network: what every probe reads.
 
     Nothing is copied: the chain computes with the network's own layers, so it follows their
-    weights as training goes on.
+    weights as training goes on. Loss and outputs are those the model was compiled for when the
+    chain was made.
 
     Args:
         source: a `tfresidual.networks.ResidualNetwork`; any functional `keras.Model` with
             residual additions on one trunk, see
             `tfresidual.chains.functional.functional_chain`; the path of a `.keras` file that
-            holds one of these; or a chain, which is returned as it is.
+            holds one of these; the path of a SavedModel that `tfresidual.export` wrote; or a
+            chain, which is returned as it is.
 
     Returns:
         A `tfresidual.chains.Chain`.
 
     Raises:
-        FileNotFoundError: if there is no such file.
+        FileNotFoundError: if there is no such file or folder.
         ValueError: if the source is none of these, the model has no blocks that can be seen, or
-            the file is damaged.
+            the file is damaged, or holds classes that are not known here.
     """
     if isinstance(source, Chain):
         return source
     if isinstance(source, (str, os.PathLike)):
         path = pathlib.Path(source)
-        return saved_model_chain(path) if path.is_dir() else chain(_loaded(path))
+        return saved_model_chain(path) if path.is_dir() else _of_file(path)
     if isinstance(source, ResidualNetwork):
         return _of_residual_network(source)
     if isinstance(source, keras.Model):
         return functional_chain(source)
     raise ValueError(
         "Argument `source` must be a `tfresidual.networks.ResidualNetwork`, a functional "
-        "`keras.Model`, the path of a .keras file that holds one, or a `tfresidual.chains.Chain`. "
+        "`keras.Model`, the path of a .keras file that holds one or of a SavedModel that "
+        "`tfresidual.export` wrote, or a `tfresidual.chains.Chain`. "
         f"Received: source={source!r} of type {type(source).__name__}"
     )
 
 
-def _loaded(path):
-    """The model in a `.keras` file."""
+def _of_file(path):
+    """The chain of the model in a `.keras` file."""
     if not path.exists():
         raise FileNotFoundError(
-            f"Argument `source` must be the path of a file. Received: source={str(path)!r}, "
-            "which does not exist"
+            "Argument `source` must be the path of a .keras file or of a SavedModel. "
+            f"Received: source={str(path)!r}, which does not exist"
         )
     if path.suffix != ".keras":
         raise ValueError(
@@ -64,11 +71,37 @@ def _loaded(path):
         )
     # Keras says of a damaged file that it is not there.
     if not zipfile.is_zipfile(path) or "config.json" not in zipfile.ZipFile(path).namelist():
-        raise ValueError(
-            "Argument `source` must be the path of a whole .keras file; this one is there, but "
-            f"damaged. Received: source={str(path)!r}"
-        )
-    return keras.saving.load_model(path)
+        raise _unreadable(path, "it is no archive, or has no config.json")
+    model, notes = _loaded(path)
+    found = chain(model)
+    return dataclasses.replace(found, notes=(*found.notes, *notes))
+
+
+def _loaded(path):
+    """The model in a `.keras` file, and what of it is not as it was saved."""
+    try:
+        return keras.saving.load_model(path), ()
+    except DAMAGED as error:
+        failure = error
+    try:
+        # What it was compiled with may be what is not known here.
+        model = keras.saving.load_model(path, compile=False)
+    except DAMAGED:
+        raise _unreadable(path, failure) from failure
+    return model, (
+        "what the model was compiled with cannot be loaded: the usual loss for its outputs "
+        "stands for its own",
+    )
+
+
+def _unreadable(path, reason):
+    (reason, *_) = str(reason).strip().splitlines() or [""]
+    return ValueError(
+        "Argument `source` must be the path of a whole .keras file, of classes that are known "
+        "here; a model with layers of your own, or with `Lambda`, has to be loaded by "
+        "`keras.saving.load_model` and handed over. "
+        f"Received: source={str(path)!r}, which is damaged, or not known here: {reason}"
+    )
 
 
 def _of_residual_network(network):
@@ -87,7 +120,7 @@ def _of_residual_network(network):
         input_shape=network.input_shape[1:],
         outputs=outputs_of(network),
         weights=network.parameters(),
-        prepare=network.converge if network.lipschitz is not None else None,
+        prepare=preparation(unit for _, units in sections for unit in units),
     )
 
 

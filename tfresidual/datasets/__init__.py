@@ -1,9 +1,10 @@
 """Datasets as `tf.data` pipelines, ready for `model.fit` and the probes."""
 
 from tfresidual.datasets.inverse_problem import inverse_problem
-from tfresidual.datasets.load import Description, describe, load, plain, set_epoch
+from tfresidual.datasets.load import PIXELS, Description, describe, load, plain, set_epoch
 
 __all__ = [
+    "PIXELS",
     "Description",
     "Digitclutter",
     "DigitclutterConfig",

@@ -60,6 +60,10 @@ _STATISTICS = {
     },
 }
 
+# What stands for the deviation: a pixel, up to 255, is divided by 255 times that.
+_UNITS = {"0-1": 1.0, "0-255": 1 / 255}
+PIXELS = ("standardized", *_UNITS)
+
 
 def describe(name, digits=3):
     """Says what a dataset is about, without its data.
@@ -115,13 +119,14 @@ def load(
     seed=0,
     data_dir=None,
     download=False,
+    pixels="standardized",
 ):
     """Loads a dataset as `tf.data` pipelines for `model.fit` and the probes.
 
     The images are read into memory once, as uint8. Elements are batches `(images, labels)`: images
-    float32 `[B, H, W, C]`, each channel normalised with the mean and standard deviation of the
-    training set; labels int32 `[B]`, or for Digitclutter k-hot float32 `[B, 10]`. The last batch
-    may be smaller.
+    float32 `[B, H, W, C]`, by default each channel with the mean of the training set taken off and
+    divided by its standard deviation; labels int32 `[B]`, or for Digitclutter k-hot float32
+    `[B, 10]`. The last batch may be smaller.
 
     The training pipeline counts the epochs: each time it is iterated, the next one begins. Order
     and augmentation of epoch e follow from `seed` and e alone; `set_epoch` chooses e.
@@ -145,6 +150,8 @@ def load(
         data_dir: Folder of tensorflow-datasets; None stands for its default,
             `~/tensorflow_datasets`. Digitclutter is drawn into it on the first call.
         download: Whether tensorflow-datasets may download what is missing.
+        pixels: What the images hold: `"standardized"`, `"0-1"` or `"0-255"`, as networks that were
+            trained elsewhere may take them.
 
     Returns:
         `(train, test)`, or `(train, validation, test)` if `validation` is given.
@@ -165,6 +172,10 @@ def load(
     seed = checked_integer("seed", seed, minimum=0)
     if augment not in (None, True, False):
         raise ValueError(f"`augment` must be True, False or None. Received: augment={augment!r}")
+    if pixels not in PIXELS:
+        raise ValueError(
+            f"`pixels` must be one of {', '.join(map(repr, PIXELS))}. Received: pixels={pixels!r}"
+        )
     train_size, validation_size, test_size = _sizes(name, train_size, validation, test_size)
 
     if name == "digitclutter":
@@ -177,6 +188,9 @@ def load(
         mean, deviation = _STATISTICS[name]
     if augment is None:
         augment = name in ("cifar10", "cifar100")
+
+    if pixels != "standardized":
+        mean, deviation = np.zeros_like(mean), np.full_like(deviation, _UNITS[pixels])
 
     def normalise(images, labels):
         scale = 1 / (255 * np.array(deviation))

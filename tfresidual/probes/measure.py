@@ -4,9 +4,10 @@ import numpy as np
 import pandas as pd
 
 from tfresidual.chains.batches import run_over, splits_of
+from tfresidual.chains.scores import check_labels
 
 
-def measure(chain, name, function, data, per_image=False, progress=False):
+def measure(chain, name, function, data, per_image=False, progress=False, with_labels=True):
     """Measures values per image and block, and puts them into a frame.
 
     Args:
@@ -16,18 +17,40 @@ def measure(chain, name, function, data, per_image=False, progress=False):
         data: a dataset or arrays, or a dict of these by split.
         per_image: whether every image has its own rows, or the mean is taken (in float64).
         progress: whether to show a progress bar.
+        with_labels: whether the function reads the labels, so that they have to be possible.
 
     Returns:
         A `pandas.DataFrame`: `split` where `data` is a dict, `stage`, `block`, `image` where
         `per_image` is set, and a column per value.
     """
+    check = _check_of(chain) if with_labels else None
     frames = []
     for split, part in splits_of(data).items():
-        frame = _frame(chain, run_over(chain, name, function, part, progress), per_image)
+        values = run_over(chain, name, function, part, progress, check=check)
+        frame = _frame(chain, values, per_image)
         if split is not None:
             frame.insert(0, "split", split)
         frames.append(frame)
     return pd.concat(frames, ignore_index=True)
+
+
+def _check_of(chain):
+    """What refuses labels that a cross-entropy would take for something else, or for nothing.
+
+    Other losses say by themselves what labels they take: `None`.
+    """
+    description = getattr(chain.loss, "description", None) or {"loss": ""}
+    is_cross_entropy = "crossentropy" in description["loss"].lower().replace("_", "")
+    if chain.outputs == "values" or not is_cross_entropy:
+        return None
+    outputs = None
+
+    def check(images, labels):
+        nonlocal outputs
+        outputs = outputs or chain(images[:1]).shape[-1]
+        check_labels(chain.outputs, labels.numpy(), outputs)
+
+    return check
 
 
 def _frame(chain, values, per_image):

@@ -42,7 +42,7 @@ def perturbation(chain, data, per_image=False, progress=False):
     """
     chain = chain_of(chain)
     function = functools.partial(_batch_values, chain)
-    return measure(chain, "perturbation", function, data, per_image, progress)
+    return measure(chain, "perturbation", function, data, per_image, progress, with_labels=False)
 
 
 def computational_distance(chain, data, progress=False):

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains.batches import run_over, splits_of
 from tfresidual.chains.evaluator import MEMORY_LIMIT
+from tfresidual.chains.gradients import known_gradients
 from tfresidual.chains.routes import check_int, check_scale, repeat_last, unperturbed
 from tfresidual.metrics import change_of, cosine, norm, ratio
 from tfresidual.probes.evaluate_routes import frames_of_rows
@@ -128,9 +129,8 @@ def _step_values(chain, stage, scales, images, labels):
             _, last = rest.walk(after)
             losses = chain.loss(labels, chain.head(last))
         change = change_of(state, after)
-        cosines = cosines.write(
-            index, tf.cast(cosine(change, tape.gradient(losses, state)), tf.float32)
-        )
+        (gradient,) = known_gradients(chain, [state], [tape.gradient(losses, state)])
+        cosines = cosines.write(index, tf.cast(cosine(change, gradient), tf.float32))
         ratios = ratios.write(index, tf.cast(ratio(norm(change), norm(state)), tf.float32))
         return index + 1, after, cosines, ratios
 

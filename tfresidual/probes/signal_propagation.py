@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras import ops
 
 from tfresidual.chains import chain as chain_of
+from tfresidual.chains.gradients import known_gradients
 from tfresidual.metrics import cosine, norm, ratio
 from tfresidual.probes.measure import measure
 
@@ -96,8 +97,11 @@ def _batch_values(chain, images, labels):
         total = tf.reduce_sum(chain.loss(labels, chain.head(last)))
     before, after = zip(*steps, strict=True)
     # A state that a stage with an anchor does not read has no gradient.
-    gradients, gradients_after = tape.gradient(
-        total, [before, after], unconnected_gradients=tf.UnconnectedGradients.ZERO
+    gradients, gradients_after = (
+        known_gradients(chain, states, of_states)
+        for states, of_states in zip(
+            (before, after), tape.gradient(total, [before, after]), strict=True
+        )
     )
     through_shortcuts, end = [], 0
     for stage in chain.stages:
