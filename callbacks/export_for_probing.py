@@ -8,14 +8,8 @@ from tfresidual.callbacks.probe_callback import chain_in_training
 
 from tfresidual.chains.routes import check_int
 from tfresidual.chains.saved_model import series_of, series_path
-from tfresidual.exporting import (
-    check_bool,
-    checked_path,
-    export,
-    file_above,
-    obstacle_at,
-    parts_to_save,
-)
+from tfresidual.exporting import check_bool, export, obstacle_at, parts_to_save
+from tfresidual.files import checked_path, file_above
 
 
 class ExportForProbing(keras.callbacks.Callback):

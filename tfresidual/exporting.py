@@ -5,7 +5,6 @@ import dataclasses
 import gc
 import json
 import os
-import pathlib
 from importlib import metadata
 
 import numpy as np
@@ -24,7 +23,7 @@ from tfresidual.chains.saved_model import (
     is_saved_model,
     transition_name,
 )
-from tfresidual.files import replacing_folder
+from tfresidual.files import checked_path, file_above, folders_above, replacing_folder
 from tfresidual.probes.block_metrics import batch_values
 
 # All that stands in the folder of a SavedModel.
@@ -88,7 +87,7 @@ def export(net, path, probing=True, overwrite=False):
     if chain.prepare is not None:
         chain.prepare()
     root, signatures, layout = parts_to_save(chain, probing)
-    with _folders_above(path), replacing_folder(path) as folder:
+    with folders_above(path), replacing_folder(path) as folder:
         try:
             tf.saved_model.save(root, str(folder), signatures)
         except (AssertionError, NotImplementedError, TypeError, ValueError) as error:
@@ -106,17 +105,6 @@ def check_bool(name, value):
     """Raises a `ValueError` unless an argument is a bool."""
     if not isinstance(value, (bool, np.bool_)):
         raise ValueError(f"Argument `{name}` must be a bool. Received: {name}={value!r}")
-
-
-def checked_path(name, value):
-    """An argument as a `pathlib.Path`; raises a `ValueError` if it cannot be one."""
-    text = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if not isinstance(text, str) or "\0" in text:
-        raise ValueError(
-            f"Argument `{name}` must be a path, as a str without null characters or as a "
-            f"`pathlib.Path`. Received: {name}={value!r}"
-        )
-    return pathlib.Path(text)
 
 
 def check_target(path, overwrite):
@@ -146,27 +134,6 @@ def obstacle_at(path, overwrite):
     names = set(os.listdir(path)) if path.is_dir() else {""}
     is_whole = names <= SAVED_MODEL_FILES and is_saved_model(path)
     return "which holds something else" if names and not is_whole else None
-
-
-def file_above(path):
-    """The nearest thing that is there on the way to a path, if that is no folder; or `None`."""
-    above = next((folder for folder in path.absolute().parents if os.path.lexists(folder)), path)
-    return None if above.is_dir() else above
-
-
-@contextlib.contextmanager
-def _folders_above(path):
-    """Makes the folders above a path; those that it made are removed if the block fails."""
-    made = [folder for folder in path.parents if not folder.exists()]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield
-    except BaseException:
-        for folder in made:
-            # Others may have put something into it.
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-        raise
 
 
 def parts_to_save(chain, probing=True):

@@ -1,10 +1,42 @@
-"""Files that are there whole or not at all."""
+"""Paths as arguments, and files that are there whole or not at all."""
 
 import contextlib
 import os
 import pathlib
 import shutil
 import tempfile
+
+
+def checked_path(name, value):
+    """An argument as a `pathlib.Path`; raises a `ValueError` if it cannot be one."""
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str) or "\0" in text:
+        raise ValueError(
+            f"Argument `{name}` must be a path, as a str without null characters or as a "
+            f"`pathlib.Path`. Received: {name}={value!r}"
+        )
+    return pathlib.Path(text)
+
+
+def file_above(path):
+    """The nearest thing that is there on the way to a path, if that is no folder; or `None`."""
+    above = next((folder for folder in path.absolute().parents if os.path.lexists(folder)), path)
+    return None if above.is_dir() else above
+
+
+@contextlib.contextmanager
+def folders_above(path):
+    """Makes the folders above a path; those that it made are removed if the block fails."""
+    made = [folder for folder in path.parents if not folder.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        for folder in made:
+            # Others may have put something into it.
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
 
 
 @contextlib.contextmanager

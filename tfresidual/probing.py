@@ -16,8 +16,7 @@ from tfresidual.chains.routes import check_int, check_scale, movable_runs
 from tfresidual.chains.saved_model import check_whole, is_saved_model, series_of
 from tfresidual.chains.scores import is_binary
 from tfresidual.console import say
-from tfresidual.exporting import checked_path, file_above
-from tfresidual.files import written
+from tfresidual.files import checked_path, file_above, written
 from tfresidual.probes.convergence_indices import check_chance
 from tfresidual.report import study_figures
 from tfresidual.run_folder import MODEL_FILE, SETTINGS_FILE, settings_of

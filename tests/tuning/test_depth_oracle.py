@@ -1372,6 +1372,8 @@ def test_arguments_of_the_oracle(name, value):
 
 
 def test_numbers_of_numpy(tmp_path):
-    oracle = quiet_oracle(tmp_path, epsilon=np.float32(0.3), max_blocks=np.int64(8))
+    oracle = quiet_oracle(
+        tmp_path, epsilon=np.float32(0.3), max_blocks=np.int64(8), max_trials=np.int64(3)
+    )
     oracle.save()
     assert read_search(tmp_path / "search").epsilon == 0.3

@@ -376,12 +376,13 @@ def _movable(chain, name, stage, step, what, received):
 
 
 def check_int(name, value, at_least):
-    """Raises a `ValueError` unless an argument is an int and large enough."""
+    """An argument as an int of Python; raises a `ValueError` unless it is one, and large enough."""
     is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not is_int or value < at_least:
         raise ValueError(
             f"Argument `{name}` must be an int, {at_least} or more. Received: {name}={value!r}"
         )
+    return int(value)
 
 
 def check_scale(scale):

@@ -135,9 +135,9 @@ class DepthOracle(keras_tuner.Oracle):
             raise ValueError(
                 f"Argument `warm_start` must be a bool. Received: warm_start={warm_start!r}"
             )
-        if kwargs.get("max_trials") is not None:
-            check_int("max_trials", kwargs["max_trials"], at_least=1)
-        check_int("max_retries_per_trial", kwargs.get("max_retries_per_trial", 0), at_least=0)
+        for name, at_least in (("max_trials", 1), ("max_retries_per_trial", 0)):
+            if kwargs.get(name) is not None:
+                kwargs[name] = check_int(name, kwargs[name], at_least)
         space = keras_tuner.HyperParameters()
         for stage, (depth, limits) in enumerate(zip(self.start, self.limits, strict=True), start=1):
             space.Int(_name(stage), *limits, default=depth)

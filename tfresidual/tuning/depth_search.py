@@ -146,8 +146,8 @@ class DepthSearch(keras_tuner.Tuner):
                 "Argument `hypermodel` must be a function of hyperparameters, or a "
                 f"`keras_tuner.HyperModel`. Received: hypermodel={hypermodel!r}"
             )
-        executions = kwargs.get("executions_per_trial", 1)
-        check_int("executions_per_trial", executions, at_least=1)
+        name = "executions_per_trial"
+        executions = check_int(name, kwargs.get(name, 1), at_least=1)
         of_oracle = {name: kwargs.pop(name) for name in OF_ORACLE if name in kwargs}
         oracle = DepthOracle(
             start,
