@@ -307,7 +307,7 @@ def train(out, **given):
     type=click.Choice(PROBES),
     metavar="NAME",
     help=f"May be given several times: {', '.join(PROBES)}. The indices come with the read-outs, "
-    "drops and repetitions they are taken from.  [default: all]",
+    "drops and repetitions they are taken from.  [default: all that the network has blocks for]",
 )
 @click.option(
     "--split",
@@ -349,7 +349,7 @@ def train(out, **given):
 @option(
     "--out",
     "Folder to write.",
-    "probes/ beside the network",
+    "probes/ in the folder of the run or of the series, probes/NAME beside another network",
     type=click.Path(file_okay=False),
     metavar="DIR",
 )
@@ -358,9 +358,8 @@ def probe(target, names, splits, images, times, scale, chance, memory_limit, pix
 
     NETWORK is the folder of a run, a .keras file (of this package, or any functional Keras model
     with residual blocks), a SavedModel that `export` wrote, or the folder of a series of them,
-    which is drawn over the epochs. Writes what was measured as CSV, and the figures, beside the
-    network; those of one network of a series in probes/epoch0001, say. A network outside of the
-    folder of a run needs --data.
+    which is drawn over the epochs. Writes what was measured as CSV, and the figures; probes.json
+    says of what network and which images. A network outside of the folder of a run needs --data.
 
     \b
     Examples:

@@ -35,6 +35,8 @@ class Borderline(ProbeCallback):
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, section 4.3 and fig. 6.
     """
 
+    counts_errors = True
+
     def __init__(self, data, every=1, blocks=5, probability=0.1):
         super().__init__(data, every)
         check_arguments(blocks, 0, probability)

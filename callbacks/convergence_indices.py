@@ -41,6 +41,8 @@ class ConvergenceIndices(ProbeCallback):
         3.3.
     """
 
+    counts_errors = True
+
     def __init__(self, data, every=1, times=TIMES, chance="uniform"):
         super().__init__(data, every)
         check_int("times", times, at_least=1)

@@ -30,6 +30,8 @@ class DropBlocks(ProbeCallback):
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, fig. 3; Veit et al. 2016.
     """
 
+    counts_errors = True
+
     def probe(self, chain):
         logs = block_logs(drop_blocks(chain, self.data), PUBLISHED, "drop_")
         return {key: logs[key] for key in self.keys(chain)}

@@ -8,6 +8,7 @@ import keras
 
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains.batches import splits_of
+from tfresidual.chains.evaluator import check_scored
 
 # Chains of models in training, shared by their callbacks: a chain holds compiled functions. With
 # each the loss it was made for, which `compile` may have replaced since.
@@ -42,6 +43,9 @@ class ProbeCallback(keras.callbacks.Callback):
         ValueError: if `every` is not a positive int.
     """
 
+    # Whether the probe asks for predictions that are right or wrong.
+    counts_errors = False
+
     def __init__(self, data, every=1):
         super().__init__()
         if not isinstance(every, int) or every < 1:
@@ -64,6 +68,8 @@ class ProbeCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         self._chain = chain_in_training(self.model)
+        if self.counts_errors:
+            check_scored(self._chain)
 
     def on_epoch_end(self, epoch, logs=None):
         logs = {} if logs is None else logs

@@ -30,6 +30,8 @@ class Readout(ProbeCallback):
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, fig. 5.
     """
 
+    counts_errors = True
+
     def probe(self, chain):
         logs = block_logs(readout(chain, self.data), PUBLISHED, "readout_")
         return {key: logs[key] for key in self.keys(chain)}

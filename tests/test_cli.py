@@ -393,7 +393,8 @@ def test_probe(studied, data_dir):
     # Three stages of one block, of which the first keeps the shape of the state.
     assert len(lines) == 2 * (1 + 1 + 3)
     written = {path.name for path in (run / "probes").iterdir()}
-    assert written == {"readout.csv", "readout.png", "drop_blocks.csv", "drop_blocks.png"}
+    figures_and_frames = {"readout.csv", "readout.png", "drop_blocks.csv", "drop_blocks.png"}
+    assert written == {"probes.json", *figures_and_frames}
     assert all(path.read_bytes() == content for path, content in before.items())
 
 
@@ -413,8 +414,8 @@ def test_export_and_a_probe_of_it(studied, data_dir):
     lines = result.stdout.splitlines()
     assert lines[0] == "readout:"
     assert len(lines) == 1 + 1 + 3
-    written = {path.name for path in (folder / "saved" / "probes").iterdir()}
-    assert written == {"readout.csv", "readout.png"}
+    written = {path.name for path in (folder / "saved" / "probes" / "net").iterdir()}
+    assert written == {"probes.json", "readout.csv", "readout.png"}
     assert sorted(path.name for path in (folder / "saved").iterdir()) == ["net", "probes"]
 
 

@@ -107,9 +107,34 @@ def test_a_file_on_its_own_needs_data(run, tmp_path):
     data = {"data": "digitclutter", "data_dir": run[1].data_dir, **SETTINGS}
     del data["epochs"]
     frames, paths = probing.probe(path, ["readout"], changes=data)
-    assert paths[0] == tmp_path / "probes" / "readout.csv"
+    assert paths[0] == tmp_path / "probes" / "net" / "readout.csv"
     expected, _ = probing.probe(run[0], ["readout"], tmp_path / "other")
     pd.testing.assert_frame_equal(frames["readout"], expected["readout"])
+
+
+def test_what_frames_were_measured_on_is_written_beside_them(run, tmp_path):
+    changes = data_changes(run)
+    one = random_network(input_shape=(32, 32, 1), classes=10, classifier_activation="sigmoid")
+    one.save(tmp_path / "one.keras")
+    tfr.export(one, tmp_path / "two")
+    for name, pixels in (("one.keras", "0-1"), ("two", "standardized")):
+        target = tmp_path / name
+        probing.probe(target, "effective_parameters", images=5, changes=changes, pixels=pixels)
+        probing.probe(target, "readout", images=40, changes=changes, pixels=pixels)
+        _, paths = probing.probe(target, "readout", images=5, changes=changes, pixels=pixels)
+        folder = tmp_path / "probes" / target.stem
+        assert folder / "probes.json" in paths
+        assert {path.parent for path in paths} == {folder}
+        known = json.loads((folder / "probes.json").read_text())
+        assert list(known) == ["effective_parameters", "weight_deviations", "readout"]
+        for what in known.values():
+            assert what["network"] == str(target)
+            assert what["data"] == "digitclutter" and what["pixels"] == pixels
+            # Whole batches of 32.
+            assert what["images"] == {"test": 32}
+    (folder / "probes.json").write_text("{")
+    probing.probe(tmp_path / "two", "readout", images=5, changes=changes)
+    assert list(json.loads((folder / "probes.json").read_text())) == ["readout"]
 
 
 def test_probes_that_a_network_has_blocks_for():
@@ -137,7 +162,7 @@ def test_lipschitz_bounds_of_a_file(run, tmp_path):
     del data["epochs"]
     frames, paths = probing.probe(tmp_path / "net.keras", ["lipschitz"], changes=data)
     pd.testing.assert_frame_equal(frames["lipschitz"], probes.lipschitz(net), rtol=1e-4)
-    assert paths[0] == tmp_path / "probes" / "lipschitz.csv"
+    assert paths[0] == tmp_path / "probes" / "net" / "lipschitz.csv"
 
 
 def test_a_probe_that_fails_loses_nothing(run, tmp_path):
@@ -147,7 +172,8 @@ def test_a_probe_that_fails_loses_nothing(run, tmp_path):
     with pytest.raises(ValueError, match="`memory_limit`"):
         probing.probe(run[0], ["readout"], tmp_path, options=options)
     assert (tmp_path / "readout.csv").read_bytes() == content
-    assert len(list(tmp_path.iterdir())) == 2
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"probes.json", "readout.csv", "readout.png"}
 
 
 @pytest.mark.parametrize(
@@ -327,7 +353,7 @@ def test_a_saved_model_in_the_folder_of_its_run(run, tmp_path):
     names = ["readout", "block_metrics"]
     frames, paths = probing.probe(folder / "saved", names)
     expected, _ = probing.probe(folder, names, tmp_path / "other")
-    assert {path.parent for path in paths} == {folder / "probes"}
+    assert {path.parent for path in paths} == {folder / "probes" / "saved"}
     assert list(frames) == list(expected)
     for name, frame in frames.items():
         assert "epoch" not in frame
@@ -340,7 +366,7 @@ def test_a_saved_model_on_its_own_needs_data(run, series, tmp_path):
     with pytest.raises(ValueError, match=r"`data` must be given.*Received: .*data=None"):
         probing.probe(path, ["readout"])
     frames, paths = probing.probe(path, ["readout"], changes=data_changes(run), images=32)
-    assert paths[0] == tmp_path / "probes" / "readout.csv"
+    assert paths[0] == tmp_path / "probes" / "net" / "readout.csv"
     series[1].save(tmp_path / "net.keras")
     expected, _ = probing.probe(
         tmp_path / "net.keras", ["readout"], tmp_path / "other", ("test",), 32, data_changes(run)

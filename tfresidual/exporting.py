@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import gc
+import itertools
 import json
 import os
 from importlib import metadata
@@ -10,6 +11,7 @@ from importlib import metadata
 import numpy as np
 import tensorflow as tf
 
+from tfresidual.chains import Stage
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains.saved_model import (
     FORMAT,
@@ -90,7 +92,7 @@ def export(net, path, probing=True, overwrite=False):
     with folders_above(path), replacing_folder(path) as folder:
         try:
             tf.saved_model.save(root, str(folder), signatures)
-        except (AssertionError, NotImplementedError, TypeError, ValueError) as error:
+        except (AssertionError, KeyError, NotImplementedError, TypeError, ValueError) as error:
             reason = (str(error).splitlines() or [""])[0]
             raise ValueError(
                 "Argument `net` must compute with what a SavedModel can hold. TensorFlow says: "
@@ -152,7 +154,8 @@ def parts_to_save(chain, probing=True):
     root, signatures, layout = (_with_probes if probing else _to_serve)(chain)
     if not hasattr(root, "resources"):
         # TensorFlow writes down only what hangs on the module.
-        resources = [_holder(handle) for handle in _other_handles(signatures.values())]
+        functions = [*signatures.values(), *getattr(root, "pieces", {}).values()]
+        resources = [_holder(handle) for handle in _other_handles(functions)]
         if None in resources:
             raise ValueError(
                 "Argument `net` must compute with variables, tables and other objects that "
@@ -202,7 +205,7 @@ def _header(chain, probing):
         "tfresidual": metadata.version("tfresidual"),
         "probing": probing,
         "name": chain.name,
-        "input_shape": list(chain.input_shape),
+        "input_shape": [None if size is None else int(size) for size in chain.input_shape],
         "outputs": chain.outputs,
     }
 
@@ -212,24 +215,27 @@ def _with_probes(chain):
     # A series of exports compiles nothing twice.
     key = ("export", chain.input_shape)
     if key not in chain.compiled:
-        twin, pieces = _cut(chain)
+        twin, pieces, labels_taken = _cut(chain)
         root = tf.Module()
         root.pieces = pieces
         root.parameters = [_variable(weight) for weight in parameters.values()]
         root.variables_of_network = _variables(pieces.values())
-        chain.compiled[key] = root, pieces, _signatures(twin, pieces)
+        chain.compiled[key] = root, pieces, _signatures(twin, labels_taken)
     root, pieces, signatures = chain.compiled[key]
     layout = _header(chain, probing=True) | {
         "pieces": list(pieces),
         "parameters": len(parameters),
         "notes": chain.notes,
         "loss": getattr(chain.loss, "description", None),
-        "stages": [_layout_of_stage(stage, list(parameters)) for stage in chain.stages],
+        "stages": [
+            _layout_of_stage(index, stage, list(parameters))
+            for index, stage in enumerate(chain.stages, start=1)
+        ],
     }
     return root, signatures, layout
 
 
-def _layout_of_stage(stage, parameters):
+def _layout_of_stage(index, stage, parameters):
     blocks = [
         {
             "keeps_shape": block.keeps_shape,
@@ -241,7 +247,7 @@ def _layout_of_stage(stage, parameters):
         }
         for block in stage.blocks
     ]
-    return {"stage": stage.index, "blocks": blocks}
+    return {"stage": index, "blocks": blocks}
 
 
 def _floats(values):
@@ -252,7 +258,10 @@ def _floats(values):
 
 
 def _cut(chain):
-    """The chain made of compiled functions, and these functions by name."""
+    """The chain made of compiled functions, these by name, and the labels that the loss takes.
+
+    Stages and blocks are numbered as they stand, which is how they are read again.
+    """
     pieces = {}
 
     def cut(name, function, *specs):
@@ -262,21 +271,23 @@ def _cut(chain):
 
     stem, state = cut(STEM, chain.stem, _images_of(chain))
     stages = []
-    for stage in chain.stages:
+    for index, stage in enumerate(chain.stages, start=1):
         transition = None
         if stage.transition is not None:
-            name = transition_name(stage.index)
+            name = transition_name(index)
             transition, state = cut(name, stage.transition, state)
         anchor, blocks = state, []
-        for block in stage.blocks:
+        for step, block in enumerate(stage.blocks):
+            block = dataclasses.replace(block, stage=index, step=step)
             functions, state = _cut_block(block, state, anchor, cut)
             anchor = anchor if block.keeps_shape else state
             blocks.append(dataclasses.replace(block, **functions))
-        stages.append(dataclasses.replace(stage, blocks=tuple(blocks), transition=transition))
+        stages.append(Stage(index, tuple(blocks), transition))
     head, values = cut(HEAD, lambda state: _with_logits(chain.head(state)), state)
+    labels_taken = _labels_taken(chain, head)
     if getattr(chain.loss, "description", None) is None:
         given = [_result(head, name) for name in values]
-        for name, labels in _labels_taken(chain, head).items():
+        for name, labels in labels_taken.items():
             cut(f"{LOSS}/{name}", _loss_of(chain, list(values)), labels, *given)
     twin = dataclasses.replace(
         chain,
@@ -286,7 +297,7 @@ def _cut(chain):
         prepare=None,
         compiled={},
     )
-    return twin, pieces
+    return twin, pieces, labels_taken
 
 
 def _cut_block(block, state, anchor, cut):
@@ -374,7 +385,7 @@ def _labels_taken(chain, head):
     given = [_result(head, name) for name in names]
     loss = _loss_of(chain, names)
     possible = _possible_labels(chain, given[0])
-    images = next(size for size in (2, 3, 4) if size not in given[0].shape)
+    images = next(size for size in itertools.count(2) if size not in given[0].shape)
 
     def filled(spec, value):
         sizes = [images, *(size or images + 1 for size in spec.shape[1:])]
@@ -409,7 +420,7 @@ def _variable(weight):
 # What is called by name
 
 
-def _signatures(chain, pieces):
+def _signatures(chain, labels_taken):
     images = _images_of(chain)
     number = {name: tf.TensorSpec([], tf.int32, name=name) for name in ("stage", "block", "times")}
     scale = tf.TensorSpec([], tf.float32, name="scale")
@@ -425,10 +436,8 @@ def _signatures(chain, pieces):
             run.repeat_last_block, images, number["stage"], number["times"], scale
         ),
     }
-    labels = None
-    if chain.outputs != "values":
-        labels = next(iter(_labels_taken(chain, pieces[HEAD]).values()), None)
-    if labels is not None:
+    labels = next(iter(labels_taken.values()), None)
+    if chain.outputs != "values" and labels is not None:
         # A loss without a gradient has no such metrics.
         with contextlib.suppress(ValueError, LookupError):
             signatures["block_metrics"] = _compiled(

@@ -2,9 +2,11 @@
 
 import contextlib
 import dataclasses
+import json
 import math
 import os
 import pathlib
+from importlib import metadata
 
 import numpy as np
 import pandas as pd
@@ -12,9 +14,9 @@ import pandas as pd
 from tfresidual import datasets, probes, tuning
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains.evaluator import MEMORY_LIMIT, check_memory_limit
+from tfresidual.chains.outputs import is_binary
 from tfresidual.chains.routes import check_int, check_scale, movable_runs
 from tfresidual.chains.saved_model import check_whole, is_saved_model, series_of
-from tfresidual.chains.scores import is_binary
 from tfresidual.console import say
 from tfresidual.files import checked_path, file_above, written
 from tfresidual.probes.convergence_indices import check_chance
@@ -25,6 +27,8 @@ from tfresidual.settings import Settings, describe, prepare
 SPLITS = ("train", "test")
 # Where the frames and figures of a series are until all of them are there.
 UNFINISHED = "unfinished"
+# What frames were measured on, by their name.
+RECORD = "probes.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +84,9 @@ def probe(
             data is that of the run in whose folder it lies, unless `changes` say otherwise.
         names: names of probes, or one of them, see `PROBES`; by default all that the network has
             blocks for.
-        folder: where to write, by default `probes` beside the network, or in the folder of the
-            series; `probes/epoch0001` there for one network of a series. The frames of a series
+        folder: where to write, by default `probes` in the folder of the run or of the series, and
+            `probes/NAME` beside a network of another name. `probes.json` there says of every
+            frame what it was measured on. The frames of a series
             have the column `epoch`, counted from 0 (-1 is before the first); beside the figures
             of its last network stand those over the epochs. Until a series is through, its files
             are in the folder `unfinished` there, and those of an earlier probe stay.
@@ -153,6 +158,16 @@ def probe(
         _check_fit(chain, settings, path)
         if data is None:
             data = _data(settings, splits, images, pixels, console)
+            counts = {split: _count(part) for split, part in data.items()}
+            say(console, f"on {counts} images of {settings.data}, pixels {pixels}")
+            what = {
+                "network": str(target),
+                "tfresidual": metadata.version("tfresidual"),
+                "data": settings.data,
+                "images": counts,
+                "pixels": pixels,
+                "options": dataclasses.asdict(options),
+            }
         # The indices come with the read-outs and the drops they are taken from.
         by_default = [name for name in possible(chain) if name not in ("readout", "drop_blocks")]
         for name in names or by_default:
@@ -166,10 +181,13 @@ def probe(
             written_now = write_frames_and_figures(written_to, measured, figures, flat=True)
             paths |= dict.fromkeys(written_now)
             frames |= measured
+            if not series:
+                paths[_record(folder, measured, what)] = None
     if series:
         figures = study_figures(_by_epoch(frames), options.epsilon)
         paths |= dict.fromkeys(write_frames_and_figures(written_to, {}, figures, flat=True))
         paths = [path.replace(folder / path.name) for path in paths]
+        paths.append(_record(folder, frames, what))
         # What an interrupted probe of other names left there stays.
         with contextlib.suppress(OSError):
             written_to.rmdir()
@@ -198,11 +216,24 @@ def _whole_series(target):
 
 def _folder_of(path):
     """Where the frames of a network, or of the series in a folder, are written by default."""
+    path = path.absolute()
     if series_of(path):
         return path / "probes"
-    # One of a series leaves the frames of the series alone.
-    is_of_series = path in series_of(path.parent).values()
-    return path.parent / "probes" / (path.name if is_of_series else "")
+    is_of_run = path.name == MODEL_FILE and (path.parent / SETTINGS_FILE).exists()
+    # Networks side by side leave each other's frames alone.
+    name = path.name if path.is_dir() else path.stem
+    return path.parent / "probes" / ("" if is_of_run else name)
+
+
+def _record(folder, frames, what):
+    """Writes down what frames were measured on, and leaves what is known of others; the path."""
+    path, known = folder / RECORD, {}
+    with contextlib.suppress(OSError, ValueError):
+        known = dict(json.loads(path.read_text("utf-8")))
+    known |= dict.fromkeys(frames, what)
+    with written(path) as beside:
+        beside.write_text(json.dumps(known, indent=2) + "\n", "utf-8")
+    return path
 
 
 def _by_epoch(frames):
@@ -234,6 +265,10 @@ def _data(settings, splits, images, pixels, console):
     batches = math.ceil(images / settings.batch_size) if images else int(test.cardinality())
     parts = {"train": datasets.plain(train), "test": test}
     return {split: parts[split].take(batches) for split in splits}
+
+
+def _count(dataset):
+    return sum(len(images) for images, _ in dataset)
 
 
 def possible(chain):

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 import tfresidual as tfr
-from tfresidual import probes
+from tfresidual import callbacks, probes
 from tfresidual.chains import evaluate
 from tfresidual.chains.routes import drop, unperturbed
 from tfresidual.chains.scores import prediction_scores
@@ -510,3 +510,118 @@ def test_states_of_several_dtypes():
         frame["gradient_norm"][0], np.mean(18 * np.abs(mean) / 16 * 4), rtol=2e-3
     )
     assert frame["readout_cosine_loss"].notna().all()
+
+
+def head_of(function):
+    return lambda pooled: function(layers.Dense(CLASSES)(pooled))
+
+
+class Counting(layers.Layer):
+    """A layer that remembers its calls with numbers; those that trace its shapes are others."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def call(self, inputs):
+        self.calls += tf.executing_eagerly()
+        return inputs
+
+
+def test_layers_of_the_model_are_not_run_to_see_what_they_do():
+    activation = layers.PReLU()
+    net = network(lambda pooled: layers.Dense(CLASSES, activation=activation)(pooled))
+    assert tfr.chain(net).outputs == "logits"
+    assert net.predict(IMAGES, verbose=0).shape == (len(IMAGES), CLASSES)
+    counting = Counting()
+    net = network(head_of(counting))
+    calls = counting.calls
+    tfr.chain(net)
+    assert counting.calls == calls
+
+
+def test_sizes_that_are_not_known():
+    flat = layers.Lambda(lambda x: tf.reshape(x, [tf.shape(x)[0], -1]))
+    net = network(head_of(lambda x: layers.ReLU()(flat(x))))
+    assert tfr.chain(net).outputs == "logits"
+
+
+def test_a_softmax_over_another_axis_is_none_of_classes():
+    maps = layers.Reshape((CLASSES, 1))
+    net = network(head_of(lambda x: layers.Flatten()(layers.Softmax(axis=1)(maps(x)))))
+    assert tfr.chain(net).outputs == "logits"
+
+
+def test_a_mean_of_probabilities_is_one():
+    inputs = keras.Input((4, 4, 1))
+    state = layers.Conv2D(3, 3, padding="same")(inputs)
+    state = state + layers.Conv2D(3, 3, padding="same")(state)
+    state = layers.GlobalAveragePooling2D()(layers.Softmax()(state))
+    assert tfr.chain(keras.Model(inputs, state)).outputs == "probabilities"
+
+
+def test_a_class_that_the_loss_ignores():
+    loss = keras.losses.SparseCategoricalCrossentropy(ignore_class=-1)
+    net = network(layers.Dense(CLASSES, activation="softmax"), loss)
+    labels = np.array([0, 1, -1, 2, 3, 1])
+    assert np.isfinite(probes.block_metrics(net, (IMAGES, labels))["l2_ratio"]).all()
+
+
+def test_labels_of_a_hinge():
+    net = network(layers.Dense(CLASSES), "hinge")
+    rows = np.eye(CLASSES, dtype="float32")[INDICES]
+    expected = probes.drop_blocks(net, (IMAGES, rows))
+    pd.testing.assert_frame_equal(probes.drop_blocks(net, (IMAGES, 2 * rows - 1)), expected)
+
+
+def test_labels_that_are_not_read_are_not_checked():
+    net = network(layers.Dense(CLASSES, activation="softmax"))
+    assert len(probes.line_element(net, (IMAGES, -np.ones(len(IMAGES), int))))
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        callbacks.DropBlocks,
+        callbacks.Readout,
+        callbacks.Borderline,
+        callbacks.ConvergenceIndices,
+    ],
+)
+def test_nothing_is_trained_where_errors_cannot_be_counted(callback):
+    net = network(layers.Dense(CLASSES), "mse")
+    rows = np.eye(CLASSES, dtype="float32")[INDICES]
+    before = [weight.numpy() for weight in net.weights]
+    with pytest.raises(ValueError, match=r"must return classes or labels.*Received: "):
+        net.fit(IMAGES, rows, verbose=0, callbacks=[callback((IMAGES, rows))])
+    for weight, value in zip(net.weights, before, strict=True):
+        np.testing.assert_array_equal(weight, value)
+
+
+def test_a_loss_with_a_table_and_outputs_that_are_maps(tmp_path):
+    table = tf.lookup.StaticHashTable(
+        tf.lookup.KeyValueTensorInitializer(tf.constant([0]), tf.constant([2.0])), 0.0
+    )
+    inputs = keras.Input((4, 4, 1))
+    state = layers.Conv2D(3, 3, padding="same")(inputs)
+    state = state + layers.Conv2D(3, 3, padding="same")(state)
+    net = keras.Model(inputs, state)
+    net.compile(
+        "sgd", lambda a, b: table.lookup(tf.constant(0)) * ops.mean((a - b) ** 2, (1, 2, 3))
+    )
+    tfr.export(net, tmp_path / "net")
+    labels = np.zeros((len(IMAGES), 4, 4, 3), "float32")
+    live, loaded = (
+        probes.block_metrics(source, (IMAGES, labels)) for source in (net, tmp_path / "net")
+    )
+    pd.testing.assert_frame_equal(live, loaded, rtol=1e-5)
+
+
+def test_outputs_with_small_axes_and_a_loss_by_hand(tmp_path):
+    inputs = keras.Input((2, 3, 1))
+    state = layers.Conv2D(4, 3, padding="same")(inputs)
+    state = state + layers.Conv2D(4, 3, padding="same")(state)
+    net = keras.Model(inputs, state)
+    net.compile("sgd", lambda a, b: ops.mean((a - b) ** 2, (1, 2, 3)))
+    tfr.export(net, tmp_path / "net")
+    assert len(tfr.chain(tmp_path / "net").blocks) == 1

@@ -11,6 +11,7 @@ agree to 1e-5 of the largest number of a column, in bfloat16 to 0.5 %.
 Not covered: SavedModels that another version of TensorFlow or of this package wrote.
 """
 
+import dataclasses
 import json
 import pathlib
 import pickle
@@ -29,9 +30,9 @@ from keras import layers
 import tfresidual as tfr
 from tfresidual import probes, routes, training
 from tfresidual.chains import Block, Chain, Stage, evaluator
+from tfresidual.chains.losses import loss_from, loss_of
 from tfresidual.chains.plan import plan_of
 from tfresidual.chains.saved_model import LAYOUT_FILE
-from tfresidual.chains.scores import loss_from, loss_of
 from tfresidual.exporting import export
 
 # Networks whose first stage has a block that keeps the shape, and whose last has another one.
@@ -584,6 +585,24 @@ def test_every_route_is_exported_as_a_chain(tmp_path, kind):
             {"metrics": probes.block_metrics(followed, data)},
             is_exact=False,
         )
+
+
+def test_blocks_in_another_order_are_read_in_that_order(tmp_path):
+    chain = tfr.chain(random_chain_of_three())
+    (stage,) = chain.stages
+    turned = dataclasses.replace(
+        chain, stages=(Stage(1, stage.blocks[::-1], stage.transition),), compiled={}
+    )
+    export(turned, tmp_path / "net")
+    loaded = tfr.chain(tmp_path / "net")
+    np.testing.assert_array_equal(loaded(small_images()), tf.function(turned)(small_images()))
+    assert np.abs(loaded(small_images()) - chain(small_images())).max() > 1e-3
+
+
+def random_chain_of_three():
+    from reference.random_network import random_network
+
+    return random_network(input_shape=(4, 4, 1), blocks=(3,), widths=(2,))
 
 
 def test_a_chain_by_hand(tmp_path):

@@ -7,13 +7,9 @@ import tensorflow as tf
 from reference.random_network import random_batch, random_network
 
 import tfresidual as tfr
-from tfresidual.chains.scores import (
-    exact_match,
-    loss_of,
-    outputs_of,
-    prediction_scores,
-    softmax_cross_entropy,
-)
+from tfresidual.chains.losses import loss_of, softmax_cross_entropy
+from tfresidual.chains.outputs import outputs_of
+from tfresidual.chains.scores import exact_match, prediction_scores
 
 OUTPUTS = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1]], "float32")
 SPARSE = -np.log([0.7, 0.1])

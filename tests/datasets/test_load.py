@@ -315,7 +315,7 @@ def test_real_data(real, name):
     for dataset, size in ((train, 4000), (validation, 500), (test, 1000)):
         images, labels = arrays(dataset)
         assert images.shape == (size, *description.input_shape)
-        assert (labels.dtype, labels.shape) == (np.int32, (size,))
+        assert (labels.dtype, labels.shape) == (np.int64, (size,))
         assert labels.min() >= 0 and labels.max() == description.classes - 1
         np.testing.assert_allclose(images.mean((0, 1, 2)), 0, atol=0.1)
         np.testing.assert_allclose(images.std((0, 1, 2)), 1, atol=0.1)

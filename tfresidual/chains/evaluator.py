@@ -17,9 +17,11 @@ from tfresidual.chains.batches import (
     spec_of,
     tensors_of,
 )
+from tfresidual.chains.losses import takes_signs
+from tfresidual.chains.outputs import check_labels, is_binary
 from tfresidual.chains.plan import BLOCK, DISTANCE, HEAD, STEM, TRANSITION, plan_of
 from tfresidual.chains.routes import checked_routes
-from tfresidual.chains.scores import check_labels, is_binary, prediction_scores
+from tfresidual.chains.scores import prediction_scores
 from tfresidual.chains.sources import chain as chain_of
 from tfresidual.metrics import change_of, norm
 
@@ -87,11 +89,7 @@ def evaluate(chain, routes, data, memory_limit=MEMORY_LIMIT, with_outputs=False,
             `memory_limit` is too low for one image.
     """
     chain = chain_of(chain)
-    if chain.outputs == "values":
-        raise ValueError(
-            "Argument `chain` must return classes or labels: what is right and wrong on a route "
-            f"is not defined for other outputs. Received: {chain.name}, whose outputs are values"
-        )
+    check_scored(chain)
     check_memory_limit(memory_limit)
     if chain.prepare is not None:
         chain.prepare()
@@ -135,6 +133,17 @@ def evaluate(chain, routes, data, memory_limit=MEMORY_LIMIT, with_outputs=False,
     return RouteValues(**joined)
 
 
+def check_scored(chain):
+    """Raises a `ValueError` unless it is known what is right and wrong for a chain's outputs."""
+    if chain.outputs == "values":
+        raise ValueError(
+            "Argument `chain` must return classes or labels: what is right and wrong on a route "
+            "is not defined for other outputs; `dataclasses.replace(chain, outputs='logits')` "
+            "says that they are classes all the same. "
+            f"Received: {chain.name}, whose outputs are values"
+        )
+
+
 def check_memory_limit(memory_limit):
     """Raises a `ValueError` unless an argument is a number of MiB."""
     is_number = isinstance(memory_limit, Real) and not isinstance(memory_limit, bool)
@@ -151,6 +160,7 @@ class _Runner:
     def __init__(self, chain, plan, images, labels):
         check_images(chain, images)
         self.plan, self.kind = plan, chain.outputs
+        self.has_signs = takes_signs(chain.loss)
         self.stages = len(chain.stages)
         specs, labels = {-1: spec_of(images)}, spec_of(labels)
         self.functions, inner = [], []
@@ -172,7 +182,7 @@ class _Runner:
 
     def run(self, images, labels, with_outputs, advance):
         """All values of some images, as arrays `(routes, images, ...)` by name."""
-        check_labels(self.kind, labels.numpy(), self.outputs)
+        check_labels(self.kind, labels.numpy(), self.outputs, self.has_signs)
         routes = len(self.plan.routes)
         values = {"distance": np.zeros((routes, len(images), self.stages), np.float32)}
         states = {-1: images}

@@ -18,7 +18,8 @@ from keras import ops
 
 from tfresidual.chains.chain import Block, Chain, Stage
 from tfresidual.chains.graph import Entry, Graph, Node, graph_of, replay, replayed
-from tfresidual.chains.scores import last_operation, loss_of, outputs_of
+from tfresidual.chains.losses import loss_of
+from tfresidual.chains.outputs import last_operation, outputs_of
 from tfresidual.layers import ResidualUnit
 from tfresidual.layers.residual_unit import PARAMETERS
 from tfresidual.layers.shortcuts import SHORTCUTS
@@ -340,7 +341,7 @@ def _is_identity(node):
     is_linear = isinstance(operation, keras.layers.Activation) and (
         operation.activation is keras.activations.linear
     )
-    return is_linear or isinstance(operation, (*SILENT, Entry))
+    return is_linear or type(operation) in (*SILENT, Entry)
 
 
 def _path(nodes, *tensors):

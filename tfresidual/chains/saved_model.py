@@ -8,7 +8,7 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 
 from tfresidual.chains.chain import OUTPUT_KINDS, Block, Chain, Stage
-from tfresidual.chains.scores import loss_from
+from tfresidual.chains.losses import loss_from
 
 # What the reader and the writer agree on. A reader takes what was written in its own format and
 # in older ones.

@@ -9,8 +9,9 @@ import keras
 
 from tfresidual.chains.chain import Block, Chain, Stage
 from tfresidual.chains.functional import functional_chain, preparation, unit_parts
+from tfresidual.chains.losses import loss_of
+from tfresidual.chains.outputs import outputs_of
 from tfresidual.chains.saved_model import UNREADABLE, saved_model_chain
-from tfresidual.chains.scores import loss_of, outputs_of
 from tfresidual.layers import BatchNormalization, ResidualUnit
 from tfresidual.networks import ResidualNetwork
 
@@ -70,11 +71,18 @@ def _of_file(path):
             f"Received: source={str(path)!r}"
         )
     # Keras says of a damaged file that it is not there.
-    if not zipfile.is_zipfile(path) or "config.json" not in zipfile.ZipFile(path).namelist():
+    if not _is_archive(path):
         raise _unreadable(path, "it is no archive, or has no config.json")
     model, notes = _loaded(path)
     found = chain(model)
     return dataclasses.replace(found, notes=(*found.notes, *notes))
+
+
+def _is_archive(path):
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return "config.json" in archive.namelist()
 
 
 def _loaded(path):

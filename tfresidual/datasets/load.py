@@ -125,7 +125,7 @@ def load(
 
     The images are read into memory once, as uint8. Elements are batches `(images, labels)`: images
     float32 `[B, H, W, C]`, by default each channel with the mean of the training set taken off and
-    divided by its standard deviation; labels int32 `[B]`, or for Digitclutter k-hot float32
+    divided by its standard deviation; labels int64 `[B]`, or for Digitclutter k-hot float32
     `[B, 10]`. The last batch may be smaller.
 
     The training pipeline counts the epochs: each time it is iterated, the next one begins. Order
@@ -196,7 +196,7 @@ def load(
         scale = 1 / (255 * np.array(deviation))
         images = tf.cast(images, tf.float32) * scale.astype(np.float32)
         images -= (np.array(mean) / deviation).astype(np.float32)
-        return images, tf.cast(labels, tf.float32 if labels.shape.rank == 2 else tf.int32)
+        return images, tf.cast(labels, tf.float32 if labels.shape.rank == 2 else tf.int64)
 
     def fixed(split):
         return _fixed_pipeline(*_in_memory(*_read(builder, split)), batch_size, normalise)
@@ -337,7 +337,8 @@ def _downloaded(name, data_dir, download):
         where = "" if data_dir is None else f", data_dir={str(data_dir)!r}"
         raise FileNotFoundError(
             f"{_TITLES[name]} is not prepared: there is no {builder.data_path}. Pass download=True "
-            "here, or run this on a machine with a connection and copy the folder over: "
+            f"to `load`, or run `tfresidual data {name} --download`, or run this on a machine with "
+            "a connection and copy the folder over: "
             f'python -c "import tensorflow_datasets as tfds; tfds.load({name!r}{where})". '
             f"Received: name={name!r}, data_dir={data_dir!r}"
         )
@@ -347,7 +348,7 @@ def _downloaded(name, data_dir, download):
 
 
 def _read(builder, split):
-    """Reads a split into memory: images uint8 `[N, H, W, C]`; labels int32 `[N]`, or k-hot."""
+    """Reads a split into memory: images uint8 `[N, H, W, C]`; labels int64 `[N]`, or k-hot."""
     import tensorflow_datasets as tfds
     from rich.console import Console
     from rich.progress import track
@@ -366,7 +367,7 @@ def _read(builder, split):
     )
     images = np.concatenate([batch["image"] for batch in batches])
     if "label" in batches[0]:
-        return images, np.concatenate([batch["label"] for batch in batches]).astype(np.int32)
+        return images, np.concatenate([batch["label"] for batch in batches]).astype(np.int64)
     digits = np.concatenate([batch["digits"] for batch in batches])
     return images, np.eye(10, dtype=np.uint8)[digits].sum(axis=1, dtype=np.uint8)
 

@@ -63,7 +63,13 @@ def finish(panels, sizes):
         lowest.set_xticks(range(count))
     else:
         style.whole_numbers(lowest.xaxis, bins=14)
-    name = "residual block index" if len(sizes) > 1 else f"block of stage {sizes.index[0]}"
+    if len(sizes) == 1:
+        name = f"block of stage {sizes.index[0]}"
+    elif list(sizes.index) == list(range(1, len(sizes) + 1)):
+        name = "residual block index"
+    else:
+        # Counted otherwise than in figures of all blocks.
+        name = "block of the stages shown, in a row"
     style.axis_labels(lowest, below=name)
     if len(panels) > 1:
         lowest.figure.align_ylabels(panels)

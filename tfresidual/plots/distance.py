@@ -49,9 +49,9 @@ def computational_distance(frame):
     splits = frames.order_splits(table["split"])
     looks = style.split_looks(splits)
     bars = len(stages) * len(splits)
-    figure = style.new_figure(
-        float(np.clip(4.0 + 0.55 * bars, 7.2, 12.0)), 3.6, "Computational distance"
-    )
+    # Room for what is written under every stage, and over every bar.
+    panel = 0.9 + max(0.7 * len(stages), 0.5 * bars)
+    figure = style.new_figure(float(np.clip(2 * panel, 7.2, 14.0)), 3.6, "Computational distance")
     for axes, (column, kind, label) in zip(figure.subplots(1, 2), _PANELS, strict=True):
         style.clean_axes(axes, grid="y")
         width = 0.78 / len(splits)
@@ -92,5 +92,7 @@ def _tick_labels(frame, row_stages, stages):
     if "blocks" in frame.columns:
         for stage, blocks in zip(row_stages, frame["blocks"], strict=True):
             if not pd.isna(blocks):
-                labels[stage] = f"{labels[stage].splitlines()[0]}\n{blocks:g} blocks"
+                labels[stage] = (
+                    f"{labels[stage].splitlines()[0]}\n{blocks:g} block{'' if blocks == 1 else 's'}"
+                )
     return [labels[stage] for stage in stages]

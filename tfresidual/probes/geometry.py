@@ -198,7 +198,7 @@ def line_element(chain, data, per_image=False, progress=False):
     """
     chain = chain_of(chain)
     function = functools.partial(_line_elements, chain)
-    return measure(chain, "line element", function, data, per_image, progress)
+    return measure(chain, "line element", function, data, per_image, progress, with_labels=False)
 
 
 def path_lengths(chain, data, progress=False):

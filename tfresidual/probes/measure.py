@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from tfresidual.chains.batches import run_over, splits_of
-from tfresidual.chains.scores import check_labels
+from tfresidual.chains.outputs import check_labels
 
 
 def measure(chain, name, function, data, per_image=False, progress=False, with_labels=True):
@@ -23,6 +23,11 @@ def measure(chain, name, function, data, per_image=False, progress=False, with_l
         A `pandas.DataFrame`: `split` where `data` is a dict, `stage`, `block`, `image` where
         `per_image` is set, and a column per value.
     """
+    if not chain.blocks:
+        raise ValueError(
+            "Argument `chain` must have at least one block to measure. "
+            f"Received: {chain.name}, which has none"
+        )
     check = _check_of(chain) if with_labels else None
     frames = []
     for split, part in splits_of(data).items():
@@ -39,9 +44,10 @@ def _check_of(chain):
 
     Other losses say by themselves what labels they take: `None`.
     """
-    description = getattr(chain.loss, "description", None) or {"loss": ""}
+    description = getattr(chain.loss, "description", None) or {"loss": "", "config": None}
     is_cross_entropy = "crossentropy" in description["loss"].lower().replace("_", "")
-    if chain.outputs == "values" or not is_cross_entropy:
+    ignores_some = (description["config"] or {}).get("ignore_class") is not None
+    if chain.outputs == "values" or not is_cross_entropy or ignores_some:
         return None
     outputs = None
 

@@ -97,12 +97,9 @@ def _batch_values(chain, images, labels):
         total = tf.reduce_sum(chain.loss(labels, chain.head(last)))
     before, after = zip(*steps, strict=True)
     # A state that a stage with an anchor does not read has no gradient.
-    gradients, gradients_after = (
-        known_gradients(chain, states, of_states)
-        for states, of_states in zip(
-            (before, after), tape.gradient(total, [before, after]), strict=True
-        )
-    )
+    gradients, gradients_after = tape.gradient(total, [before, after])
+    gradients = known_gradients(chain, before, gradients)
+    gradients_after = known_gradients(chain, after, gradients_after)
     through_shortcuts, end = [], 0
     for stage in chain.stages:
         if stage.blocks:
