@@ -516,7 +516,12 @@ def replace_by_other_images(path):
 
 
 @pytest.mark.parametrize(
-    "damage", [truncate_variables, replace_by_other_classes, replace_by_other_images]
+    "damage",
+    [
+        truncate_variables,
+        pytest.param(replace_by_other_classes, marks=pytest.mark.slow),
+        pytest.param(replace_by_other_images, marks=pytest.mark.slow),
+    ],
 )
 def test_a_series_that_ends_early_leaves_whole_frames_as_they_were(run, series, tmp_path, damage):
     folder, names = tmp_path / "series", ["effective_parameters", "readout"]

@@ -147,7 +147,8 @@ class Chain:
     notes: tuple[str, ...] = ()
     # The graphs of functions that were compiled elsewhere, by the functions' names.
     graphs: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
-    # Functions compiled for this chain, by what they compute and on which shapes.
+    # Functions compiled for this chain, by what they compute and on which shapes, and what else is
+    # found out once.
     compiled: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @property
