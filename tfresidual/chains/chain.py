@@ -147,9 +147,10 @@ class Chain:
     notes: tuple[str, ...] = ()
     # The graphs of functions that were compiled elsewhere, by the functions' names.
     graphs: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
-    # Functions compiled for this chain, by what they compute and on which shapes, and what else is
-    # found out once.
+    # Functions compiled for this chain, by what they compute and on which shapes.
     compiled: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    # How many numbers a head returns for an image, as far as that was found out.
+    widths: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @property
     def blocks(self):
