@@ -9,7 +9,7 @@ from tfresidual.callbacks.probe_callback import chain_in_training
 from tfresidual.chains.routes import check_int
 from tfresidual.chains.saved_model import series_of, series_path
 from tfresidual.exporting import check_bool, export, obstacle_at, parts_to_save
-from tfresidual.files import checked_path, file_above
+from tfresidual.files import check_folder, checked_path
 
 
 class ExportForProbing(keras.callbacks.Callback):
@@ -42,7 +42,7 @@ class ExportForProbing(keras.callbacks.Callback):
 
     def __init__(self, folder, every=1, epochs=None, overwrite=False):
         super().__init__()
-        check_int("every", every, at_least=1)
+        self.every = check_int("every", every, at_least=1)
         check_bool("overwrite", overwrite)
         if epochs is not None and every != 1:
             raise ValueError(
@@ -50,7 +50,6 @@ class ExportForProbing(keras.callbacks.Callback):
                 f"Received: every={every!r}, epochs={epochs!r}"
             )
         self.folder = checked_path("folder", folder)
-        self.every = int(every)
         self.epochs = None if epochs is None else _checked(epochs)
         self.overwrite = overwrite
         self._has_begun = False
@@ -85,12 +84,8 @@ class ExportForProbing(keras.callbacks.Callback):
 
     def _check_folder(self, planned):
         received = f"Received: folder={str(self.folder)!r}"
-        file = file_above(series_path(self.folder, 0))
-        if planned and file is not None:
-            raise NotADirectoryError(
-                "Argument `folder` must be a folder, or a new one below one. "
-                f"{received}, where {str(file)!r} is none"
-            )
+        if planned:
+            check_folder("folder", self.folder)
         # Whatever has the name of an export to come.
         named = series_of(self.folder, is_member=os.path.lexists)
         there = {number: path for number, path in named.items() if number in planned}

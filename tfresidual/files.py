@@ -24,6 +24,16 @@ def file_above(path):
     return None if above.is_dir() else above
 
 
+def check_folder(name, folder, within=""):
+    """Raises a `NotADirectoryError` unless an argument, and a folder in it, are or can be made."""
+    file = file_above(folder / within / "any")
+    if file is not None:
+        raise NotADirectoryError(
+            f"Argument `{name}` must be a folder, or a new one below one. "
+            f"Received: {name}={str(folder)!r}, where {str(file)!r} is none"
+        )
+
+
 @contextlib.contextmanager
 def folders_above(path):
     """Makes the folders above a path; those that it made are removed if the block fails."""

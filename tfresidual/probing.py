@@ -18,7 +18,7 @@ from tfresidual.chains.outputs import is_binary
 from tfresidual.chains.routes import check_int, check_scale, movable_runs
 from tfresidual.chains.saved_model import check_whole, is_saved_model, series_of
 from tfresidual.console import say
-from tfresidual.files import checked_path, file_above, written
+from tfresidual.files import check_folder, checked_path, written
 from tfresidual.probes.convergence_indices import check_chance
 from tfresidual.report import study_figures
 from tfresidual.run_folder import MODEL_FILE, SETTINGS_FILE, settings_of
@@ -138,12 +138,7 @@ def probe(
     folder = checked_path("folder", folder)
     # A series that is not through leaves the whole frames of an earlier probe as they are.
     written_to = folder / UNFINISHED if series else folder
-    file = file_above(written_to / "any")
-    if file is not None:
-        raise NotADirectoryError(
-            "Argument `folder` must be a folder, or a new one below one. "
-            f"Received: folder={str(folder)!r}, where {str(file)!r} is none"
-        )
+    check_folder("folder", folder, UNFINISHED if series else "")
     options = dataclasses.replace(
         options,
         epsilon=settings.epsilon if options.epsilon is None else options.epsilon,

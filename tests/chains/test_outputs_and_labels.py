@@ -625,3 +625,14 @@ def test_outputs_with_small_axes_and_a_loss_by_hand(tmp_path):
     net.compile("sgd", lambda a, b: ops.mean((a - b) ** 2, (1, 2, 3)))
     tfr.export(net, tmp_path / "net")
     assert len(tfr.chain(tmp_path / "net").blocks) == 1
+
+
+class Softmax(layers.Layer):
+    """Called like that of Keras, and another layer."""
+
+    def call(self, inputs):
+        return 2 * inputs
+
+
+def test_a_layer_that_is_called_like_one_of_keras_is_not_taken_for_it():
+    assert tfr.chain(network(head_of(Softmax()))).outputs == "logits"

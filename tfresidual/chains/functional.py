@@ -17,7 +17,7 @@ import keras
 from keras import ops
 
 from tfresidual.chains.chain import Block, Chain, Stage
-from tfresidual.chains.graph import Entry, Graph, Node, graph_of, replay, replayed
+from tfresidual.chains.graph import Entry, Graph, Node, graph_of, is_of_keras, replay, replayed
 from tfresidual.chains.losses import loss_of
 from tfresidual.chains.outputs import last_operation, outputs_of
 from tfresidual.layers import ResidualUnit
@@ -263,9 +263,8 @@ def _is_unit(node):
 
 def _is_addition(node):
     """Whether a node adds tensors of the graph: an `Add` layer, `ops.add` or `+`."""
-    operation = node.operation
-    is_of_ops = type(operation).__name__ == "Add" and type(operation).__module__[:6] == "keras."
-    return (isinstance(operation, keras.layers.Add) or is_of_ops) and len(node.inputs) > 1
+    is_add = isinstance(node.operation, keras.layers.Add) or is_of_keras(node.operation, "Add")
+    return is_add and len(node.inputs) > 1
 
 
 def _is_residual_sum(node):

@@ -165,6 +165,12 @@ def has_graph(model):
     return type(model).call in graph_calls
 
 
+def is_of_keras(operation, name):
+    """Whether an operation is Keras' own of a name, as a layer or of `keras.ops`."""
+    kind = type(operation)
+    return kind.__name__ == name and kind.__module__.startswith("keras.")
+
+
 def replayed(nodes, source, target):
     """The function that leads from the value of one tensor to that of another.
 

@@ -4,6 +4,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from tfresidual.chains.graph import is_of_keras
+
 # What a last activation can return.
 PROBABILITIES = ("probabilities", "label_probabilities")
 _KINDS = {
@@ -165,11 +167,10 @@ def _is_one_of(loss, known):
 def _kind_of_operation(operation):
     while isinstance(operation, keras.layers.Wrapper):
         operation = operation.layer
-    is_layer = isinstance(operation, keras.layers.Layer)
-    if isinstance(operation, keras.layers.Softmax) or type(operation).__name__ == "Softmax":
+    if isinstance(operation, keras.layers.Softmax) or is_of_keras(operation, "Softmax"):
         return "probabilities" if operation.axis == -1 else None
-    if not is_layer:
-        return "label_probabilities" if type(operation).__name__ == "Sigmoid" else None
+    if not isinstance(operation, keras.layers.Layer):
+        return "label_probabilities" if is_of_keras(operation, "Sigmoid") else None
     is_lambda = isinstance(operation, keras.layers.Lambda)
     activation = operation if is_lambda else getattr(operation, "activation", None)
     for known, kind in _KINDS.items():
