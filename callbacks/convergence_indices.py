@@ -2,7 +2,7 @@
 
 from tfresidual.callbacks.probe_callback import ProbeCallback
 
-from tfresidual.chains.routes import check_int
+from tfresidual.arguments import check_int
 from tfresidual.probes.convergence_indices import (
     BASES,
     INDICES,

@@ -6,9 +6,9 @@ from numbers import Integral
 import keras
 from tfresidual.callbacks.probe_callback import chain_in_training
 
-from tfresidual.chains.routes import check_int
+from tfresidual.arguments import check_bool, check_int
 from tfresidual.chains.saved_model import series_of, series_path
-from tfresidual.exporting import check_bool, export, obstacle_at, parts_to_save
+from tfresidual.exporting import export, obstacle_at, parts_to_save
 from tfresidual.files import check_folder, checked_path
 
 

@@ -18,7 +18,7 @@ import keras_tuner
 import tensorflow as tf
 
 from tfresidual import datasets, report, tuning
-from tfresidual.chains.routes import check_int
+from tfresidual.arguments import check_int
 from tfresidual.console import say
 from tfresidual.files import replacing, written
 from tfresidual.probes.logs import log_key

@@ -11,6 +11,7 @@ from importlib import metadata
 import numpy as np
 import tensorflow as tf
 
+from tfresidual.arguments import check_bool
 from tfresidual.chains import Stage
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains.saved_model import (
@@ -101,12 +102,6 @@ def export(net, path, probing=True, overwrite=False):
         file = folder / LAYOUT_FILE
         file.parent.mkdir()
         file.write_text(json.dumps(layout, indent=2) + "\n", "utf-8")
-
-
-def check_bool(name, value):
-    """Raises a `ValueError` unless an argument is a bool."""
-    if not isinstance(value, (bool, np.bool_)):
-        raise ValueError(f"Argument `{name}` must be a bool. Received: {name}={value!r}")
 
 
 def check_target(path, overwrite):

@@ -12,10 +12,11 @@ import numpy as np
 import pandas as pd
 
 from tfresidual import datasets, probes, tuning
+from tfresidual.arguments import check_int
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains.evaluator import MEMORY_LIMIT, check_memory_limit
 from tfresidual.chains.outputs import is_binary
-from tfresidual.chains.routes import check_int, check_scale, movable_runs
+from tfresidual.chains.routes import check_scale, movable_runs
 from tfresidual.chains.saved_model import check_whole, is_saved_model, series_of
 from tfresidual.console import say
 from tfresidual.files import check_folder, checked_path, written

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tfresidual.arguments import check_int
 from tfresidual.chains.chain import Stage, multiplied
 from tfresidual.chains.sources import chain as chain_of
 
@@ -373,16 +374,6 @@ def _movable(chain, name, stage, step, what, received):
             f"shape of the state, and what follows needs the new one. Received: {received}"
         )
     return block.stage, block.step
-
-
-def check_int(name, value, at_least):
-    """An argument as an int of Python; raises a `ValueError` unless it is one, and large enough."""
-    is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not is_int or value < at_least:
-        raise ValueError(
-            f"Argument `{name}` must be an int, {at_least} or more. Received: {name}={value!r}"
-        )
-    return int(value)
 
 
 def check_scale(scale):

@@ -3,11 +3,12 @@
 import numpy as np
 import pandas as pd
 
+from tfresidual.arguments import check_int
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains import evaluate
 from tfresidual.chains.batches import splits_of
 from tfresidual.chains.evaluator import MEMORY_LIMIT
-from tfresidual.chains.routes import check_int, check_scale, read_out, repeat_last, unperturbed
+from tfresidual.chains.routes import check_scale, read_out, repeat_last, unperturbed
 
 GROUPS = ("borderline", "correct", "all")
 BLOCKS, REPETITIONS = "blocks", "repetitions"

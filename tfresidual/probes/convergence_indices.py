@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pandas as pd
 
+from tfresidual.arguments import check_int
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains.evaluator import MEMORY_LIMIT
-from tfresidual.chains.routes import check_int
 from tfresidual.probes.drop_blocks import rows_of as drop_rows
 from tfresidual.probes.drop_blocks import with_unperturbed_error
 from tfresidual.probes.evaluate_routes import frames_of_rows

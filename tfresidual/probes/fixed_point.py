@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import tensorflow as tf
 
+from tfresidual.arguments import check_int
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains.batches import run_over, splits_of
-from tfresidual.chains.routes import check_int
 from tfresidual.metrics import change_of, norm
 
 METRICS = ("change", "contraction", "largest_contraction", "distance")

@@ -18,9 +18,9 @@ import pandas as pd
 import tensorflow as tf
 from keras import backend, ops
 
+from tfresidual.arguments import check_int
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains.batches import run_over, splits_of
-from tfresidual.chains.routes import check_int
 from tfresidual.metrics import change_of, norm
 from tfresidual.probes.measure import measure
 from tfresidual.probes.perturbation import ALL_STAGES

@@ -6,11 +6,12 @@ import functools
 import numpy as np
 import tensorflow as tf
 
+from tfresidual.arguments import check_int
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains.batches import run_over, splits_of
 from tfresidual.chains.evaluator import MEMORY_LIMIT
 from tfresidual.chains.gradients import known_gradients
-from tfresidual.chains.routes import check_int, check_scale, repeat_last, unperturbed
+from tfresidual.chains.routes import check_scale, repeat_last, unperturbed
 from tfresidual.metrics import change_of, cosine, norm, ratio
 from tfresidual.probes.evaluate_routes import frames_of_rows
 

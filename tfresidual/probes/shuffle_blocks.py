@@ -4,9 +4,10 @@ import itertools
 
 import numpy as np
 
+from tfresidual.arguments import check_int
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains.evaluator import MEMORY_LIMIT
-from tfresidual.chains.routes import check_int, movable_runs, shuffle
+from tfresidual.chains.routes import movable_runs, shuffle
 from tfresidual.probes.drop_blocks import with_unperturbed_error
 from tfresidual.probes.evaluate_routes import frames_of_rows
 

@@ -12,7 +12,7 @@ from datetime import datetime
 import keras_tuner
 import numpy as np
 
-from tfresidual.chains.routes import check_int
+from tfresidual.arguments import check_int
 from tfresidual.files import replacing
 from tfresidual.probes.logs import log_key
 from tfresidual.tuning.proposals import Measurement, plan

@@ -15,9 +15,9 @@ from keras_tuner import errors
 from keras_tuner.engine.tuner import maybe_distribute
 
 from tfresidual import probes
+from tfresidual.arguments import check_int
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains.batches import batches_of, check_images
-from tfresidual.chains.routes import check_int
 from tfresidual.files import replacing
 from tfresidual.probes.logs import log_key
 from tfresidual.probes.perturbation import ALL_STAGES

@@ -24,7 +24,7 @@ from concurrent import futures
 import grpc
 from keras_tuner import errors
 
-from tfresidual.chains.routes import check_int
+from tfresidual.arguments import check_int
 from tfresidual.tuning.depth_oracle import HEARTBEAT
 
 try:
