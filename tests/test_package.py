@@ -17,7 +17,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 # Each part may import those before it.
 ORDER = (
     "lazy",
+    "arguments",
     "files",
+    "locks",
     "console",
     "metrics",
     "layers",

@@ -1,0 +1,120 @@
+"""Folders that one process at a time writes to."""
+
+import contextlib
+import datetime
+import errno
+import json
+import os
+import pathlib
+import shlex
+import socket
+import sys
+
+import filelock
+import psutil
+
+from tfresidual.files import check_folder, folders_above
+
+# The file that is locked, in the folder. It goes when the folder is released; a process that is
+# killed leaves it, unlocked.
+LOCK = ".lock"
+# Seconds that a process which is just letting go of a folder is given.
+PATIENCE = 0.5
+# What file systems without locks answer.
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+# Who holds a lock is written after this many bytes: what Windows locks cannot be read by others.
+LOCKED_BYTES = 1
+LONGEST_COMMAND = 300
+
+
+class FolderInUseError(OSError):
+    """Another process, or another thread of this one, writes to a folder."""
+
+
+@contextlib.contextmanager
+def locked(folder, argument="folder", beside=False, wait=False):
+    """Holds a folder for this thread while the block runs.
+
+    The system releases it when the process dies, however it dies. A thread that holds a folder may
+    lock it again. A folder that does not exist is made, and removed again if the block fails and
+    leaves it empty.
+
+    Example:
+
+    >>> with locked(tmp_path / "run"):
+    ...     (tmp_path / "run" / "log.csv").touch()
+
+    Args:
+        folder: the folder.
+        argument: str, the argument that it was given for.
+        beside: whether the locked file is in the folder above, as `.NAME.lock`: for a folder that
+            is replaced as a whole.
+        wait: whether to wait for another process instead of raising an error.
+
+    Raises:
+        FolderInUseError: if another process, or another thread of this one, holds the folder.
+        NotADirectoryError: if it cannot be a folder.
+        OSError: if its file system has no locks, or cannot be written to.
+    """
+    folder = pathlib.Path(folder)
+    check_folder(argument, folder.parent if beside else folder)
+    whole = folder.resolve()
+    path = whole.parent / f".{whole.name}{LOCK}" if beside else whole / LOCK
+    with folders_above(path):
+        lock = filelock.FileLock(path, is_singleton=True, fallback_to_soft=False)
+        is_first = not lock.is_locked
+        try:
+            lock.acquire(timeout=-1 if wait else PATIENCE)
+        except filelock.Timeout:
+            raise FolderInUseError(
+                f"Another process is writing to this folder{_holder(path)}. Wait until it has "
+                f"ended, or choose another `{argument}`. Received: {argument}={str(folder)!r}"
+            ) from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            raise OSError(
+                f"Argument `{argument}` must be a folder on a file system that can lock files; "
+                f"this one answers: {error.strerror}. Received: {argument}={str(folder)!r}"
+            ) from error
+        try:
+            if is_first:
+                _sign(path)
+            yield
+        finally:
+            if is_first:
+                # Whoever opened the file and waits for it sees that it is gone, and makes another.
+                # On Windows the release removes it.
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            lock.release()
+
+
+def _sign(path):
+    """Writes into a locked file who holds it."""
+    command = shlex.join([pathlib.Path(sys.argv[0]).name, *sys.argv[1:]])
+    record = {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "command": command[:LONGEST_COMMAND],
+        "since": datetime.datetime.now().astimezone().isoformat(" ", "seconds"),
+    }
+    with path.open("r+b", buffering=0) as file:
+        file.seek(LOCKED_BYTES)
+        file.write(json.dumps(record).encode())
+        file.truncate()
+
+
+def _holder(path):
+    """Who holds a locked file, for an error; nothing if the file does not say."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(LOCKED_BYTES)
+            record = json.loads(file.read())
+        pid, host, command, since = (record[key] for key in ("pid", "host", "command", "since"))
+        if host == socket.gethostname() and not psutil.pid_exists(pid):
+            # One that was killed; who holds it now has not signed yet.
+            return ""
+    except (OSError, ValueError, TypeError, KeyError):
+        return ""
+    return f": process {pid} on {host}, `{command}`, since {since}"
