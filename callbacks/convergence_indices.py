@@ -45,9 +45,8 @@ class ConvergenceIndices(ProbeCallback):
 
     def __init__(self, data, every=1, times=TIMES, chance="uniform"):
         super().__init__(data, every)
-        check_int("times", times, at_least=1)
+        self.times = check_int("times", times, at_least=1)
         check_chance(chance)
-        self.times = times
         self.chance = chance
 
     def probe(self, chain):

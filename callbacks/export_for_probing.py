@@ -1,12 +1,11 @@
 """Leaves a series of SavedModels behind a training, to be probed later."""
 
 import os
-from numbers import Integral
 
 import keras
 from tfresidual.callbacks.probe_callback import chain_in_training
 
-from tfresidual.arguments import check_bool, check_int
+from tfresidual.arguments import check_bool, check_int, check_ints
 from tfresidual.chains.saved_model import series_of, series_path
 from tfresidual.exporting import export, obstacle_at, parts_to_save
 from tfresidual.files import check_folder, checked_path
@@ -43,15 +42,16 @@ class ExportForProbing(keras.callbacks.Callback):
     def __init__(self, folder, every=1, epochs=None, overwrite=False):
         super().__init__()
         self.every = check_int("every", every, at_least=1)
-        check_bool("overwrite", overwrite)
+        self.overwrite = check_bool("overwrite", overwrite)
         if epochs is not None and every != 1:
             raise ValueError(
                 "Arguments `every` and `epochs` must not both be given. "
                 f"Received: every={every!r}, epochs={epochs!r}"
             )
         self.folder = checked_path("folder", folder)
-        self.epochs = None if epochs is None else _checked(epochs)
-        self.overwrite = overwrite
+        if epochs is not None:
+            epochs = frozenset(check_ints("epochs", epochs, at_least=0))
+        self.epochs = epochs
         self._has_begun = False
 
     def on_train_begin(self, logs=None):
@@ -106,16 +106,3 @@ class ExportForProbing(keras.callbacks.Callback):
     def _export(self, number):
         path = series_path(self.folder, number)
         export(chain_in_training(self.model), path, overwrite=self.overwrite)
-
-
-def _checked(epochs):
-    try:
-        checked = [] if isinstance(epochs, (bytes, dict)) else list(epochs)
-    except TypeError:
-        checked = []
-    are_ints = [isinstance(e, Integral) and not isinstance(e, bool) and e >= 0 for e in checked]
-    if not checked or not all(are_ints):
-        raise ValueError(
-            f"Argument `epochs` must hold ints, 0 or more. Received: epochs={epochs!r}"
-        )
-    return frozenset(map(int, checked))

@@ -6,6 +6,7 @@ import weakref
 
 import keras
 
+from tfresidual.arguments import check_int
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains.batches import splits_of
 from tfresidual.chains.evaluator import check_scored
@@ -48,10 +49,8 @@ class ProbeCallback(keras.callbacks.Callback):
 
     def __init__(self, data, every=1):
         super().__init__()
-        if not isinstance(every, int) or every < 1:
-            raise ValueError(f"Argument `every` must be a positive int. Received: every={every!r}")
+        self.every = check_int("every", every, at_least=1)
         self.data = data
-        self.every = every
         self._chain = None
 
     def probe(self, chain):

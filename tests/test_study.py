@@ -405,7 +405,10 @@ def test_a_coupling_of_nothing_leaves_no_folder(tmp_path):
     [
         ({"kernel": "triangular"}, r"`kernel` .*must go with `coupling`.*Received: kernel='tri"),
         ({"coupling_from": 2}, r"`coupling_from` .*must go with `coupling`.*coupling_from=2"),
-        ({"coupling": 2.0}, r"`coupling` must be a number from 0 to 1.*Received: coupling=2"),
+        (
+            {"coupling": 2.0},
+            r"`coupling` must be a finite number .*Received: coupling=2",
+        ),
         ({"gamma": float("nan")}, r"`gamma` must be a finite number.*Received: gamma=nan"),
     ],
 )

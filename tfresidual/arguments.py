@@ -6,7 +6,7 @@ from numbers import Integral, Real
 import numpy as np
 
 
-def check_int(name, value, at_least, at_most=None):
+def check_int(name, value, at_least, at_most=None, or_none=False):
     """An argument as an int of Python.
 
     Args:
@@ -14,15 +14,72 @@ def check_int(name, value, at_least, at_most=None):
         value: what was given for it; ints of NumPy count, booleans and floats do not.
         at_least: int, the smallest value allowed.
         at_most: int, the largest value allowed, or `None`.
+        or_none: whether the argument may be `None`.
 
     Raises:
         ValueError: if it is no int, or out of bounds.
     """
-    is_int = isinstance(value, Integral) and not isinstance(value, (bool, np.bool_))
-    if not is_int or value < at_least or (at_most is not None and value > at_most):
+    if or_none and value is None:
+        return None
+    if not is_int(value) or value < at_least or (at_most is not None and value > at_most):
         bounds = f"{at_least} or more" if at_most is None else f"from {at_least} to {at_most}"
+        bounds += ", or None" if or_none else ""
         raise ValueError(f"Argument `{name}` must be an int, {bounds}. Received: {name}={value!r}")
     return int(value)
+
+
+def check_ints(name, values, at_least):
+    """An argument that holds one int or more, as a tuple of ints of Python.
+
+    Args:
+        name: str, the argument, as its user calls it.
+        values: what was given for it; ints of NumPy and arrays of them count.
+        at_least: int, the smallest value allowed.
+
+    Raises:
+        ValueError: if it holds no int, or anything else.
+    """
+    is_listed = np.iterable(values) and not isinstance(values, (str, bytes, dict))
+    checked = tuple(values) if is_listed else ()
+    if not checked or not all(is_int(value) and value >= at_least for value in checked):
+        received = checked if is_listed else values
+        raise ValueError(
+            f"Argument `{name}` must hold ints, {at_least} or more. Received: {name}={received!r}"
+        )
+    return tuple(map(int, checked))
+
+
+def check_number(name, value, over=None, at_least=None, below=None, at_most=None, or_none=False):
+    """An argument as a float of Python.
+
+    Args:
+        name: str, the argument, as its user calls it.
+        value: what was given for it; numbers of NumPy count, booleans do not.
+        over: float, what the value must be greater than, or `None`.
+        at_least: float, the smallest value allowed, or `None`.
+        below: float, what the value must be less than, or `None`.
+        at_most: float, the largest value allowed, or `None`.
+        or_none: whether the argument may be `None`.
+
+    Raises:
+        ValueError: if it is no finite number, or out of bounds.
+    """
+    if or_none and value is None:
+        return None
+    fits = (
+        is_number(value)
+        and (over is None or value > over)
+        and (at_least is None or value >= at_least)
+        and (below is None or value < below)
+        and (at_most is None or value <= at_most)
+    )
+    if not fits:
+        bounds = {"over": over, "of at least": at_least, "under": below, "at most": at_most}
+        words = [f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None]
+        what = " ".join(["a finite number", " and ".join(words)]).strip()
+        what += ", or None" if or_none else ""
+        raise ValueError(f"Argument `{name}` must be {what}. Received: {name}={value!r}")
+    return float(value)
 
 
 def check_bool(name, value):
@@ -32,7 +89,26 @@ def check_bool(name, value):
     return bool(value)
 
 
+def check_choice(name, value, choices):
+    """Raises a `ValueError` unless an argument is one of some words."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(
+            f"Argument `{name}` must be one of {', '.join(map(repr, choices))}. "
+            f"Received: {name}={value!r}"
+        )
+
+
+def is_int(value):
+    """Whether something is an int, of Python or NumPy; booleans are none."""
+    return isinstance(value, Integral) and not isinstance(value, (bool, np.bool_))
+
+
 def is_number(value):
-    """Whether something is a finite real number; booleans are none."""
-    is_real = isinstance(value, Real) and not isinstance(value, (bool, np.bool_))
-    return is_real and math.isfinite(value)
+    """Whether something is a finite real number that a float can hold; booleans are none."""
+    if not isinstance(value, Real) or isinstance(value, (bool, np.bool_)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        # An int of more than 308 digits.
+        return False

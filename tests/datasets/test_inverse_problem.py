@@ -35,7 +35,7 @@ def test_seed():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"count": 0}, "`count` must be a positive integer. Received: count=0$"),
+        ({"count": 0}, "`count` must be an int, 1 or more. Received: count=0$"),
         ({"count": 2.0}, "`count` must be .*Received: count=2.0$"),
         ({"seed": -1}, "`seed` must be .*Received: seed=-1$"),
         ({"slopes": (1.5, 0)}, r"`slopes` must be .*Received: slopes=\(1.5, 0\)$"),

@@ -145,7 +145,7 @@ class TestErrorCorrectingNetwork:
         assert all(block is blocks[0] for block in blocks)
 
     def test_refused(self):
-        with pytest.raises(ValueError, match=r"`steps` must be a positive int. Received: steps=0"):
+        with pytest.raises(ValueError, match="`steps` must be an int, 1 or more"):
             networks.error_correcting_network(steps=0)
         with pytest.raises(ValueError, match=r"`slopes` must be .*Received: "):
             networks.error_correcting_network((0, 1))
@@ -231,9 +231,9 @@ class TestNetwork:
         ("arguments", "message"),
         [
             ({"kind": "plain"}, "`kind` must be one of 'feedforward', .*Received: kind='plain'$"),
-            ({"blocks": 0}, "`blocks` must be a positive int. Received: blocks=0$"),
-            ({"width": 2.5}, "`width` must be a positive int. Received: width=2.5$"),
-            ({"hidden": True}, "`hidden` must be a positive int. Received: hidden=True$"),
+            ({"blocks": 0}, "`blocks` must be an int, 1 or more. Received: blocks=0$"),
+            ({"width": 2.5}, "`width` must be an int, 1 or more. Received: width=2.5$"),
+            ({"hidden": True}, "`hidden` must be an int, 1 or more. Received: hidden=True$"),
         ],
     )
     def test_refused(self, arguments, message):

@@ -88,11 +88,11 @@ class TestFixedPoint:
             assert [text.get_text() for text in axes.texts] == ["no values"]
         draws(figure)
 
-    @pytest.mark.parametrize("mu", [0, -1, np.nan])
+    @pytest.mark.parametrize("mu", [0, -1, np.nan, True, "1"])
     def test_mu_is_refused(self, mu):
-        with pytest.raises(ValueError, match=r"`mu` must be a positive number.*Received: "):
+        with pytest.raises(ValueError, match=r"`mu` must be a finite number over 0.*Received: "):
             plots.fixed_point(fixed_point_frame(), mu=mu)
-        with pytest.raises(ValueError, match=r"`mu` must be a positive number.*Received: "):
+        with pytest.raises(ValueError, match=r"`mu` must be a finite number over 0.*Received: "):
             plots.lipschitz_bounds(lipschitz_frame(), mu=mu)
 
     def test_refused(self):

@@ -9,6 +9,8 @@ import tensorflow as tf
 from rich.console import Console
 from rich.progress import Progress
 
+from tfresidual.arguments import check_bool
+
 BATCH_SIZE = 128
 
 
@@ -91,6 +93,7 @@ def run_over(chain, name, function, data, progress=False, at_once=None, check=No
     Raises:
         ValueError: if the data holds no batch, or images the chain cannot take.
     """
+    check_bool("progress", progress)
     if chain.prepare is not None:
         chain.prepare()
     batches, count = batches_of(data)

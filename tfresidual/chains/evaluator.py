@@ -4,11 +4,11 @@ import dataclasses
 import functools
 import itertools
 import math
-from numbers import Real
 
 import numpy as np
 import tensorflow as tf
 
+from tfresidual.arguments import check_bool, is_number
 from tfresidual.chains.batches import (
     batches_of,
     check_images,
@@ -91,6 +91,8 @@ def evaluate(chain, routes, data, memory_limit=MEMORY_LIMIT, with_outputs=False,
     chain = chain_of(chain)
     check_scored(chain)
     check_memory_limit(memory_limit)
+    check_bool("with_outputs", with_outputs)
+    check_bool("progress", progress)
     if chain.prepare is not None:
         chain.prepare()
     routes = checked_routes(chain, routes)
@@ -146,8 +148,8 @@ def check_scored(chain):
 
 def check_memory_limit(memory_limit):
     """Raises a `ValueError` unless an argument is a number of MiB."""
-    is_number = isinstance(memory_limit, Real) and not isinstance(memory_limit, bool)
-    if not is_number or not memory_limit > 0:
+    is_endless = isinstance(memory_limit, float) and memory_limit == math.inf
+    if not is_endless and not (is_number(memory_limit) and memory_limit > 0):
         raise ValueError(
             "Argument `memory_limit` must be a number of MiB over 0. "
             f"Received: memory_limit={memory_limit!r}"

@@ -4,12 +4,11 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable
-from numbers import Real
 from typing import NamedTuple
 
 import numpy as np
 
-from tfresidual.arguments import check_int
+from tfresidual.arguments import check_int, is_int, is_number
 from tfresidual.chains.chain import Stage, multiplied
 from tfresidual.chains.sources import chain as chain_of
 
@@ -356,8 +355,7 @@ def _stage(chain, stage):
 def _block(chain, name, stage, step, received):
     """A block of a stage; `name` and `received` are the argument's, for the error."""
     blocks = _stage(chain, stage).blocks
-    is_int = isinstance(step, (int, np.integer)) and not isinstance(step, bool)
-    if not is_int or step not in range(len(blocks)):
+    if not is_int(step) or step not in range(len(blocks)):
         raise ValueError(
             f"Argument `{name}` must be a block of stage {stage} of {chain.name}, from 0 to "
             f"{len(blocks) - 1}. Received: {received}"
@@ -378,9 +376,8 @@ def _movable(chain, name, stage, step, what, received):
 
 def check_scale(scale):
     """Raises a `ValueError` unless branches can be multiplied by a number."""
-    is_number = isinstance(scale, Real) and not isinstance(scale, bool)
     # A float32 holds no more than this.
-    if not is_number or not abs(float(scale)) < 3e38:
+    if not is_number(scale) or not abs(scale) < 3e38:
         raise ValueError(f"Argument `scale` must be a finite number. Received: scale={scale!r}")
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image, ImageDraw, ImageFont
 
-from tfresidual.datasets.arguments import checked_integer
+from tfresidual.arguments import check_choice, check_int
 
 try:
     import fcntl
@@ -74,7 +74,14 @@ def sample_scene(index, digits=3, split="train", seed=0):
     Returns:
         A `Scene`: different digits, every choice equally likely, the horizontal offsets uniform in
         +-0.29 and the vertical ones in 0.076 +- 0.19 of the canvas, rounded to pixels.
+
+    Raises:
+        ValueError: If an argument is none of these.
     """
+    index = check_int("index", index, at_least=0)
+    digits = check_int("digits", digits, at_least=1, at_most=10)
+    seed = check_int("seed", seed, at_least=0)
+    check_choice("split", split, SPLITS)
     # The bits of a generator are the same in every version of NumPy, its distributions need not be.
     bits = np.random.PCG64(np.random.SeedSequence([seed, digits, SPLITS.index(split), index]))
     uniform = (bits.random_raw(10 + 2 * digits) >> 11) * 2.0**-53
@@ -144,11 +151,10 @@ class DigitclutterConfig(tfds.core.BuilderConfig):
     seed: int = 0
 
     def __post_init__(self):
-        if self.digits not in (3, 4, 5):
-            raise ValueError(f"`digits` must be 3, 4 or 5. Received: digits={self.digits!r}")
+        self.digits = check_int("digits", self.digits, at_least=3, at_most=5)
         for argument in ("train_size", "validation_size", "test_size"):
-            checked_integer(argument, getattr(self, argument), minimum=1)
-        checked_integer("seed", self.seed, minimum=0)
+            setattr(self, argument, check_int(argument, getattr(self, argument), at_least=1))
+        self.seed = check_int("seed", self.seed, at_least=0)
         sizes = f"{self.train_size}-{self.validation_size}-{self.test_size}"
         self.name = f"digits{self.digits}-{sizes}-seed{self.seed}"
         self.description = (

@@ -1,10 +1,8 @@
 """Points of the plane for the inverse problem: infer z from x = (a1 z1, a2 z2)."""
 
-from numbers import Real
-
 import numpy as np
 
-from tfresidual.datasets.arguments import checked_integer
+from tfresidual.arguments import check_int, check_number
 from tfresidual.networks.inverse_problem import SLOPES, checked_slopes
 
 
@@ -37,11 +35,9 @@ def inverse_problem(count, slopes=SLOPES, seed=0, limit=2.0):
         "Iterative convergent computation is not a useful inductive bias for ResNets", section 3.
         It leaves the distribution of z open.
     """
-    count = checked_integer("count", count, minimum=1)
-    seed = checked_integer("seed", seed, minimum=0)
+    count = check_int("count", count, at_least=1)
+    seed = check_int("seed", seed, at_least=0)
     slopes = checked_slopes(slopes)
-    is_number = isinstance(limit, Real) and not isinstance(limit, bool)
-    if not is_number or not 0 < limit < np.inf:
-        raise ValueError(f"`limit` must be a finite number over 0. Received: limit={limit!r}")
+    limit = check_number("limit", limit, over=0)
     z = np.random.default_rng(seed).uniform(-limit, limit, (count, 2)).astype(np.float32)
     return slopes.astype(np.float32) * z, z

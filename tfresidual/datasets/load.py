@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import tensorflow as tf
 
-from tfresidual.datasets.arguments import checked_integer
+from tfresidual.arguments import check_bool, check_choice, check_int, is_int
 from tfresidual.training.augmentation import flip_and_crop
 
 __all__ = ["Description", "describe", "load", "plain", "set_epoch"]
@@ -168,14 +168,12 @@ def load(
     ```
     """
     _check_name(name, digits)
-    batch_size = checked_integer("batch_size", batch_size, minimum=1)
-    seed = checked_integer("seed", seed, minimum=0)
-    if augment not in (None, True, False):
-        raise ValueError(f"`augment` must be True, False or None. Received: augment={augment!r}")
-    if pixels not in PIXELS:
-        raise ValueError(
-            f"`pixels` must be one of {', '.join(map(repr, PIXELS))}. Received: pixels={pixels!r}"
-        )
+    batch_size = check_int("batch_size", batch_size, at_least=1)
+    seed = check_int("seed", seed, at_least=0)
+    if augment is not None:
+        augment = check_bool("augment", augment)
+    shuffle, download = check_bool("shuffle", shuffle), check_bool("download", download)
+    check_choice("pixels", pixels, PIXELS)
     train_size, validation_size, test_size = _sizes(name, train_size, validation, test_size)
 
     if name == "digitclutter":
@@ -224,7 +222,7 @@ def set_epoch(train, epoch):
             `epoch` is negative or not an integer.
     """
     counter = _remembered(train, "_tfresidual_epoch")
-    counter.assign(checked_integer("epoch", epoch, minimum=0))
+    counter.assign(check_int("epoch", epoch, at_least=0))
 
 
 def plain(train):
@@ -259,21 +257,16 @@ def _remembered(train, name):
 
 
 def _check_name(name, digits):
-    if name not in list(_TITLES):  # a list, since what was passed need not be hashable
-        raise ValueError(
-            f"`name` must be one of {', '.join(map(repr, _TITLES))}. Received: name={name!r}"
-        )
-    if name == "digitclutter" and (isinstance(digits, bool) or digits not in (3, 4, 5)):
+    check_choice("name", name, _TITLES)
+    if name == "digitclutter" and not (is_int(digits) and digits in (3, 4, 5)):
         raise ValueError(f"`digits` must be 3, 4 or 5. Received: digits={digits!r}")
 
 
 def _sizes(name, train_size, validation, test_size):
     """The numbers of images to train on, to hold out and to test."""
     available, available_test = _SIZES.get(name, (None, None))
-    if train_size is not None:
-        train_size = checked_integer("train_size", train_size, minimum=1)
-    if test_size is not None:
-        test_size = checked_integer("test_size", test_size, minimum=1)
+    train_size = check_int("train_size", train_size, at_least=1, or_none=True)
+    test_size = check_int("test_size", test_size, at_least=1, or_none=True)
     if available is None:
         train_size, test_size = train_size or 20_000, test_size or 2_000
     test_size = test_size or available_test
@@ -281,7 +274,7 @@ def _sizes(name, train_size, validation, test_size):
 
     if validation is None:
         held_out = 0
-    elif isinstance(validation, float):
+    elif isinstance(validation, (float, np.floating)):
         held_out = round(validation * pool) if 0 < validation < 1 else 0
         if not 0 < held_out < pool:
             raise ValueError(
@@ -290,7 +283,7 @@ def _sizes(name, train_size, validation, test_size):
                 f"Received: validation={validation!r}"
             )
     else:
-        held_out = checked_integer("validation", validation, minimum=1)
+        held_out = check_int("validation", validation, at_least=1)
 
     if available is None:
         return train_size, held_out, test_size

@@ -1,7 +1,10 @@
 """1x1 convolutions with a stride."""
 
 import keras
+import numpy as np
 from keras import ops
+
+from tfresidual.arguments import check_int, check_ints
 
 
 @keras.saving.register_keras_serializable(package="tfresidual")
@@ -20,11 +23,16 @@ class PointwiseConvolution(keras.layers.Conv2D):
 
     Args:
         filters: int, channels of the output.
-        strides: int, step between the rows and columns that are read.
+        strides: int or pair of ints, step between the rows and columns that are read.
         **kwargs: the other arguments of `keras.layers.Conv2D`.
     """
 
     def __init__(self, filters, strides=1, **kwargs):
+        filters = check_int("filters", filters, at_least=1)
+        if np.iterable(strides):
+            strides = check_ints("strides", strides, at_least=1)
+        else:
+            strides = check_int("strides", strides, at_least=1)
         super().__init__(filters, 1, strides=strides, **kwargs)
 
     def convolution_op(self, inputs, kernel):

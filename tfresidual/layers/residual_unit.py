@@ -1,11 +1,10 @@
 """The residual unit in the five layouts of He et al. 2016."""
 
-from numbers import Real
-
 import keras
 import tensorflow as tf
 from keras import ops
 
+from tfresidual.arguments import check_bool, check_choice, check_int, check_number
 from tfresidual.layers import spectral
 from tfresidual.layers.batch_normalization import BatchNormalization
 from tfresidual.layers.pointwise_convolution import PointwiseConvolution
@@ -118,12 +117,10 @@ class ResidualUnit(keras.layers.Layer):
         check_choice("layout", layout, LAYOUTS)
         check_choice("resize", resize, RESIZES)
         check_choice("batch_norm", batch_norm, BATCH_NORMS)
-        check_lipschitz(lipschitz)
-        for name, value in (("filters", filters), ("strides", strides)):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(
-                    f"Argument `{name}` must be a positive int. Received: {name}={value!r}"
-                )
+        lipschitz = check_number("lipschitz", lipschitz, over=0, or_none=True)
+        filters = check_int("filters", filters, at_least=1)
+        strides = check_int("strides", strides, at_least=1)
+        bottleneck = check_bool("bottleneck", bottleneck)
         if bottleneck and filters % BOTTLENECK_REDUCTION:
             raise ValueError(
                 f"Argument `filters` must be a multiple of {BOTTLENECK_REDUCTION} in a bottleneck, "
@@ -135,7 +132,7 @@ class ResidualUnit(keras.layers.Layer):
         self.strides = strides
         self.resize = resize
         self.gamma_initializer = keras.initializers.get(gamma_initializer)
-        self.lipschitz = None if lipschitz is None else float(lipschitz)
+        self.lipschitz = lipschitz
         self.batch_norm = batch_norm
         self.data_format = data_format or keras.config.image_data_format()
         # Inside of a function, since Keras would take the unit for a part of this one.
@@ -493,22 +490,3 @@ class ResidualUnit(keras.layers.Layer):
         if isinstance(shares, dict):
             config = config | {"shares": keras.saving.deserialize_keras_object(shares)}
         return cls(**config)
-
-
-def check_lipschitz(lipschitz):
-    """Raises a `ValueError` unless an argument is a Lipschitz constant or `None`."""
-    is_number = isinstance(lipschitz, Real) and not isinstance(lipschitz, bool)
-    if lipschitz is not None and not (is_number and 0 < lipschitz < float("inf")):
-        raise ValueError(
-            "Argument `lipschitz` must be a finite number over 0, or None. "
-            f"Received: lipschitz={lipschitz!r}"
-        )
-
-
-def check_choice(name, value, choices):
-    """Raises a `ValueError` unless an argument is one of some choices."""
-    if value not in choices:
-        raise ValueError(
-            f"Argument `{name}` must be one of {', '.join(map(repr, choices))}. "
-            f"Received: {name}={value!r}"
-        )

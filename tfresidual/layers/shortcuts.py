@@ -3,6 +3,8 @@
 import keras
 from keras import ops
 
+from tfresidual.arguments import check_int, check_number
+
 
 class Shortcut(keras.layers.Layer):
     """Base of all shortcuts: takes the state and the branch, returns what they sum to.
@@ -52,8 +54,8 @@ class ScaledShortcut(Shortcut):
 
     def __init__(self, scale=0.5, branch_scale=1.0, **kwargs):
         super().__init__(**kwargs)
-        self.scale = scale
-        self.branch_scale = branch_scale
+        self.scale = check_number("scale", scale)
+        self.branch_scale = check_number("branch_scale", branch_scale)
 
     def call(self, state, branch, training=None):
         return ops.add(self.scale * state, self.branch_scale * branch)
@@ -67,7 +69,7 @@ class _GatedShortcut(Shortcut):
 
     def __init__(self, bias=-6.0, data_format=None, **kwargs):
         super().__init__(**kwargs)
-        self.bias = bias
+        self.bias = check_number("bias", bias)
         self.data_format = data_format or keras.config.image_data_format()
 
     def build(self, state_shape, branch_shape=None):
@@ -158,9 +160,9 @@ class DropoutShortcut(Shortcut):
 
     def __init__(self, rate=0.5, seed=None, **kwargs):
         super().__init__(**kwargs)
-        self.rate = rate
-        self.seed = seed
-        self.dropout = keras.layers.Dropout(rate, seed=seed, dtype=self.dtype_policy)
+        self.rate = check_number("rate", rate, at_least=0, below=1)
+        self.seed = check_int("seed", seed, at_least=0, or_none=True)
+        self.dropout = keras.layers.Dropout(self.rate, seed=self.seed, dtype=self.dtype_policy)
 
     def build(self, state_shape, branch_shape=None):
         self.dropout.build(state_shape)

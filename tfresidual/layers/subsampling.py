@@ -3,6 +3,8 @@
 import keras
 from keras import ops
 
+from tfresidual.arguments import check_int
+
 
 @keras.saving.register_keras_serializable(package="tfresidual")
 class Subsampling(keras.layers.Layer):
@@ -27,8 +29,8 @@ class Subsampling(keras.layers.Layer):
 
     def __init__(self, filters, strides=2, data_format=None, **kwargs):
         super().__init__(**kwargs)
-        self.filters = filters
-        self.strides = strides
+        self.filters = check_int("filters", filters, at_least=1)
+        self.strides = check_int("strides", strides, at_least=1)
         self.data_format = data_format or keras.config.image_data_format()
 
     def build(self, input_shape):

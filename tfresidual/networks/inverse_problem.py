@@ -9,6 +9,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from tfresidual.arguments import check_bool, check_choice, check_int
+
 SLOPES = (1.5, 0.75)
 RATES = (0.3, 0.8)
 KINDS = ("feedforward", "residual", "recurrent")
@@ -53,8 +55,7 @@ def error_correction(x, slopes=SLOPES, steps=8, rates=RATES):
             f"Received: an array of shape {x.shape} and dtype {x.dtype}"
         )
     slopes, rates = checked_slopes(slopes), _checked_rates(rates)
-    if not isinstance(steps, (int, np.integer)) or isinstance(steps, bool) or steps < 0:
-        raise ValueError(f"Argument `steps` must be an int, 0 or more. Received: steps={steps!r}")
+    steps = check_int("steps", steps, at_least=0)
     slopes, signed_rates = slopes.astype(x.dtype), (np.sign(slopes) * rates).astype(x.dtype)
     estimates = [x]
     for _ in range(steps):
@@ -84,13 +85,13 @@ class DenseBlock(keras.layers.Layer):
 
     def __init__(self, hidden, shortcut=True, branch_initializer=None, **kwargs):
         super().__init__(**kwargs)
-        self.hidden = hidden
-        self.shortcut = shortcut
+        self.hidden = check_int("hidden", hidden, at_least=1)
+        self.shortcut = check_bool("shortcut", shortcut)
         self.branch_initializer = keras.initializers.get(
-            branch_initializer or ("zeros" if shortcut else "he_normal")
+            branch_initializer or ("zeros" if self.shortcut else "he_normal")
         )
         self.first = keras.layers.Dense(
-            hidden,
+            self.hidden,
             activation="relu",
             kernel_initializer="he_normal",
             dtype=self.dtype_policy,
@@ -162,16 +163,10 @@ class InverseProblemNetwork(keras.Model):
         dtype=None,
         name=None,
     ):
-        if kind not in KINDS:
-            raise ValueError(
-                f"Argument `kind` must be one of {', '.join(map(repr, KINDS))}. "
-                f"Received: kind={kind!r}"
-            )
-        for argument, value in (("blocks", blocks), ("width", width), ("hidden", hidden)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(
-                    f"Argument `{argument}` must be a positive int. Received: {argument}={value!r}"
-                )
+        check_choice("kind", kind, KINDS)
+        blocks = check_int("blocks", blocks, at_least=1)
+        width = check_int("width", width, at_least=1)
+        hidden = check_int("hidden", hidden, at_least=1)
         policy = keras.dtype_policies.get(dtype or keras.config.dtype_policy())
         if branch_initializer is not None:
             branch_initializer = keras.initializers.get(branch_initializer)
@@ -261,8 +256,7 @@ def error_correcting_network(slopes=SLOPES, steps=8, rates=RATES, dtype=None):
         section 3.1 and fig. 1a.
     """
     slopes, rates = checked_slopes(slopes), _checked_rates(rates)
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise ValueError(f"Argument `steps` must be a positive int. Received: steps={steps!r}")
+    steps = check_int("steps", steps, at_least=1)
     network = InverseProblemNetwork(
         "recurrent", blocks=steps, width=4, hidden=4, dtype=dtype, name="error_correction"
     )

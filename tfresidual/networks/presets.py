@@ -1,5 +1,6 @@
 """The papers' networks by name, with the papers' parameter counts."""
 
+from tfresidual.arguments import check_bool, check_int, is_int
 from tfresidual.networks.residual_network import ResidualNetwork
 
 CIFAR_SHAPE = (32, 32, 3)
@@ -43,8 +44,9 @@ def resnet(depth=20, input_shape=CIFAR_SHAPE, classes=10, bottleneck=False, **kw
         defaults = {"transition": "downsampling_block", "widths": (16, 32, 64)}
         defaults |= {"name": "resnet101"}
         return ResidualNetwork(input_shape, classes, blocks=16, **defaults | kwargs)
-    per_stage = 3 * LAYERS_PER_BLOCK[bool(bottleneck)]
-    if not isinstance(depth, int) or depth <= 2 or (depth - 2) % per_stage:
+    bottleneck = check_bool("bottleneck", bottleneck)
+    per_stage = 3 * LAYERS_PER_BLOCK[bottleneck]
+    if not is_int(depth) or depth <= 2 or (depth - 2) % per_stage:
         raise ValueError(
             f"Argument `depth` must be {per_stage} n + 2, for n blocks in each of three stages"
             f"{' of bottlenecks' if bottleneck else ''}: {per_stage + 2}, {2 * per_stage + 2}, "
@@ -143,6 +145,7 @@ def resnet101(input_shape=CIFAR_SHAPE, classes=10, width=16, stages=3, blocks=16
         section 3 and appendix A.
     """
     kwargs.setdefault("name", "resnet101")
+    width, stages = check_int("width", width, at_least=1), check_int("stages", stages, at_least=1)
     return ResidualNetwork(
         input_shape,
         classes,

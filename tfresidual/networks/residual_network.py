@@ -4,17 +4,20 @@ import io
 import math
 
 import keras
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from tfresidual.layers import BatchNormalization, PointwiseConvolution, ResidualUnit
-from tfresidual.layers.residual_unit import (
-    BATCH_NORMS,
-    PARAMETERS,
-    PREACTIVATION_LAYOUTS,
+from tfresidual.arguments import (
+    check_bool,
     check_choice,
-    check_lipschitz,
+    check_int,
+    check_ints,
+    check_number,
+    is_int,
 )
+from tfresidual.layers import BatchNormalization, PointwiseConvolution, ResidualUnit
+from tfresidual.layers.residual_unit import BATCH_NORMS, PARAMETERS, PREACTIVATION_LAYOUTS
 from tfresidual.layers.shortcuts import get_shortcut
 
 TRANSITIONS = ("projection", "convolution", "average_pooling", "downsampling_block")
@@ -114,8 +117,10 @@ class ResidualNetwork(keras.Model):
         dtype=None,
         name="residual_network",
     ):
-        widths = _ints("widths", widths)
-        blocks = _ints("blocks", [blocks] * len(widths) if isinstance(blocks, int) else blocks)
+        widths = check_ints("widths", widths, at_least=1)
+        if not np.iterable(blocks):
+            blocks = [check_int("blocks", blocks, at_least=1)] * len(widths)
+        blocks = check_ints("blocks", blocks, at_least=1)
         if len(blocks) != len(widths):
             raise ValueError(
                 "Arguments `blocks` and `widths` must name the same number of stages. "
@@ -124,15 +129,26 @@ class ResidualNetwork(keras.Model):
         check_choice("transition", transition, TRANSITIONS)
         check_choice("batch_norm", batch_norm, BATCH_NORMS)
         check_choice("anchor", anchor, ANCHORS)
-        check_lipschitz(lipschitz)
-        _check_share_from(share_from, batch_norm)
+        lipschitz = check_number("lipschitz", lipschitz, over=0, or_none=True)
+        share_from = check_int("share_from", share_from, at_least=0, or_none=True)
+        if share_from is None and batch_norm != "shared":
+            raise ValueError(
+                "Argument `batch_norm` says what applications of a shared block have of their own, "
+                "so it must go with `share_from`. "
+                f"Received: batch_norm={batch_norm!r}, share_from=None"
+            )
+        bottleneck = check_bool("bottleneck", bottleneck)
+        recurrent_initialization = check_bool("recurrent_initialization", recurrent_initialization)
         if gamma_initializer is None:
             is_shared = share_from is not None and share_from < max(blocks) - 1
             is_small = is_shared and batch_norm == "unshared"
             gamma_initializer = keras.initializers.Constant(UNSHARED_GAMMA) if is_small else "ones"
-        _ints("classes", [classes])
+        classes = check_int("classes", classes, at_least=1)
         data_format = data_format or keras.config.image_data_format()
+        if pooling != "global":
+            pooling = _checked_pooling(pooling)
         input_shape = _checked_input_shape(input_shape, len(widths), pooling, data_format)
+        stem_width = check_int("stem_width", stem_width, at_least=1, or_none=True)
         stem_width = stem_width or (widths[0] // 4 if bottleneck else widths[0])
         policy = keras.dtype_policies.get(dtype or keras.config.dtype_policy())
         common = {"data_format": data_format, "dtype": policy}
@@ -223,8 +239,8 @@ class ResidualNetwork(keras.Model):
         self.gamma_initializer = gamma_initializer
         self.share_from = share_from
         self.batch_norm = batch_norm
-        self.recurrent_initialization = bool(recurrent_initialization)
-        self.lipschitz = None if lipschitz is None else float(lipschitz)
+        self.recurrent_initialization = recurrent_initialization
+        self.lipschitz = lipschitz
         self.anchor = anchor
         self.data_format = data_format
         if recurrent_initialization:
@@ -388,34 +404,24 @@ class ResidualNetwork(keras.Model):
         return network
 
 
-def _check_share_from(share_from, batch_norm):
-    is_int = isinstance(share_from, int) and not isinstance(share_from, bool)
-    if share_from is not None and (not is_int or share_from < 0):
+def _checked_pooling(pooling):
+    if not is_int(pooling) or pooling < 1:
         raise ValueError(
-            "Argument `share_from` must be the first of the shared blocks of a stage, counted from "
-            f"0, or None. Received: share_from={share_from!r}"
+            'Argument `pooling` must be "global" or an int, 1 or more. '
+            f"Received: pooling={pooling!r}"
         )
-    if share_from is None and batch_norm != "shared":
-        raise ValueError(
-            "Argument `batch_norm` says what applications of a shared block have of their own, so "
-            f"it must go with `share_from`. Received: batch_norm={batch_norm!r}, share_from=None"
-        )
-
-
-def _ints(name, values):
-    values = tuple(values)
-    if not values or not all(isinstance(value, int) and value >= 1 for value in values):
-        raise ValueError(f"Argument `{name}` must be positive ints. Received: {name}={values!r}")
-    return values
+    return int(pooling)
 
 
 def _checked_input_shape(input_shape, stages, pooling, data_format):
     shape = tuple(input_shape) if isinstance(input_shape, (list, tuple)) else input_shape
-    if not isinstance(shape, tuple) or len(shape) != 3:
+    is_shape = isinstance(shape, tuple) and len(shape) == 3
+    if not is_shape or not all(size is None or is_int(size) for size in shape):
         raise ValueError(
             "Argument `input_shape` must be the height, width and channels of one image. "
             f"Received: input_shape={input_shape!r}"
         )
+    shape = tuple(size if size is None else int(size) for size in shape)
     first = 0 if data_format == "channels_last" else 1
     sizes = shape[first : first + 2]
     strides = 2 ** (stages - 1)
@@ -426,10 +432,6 @@ def _checked_input_shape(input_shape, stages, pooling, data_format):
         )
     if pooling == "global":
         return shape
-    if not isinstance(pooling, int) or pooling < 1:
-        raise ValueError(
-            f'Argument `pooling` must be "global" or a positive int. Received: pooling={pooling!r}'
-        )
     if any(size is None or size // strides % pooling for size in sizes):
         raise ValueError(
             "Argument `pooling` must divide the height and width of the last stage, which are "

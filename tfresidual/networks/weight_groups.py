@@ -5,6 +5,8 @@ import re
 
 import keras
 
+from tfresidual.arguments import check_int
+
 # The layers of a block are named by `ResidualNetwork`; models around it put names before.
 BLOCK = re.compile(
     r"(?:(?P<network>.+?)/)?stage(?P<stage>[1-9]\d*)_block(?P<step>\d+)/(?P<role>.+)"
@@ -102,7 +104,7 @@ def groups_of(blocks, first_block=0):
     Raises:
         ValueError: if `first_block` is not an int of at least 0.
     """
-    first_block = checked_first_block(first_block)
+    first_block = check_int("first_block", first_block, at_least=0)
     stages = {}
     for block in sorted(blocks, key=lambda block: (block.network, block.stage, block.step)):
         stages.setdefault((block.network, block.stage), []).append(block)
@@ -120,16 +122,6 @@ def groups_of(blocks, first_block=0):
         for role, found in roles.items():
             groups.append(WeightGroup(network, stage, role, *zip(*found, strict=True)))
     return groups
-
-
-def checked_first_block(first_block):
-    """The argument as an int; ValueError if it is not one of at least 0."""
-    if not isinstance(first_block, int) or isinstance(first_block, bool) or first_block < 0:
-        raise ValueError(
-            "Argument `first_block` must be an int of at least 0. "
-            f"Received: first_block={first_block!r}"
-        )
-    return first_block
 
 
 def _changes_shape(block, members):

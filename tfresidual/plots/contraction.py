@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 
+from tfresidual.arguments import check_number
 from tfresidual.plots import block_axis, frames, style
 
 _CURVES = (
@@ -40,7 +41,7 @@ def fixed_point(frame, mu=None):
         "Iterative convergent computation is not a useful inductive bias for ResNets", section
         4.2 and E.2.
     """
-    _require_positive(mu)
+    check_number("mu", mu, over=0, or_none=True)
     columns = ("change", "distance", "contraction", "largest_contraction")
     table = frames.keyed_values(frame, ("stage", "step"), columns)
     looks = style.stage_looks(sorted(set(table["stage"])))
@@ -141,7 +142,7 @@ def lipschitz_bounds(frame, mu=None):
         "Iterative convergent computation is not a useful inductive bias for ResNets", sections
         4.2 and E.1.
     """
-    _require_positive(mu)
+    check_number("mu", mu, over=0, or_none=True)
     table = frames.keyed_values(frame, ("stage", "block"), ("estimate", "certified", "divisor"))
     sizes = block_axis.stage_sizes(table)
     figure = style.new_figure(block_axis.figure_width(sizes), 5.4, "Lipschitz bounds")
@@ -180,8 +181,3 @@ def lipschitz_bounds(frame, mu=None):
         handles.append(style.line_handle(f"μ = {mu:g}", color=style.INK, linestyle=(0, (6, 3))))
     style.legend(figure, handles)
     return figure
-
-
-def _require_positive(mu):
-    if mu is not None and not mu > 0:
-        raise ValueError(f"`mu` must be a positive number or None. Received: {mu!r}")

@@ -6,6 +6,7 @@ split, and a frame of several epochs in a panel per stage (and split), a line pe
 than a factor of 30 are drawn on a logarithmic axis.
 """
 
+from tfresidual.arguments import check_number
 from tfresidual.plots.blocks import draw_block_metric
 
 
@@ -106,8 +107,7 @@ def scaled_perturbation(frame, epsilon=None):
     Reference:
         Hauser, "On Residual Networks Learning a Perturbation from Identity", 2019, figure 5.
     """
-    if epsilon is not None and not epsilon > 0:
-        raise ValueError(f"`epsilon` must be a positive number or None. Received: {epsilon!r}")
+    check_number("epsilon", epsilon, over=0, or_none=True)
     return draw_block_metric(
         frame,
         "scaled_perturbation",

@@ -1,12 +1,11 @@
 """How did a search for the depth of a residual network go?"""
 
-import numbers
-
 import numpy as np
 import pandas as pd
 from matplotlib.ticker import LogLocator, NullFormatter
 from matplotlib.transforms import blended_transform_factory
 
+from tfresidual.arguments import check_number
 from tfresidual.plots import frames, style
 
 _COLUMNS = (
@@ -69,7 +68,7 @@ def depth_search(frame, epsilon=0.1):
         Hauser, "On Residual Networks Learning a Perturbation from Identity", 2019, section 2.3
         and figures 6 and 7.
     """
-    _require_finite_and_positive(epsilon)
+    check_number("epsilon", epsilon, over=0)
     table = _search_table(frame)
     looks = style.stage_looks(sorted(set(table["stage"])))
     trials = int(table["trial"].max() - table["trial"].min()) + 1
@@ -101,12 +100,6 @@ def depth_search(frame, epsilon=0.1):
     _draw_way(way, table, looks, size)
     style.legend(figure, _handles(table, looks, epsilon))
     return figure
-
-
-def _require_finite_and_positive(epsilon):
-    is_number = isinstance(epsilon, numbers.Real) and not isinstance(epsilon, bool)
-    if not (is_number and np.isfinite(epsilon) and epsilon > 0):
-        raise ValueError(f"`epsilon` must be a finite number over 0. Received: {epsilon!r}")
 
 
 def _search_table(frame):

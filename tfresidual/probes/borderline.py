@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from tfresidual.arguments import check_int
+from tfresidual.arguments import check_int, check_number
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains import evaluate
 from tfresidual.chains.batches import splits_of
@@ -94,12 +94,7 @@ def check_arguments(blocks, times, probability):
     """Raises a `ValueError` unless `borderline` can use these."""
     check_int("blocks", blocks, at_least=1)
     check_int("times", times, at_least=0)
-    is_number = isinstance(probability, (int, float)) and not isinstance(probability, bool)
-    if not is_number or not 0 < probability <= 1:
-        raise ValueError(
-            "Argument `probability` must be a number over 0, up to 1. "
-            f"Received: probability={probability!r}"
-        )
+    check_number("probability", probability, over=0, at_most=1)
 
 
 def last_blocks(chain, blocks):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from tfresidual.arguments import check_int
+from tfresidual.arguments import check_int, is_number
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains.evaluator import MEMORY_LIMIT
 from tfresidual.probes.drop_blocks import rows_of as drop_rows
@@ -246,8 +246,7 @@ def divergence_index(errors, error, chance):
 def check_chance(choice):
     """Raises a `ValueError` unless `convergence_indices` can use this as its `chance`."""
     is_choice = isinstance(choice, str) and choice in CHANCES
-    is_number = isinstance(choice, (int, float)) and not isinstance(choice, bool)
-    if not is_choice and not (is_number and 0 < choice <= 1):
+    if not is_choice and not (is_number(choice) and 0 < choice <= 1):
         raise ValueError(
             f"Argument `chance` must be one of {', '.join(map(repr, CHANCES))}, or a number "
             f"over 0, up to 1. Received: chance={choice!r}"

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 
+from tfresidual.arguments import check_bool
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains import evaluate
 from tfresidual.chains.batches import splits_of
@@ -53,6 +54,7 @@ def evaluate_routes(
     Raises:
         ValueError: if an argument cannot be used.
     """
+    check_bool("per_image", per_image)
     chain = chain_of(chain)
     routes = checked_routes(chain, routes)
     frames = []

@@ -18,7 +18,7 @@ import pandas as pd
 import tensorflow as tf
 from keras import backend, ops
 
-from tfresidual.arguments import check_int
+from tfresidual.arguments import check_int, check_number
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains.batches import run_over, splits_of
 from tfresidual.metrics import change_of, norm
@@ -129,15 +129,9 @@ def metric_eigenvalues(
         Knyazev 2001, https://doi.org/10.1137/S1064827500366124 (LOBPCG).
     """
     chain = _checked_chain(chain, stage, block)
-    check_int("count", count, at_least=1)
-    check_int("most_iterations", most_iterations, at_least=1)
-    is_number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
-    if not is_number or not 0 < tolerance < np.inf:
-        raise ValueError(
-            "Argument `tolerance` must be a finite number over 0. "
-            f"Received: tolerance={tolerance!r}"
-        )
-    settings = (count, float(tolerance), most_iterations)
+    count = check_int("count", count, at_least=1)
+    most_iterations = check_int("most_iterations", most_iterations, at_least=1)
+    settings = (count, check_number("tolerance", tolerance, over=0), most_iterations)
     function = functools.partial(_eigenvalues, chain, stage, block, *settings)
     name = f"metric eigenvalues at stage {stage} block {block} {settings}"
     frames = []

@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from tfresidual.arguments import check_bool
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains.batches import progress_bar
 
@@ -48,6 +49,7 @@ def lipschitz(chain, progress=False):
         "Iterative convergent computation is not a useful inductive bias for ResNets", section
         4.2 and appendix E.1. The paper prints the divisor's quotient upside down.
     """
+    check_bool("progress", progress)
     chain = chain_of(chain)
     blocks = bounded_blocks(chain)
     if chain.prepare is not None:

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 
+from tfresidual.arguments import check_bool
 from tfresidual.chains.batches import run_over, splits_of
 from tfresidual.chains.outputs import check_labels
 
@@ -23,6 +24,8 @@ def measure(chain, name, function, data, per_image=False, progress=False, with_l
         A `pandas.DataFrame`: `split` where `data` is a dict, `stage`, `block`, `image` where
         `per_image` is set, and a column per value.
     """
+    check_bool("per_image", per_image)
+    check_bool("progress", progress)
     if not chain.blocks:
         raise ValueError(
             "Argument `chain` must have at least one block to measure. "

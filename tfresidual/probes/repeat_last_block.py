@@ -6,7 +6,7 @@ import functools
 import numpy as np
 import tensorflow as tf
 
-from tfresidual.arguments import check_int
+from tfresidual.arguments import check_bool, check_int
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains.batches import run_over, splits_of
 from tfresidual.chains.evaluator import MEMORY_LIMIT
@@ -63,6 +63,8 @@ def repeat_last_block(
         Jastrzebski et al. 2018, section 4.4 and fig. 20; "Iterative convergent computation is not
         a useful inductive bias for ResNets", section 3.3 and fig. 2a, 6b, c.
     """
+    check_bool("steps", steps)
+    check_bool("progress", progress)
     chain = chain_of(chain)
     rows = rows_of(chain, times, scale)
     if not rows:

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 
-from tfresidual.arguments import check_int
+from tfresidual.arguments import check_int, check_ints
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains.evaluator import MEMORY_LIMIT
 from tfresidual.chains.routes import movable_runs, shuffle
@@ -48,14 +48,9 @@ def shuffle_blocks(
         Veit et al. 2016, https://arxiv.org/abs/1605.06431, on reordering.
     """
     chain = chain_of(chain)
-    check_int("draws", draws, at_least=1)
-    check_int("seed", seed, at_least=0)
-    if not isinstance(swaps, (list, tuple)) or not swaps:
-        raise ValueError(
-            f"Argument `swaps` must be a list of positive ints. Received: swaps={swaps!r}"
-        )
-    for count in swaps:
-        check_int("swaps", count, at_least=1)
+    draws = check_int("draws", draws, at_least=1)
+    seed = check_int("seed", seed, at_least=0)
+    swaps = check_ints("swaps", swaps, at_least=1)
     rng = np.random.default_rng(seed)
     rows = []
     for stage in chain.stages:

@@ -2,6 +2,8 @@
 
 import tensorflow as tf
 
+from tfresidual.arguments import check_int
+
 __all__ = ["flip_and_crop", "random_crop", "random_flip"]
 
 
@@ -91,10 +93,7 @@ def _flipped(columns, width, seed):
 
 def _cropped(images, padding, seed):
     """The row and column numbers, `[N, H]` and `[N, W]`, of random crops of padded images."""
-    if padding < 0:
-        raise ValueError(
-            f"`padding` must be a non-negative number of pixels. Received: padding={padding!r}"
-        )
+    padding = check_int("padding", padding, at_least=0)
     count, height, width, _ = tf.unstack(tf.shape(images))
     moves = tf.random.stateless_uniform(
         [2, count, 1], seed, minval=-padding, maxval=padding + 1, dtype=tf.int32

@@ -1,13 +1,13 @@
 """Soft gradient coupling: blocks of a stage learn from one another's gradients."""
 
 import dataclasses
-from numbers import Real
 
 import keras
 import numpy as np
 from keras import ops
 
-from tfresidual.networks.weight_groups import blocks_of, checked_first_block, groups_of
+from tfresidual.arguments import check_choice, check_int, check_number
+from tfresidual.networks.weight_groups import blocks_of, groups_of
 
 KERNELS = ("uniform", "triangular", "triangular_printed")
 
@@ -41,8 +41,8 @@ def coupling_kernel(steps, coupling, kernel="uniform"):
         "Iterative convergent computation is not a useful inductive bias for ResNets",
         section 4.1 and appendix D.2.
     """
-    coupling = _checked_coupling(coupling)
-    _check_kernel(kernel)
+    coupling = check_number("coupling", coupling, at_least=0, at_most=1)
+    check_choice("kernel", kernel, KERNELS)
     places = np.asarray(steps)
     if places.ndim != 1 or places.dtype.kind not in "iu" or len(set(places.tolist())) < len(places):
         raise ValueError(f"Argument `steps` must be different ints. Received: steps={steps!r}")
@@ -137,10 +137,10 @@ class GradientCoupling(keras.optimizers.Optimizer):
             )
         super().__init__(learning_rate=0.0, name=name)
         self.inner = _checked_inner(inner)
-        self.coupling = _checked_coupling(coupling)
-        _check_kernel(kernel)
+        self.coupling = check_number("coupling", coupling, at_least=0, at_most=1)
+        check_choice("kernel", kernel, KERNELS)
         self.kernel = kernel
-        self.first_block = checked_first_block(first_block)
+        self.first_block = check_int("first_block", first_block, at_least=0)
         self._mixtures = ()
 
     def build(self, variables):
@@ -308,19 +308,3 @@ def _checked_inner(inner):
             f"Received: inner={inner!r}"
         )
     return keras.optimizers.get(inner)
-
-
-def _checked_coupling(coupling):
-    if not isinstance(coupling, Real) or isinstance(coupling, bool) or not 0 <= coupling <= 1:
-        raise ValueError(
-            f"Argument `coupling` must be a number from 0 to 1. Received: coupling={coupling!r}"
-        )
-    return float(coupling)
-
-
-def _check_kernel(kernel):
-    if kernel not in KERNELS:
-        raise ValueError(
-            f"Argument `kernel` must be one of {', '.join(map(repr, KERNELS))}. "
-            f"Received: kernel={kernel!r}"
-        )

@@ -4,6 +4,8 @@ import dataclasses
 
 import keras
 
+from tfresidual.arguments import check_choice, check_int
+
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
@@ -40,12 +42,8 @@ class Recipe:
         Raises:
             ValueError: if an argument is not a positive int.
         """
-        for name, value in (("epochs", epochs), ("steps_per_epoch", steps_per_epoch)):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(
-                    f"Argument `{name}` must be a positive int. Received: {name}={value!r}"
-                )
-        steps = epochs * steps_per_epoch
+        epochs = check_int("epochs", epochs, at_least=1)
+        steps = epochs * check_int("steps_per_epoch", steps_per_epoch, at_least=1)
         # The schedule keeps a rate up to and including its boundary.
         return keras.optimizers.schedules.PiecewiseConstantDecay(
             [round(first / self.epochs * steps) - 1 for first, _ in self.rates[1:]],
@@ -109,9 +107,5 @@ def recipe(name):
     Raises:
         ValueError: if there is none of this name.
     """
-    if name not in RECIPES:
-        raise ValueError(
-            f"Argument `name` must be one of {', '.join(map(repr, RECIPES))}. "
-            f"Received: name={name!r}"
-        )
+    check_choice("name", name, RECIPES)
     return RECIPES[name]

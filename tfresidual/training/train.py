@@ -5,6 +5,7 @@ import dataclasses
 import keras
 import pandas as pd
 
+from tfresidual.arguments import check_bool, check_int
 from tfresidual.training.checkpoints import Checkpoints, TrainingFolder
 from tfresidual.training.exact_match import ExactMatch
 from tfresidual.training.gradient_coupling import GradientCoupling
@@ -51,8 +52,16 @@ def compile_network(
         The name of the metric.
 
     Raises:
-        ValueError: if there is no such recipe, or a number is not a positive int.
+        ValueError: if there is no such recipe, an argument cannot be used, or arguments of
+            `GradientCoupling` are given without `coupling`.
     """
+    multi_label = check_bool("multi_label", multi_label)
+    if coupling is None and kwargs:
+        received = ", ".join(f"{name}={value!r}" for name, value in kwargs.items())
+        raise ValueError(
+            f"Arguments of `GradientCoupling` must go with `coupling`. Received: {received}, "
+            "coupling=None"
+        )
     optimizer = recipe_of(recipe).optimizer(epochs, steps_per_epoch)
     if coupling is not None:
         optimizer = GradientCoupling(optimizer, coupling, **kwargs)
@@ -88,8 +97,7 @@ def train(network, data, validation, folder, epochs, metric, callbacks=(), conso
         ValueError: if `epochs` is not a positive int, or the validation metric was never a
             number.
     """
-    if not isinstance(epochs, int) or epochs < 1:
-        raise ValueError(f"Argument `epochs` must be a positive int. Received: epochs={epochs!r}")
+    epochs = check_int("epochs", epochs, at_least=1)
     folder = TrainingFolder(folder, f"val_{metric}")
     resumed, done, log = folder.resume()
     network = resumed or network
