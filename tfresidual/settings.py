@@ -1,12 +1,13 @@
 """What a study trains on what, and how."""
 
 import dataclasses
-import math
 import os
 
 import keras
+import numpy as np
 
 from tfresidual import datasets, networks, training, tuning
+from tfresidual.arguments import check_bool, check_int, check_number
 from tfresidual.console import say
 
 # Networks whose stages can have any number of blocks; each has STAGES of them.
@@ -81,6 +82,11 @@ class Settings:
     def __post_init__(self):
         if self.data_dir is not None:
             object.__setattr__(self, "data_dir", os.fspath(self.data_dir))
+        for field in dataclasses.fields(self):
+            # JSON knows no numbers of NumPy.
+            value = getattr(self, field.name)
+            if isinstance(value, np.generic):
+                object.__setattr__(self, field.name, value.item())
 
 
 def check(settings):
@@ -89,26 +95,24 @@ def check(settings):
     What only the network or the data can tell is left to `build` and `tfresidual.datasets.load`.
     """
     for name in ("width", "epochs", "batch_size", "validation"):
-        _check_int(settings, name, at_least=1)
+        check_int(name, getattr(settings, name), at_least=1)
     for name in ("depth", "train_size", "test_size"):
-        if getattr(settings, name) is not None:
-            _check_int(settings, name, at_least=1)
-    _check_int(settings, "seed", at_least=0, below=2**32)
+        check_int(name, getattr(settings, name), at_least=1, or_none=True)
+    check_int("seed", settings.seed, at_least=0, at_most=2**32 - 1)
+    check_bool("recurrent", settings.recurrent)
     tuning.depth_for(0, settings.epsilon)
     describe(settings)
     recipe_of(settings)
-    _check_int(settings, "coupling_from", at_least=0)
-    training.coupling_kernel([0, 1], settings.coupling or 0.0, settings.kernel)
+    check_int("coupling_from", settings.coupling_from, at_least=0)
+    coupling = check_number("coupling", settings.coupling, at_least=0, at_most=1, or_none=True)
+    training.coupling_kernel([0, 1], coupling or 0.0, settings.kernel)
     for name in ("kernel", "coupling_from"):
         if settings.coupling is None and getattr(settings, name) != getattr(Settings, name):
             raise ValueError(
                 f"Argument `{name}` says how gradients are coupled, so it must go with `coupling`. "
                 f"Received: {name}={getattr(settings, name)!r}, coupling=None"
             )
-    if settings.gamma is not None and not math.isfinite(settings.gamma):
-        raise ValueError(
-            f"Argument `gamma` must be a finite number. Received: gamma={settings.gamma!r}"
-        )
+    check_number("gamma", settings.gamma, or_none=True)
 
 
 def describe(settings):
@@ -258,14 +262,3 @@ def prepare(settings=None, console=None, download=False, pixels="standardized"):
         download=download,
         pixels=pixels,
     )
-
-
-def _check_int(settings, name, at_least, below=None):
-    value = getattr(settings, name)
-    is_int = isinstance(value, int) and not isinstance(value, bool)
-    if not is_int or value < at_least or (below is not None and value >= below):
-        bound = "" if below is None else f" and under {below}"
-        raise ValueError(
-            f"Argument `{name}` must be an int, {at_least} or more{bound}. "
-            f"Received: {name}={value!r}"
-        )
