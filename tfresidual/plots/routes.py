@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from tfresidual.arguments import is_number
 from tfresidual.plots import frames, style
 
 
@@ -33,7 +34,9 @@ def perturbation_errors(readout, drop_blocks, repeat_last_block, chance=None):
         "Iterative convergent computation is not a useful inductive bias for ResNets", figure 2a.
     """
     chances = chance if isinstance(chance, dict) else {None: chance}
-    if chance is not None and not all(0 < value <= 1 for value in chances.values()):
+    if chance is not None and not all(
+        is_number(value) and 0 < value <= 1 for value in chances.values()
+    ):
         raise ValueError(
             f"`chance` must be an error above 0, at most 1, or None. Received: {chance!r}"
         )

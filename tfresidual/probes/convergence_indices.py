@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from tfresidual.arguments import check_int, is_number
+from tfresidual.arguments import check_bool, check_int, is_number
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains.evaluator import MEMORY_LIMIT
 from tfresidual.probes.drop_blocks import rows_of as drop_rows
@@ -113,6 +113,7 @@ def convergence_frames(
     chain = chain_of(chain)
     check_int("times", times, at_least=1)
     check_chance(chance)
+    check_bool("progress", progress)
     tables = {
         "readout": readout_rows(chain),
         "drop_blocks": drop_rows(chain),

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 from keras import ops
 
+from tfresidual.arguments import check_int
 from tfresidual.chains import chain as chain_of
 from tfresidual.networks.weight_groups import BlockWeights, groups_of
 
@@ -33,8 +34,8 @@ def weight_deviations(chain, first_block=0):
         blocks of a role at most 1 in the mean) and `l1` (sum of |D|), both 0 or more.
 
     Raises:
-        ValueError: if the blocks of the chain hold no weights, or `first_block` is not an int of
-            at least 0.
+        ValueError: if the blocks of the chain hold no weights, or no stage has a block
+            `first_block`.
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", appendix
@@ -90,8 +91,8 @@ def effective_parameters(chain, first_block=0):
         A `pandas.DataFrame` of one row.
 
     Raises:
-        ValueError: if the blocks of the chain hold no weights, or `first_block` is not an int of
-            at least 0.
+        ValueError: if the blocks of the chain hold no weights, or no stage has a block
+            `first_block`.
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", appendix
@@ -140,6 +141,13 @@ def _coupled(chain, first_block):
             "Argument `chain` must know the trainable weights of its blocks, as that of a "
             "`tfresidual.networks.ResidualNetwork` does. "
             f"Received: {chain.name}, whose blocks have none"
+        )
+    deepest = max(block.step for block in chain.blocks)
+    first_block = check_int("first_block", first_block, at_least=0)
+    if first_block > deepest:
+        raise ValueError(
+            f"Argument `first_block` must be a block of {chain.name}, whose stages have blocks up "
+            f"to {deepest}. Received: first_block={first_block}"
         )
     groups = groups_of(blocks, first_block)
     return [group for group in groups if _holders(group, blocks, first_block) > 1]

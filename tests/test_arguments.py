@@ -1,0 +1,416 @@
+"""Arguments of the public functions: wrong types are refused by name, those of NumPy are taken.
+
+Nothing is trained here, and no probe runs: arguments are looked at before the work.
+"""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from reference.random_network import random_network
+
+import tfresidual as tfr
+from tfresidual import callbacks, datasets, layers, networks, plots, probes, routes, training
+from tfresidual.arguments import check_bool, check_choice, check_int, check_ints, check_number
+from tfresidual.chains import evaluate
+from tfresidual.datasets import DigitclutterConfig
+from tfresidual.datasets.digitclutter import sample_scene
+from tfresidual.probing import ProbeOptions
+from tfresidual.settings import Settings, check
+from tfresidual.training.augmentation import random_crop
+
+# What is no bool, no int from 0 on, and no number over 0.
+NO_BOOLS = ["yes", 1, 0.0, [True]]
+NO_INTS = [True, np.True_, 1.5, np.float64(2), "2", -1, [1], np.array([1])]
+NO_NUMBERS = [True, np.True_, "0.1", -1, np.nan, np.inf, 1j, [0.1], 10**400]
+KINDS = {"bool": NO_BOOLS, "int": NO_INTS, "number": NO_NUMBERS}
+
+IMAGES = np.zeros((4, 8, 8, 3), "float32")
+DATA = (IMAGES, np.zeros(4, int))
+SHAPE = (8, 8, 3)
+
+
+@pytest.fixture(scope="module")
+def chain():
+    return tfr.chain(random_network(blocks=2, widths=(4,)))
+
+
+def of_network(**kwargs):
+    return networks.ResidualNetwork(SHAPE, **{"classes": 2, "blocks": 1, "widths": (4,)} | kwargs)
+
+
+def of_settings(**kwargs):
+    check(Settings(**kwargs))
+
+
+# By the name of a function: how it is called, and its arguments by kind. An argument that may be
+# None has a question mark.
+CALLS = {
+    "layers.ResidualUnit": (
+        lambda chain, **a: layers.ResidualUnit(**{"filters": 4} | a),
+        {"int": ["filters", "strides"], "bool": ["bottleneck"], "number": ["lipschitz?"]},
+    ),
+    "layers.PointwiseConvolution": (
+        lambda chain, **a: layers.PointwiseConvolution(**{"filters": 4} | a),
+        {"int": ["filters"]},
+    ),
+    "layers.Subsampling": (
+        lambda chain, **a: layers.Subsampling(**{"filters": 4} | a),
+        {"int": ["filters", "strides"]},
+    ),
+    "layers.DropoutShortcut": (
+        lambda chain, **a: layers.DropoutShortcut(**a),
+        {"number": ["rate"], "int": ["seed?"]},
+    ),
+    "networks.ResidualNetwork": (
+        lambda chain, **a: of_network(**a),
+        {
+            "int": ["classes", "stem_width?", "pooling", "share_from?"],
+            "bool": ["bottleneck", "recurrent_initialization"],
+            "number": ["lipschitz?"],
+        },
+    ),
+    "networks.resnet": (
+        lambda chain, **a: networks.resnet(**a),
+        {"int": ["depth", "classes"], "bool": ["bottleneck"]},
+    ),
+    "networks.resnet101": (
+        lambda chain, **a: networks.resnet101(**a),
+        {"int": ["width", "stages"]},
+    ),
+    "networks.DenseBlock": (
+        lambda chain, **a: networks.DenseBlock(**{"hidden": 4} | a),
+        {"int": ["hidden"], "bool": ["shortcut"]},
+    ),
+    "networks.InverseProblemNetwork": (
+        lambda chain, **a: networks.InverseProblemNetwork("residual", **a),
+        {"int": ["blocks", "width", "hidden"]},
+    ),
+    "networks.error_correction": (
+        lambda chain, **a: networks.error_correction(np.ones((1, 2)), **a),
+        {"int": ["steps"]},
+    ),
+    "networks.error_correcting_network": (
+        lambda chain, **a: networks.error_correcting_network(**a),
+        {"int": ["steps"]},
+    ),
+    "training.coupling_kernel": (
+        lambda chain, **a: training.coupling_kernel([0, 1], **a),
+        {"number": ["coupling"]},
+    ),
+    "training.GradientCoupling": (
+        lambda chain, **a: training.GradientCoupling("sgd", **{"coupling": 0.5} | a),
+        {"number": ["coupling"], "int": ["first_block"]},
+    ),
+    "training.compile_network": (
+        lambda chain, **a: training.compile_network(
+            None, "mnist", **{"epochs": 1, "steps_per_epoch": 1} | a
+        ),
+        {"int": ["epochs", "steps_per_epoch"], "bool": ["multi_label"], "number": ["coupling?"]},
+    ),
+    "training.recipe": (
+        lambda chain, **a: training.recipe("mnist").schedule(
+            **{"epochs": 1, "steps_per_epoch": 1} | a
+        ),
+        {"int": ["epochs", "steps_per_epoch"]},
+    ),
+    "training.train": (
+        lambda chain, **a: training.train(None, None, None, "nowhere", metric="accuracy", **a),
+        {"int": ["epochs"]},
+    ),
+    "training.augmentation": (
+        lambda chain, **a: random_crop(IMAGES, (0, 1), **a),
+        {"int": ["padding"]},
+    ),
+    "datasets.load": (
+        lambda chain, **a: datasets.load("mnist", data_dir="nowhere", **a),
+        {
+            "int": ["batch_size", "seed", "train_size?", "test_size?"],
+            "bool": ["augment?", "shuffle", "download"],
+        },
+    ),
+    "datasets.describe": (
+        lambda chain, **a: datasets.describe("digitclutter", **a),
+        {"int": ["digits"]},
+    ),
+    "datasets.inverse_problem": (
+        lambda chain, **a: datasets.inverse_problem(**{"count": 1} | a),
+        {"int": ["count", "seed"], "number": ["limit"]},
+    ),
+    "datasets.DigitclutterConfig": (
+        lambda chain, **a: DigitclutterConfig(**a),
+        {"int": ["digits", "train_size", "validation_size", "test_size", "seed"]},
+    ),
+    "datasets.digitclutter.sample_scene": (
+        lambda chain, **a: sample_scene(**{"index": 0} | a),
+        {"int": ["index", "digits", "seed"]},
+    ),
+    "routes.repeat_last": (
+        lambda chain, **a: routes.repeat_last(chain, **{"stage": 1, "times": 1} | a),
+        {"int": ["stage", "times"]},
+    ),
+    "routes.read_out": (
+        lambda chain, **a: routes.read_out(chain, **{"stage": 1, "after": 0} | a),
+        {"int": ["stage", "after"]},
+    ),
+    "routes.shuffle": (
+        lambda chain, **a: routes.shuffle(chain, **{"stage": 1} | a),
+        {"int": ["stage", "seed", "swaps?"]},
+    ),
+    "chains.evaluate": (
+        lambda chain, **a: evaluate(chain, [routes.unperturbed(chain)], DATA, **a),
+        {"bool": ["with_outputs", "progress"], "number": ["memory_limit"]},
+    ),
+    "probes.evaluate_routes": (
+        lambda chain, **a: probes.evaluate_routes(chain, DATA, [routes.unperturbed(chain)], **a),
+        {"bool": ["per_image", "progress"], "number": ["memory_limit"]},
+    ),
+    **{
+        f"probes.{name}": (
+            lambda chain, name=name, **a: getattr(probes, name)(chain, DATA, **a),
+            {"bool": ["per_image", "progress"]},
+        )
+        for name in ("block_metrics", "perturbation", "signal_propagation", "line_element")
+    },
+    **{
+        f"probes.{name}": (
+            lambda chain, name=name, **a: getattr(probes, name)(chain, DATA, **a),
+            {"bool": ["progress"]},
+        )
+        for name in ("computational_distance", "path_lengths")
+    },
+    **{
+        f"probes.{name}": (
+            lambda chain, name=name, **a: getattr(probes, name)(chain, DATA, **a),
+            {"bool": ["progress"], "number": ["memory_limit"]},
+        )
+        for name in ("drop_blocks", "readout")
+    },
+    "probes.repeat_last_block": (
+        lambda chain, **a: probes.repeat_last_block(chain, DATA, **a),
+        {"int": ["times"], "bool": ["steps", "progress"], "number": ["memory_limit"]},
+    ),
+    "probes.convergence_indices": (
+        lambda chain, **a: probes.convergence_indices(chain, DATA, **a),
+        {"int": ["times"], "number": ["chance", "memory_limit"], "bool": ["progress"]},
+    ),
+    "probes.borderline": (
+        lambda chain, **a: probes.borderline(chain, DATA, **a),
+        {
+            "int": ["blocks", "times"],
+            "number": ["probability", "memory_limit"],
+            "bool": ["progress"],
+        },
+    ),
+    "probes.shuffle_blocks": (
+        lambda chain, **a: probes.shuffle_blocks(chain, DATA, **a),
+        {"int": ["draws", "seed"], "number": ["memory_limit"], "bool": ["progress"]},
+    ),
+    "probes.fixed_point": (
+        lambda chain, **a: probes.fixed_point(chain, DATA, **a),
+        {"int": ["times"], "bool": ["progress"]},
+    ),
+    "probes.lipschitz": (
+        lambda chain, **a: probes.lipschitz(chain, **a),
+        {"bool": ["progress"]},
+    ),
+    "probes.weight_deviations": (
+        lambda chain, **a: probes.weight_deviations(chain, **a),
+        {"int": ["first_block"]},
+    ),
+    "probes.effective_parameters": (
+        lambda chain, **a: probes.effective_parameters(chain, **a),
+        {"int": ["first_block"]},
+    ),
+    "probes.metric_eigenvalues": (
+        lambda chain, **a: probes.metric_eigenvalues(chain, DATA, **{"stage": 1, "block": 0} | a),
+        {
+            "int": ["stage", "block", "count", "most_iterations"],
+            "number": ["tolerance"],
+            "bool": ["progress"],
+        },
+    ),
+    "probes.line_between": (
+        lambda chain, **a: probes.line_between(chain, IMAGES, IMAGES, **a),
+        {"int": ["stage", "block", "points"], "bool": ["progress"]},
+    ),
+    **{
+        f"callbacks.{name}": (
+            lambda chain, name=name, **a: getattr(callbacks, name)(DATA, **a),
+            {"int": ["every", *more.get("int", [])], "number": more.get("number", [])},
+        )
+        for name, more in {
+            "BlockMetrics": {},
+            "Borderline": {"int": ["blocks"], "number": ["probability"]},
+            "ConvergenceIndices": {"int": ["times"], "number": ["chance"]},
+            "DropBlocks": {},
+            "Perturbation": {"number": ["epsilon"]},
+            "Readout": {},
+            "SignalPropagation": {},
+        }.items()
+    },
+    "callbacks.Lipschitz": (lambda chain, **a: callbacks.Lipschitz(**a), {"int": ["every"]}),
+    "callbacks.ExportForProbing": (
+        lambda chain, **a: callbacks.ExportForProbing("nowhere", **a),
+        {"int": ["every"], "bool": ["overwrite"]},
+    ),
+    "plots.fixed_point": (
+        lambda chain, **a: plots.fixed_point(None, **a),
+        {"number": ["mu?"]},
+    ),
+    "export": (
+        lambda chain, **a: tfr.export(chain, "nowhere", **a),
+        {"bool": ["probing", "overwrite"]},
+    ),
+    "settings": (
+        lambda chain, **a: of_settings(**a),
+        {
+            "int": ["width", "epochs", "batch_size", "validation", "depth?", "train_size?", "seed"],
+            "bool": ["recurrent"],
+            "number": ["epsilon", "coupling?"],
+        },
+    ),
+    "probing.ProbeOptions": (
+        lambda chain, **a: ProbeOptions(**a),
+        {"int": ["times"], "number": ["chance", "memory_limit"]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_wrong_types_are_refused_by_name(name, chain, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    call, arguments = CALLS[name]
+    for kind, names in arguments.items():
+        for argument in names:
+            argument, may_be_none = argument.rstrip("?"), argument.endswith("?")
+            for value in [*KINDS[kind], None]:
+                # Without a limit.
+                is_endless = value is np.inf and argument == "memory_limit"
+                if is_endless or (value is None and may_be_none):
+                    continue
+                with pytest.raises(ValueError) as error:
+                    call(chain, **{argument: value})
+                message = str(error.value)
+                assert f"`{argument}`" in message, (argument, value, message)
+                assert f"Received: {argument}=" in message, (argument, value, message)
+                assert "\n" not in message
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", [True, "2", None, [0.1]], ids=str)
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (layers.ScaledShortcut, "scale"),
+        (layers.ScaledShortcut, "branch_scale"),
+        (layers.ExclusiveGateShortcut, "bias"),
+        (layers.ShortcutOnlyGateShortcut, "bias"),
+    ],
+)
+def test_numbers_of_any_sign(make, name, value):
+    with pytest.raises(ValueError, match=rf"`{name}` must be a finite number\. Received: {name}="):
+        make(**{name: value})
+    assert make(**{name: -1}).get_config()[name] == -1
+
+
+@pytest.mark.parametrize("value", [(), (0,), (4, 8.0), (True,), "44", 4.0, None, {4: 8}], ids=str)
+@pytest.mark.parametrize("name", ["widths", "blocks"])
+def test_ints_of_stages(name, value):
+    with pytest.raises(ValueError, match=rf"`{name}` must .*Received: {name}="):
+        of_network(**{name: value})
+
+
+def test_arguments_of_a_coupling_without_one():
+    with pytest.raises(ValueError, match=r"must go with `coupling`.*Received: kernel='uniform', "):
+        training.compile_network(None, "mnist", 1, 1, kernel="uniform")
+
+
+# Each with an argument of NumPy, and the same of Python.
+TWINS = {
+    "unit": (
+        lambda i, f, b: layers.ResidualUnit(
+            i(8), bottleneck=b(True), strides=i(2), lipschitz=f(0.5), data_format="channels_last"
+        )
+    ),
+    "pointwise": lambda i, f, b: layers.PointwiseConvolution(i(8), strides=i(2), name="p"),
+    "pointwise, two strides": lambda i, f, b: layers.PointwiseConvolution(
+        i(8), strides=(i(2), i(1)), name="p"
+    ),
+    "subsampling": lambda i, f, b: layers.Subsampling(i(8), i(3)),
+    "scaled": lambda i, f, b: layers.ScaledShortcut(f(0.25), f(2)),
+    "gate": lambda i, f, b: layers.ExclusiveGateShortcut(f(-2)),
+    "dropout": lambda i, f, b: layers.DropoutShortcut(f(0.25), seed=i(3)),
+    "dense": lambda i, f, b: networks.DenseBlock(i(4), b(False)),
+    "inverse problem": lambda i, f, b: networks.InverseProblemNetwork(
+        "recurrent", i(2), i(4), i(4)
+    ),
+    "network": lambda i, f, b: networks.ResidualNetwork(
+        (i(8), i(8), i(3)),
+        i(5),
+        i(2),
+        (i(4), i(8)),
+        stem_width=i(4),
+        bottleneck=b(False),
+        pooling=i(2),
+        share_from=i(0),
+        recurrent_initialization=b(True),
+        lipschitz=f(0.5),
+    ),
+    "coupling": lambda i, f, b: training.GradientCoupling("sgd", f(0.5), first_block=i(1)),
+}
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_arguments_of_numpy_leave_configs_of_python(name):
+    ours, theirs = (
+        TWINS[name](*types) for types in ((np.int64, np.float32, np.bool_), (int, float, bool))
+    )
+    kind = type(ours)
+    configs = [one.get_config() | {"name": "same", "branch_initializer": 0, "inner": 0}
+               for one in (ours, theirs)]  # fmt: skip
+    assert json.dumps(configs[0]) == json.dumps(configs[1])
+    serialized = json.loads(json.dumps(keras.saving.serialize_keras_object(ours)))
+    again = keras.saving.deserialize_keras_object(serialized)
+    assert type(again) is kind
+    assert json.dumps(again.get_config()) == json.dumps(ours.get_config())
+
+
+def test_numbers_of_numpy_are_taken(chain, tmp_path):
+    check(Settings(epochs=np.int64(2), gamma=np.float32(0.5), recurrent=np.True_))
+    assert json.dumps(Settings(seed=np.int32(3)).seed) == "3"
+    assert DigitclutterConfig(digits=np.int64(4)).name == DigitclutterConfig(digits=4).name
+    assert sample_scene(np.int64(7), np.int8(3)) == sample_scene(7, 3)
+    assert networks.resnet(np.int64(8), (8, 8, 3), np.int32(2)).name == "resnet8"
+    assert type(callbacks.BlockMetrics(DATA, every=np.int64(2)).every) is int
+    callback = callbacks.ExportForProbing(tmp_path, epochs=np.arange(3), overwrite=np.False_)
+    assert callback.epochs == {0, 1, 2} and callback.overwrite is False
+    route = routes.repeat_last(chain, np.int64(1), np.int64(2), np.float32(0.5))
+    assert route == routes.repeat_last(chain, 1, 2, 0.5)
+    assert training.recipe("mnist").schedule(np.int64(2), np.int64(3)).boundaries
+    assert random_crop(tf.zeros((1, 4, 4, 1)), (0, 1), np.int64(1)).shape == (1, 4, 4, 1)
+
+
+def test_the_checks():
+    assert check_int("n", np.uint8(3), at_least=3, at_most=3) == 3
+    assert check_int("n", None, at_least=1, or_none=True) is None
+    assert check_ints("n", iter([1, np.int8(2)]), at_least=1) == (1, 2)
+    assert type(check_number("x", np.float32(0.5), over=0, at_most=1)) is float
+    assert check_number("x", 0, at_least=0, below=1) == 0
+    assert check_bool("b", np.True_) is True
+    check_choice("c", "a", ("a", "b"))
+    for value, bounds, text in (
+        (0, {"over": 0}, "over 0"),
+        (2, {"at_least": 0, "at_most": 1}, "of at least 0 and at most 1"),
+        (1, {"at_least": 0, "below": 1}, "of at least 0 and under 1"),
+        ("1", {"over": 0, "or_none": True}, "over 0, or None"),
+    ):
+        with pytest.raises(ValueError) as error:
+            check_number("x", value, **bounds)
+        message = f"Argument `x` must be a finite number {text}. Received: x={value!r}"
+        assert str(error.value) == message
+    for value in (["a"], None, "ab", np.array(["a", "b"])):
+        with pytest.raises(ValueError, match=r"`c` must be one of 'a', 'b'\. Received: c="):
+            check_choice("c", value, ("a", "b"))
