@@ -240,7 +240,7 @@ def test_bad_arguments(probe):
     with pytest.raises(ValueError, match=r"`first_block` must be an int.*Received: first_block=-1"):
         probe(random_network(), first_block=-1)
     # The longer stage has three blocks.
-    net = random_network(blocks=(2, 3))
+    net = random_network(blocks=(2, 3), widths=(4, 8))
     probe(net, first_block=2)
     with pytest.raises(ValueError, match=r"`first_block`.*up to 2\. Received: first_block=3$"):
         probe(net, first_block=3)
