@@ -375,8 +375,13 @@ def test_outputs_only_where_asked_for():
     with_outputs = evaluate(chain, some_routes(chain), batch, with_outputs=True)
     without = evaluate(chain, iter(some_routes(chain)), batch)
     assert without.outputs is None
+    assert without.predicted is None
+    # The classes that are named have the highest outputs.
+    named = np.argmax(with_outputs.outputs, axis=-1)
+    np.testing.assert_array_equal(np.argmax(with_outputs.predicted, axis=-1), named)
+    assert (with_outputs.predicted.sum(axis=-1) == 1).all()
     for field in dataclasses.fields(without):
-        if field.name != "outputs":
+        if field.name not in ("outputs", "predicted"):
             values = [getattr(v, field.name) for v in (with_outputs, without)]
             np.testing.assert_array_equal(*values)
 

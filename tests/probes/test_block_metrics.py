@@ -106,7 +106,7 @@ def test_zero_change_and_zero_gradient_give_zero_cosine():
     assert (flat["cosine_loss"], flat["gradient_norm"]) == (0, 0)
     origin = probes.block_metrics(plane_chain(lambda h: h + 1), at(0, 0)).iloc[0]
     assert origin["l2_ratio"] == 0
-    assert np.isfinite(origin.to_numpy(float)).all()
+    assert np.isfinite(origin[list(METRICS)].to_numpy(float)).all()
 
 
 def test_tiny_gradients_keep_their_direction():
@@ -126,6 +126,32 @@ def test_mean_is_of_images_not_of_batches():
     means = images_own.groupby(["stage", "block"])[list(METRICS)].mean()
     np.testing.assert_allclose(whole[list(METRICS)], means, rtol=1e-5)
     assert images_own["image"].tolist() == list(range(7)) * 6
+
+
+def error_of_mean(values):
+    """The standard error of a mean, with the sum of squares spelled out."""
+    mean = sum(values) / len(values)
+    squares = sum((value - mean) ** 2 for value in values)
+    return (squares / (len(values) * (len(values) - 1))) ** 0.5
+
+
+@pytest.mark.parametrize("case", CASES[:2], ids=case_id)
+def test_standard_errors_equal_numpy(case):
+    net = random_network(seed=3, **case)
+    images, labels = random_batch(net, images=7)
+    batches = tf.data.Dataset.from_tensor_slices((images, labels)).batch(3)
+    frame = probes.block_metrics(net, {"a": batches, "b": (images[:1], labels[:1])})
+    assert frame.columns.tolist()[3:] == [*METRICS, "cosine_loss_se", "readout_cosine_loss_se"]
+    several, one = (frame[frame["split"] == split] for split in "ab")
+    metrics = numpy_metrics(net, images, labels)
+    for name in ("cosine_loss", "readout_cosine_loss"):
+        expected = [error_of_mean(column.tolist()) for column in metrics[name].T]
+        np.testing.assert_allclose(several[f"{name}_se"], expected, rtol=1e-3, atol=1e-6)
+        # One image does not tell how much images differ.
+        assert one[f"{name}_se"].isna().all()
+    assert several["cosine_loss_se"].notna().any()
+    own = probes.block_metrics(net, batches, per_image=True)
+    assert own.columns.tolist() == ["stage", "block", "image", *METRICS]
 
 
 def test_traced_once_for_all_sizes_of_batch():

@@ -23,7 +23,12 @@ import tfresidual as tfr
 from tfresidual import probes
 from tfresidual.chains import Block, Chain, Stage
 
-COLUMNS = ["along", "stage", "block", "group", "images", "accuracy", "cross_entropy", "entropy"]
+PLACES = ["along", "stage", "block", "scale"]
+COLUMNS = [*PLACES, "group", "images", "accuracy", "cross_entropy", "entropy"]
+OF_IMAGES = [
+    *(*PLACES, "image", "borderline", "correct", "label", "prediction", "margin"),
+    *("accuracy", "cross_entropy", "entropy"),
+]
 VALUES = ["accuracy", "cross_entropy", "entropy"]
 GROUPS = ["borderline", "correct", "all"]
 
@@ -148,8 +153,8 @@ def test_groups_are_decided_where_a_curve_begins():
         ("repetitions", 2): ([3.9, 7, -1, 3], [[], [0, 1, 3], [0, 1, 2, 3]]),
         ("repetitions", 3): ([5.9, 9, 1, 5], [[], [0, 1, 3], [0, 1, 2, 3]]),
     }
-    assert frame[COLUMNS[:4]].to_numpy().tolist() == [
-        [along, 1, block, group] for along, block in curves for group in GROUPS
+    assert frame[[*PLACES, "group"]].to_numpy().tolist() == [
+        [along, 1, block, 1.0, group] for along, block in curves for group in GROUPS
     ]
     rows = iter(frame.to_dict("records"))
     for differences, groups in curves.values():
@@ -203,16 +208,115 @@ def test_equals_numpy(settings, scale):
         }
         for (block, _), value in zip(curve, values, strict=True):
             for group, inside in groups.items():
-                row = [along, stage, block, group, inside.sum()]
+                row = [along, stage, block, scale if along == "repetitions" else 1.0]
+                row += [group, inside.sum()]
                 means = [
                     column[inside].mean() if inside.any() else np.nan
                     for column in (1 - value["wrong"], value["cross_entropy"], value["entropy"])
                 ]
                 expected.append(row + means)
     expected = pd.DataFrame(expected, columns=COLUMNS)
-    pd.testing.assert_frame_equal(frame[COLUMNS[:5]], expected[COLUMNS[:5]], check_dtype=False)
+    pd.testing.assert_frame_equal(frame[COLUMNS[:6]], expected[COLUMNS[:6]], check_dtype=False)
     np.testing.assert_allclose(frame[VALUES], expected[VALUES], **TOLERANCE)
     assert len(set(expected["images"])) > 1
+
+
+def names(rows, several_labels):
+    """Classes as the frame names them: one an image, or all of them as text."""
+    if several_labels:
+        return [" ".join(str(c) for c in range(len(row)) if row[c]) for row in rows]
+    return [list(row).index(1) for row in rows]
+
+
+@all_networks
+def test_every_image_equals_numpy(settings):
+    net, batch = network(settings, images=12)
+    stage, steps = len(trained_steps(net)), trained_steps(net)[-1]
+    last = len(steps) - 1
+    is_several = settings.get("classifier_activation") == "sigmoid"
+    begin = numpy_values(net, batch, with_stage(net, stage, steps))
+    gaps = sorted(abs(margin) / 2 for margin in begin["margin"])
+    # Between two images, so that half of them are on the border.
+    probability = float(gaps[5] + gaps[6]) / 2
+    frame = probes.borderline(net, batch, 1, 1, 0.5, probability, per_image=True)
+    assert frame.columns.tolist() == OF_IMAGES
+    curves = [
+        ("blocks", last, steps),
+        ("repetitions", last, steps),
+        ("repetitions", last + 1, [*steps, (last, 0.5)]),
+    ]
+    assert len(frame) == 12 * len(curves)
+    for number, (along, block, route) in enumerate(curves):
+        part = frame[12 * number : 12 * (number + 1)]
+        assert (part[["along", "stage", "block"]] == [along, stage, block]).all(axis=None)
+        assert part["image"].tolist() == list(range(12))
+        values = numpy_values(net, batch, with_stage(net, stage, route))
+        close = [abs(margin) / 2 < probability for margin in begin["margin"]]
+        assert part["borderline"].tolist() == close
+        assert part["correct"].tolist() == [not wrong for wrong in begin["wrong"]]
+        np.testing.assert_allclose(part["margin"], values["margin"], **TOLERANCE)
+        for name, expected in (
+            ("accuracy", 1 - values["wrong"]),
+            ("cross_entropy", values["cross_entropy"]),
+            ("entropy", values["entropy"]),
+        ):
+            np.testing.assert_allclose(part[name], expected, **TOLERANCE, err_msg=name)
+        labels = batch[1] if is_several else np.eye(values["outputs"].shape[1])[batch[1]]
+        assert part["label"].tolist() == names(labels.astype(int), is_several)
+        counts = labels.sum(axis=1).astype(int)
+        answers = [set(np.argsort(-p)[:n]) for p, n in zip(values["outputs"], counts, strict=True)]
+        answers = [[c in answer for c in range(labels.shape[1])] for answer in answers]
+        assert part["prediction"].tolist() == names(answers, is_several)
+    assert frame["borderline"].sum() == len(frame) / 2
+
+
+@pytest.mark.parametrize("name", ["original", "several labels"])
+def test_groups_are_the_means_of_the_images(name):
+    net, batch = network(NETWORKS[name], images=12)
+    data = {"a": batch, "b": (batch[0][:5], batch[1][:5])}
+    frame = probes.borderline(net, data, 2, 2, probability=0.2)
+    images = probes.borderline(net, data, 2, 2, probability=0.2, per_image=True)
+    assert images.columns.tolist() == ["split", *OF_IMAGES]
+    places = ["split", "along", "stage", "block", "scale"]
+    for group in GROUPS:
+        members = images if group == "all" else images[images[group]]
+        means = members.groupby(places)[VALUES].mean()
+        expected = frame[(frame["group"] == group) & (frame["images"] > 0)]
+        expected = expected.set_index(places)[VALUES].sort_index()
+        pd.testing.assert_frame_equal(means, expected, check_dtype=False, rtol=1e-5)
+        sizes = members.groupby(places).size()
+        assert sizes.tolist() == frame[frame["group"] == group].set_index(places)[
+            "images"
+        ].sort_index().loc[sizes.index].tolist()  # fmt: skip
+
+
+def test_images_of_two_classes_with_one_output():
+    chain = output_chain(same, classes=1, outputs="label_probabilities")
+    p = np.array([0.55, 0.9, 0.2, np.nan], "float32")
+    for labels in ([1, 0, 0, 1], [[1], [0], [0], [1]]):
+        data = p[:, None, None, None], np.array(labels)
+        frame = probes.borderline(chain, data, times=0, per_image=True)
+        assert frame["label"].tolist() == [1, 0, 0, 1]
+        # Not a number is no class.
+        assert frame["prediction"].tolist() == [1, 1, 0, pd.NA]
+        assert frame["borderline"].tolist() == [True, False, False, False]
+        assert frame["accuracy"].tolist() == [1, 0, 1, 0]
+        np.testing.assert_allclose(frame["margin"][:3], [0.1, -0.8, 0.6], rtol=1e-5)
+
+
+def test_smoothed_rows_have_one_label():
+    chain = output_chain(same, classes=3)
+    rows = np.array([[0.4, 0.35, 0.25], [0.25, 0.25, 0.5]], "float32")
+    data = rows_of([1, 0, 0], [0, 2, 0]), rows
+    frame = probes.borderline(chain, data, times=0, per_image=True)
+    assert frame["label"].tolist() == [0, 2]
+    assert frame["prediction"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("per_image", [1, "yes", None])
+def test_per_image_is_a_bool(per_image):
+    with pytest.raises(ValueError, match=r"`per_image` must be a bool\. Received: per_image="):
+        probes.borderline(output_chain(same), (ahead(1), [0]), per_image=per_image)
 
 
 def blocks_of(frame, along="blocks"):

@@ -220,6 +220,7 @@ def test_equals_numpy(settings):
         expected = numpy_values(net, batch, stages)
         for name in METRICS[:-1]:
             np.testing.assert_allclose(part[name], expected[name], **TOLERANCE, err_msg=name)
+        np.testing.assert_allclose(part["margin"], expected["margin"], **TOLERANCE)
         for index in range(stage):
             np.testing.assert_allclose(
                 part[f"stage{index + 1}_distance"], expected["distance"][:, index], **TOLERANCE
@@ -258,7 +259,8 @@ def test_columns_and_splits():
     assert both["split"].tolist() == ["b", "b", "a", "a"]
     pd.testing.assert_frame_equal(both.drop(columns="split").head(2), frame)
     images = probes.evaluate_routes(chain, data, chosen, per_image=True)
-    assert images.columns.tolist() == ["split", "route", "image", *frame.columns[1:]]
+    own = ["split", "route", "image", *METRICS[:-1], "margin", *distances]
+    assert images.columns.tolist() == own
     assert images["image"].tolist() == [*range(7), *range(7), *range(3), *range(3)]
     means = images.groupby(["split", "route"], sort=False)[frame.columns[1:].tolist()].mean()
     np.testing.assert_allclose(means, both[frame.columns[1:]], rtol=1e-6)

@@ -22,7 +22,7 @@ from reference.random_network import random_batch, random_network
 import tfresidual as tfr
 from tfresidual import probes
 
-STEPS = ["cosine_loss", "l2_ratio"]
+STEPS = ["cosine_loss", "l2_ratio", "cosine_loss_se"]
 
 
 def repeated_stages(net, batch):
@@ -36,7 +36,7 @@ def repeated_stages(net, batch):
 
 
 def numpy_steps(net, batch, stage, scales):
-    """Cosine and ratio of every application of a last block, means over the images.
+    """Cosine, ratio and the cosine's standard error of every application of a last block.
 
     The gradient is that of the network that ends the stage with the application.
     """
@@ -61,7 +61,10 @@ def numpy_steps(net, batch, stage, scales):
         (*_, gradient, _), _ = pull(gradient)
         change = after - before
         ratio = numpy_network.norm(change) / numpy_network.norm(before)
-        rows.append((numpy_network.cosine(change, gradient).mean(), ratio.mean()))
+        cosines = numpy_network.cosine(change, gradient)
+        squares = sum((cosine - cosines.mean()) ** 2 for cosine in cosines)
+        error = (squares / (len(cosines) * (len(cosines) - 1))) ** 0.5
+        rows.append((cosines.mean(), ratio.mean(), error))
     return rows
 
 

@@ -50,6 +50,9 @@ class RouteValues:
         distance: `(routes, images, stages)`, the Euclidean distance of the stage's last state to
             that of the unperturbed network, 0 or more.
         outputs: `(routes, images, classes)`, or `None` where they were not asked for.
+        predicted: bool, `(routes, images, classes)`, the classes that are named; `None` with the
+            outputs.
+        is_finite: bool, whether the outputs are; those that are not name no class.
         labels: those of the images, as the data has them: without an axis of routes.
         classes: int, how many the network tells apart; 2 where one output is that of a label.
     """
@@ -61,6 +64,8 @@ class RouteValues:
     agreement: np.ndarray
     distance: np.ndarray
     outputs: np.ndarray | None
+    predicted: np.ndarray | None
+    is_finite: np.ndarray
     labels: np.ndarray
     classes: int
 
@@ -78,7 +83,8 @@ def evaluate(chain, routes, data, memory_limit=MEMORY_LIMIT, with_outputs=False,
         memory_limit: MiB that the call may take beside data, results and compiled functions: for
             the states that wait, and what is computed inside of the block at work. Fewer images
             are taken at once where it is low.
-        with_outputs: whether the network's outputs are returned too.
+        with_outputs: whether the network's outputs, and the classes that they name, are returned
+            too.
         progress: whether to show a progress bar.
 
     Returns:
@@ -129,6 +135,7 @@ def evaluate(chain, routes, data, memory_limit=MEMORY_LIMIT, with_outputs=False,
     }
     joined = {
         "outputs": None,
+        "predicted": None,
         "labels": np.concatenate(all_labels),
         "classes": runner.classes,
     } | joined
@@ -211,10 +218,10 @@ class _Runner:
             for place in step.frees:
                 del states[place]
             advance()
-        predicted, is_finite = values.pop("predicted"), values.pop("is_finite")
+        predicted = values["predicted"] if with_outputs else values.pop("predicted")
         agrees = (predicted == predicted[0]).all(axis=-1)
         # A prediction that is not finite names nothing.
-        values["agreement"] = (agrees & is_finite).astype(np.float32)
+        values["agreement"] = (agrees & values["is_finite"]).astype(np.float32)
         return values
 
 

@@ -18,6 +18,8 @@ METRICS = (
     "perturbation",
     "scaled_perturbation",
 )
+# Means whose sign is read: they come with their standard error.
+SIGNED = ("cosine_loss", "readout_cosine_loss")
 
 
 def block_metrics(chain, data, per_image=False, progress=False):
@@ -36,9 +38,11 @@ def block_metrics(chain, data, per_image=False, progress=False):
     - `scaled_perturbation`: |F| / |h|, the number of `l2_ratio` under Hauser's name (Hauser
       2019, eq. 2, fig. 5).
 
-    A figure is the mean over images of the images' values, never a ratio of means. A block that
-    changes the shape of the state has no F: all but its `gradient_norm` is NaN. The network runs
-    at inference and is left as it was.
+    A figure is the mean over images of the images' values, never a ratio of means;
+    `cosine_loss_se` and `readout_cosine_loss_se` are the standard errors of two of these means,
+    the standard deviation over the images divided by the square root of their number. A block
+    that changes the shape of the state has no F: all but its `gradient_norm` is NaN. The network
+    runs at inference and is left as it was.
 
     Example:
 
@@ -54,16 +58,17 @@ def block_metrics(chain, data, per_image=False, progress=False):
         progress: whether to show a progress bar.
 
     Returns:
-        A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0) and the metrics;
-        `split` first, where `data` is a dict; `image` (from 0, in the order of the data) behind
-        `block`, where `per_image` is set.
+        A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0), the metrics and
+        the two standard errors; `split` first, where `data` is a dict. Where `per_image` is set,
+        `image` (from 0, in the order of the data) stands after `block`, and there are no standard
+        errors.
 
     Raises:
         ValueError: if the chain or the data cannot be used.
     """
     chain = chain_of(chain)
     function = functools.partial(batch_values, chain)
-    return measure(chain, "block metrics", function, data, per_image, progress)
+    return measure(chain, "block metrics", function, data, per_image, progress, with_errors=SIGNED)
 
 
 def metrics_of(chain, block):

@@ -1,13 +1,14 @@
-"""Whom do the last blocks help? Images near the decision against those that are right already."""
+"""Which images do the last blocks help: those near the decision, or those right already?"""
 
 import numpy as np
 import pandas as pd
 
-from tfresidual.arguments import check_int, check_number
+from tfresidual.arguments import check_bool, check_int, check_number
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains import evaluate
 from tfresidual.chains.batches import splits_of
 from tfresidual.chains.evaluator import MEMORY_LIMIT
+from tfresidual.chains.outputs import is_binary
 from tfresidual.chains.routes import check_scale, read_out, repeat_last, unperturbed
 
 GROUPS = ("borderline", "correct", "all")
@@ -23,10 +24,11 @@ def borderline(
     probability=0.1,
     memory_limit=MEMORY_LIMIT,
     progress=False,
+    per_image=False,
 ):
-    """Measures groups of images behind each of the last blocks, and along the repeated last one.
+    """Measures groups of images after each of the last blocks, and along the repeated last one.
 
-    The head reads the state behind each of the last blocks of the last stage, and behind each
+    The head reads the state after each of the last blocks of the last stage, and after each
     extra application of the last block. Where such a curve begins, at the first of these blocks
     and at the trained network, each image is put into groups and stays there:
 
@@ -40,6 +42,12 @@ def borderline(
 
     >>> frame = borderline(tfresidual.chain(net), {"train": train, "test": test})
 
+    The borderline images themselves, by their place in the data:
+
+    >>> images = borderline(tfresidual.chain(net), test, per_image=True)
+    >>> images = images[images["borderline"] & (images["along"] == "blocks")]
+    >>> images["image"].unique().tolist()
+
     Args:
         chain: a chain, or what `tfresidual.chain` makes one of.
         data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
@@ -50,13 +58,21 @@ def borderline(
         probability: float over 0, up to 1, how much of it moves.
         memory_limit: MiB that the evaluator may take, some 25 or more; the result is the same.
         progress: whether to show a progress bar.
+        per_image: whether to return every image's own values instead of the means of the groups.
 
     Returns:
         A `pandas.DataFrame` with the columns `along` (`"blocks"` or `"repetitions"`), `stage`,
         `block` (the last block applied; extra applications are counted on from the last block),
-        `group`, `images` (how many it has), `accuracy` in [0, 1], `cross_entropy` and `entropy`
-        in nats, all three NaN in an empty group; `split` first, where `data` is a dict. Where the
-        last block changes the shape of the state, there are no repetitions.
+        `scale` (of the branch, in the extra applications of the curve), `group`, `images` (how
+        many it has), `accuracy` in [0, 1], `cross_entropy` and `entropy` in nats, all three NaN
+        in an empty group; `split` first, where `data` is a dict. Where the last block changes the
+        shape of the state, there are no repetitions.
+
+        With `per_image`, in place of `group` and `images`: `image` (from 0, in the order of the
+        data), `borderline` and `correct` (whether it belongs to these groups, the same along a
+        curve), `label` and `prediction` (the class, or of several labels per image the classes as
+        text, such as `"3 7"`; missing where the outputs are not finite) and `margin` (see
+        `evaluate_routes`). `accuracy` is then 1 or 0.
 
     Raises:
         ValueError: if an argument cannot be used.
@@ -67,11 +83,13 @@ def borderline(
     chain = chain_of(chain)
     check_arguments(blocks, times, probability)
     check_scale(scale)
+    per_image = check_bool("per_image", per_image)
     curves = _curves(chain, blocks, times, scale)
     routes = [route for steps in curves.values() for _, route in steps]
     frames = []
     for split, part in splits_of(data).items():
-        values, begin = evaluate(chain, routes, part, memory_limit, progress=progress), 0
+        values = evaluate(chain, routes, part, memory_limit, per_image, progress)
+        begin = 0
         for along, steps in curves.items():
             groups = {
                 "borderline": np.abs(values.margin[begin]) / 2 < probability,
@@ -79,15 +97,17 @@ def borderline(
                 "all": np.ones(len(values.labels), bool),
             }
             for index, (block, _) in enumerate(steps, start=begin):
-                frames += [
-                    {"split": split, "along": along, "stage": chain.stages[-1].index}
-                    | {"block": block, "group": group}
-                    | _means(values, index, groups[group])
-                    for group in GROUPS
-                ]
+                place = {} if split is None else {"split": split}
+                place |= {"along": along, "stage": chain.stages[-1].index, "block": block}
+                place["scale"] = float(scale) if along == REPETITIONS else 1.0
+                measured = (
+                    _of_images(values, index, groups, chain.outputs)
+                    if per_image
+                    else _of_groups(values, index, groups)
+                )
+                frames.append(pd.DataFrame(place | measured))
             begin += len(steps)
-    frame = pd.DataFrame(frames)
-    return frame.drop(columns="split") if None in splits_of(data) else frame
+    return pd.concat(frames, ignore_index=True)
 
 
 def check_arguments(blocks, times, probability):
@@ -98,7 +118,7 @@ def check_arguments(blocks, times, probability):
 
 
 def last_blocks(chain, blocks):
-    """The steps of the last blocks of the last stage, behind which the head can follow."""
+    """The indices of the last blocks of the last stage after which the head can follow."""
     return chain.stages[-1].exits[-blocks:]
 
 
@@ -121,14 +141,55 @@ def _curves(chain, blocks, times, scale):
     return curves
 
 
-def _means(values, route, group):
-    """Means over the images of a group on a route."""
-    means = {"images": int(group.sum())}
-    for name, column in (
-        ("accuracy", 1 - values.wrong),
-        ("cross_entropy", values.cross_entropy),
-        ("entropy", values.entropy),
-    ):
+def _columns(values):
+    return {
+        "accuracy": 1 - values.wrong,
+        "cross_entropy": values.cross_entropy,
+        "entropy": values.entropy,
+    }
+
+
+def _of_groups(values, route, groups):
+    """Means over the images of every group on a route, as columns."""
+    columns = {"group": list(GROUPS), "images": [int(groups[name].sum()) for name in GROUPS]}
+    for name, column in _columns(values).items():
         with np.errstate(invalid="ignore"):
-            means[name] = column[route][group].mean(dtype=float) if group.any() else np.nan
-    return means
+            columns[name] = [
+                column[route][groups[group]].mean(dtype=float) if groups[group].any() else np.nan
+                for group in GROUPS
+            ]
+    return columns
+
+
+def _of_images(values, route, groups, outputs):
+    """Every image's own values on a route, as columns."""
+    predicted, is_finite = values.predicted[route], values.is_finite[route]
+    columns = {
+        "image": np.arange(len(values.labels)),
+        "borderline": groups["borderline"],
+        "correct": groups["correct"],
+        "label": _label_names(values.labels, predicted.shape[-1], outputs),
+        "prediction": _names_of(predicted, outputs).where(is_finite),
+        "margin": values.margin[route],
+    }
+    return columns | {name: column[route] for name, column in _columns(values).items()}
+
+
+def _label_names(labels, width, outputs):
+    """A `pandas.Series` of the labels, see `_names_of`, in whichever form the data has them."""
+    if is_binary(outputs, width):
+        return _names_of(labels.reshape(-1, 1), outputs)
+    if labels.ndim == 2 and labels.shape[-1] == width:
+        return _names_of(labels, outputs)
+    return pd.Series(labels.reshape(-1), dtype="Int64")
+
+
+def _names_of(rows, outputs):
+    """A `pandas.Series` of classes, or of several per image as text, from a row per image."""
+    is_named = np.asarray(rows) > 0.5
+    if is_binary(outputs, is_named.shape[-1]):
+        return pd.Series(is_named[:, 0], dtype="Int64")
+    if outputs.startswith("label"):
+        return pd.Series([" ".join(map(str, np.flatnonzero(row))) for row in is_named])
+    # Smoothed labels need not have a class over one half.
+    return pd.Series(np.argmax(rows, axis=-1), dtype="Int64")

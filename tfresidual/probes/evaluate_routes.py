@@ -25,12 +25,16 @@ def evaluate_routes(
     - `error`: share of images whose highest output is not the label; with several labels an
       image, whose highest outputs are not just the labels. A prediction that is not finite is
       wrong. In [0, 1].
-    - `cross_entropy`: between labels and prediction, in nats, 0 or more; with several labels an
+    - `cross_entropy`: between labels and prediction, in nats, 0 or more; with several labels per
       image the sum over the classes. May be infinite, or NaN, where the network explodes.
     - `entropy`: of the prediction, in nats, 0 or more, summed likewise.
     - `agreement`: share of images with the prediction of the unperturbed network, in [0, 1].
     - `stage1_distance` and so on: Euclidean distance of the last state of the stage to that of
       the unperturbed network, over all features of an image, 0 or more.
+    - `margin`, with `per_image`: the probability of the label minus the highest of another class,
+      in [-1, 1]; over 0 where the label is ahead. Of several labels per image it is the lowest
+      probability of a label minus the highest of another, and of two classes with one output the
+      probability of the right one minus that of the wrong one.
 
     Example:
 
@@ -48,8 +52,8 @@ def evaluate_routes(
 
     Returns:
         A `pandas.DataFrame` with one row per route and the columns `route` (its name) and the
-        metrics; `split` first, where `data` is a dict; `image` (from 0, in the order of the data)
-        behind `route`, where `per_image` is set.
+        metrics; `split` first, where `data` is a dict. Where `per_image` is set, `image` (from 0,
+        in the order of the data) stands after `route`, and `margin` after `agreement`.
 
     Raises:
         ValueError: if an argument cannot be used.
@@ -60,7 +64,7 @@ def evaluate_routes(
     frames = []
     for split, part in splits_of(data).items():
         values = evaluate(chain, routes, part, memory_limit, progress=progress)
-        columns = _columns(values) if per_image else _means(values)
+        columns = _columns(values) | {"margin": values.margin} if per_image else _means(values)
         frame = pd.DataFrame({"route": [route.name for route in routes]})
         if per_image:
             images = len(values.labels)

@@ -8,7 +8,16 @@ from tfresidual.chains.batches import run_over, splits_of
 from tfresidual.chains.outputs import check_labels
 
 
-def measure(chain, name, function, data, per_image=False, progress=False, with_labels=True):
+def measure(
+    chain,
+    name,
+    function,
+    data,
+    per_image=False,
+    progress=False,
+    with_labels=True,
+    with_errors=(),
+):
     """Measures values per image and block, and puts them into a frame.
 
     Args:
@@ -19,10 +28,12 @@ def measure(chain, name, function, data, per_image=False, progress=False, with_l
         per_image: whether every image has its own rows, or the mean is taken (in float64).
         progress: whether to show a progress bar.
         with_labels: whether the function reads the labels, so that they have to be possible.
+        with_errors: names of the values whose means come with their standard error.
 
     Returns:
         A `pandas.DataFrame`: `split` where `data` is a dict, `stage`, `block`, `image` where
-        `per_image` is set, and a column per value.
+        `per_image` is set, a column per value, and, of means, a column `..._se` for each of
+        `with_errors`.
     """
     check_bool("per_image", per_image)
     check_bool("progress", progress)
@@ -35,7 +46,7 @@ def measure(chain, name, function, data, per_image=False, progress=False, with_l
     frames = []
     for split, part in splits_of(data).items():
         values = run_over(chain, name, function, part, progress, check=check)
-        frame = _frame(chain, values, per_image)
+        frame = _frame(chain, values, per_image, with_errors)
         if split is not None:
             frame.insert(0, "split", split)
         frames.append(frame)
@@ -62,13 +73,27 @@ def _check_of(chain):
     return check
 
 
-def _frame(chain, values, per_image):
+def standard_error(values):
+    """The standard error over the images of the means of an array `(images, ...)`, in float64.
+
+    The standard deviation of the images (with one degree of freedom less than images) over the
+    square root of their number. NaN for a single image, and where a value is.
+    """
+    values = np.asarray(values, np.float64)
+    images = len(values)
+    if images < 2:
+        return np.full(values.shape[1:], np.nan)
+    return values.std(axis=0, ddof=1) / np.sqrt(images)
+
+
+def _frame(chain, values, per_image, with_errors):
     places = pd.DataFrame(
         [(block.stage, block.step) for block in chain.blocks], columns=["stage", "block"]
     )
     if not per_image:
         means = {name: value.mean(axis=0, dtype=np.float64) for name, value in values.items()}
-        return places.assign(**means)
+        errors = {f"{name}_se": standard_error(values[name]) for name in with_errors}
+        return places.assign(**means, **errors)
     images = len(next(iter(values.values())))
     frame = places.loc[np.repeat(places.index, images)].reset_index(drop=True)
     frame["image"] = np.tile(np.arange(images), len(places))

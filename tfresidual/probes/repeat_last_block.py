@@ -14,6 +14,7 @@ from tfresidual.chains.gradients import known_gradients
 from tfresidual.chains.routes import check_scale, repeat_last, unperturbed
 from tfresidual.metrics import change_of, cosine, norm, ratio
 from tfresidual.probes.evaluate_routes import frames_of_rows
+from tfresidual.probes.measure import standard_error
 
 # A backward pass keeps what is computed in every block behind the step.
 IMAGES_OF_A_STEP = 64
@@ -33,9 +34,10 @@ def repeat_last_block(
       it takes, through itself and all that follows, in [-1, 1] (see `block_metrics`);
     - `l2_ratio`: the norm of what it adds over the norm of the state it takes, 0 or more.
 
-    Repetition 0 has the numbers of `block_metrics`. Both are NaN where the numbers overflow. They
-    are measured 64 images at a time, whatever the memory limit is. A
-    stage whose last block changes the shape of the state has no rows.
+    `cosine_loss_se` is the standard error of the mean cosine over the images. Repetition 0 has
+    the numbers of `block_metrics`. All three are NaN where the numbers overflow. They are measured
+    64 images at a time, whatever the memory limit is. A stage whose last block changes the shape
+    of the state has no rows.
 
     Example:
 
@@ -54,7 +56,7 @@ def repeat_last_block(
     Returns:
         A `pandas.DataFrame` with the columns `stage` (from 1), `repetition` (from 0), `scale`,
         `error`, `cross_entropy`, `entropy`, `agreement`, `distance` and, with `steps`,
-        `cosine_loss` and `l2_ratio`; `split` first, where `data` is a dict.
+        `cosine_loss`, `l2_ratio` and `cosine_loss_se`; `split` first, where `data` is a dict.
 
     Raises:
         ValueError: if an argument cannot be used, or no stage has a last block to repeat.
@@ -81,7 +83,7 @@ def repeat_last_block(
         for part in splits_of(data).values()
         for stage in _stages(chain)
     ]
-    for name in ("cosine_loss", "l2_ratio"):
+    for name in ("cosine_loss", "l2_ratio", "cosine_loss_se"):
         frame[name] = [value for values in measured for value in values[name]]
     return frame
 
@@ -107,16 +109,18 @@ def _stages(chain):
 
 
 def _steps(chain, stage, times, scale, data, progress):
-    """Means over the images for the trained application and every extra one, by name."""
+    """Means over the images, and the standard error of the cosine, of every application, by name.
+
+    The first is the trained one.
+    """
     scales = [1.0] + [float(scale)] * times
     function = functools.partial(_step_values, chain, stage, scales)
     name = f"stage {stage.index} block {stage.blocks[-1].step} x{times} scaled {scale}"
     values = run_over(chain, name, function, data, progress, at_once=IMAGES_OF_A_STEP)
     # What leaves the range of the floats has no direction and no size.
-    return {
-        name: np.where(np.isfinite(value), value, np.nan).mean(axis=0, dtype=float)
-        for name, value in values.items()
-    }
+    values = {name: np.where(np.isfinite(value), value, np.nan) for name, value in values.items()}
+    means = {name: value.mean(axis=0, dtype=float) for name, value in values.items()}
+    return means | {"cosine_loss_se": standard_error(values["cosine_loss"])}
 
 
 def _step_values(chain, stage, scales, images, labels):
