@@ -5,11 +5,19 @@ which takes seconds, and `tfresidual --help` should not. The commands import the
 run.
 """
 
+import _thread
 import contextlib
+import errno
 import os
+import pathlib
+import re
+import signal
 import sys
 import tempfile
+import threading
+import time
 import types
+import weakref
 
 import click
 
@@ -269,7 +277,7 @@ def study(out, **given):
       tfresidual study --recurrent --coupling 0.9 --out runs/coupled
       tfresidual study --recurrent --coupling 1 --lipschitz 0.95 --anchor input --out runs/pcr
     """
-    with _package() as package:
+    with _package(lambda: f"{_epochs_in(out)}; probes begin anew") as package:
         settings, out = _settings(package, given, out)
         report = package.study.run(out, settings, package.terminal())
     click.echo(f"report: {report}")
@@ -290,7 +298,7 @@ def train(out, **given):
       tfresidual train --epochs 10
       tfresidual train --data cifar10 --network resnet110 --recipe resnet110 --epochs 300
     """
-    with _package() as package:
+    with _package(lambda: _epochs_in(out)) as package:
         settings, out = _settings(package, given, out)
         result = package.study.train(out, settings, package.terminal())
     best = result.log[f"val_{result.metric}"].max()
@@ -332,6 +340,13 @@ def train(out, **given):
     metavar="X",
 )
 @option(
+    "--epsilon",
+    "Mean scaled perturbation of the stopping rule.",
+    "that of the run",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="X",
+)
+@option(
     "--memory-limit",
     "MiB that states of images may take.",
     1024,
@@ -353,7 +368,9 @@ def train(out, **given):
     type=click.Path(file_okay=False),
     metavar="DIR",
 )
-def probe(target, names, splits, images, times, scale, chance, memory_limit, pixels, out, **given):
+def probe(
+    target, names, splits, images, times, scale, chance, epsilon, memory_limit, pixels, out, **given
+):
     """Run probes on a saved network.
 
     NETWORK is the folder of a run, a .keras file (of this package, or any functional Keras model
@@ -373,9 +390,12 @@ def probe(target, names, splits, images, times, scale, chance, memory_limit, pix
         "times": times,
         "scale": scale,
         "chance": _number_or_text(chance),
+        "epsilon": epsilon,
         "memory_limit": memory_limit,
     }
-    with _package() as package:
+    with _package(
+        lambda: "Probes that were done are written. The same command begins anew"
+    ) as package:
         frames, paths = package.probing.probe(
             target,
             list(names) or None,
@@ -410,7 +430,7 @@ def export(source, path, serving_only, overwrite):
       tfresidual export runs/resnet-digitclutter saved/net
       tfresidual export net.keras saved/net --serving-only
     """
-    with _package() as package:
+    with _package(lambda: "Nothing was written") as package:
         network = package.probing.network_of(source)
         package.exporting.export(network, path, not serving_only, overwrite)
     click.echo(f"wrote {path}", err=True)
@@ -492,9 +512,10 @@ def tune(out, workers, **given):
             "warm_start",
         )
     }
-    with _package() as package:
+    with _package(lambda: "The same command resumes after the last finished trial") as package:
         settings, _ = _settings(package, given, None)
-        out = out or os.path.join("runs", f"depth-{settings.network}-{settings.data}")
+        if out is None:
+            out = os.path.join("runs", f"depth-{settings.network}-{settings.data}")
         search = package.depth_study.SearchSettings(**_given(chosen))
         outcome = package.depth_study.run(
             out, settings, search, package.terminal(), 1 if workers is None else workers
@@ -522,7 +543,7 @@ def data(download, **given):
       tfresidual data digitclutter --digits 5 --train-size 100000
       tfresidual data cifar10 --download
     """
-    with _package() as package:
+    with _package(lambda: "The same command begins anew") as package:
         settings, _ = _settings(package, given, None)
         parts = package.settings.prepare(settings, package.terminal(), download=download)
         description = package.settings.describe(settings)
@@ -534,26 +555,117 @@ def data(download, **given):
 
 def main(arguments=None):
     """Runs the command line; one line on stderr and an exit code where something is wrong."""
-    try:
-        cli.main(args=arguments, prog_name="tfresidual", standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message())
-        sys.exit(2)
-    except click.ClickException as error:
-        context = getattr(error, "ctx", None)
-        command = context.command_path if context else "tfresidual"
-        _fail(f"{error.format_message()} (see '{command} --help')", error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        _fail(
-            "interrupted. A training goes on from its last whole epoch, a search behind its last "
-            "whole trial, when the same command is given again; probes begin anew",
-            130,
-        )
+    with _Interrupts() as interrupts:
+        try:
+            cli.main(args=arguments, prog_name="tfresidual", standalone_mode=False)
+            # What cannot be printed is found here, not when the interpreter ends.
+            sys.stdout.flush()
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message())
+            sys.exit(2)
+        except click.ClickException as error:
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context else "tfresidual"
+            _fail(f"{error.format_message()} (see '{command} --help')", error.exit_code)
+        except (click.Abort, KeyboardInterrupt):
+            interrupts.are_over = True
+            _fail("interrupted", 130)
+        except OSError as error:
+            # Those of the package end in `_package`.
+            _drop_stdout()
+            if error.errno == errno.EPIPE:
+                sys.exit(1)
+            _fail(f"the results cannot be printed: {error.strerror}", 1)
+        except Exception:
+            # TensorFlow makes an error of its own of what its functions raise.
+            if not interrupts.have_come:
+                raise
+            _fail("interrupted", 130)
+
+
+class _Interrupts:
+    """Lets Ctrl-C end the command wherever it is.
+
+    Python raises the exception wherever the main thread is at that moment. In a `__del__`, or in a
+    function that C calls, it is reported as ignored and gone, as happens while TensorFlow compiles
+    a function. So a thread looks whether the exception is still there, and interrupts again if it
+    is not.
+    """
+
+    SECONDS_BETWEEN_LOOKS = 0.1
+
+    def __init__(self):
+        self.are_over = False
+        self._raised = None
+
+    @property
+    def have_come(self):
+        """Whether Ctrl-C was pressed at all."""
+        return self._raised is not None
+
+    def __enter__(self):
+        is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if not is_default or threading.current_thread() is not threading.main_thread():
+            self.are_over = True
+            return self
+        self._hook, sys.unraisablehook = sys.unraisablehook, self._report
+        signal.signal(signal.SIGINT, self._interrupt)
+        threading.Thread(target=self._watch, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.are_over = True
+        if signal.getsignal(signal.SIGINT) == self._interrupt:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            sys.unraisablehook = self._hook
+
+    def _interrupt(self, *_):
+        error = _Interrupted()
+        self._raised = weakref.ref(error)
+        try:
+            raise error
+        finally:
+            # This frame, which hangs on the exception, must not keep it.
+            del error
+
+    def _watch(self):
+        while not self.are_over:
+            time.sleep(self.SECONDS_BETWEEN_LOOKS)
+            if self._raised is None or self._raised() is not None or self.are_over:
+                continue
+            if hasattr(signal, "pthread_kill"):
+                # Also out of what it waits for.
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            else:
+                _thread.interrupt_main()
+
+    def _report(self, unraisable):
+        if not isinstance(unraisable.exc_value, _Interrupted):
+            self._hook(unraisable)
+
+
+class _Interrupted(KeyboardInterrupt):
+    """Ctrl-C. Other than its base class it can be referred to weakly."""
+
+
+def _drop_stdout():
+    """Leaves what could not be printed, so that the interpreter does not try again as it ends."""
+    with contextlib.suppress(OSError), open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), sys.stdout.fileno())
 
 
 def _fail(message, code):
     click.echo(f"tfresidual: {' '.join(message.split())}", err=True)
     sys.exit(code)
+
+
+def _epochs_in(out):
+    """What is complete of a training that was interrupted, and how to resume it."""
+    paths = pathlib.Path(out or "", "checkpoints").glob("epoch-*.keras") if out else ()
+    epochs = [int(path.stem.removeprefix("epoch-")) + 1 for path in paths]
+    if not epochs:
+        return "No epoch was complete. The same command begins anew"
+    return f"{max(epochs)} epochs are complete. The same command resumes after them"
 
 
 def _given(values):
@@ -579,16 +691,26 @@ def _number_or_text(text):
 def _settings(package, given, out):
     """The settings from the options that were given, and the folder to write."""
     settings = package.settings.Settings(**_changes(given))
-    return settings, out or os.path.join("runs", f"{settings.network}-{settings.data}")
+    if out is None:
+        out = os.path.join("runs", f"{settings.network}-{settings.data}")
+    return settings, out
 
 
 @contextlib.contextmanager
-def _package():
-    """The package, without the noise of the libraries; its errors end in one line."""
-    click.echo("loading TensorFlow", err=True)
-    with _without_noise():
-        from tfresidual import depth_study, exporting, probing, settings, study, tuning
-        from tfresidual.console import terminal
+def _package(after_interrupt):
+    """The package, without the noise of the libraries; its errors end in one line.
+
+    Args:
+        after_interrupt: function that says what stands after Ctrl-C, and how to resume.
+    """
+    try:
+        click.echo("loading TensorFlow", err=True)
+        with _without_noise():
+            from tfresidual import depth_study, exporting, probing, settings, study, tuning
+            from tfresidual.console import terminal
+            from tfresidual.locks import FolderInUseError
+    except KeyboardInterrupt:
+        _fail("interrupted. Nothing was written", 130)
     package = types.SimpleNamespace(
         depth_study=depth_study,
         exporting=exporting,
@@ -599,13 +721,48 @@ def _package():
     )
     try:
         yield package
-    except tuning.SearchError as error:
-        _fail(str(error), 1)
+    except KeyboardInterrupt:
+        _fail(f"interrupted. {after_interrupt()}", 130)
+    except (tuning.SearchError, FolderInUseError) as error:
+        _fail(_with_options(str(error)), 1)
     except (ValueError, OSError) as error:
         # What the package says of its arguments names them and ends in what it received.
         if "Received: " not in str(error) and not isinstance(error, OSError):
             raise
-        _fail(str(error), 2)
+        _fail(_with_options(str(error)), 2)
+
+
+# What the package calls some of the parameters of the commands.
+OTHER_NAMES = {
+    "folder": "out",
+    "name": "data",
+    "net": "source",
+    "source": "target",
+    "target": "source",
+}
+
+
+def _with_options(message):
+    """An error of the package that names the options of the command, not the arguments."""
+    context = click.get_current_context()
+    names = {
+        parameter.name: parameter.opts[0]
+        if isinstance(parameter, click.Option)
+        else parameter.make_metavar(context)
+        for parameter in context.command.params
+    }
+    names = {other: names[own] for other, own in OTHER_NAMES.items() if own in names} | names
+
+    def named(match):
+        before, name, after = match.groups()
+        return f"{before}{names[name]}{after}" if name in names else match[0]
+
+    said, received, given = message.rpartition("Received: ")
+    said = re.sub(r"(`)(\w+)(?:=True)?(`)", named, said)
+    said = re.sub(r"(\b)(\w+)( was )", named, said)
+    said = re.sub(r"\bArgument(s?) `--", r"Option\1 `--", said)
+    given = re.sub(r"(^|, | with )(\w+)(=)", named, given)
+    return f"{said}{received}{given}"
 
 
 @contextlib.contextmanager

@@ -1,8 +1,12 @@
 """Set-up of all tests: a quiet TensorFlow, a fixed seed, and the global settings put back."""
 
+import contextlib
 import os
+import pathlib
 import signal
+import subprocess
 import sys
+from concurrent import futures
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -44,3 +48,35 @@ def global_policy():
     before = keras.config.dtype_policy()
     yield keras.config.set_dtype_policy
     keras.config.set_dtype_policy(before)
+
+
+@pytest.fixture
+def elsewhere():
+    """A function that enters a context manager in a thread of its own, for as long as a block."""
+
+    @contextlib.contextmanager
+    def enter(manager):
+        with futures.ThreadPoolExecutor(max_workers=1) as thread:
+            thread.submit(manager.__enter__).result()
+            try:
+                yield
+            finally:
+                thread.submit(manager.__exit__, None, None, None).result()
+
+    return enter
+
+
+@pytest.fixture
+def unfinished_name():
+    """A function that names what a process that is dead was writing to replace a file."""
+    with subprocess.Popen([sys.executable, "-S", "-c", ""]) as dead:
+        pass
+
+    def name(target):
+        from tfresidual import files
+
+        target = pathlib.Path(target)
+        before = files._prefix(target.stem).replace(str(os.getpid()), str(dead.pid))
+        return f"{before}x1y2z3a4{target.suffix}"
+
+    return name

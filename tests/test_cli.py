@@ -10,6 +10,7 @@ import os
 import pathlib
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -331,7 +332,7 @@ def test_a_refusal_in_a_process_of_its_own(tmp_path):
     assert (result.returncode, result.stdout) == (2, "")
     first, second = result.stderr.splitlines()
     assert first == LOADING
-    assert re.fullmatch(r"tfresidual: Argument `depth` must be .* Received: depth=7", second)
+    assert re.fullmatch(r"tfresidual: Option `--depth` must be .* Received: --depth=7", second)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -420,13 +421,13 @@ def test_export_and_a_probe_of_it(studied, data_dir):
 
 
 REFUSED_EXPORTS = {
-    "no run": (["nothing", "saved"], "there is no nothing. Received: target='nothing'"),
-    "a folder without a network": ([".", "saved"], "Received: target='.'"),
-    "a file that is no network": (["file", "saved"], "Received: source='file'"),
-    "a file in place": (["net.keras", "file"], "Received: path='file', which is there"),
+    "no run": (["nothing", "saved"], "there is no nothing. Received: NETWORK='nothing'"),
+    "a folder without a network": ([".", "saved"], "Received: NETWORK='.'"),
+    "a file that is no network": (["file", "saved"], "Received: NETWORK='file'"),
+    "a file in place": (["net.keras", "file"], "Received: DIR='file', which is there"),
     "a folder in place": (
         ["net.keras", "mine", "--overwrite"],
-        "Received: path='mine', which holds something else",
+        "Received: DIR='mine', which holds something else",
     ),
 }
 
@@ -472,7 +473,7 @@ def test_export_to_serve_alone(tmp_path, monkeypatch, capfd):
         tfresidual_cli.main(["probe", "saved", "--data", "digitclutter"])
     assert stopped.value.code == 2
     line = capfd.readouterr().err.splitlines()[-1]
-    assert line.startswith("tfresidual: Argument `source` must be a SavedModel with the functions")
+    assert line.startswith("tfresidual: Argument `NETWORK` must be a SavedModel with the")
 
 
 def test_data(tmp_path, data_dir):
@@ -511,22 +512,41 @@ def test_tune(tmp_path, data_dir):
     assert_no_noise(again.stderr)
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_tune_in_a_folder_that_is_being_searched(tmp_path, monkeypatch, capfd, workers):
+HELD = {
+    "train": (["train", *TINY, "--out", "run"], "--out"),
+    "study": (["study", *TINY, "--out", "run"], "--out"),
+    "tune": ([*SEARCH, "--out", "run"], "--out"),
+    "tune with workers": ([*SEARCH, "--out", "run", "--workers", "2"], "--out"),
+    "probe": (["probe", "net.keras", "--data", "digitclutter", "--out", "run"], "--out"),
+    "export": (["export", "net.keras", "run"], "DIR"),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_a_folder_that_another_process_writes_to(tmp_path, monkeypatch, capfd, elsewhere, name):
     """In this process, which has TensorFlow loaded."""
-    from tfresidual.tuning.workers import alone_in
+    import keras
+
+    from tfresidual.locks import locked
 
     monkeypatch.chdir(tmp_path)
-    with alone_in("run", "run.lock"), pytest.raises(SystemExit) as stopped:
-        tfresidual_cli.main([*SEARCH, "--out", "run", "--workers", workers])
+    inputs = keras.Input((32, 32, 1))
+    outputs = keras.layers.Conv2D(1, 3, padding="same")(inputs) + inputs
+    outputs = keras.layers.Dense(10, "sigmoid")(keras.layers.Flatten()(outputs))
+    keras.Model(inputs, outputs).save("net.keras")
+    arguments, option = HELD[name]
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    held = locked("run", beside=arguments[0] == "export")
+    with elsewhere(held), pytest.raises(SystemExit) as stopped:
+        tfresidual_cli.main(arguments)
     out, err = capfd.readouterr()
-    assert (stopped.value.code, out) == (2, "")
-    loading, line = err.splitlines()
-    assert loading == LOADING
-    assert line.startswith("tfresidual: Another process searches in this folder.")
-    assert "`--out`" in line
-    assert line.endswith("Received: 'run'")
-    assert [path.name for path in tmp_path.rglob("*")] == ["run", "run.lock"]
+    assert (stopped.value.code, out) == (1, "")
+    *_, line = err.splitlines()
+    assert line.startswith("tfresidual: Another process is writing to this folder: process ")
+    assert f"process {os.getpid()} on {socket.gethostname()}" in line
+    assert f"choose another `{option}`." in line
+    assert line.endswith(f"Received: {option}='run'")
+    assert set(path.name for path in tmp_path.rglob("*")) - set(before) <= {"run"}
 
 
 def test_tune_in_half_an_environment(tmp_path, monkeypatch, capfd):

@@ -18,6 +18,7 @@ import pandas as pd
 import pytest
 
 from tfresidual import depth_study, probes, report, study, tuning
+from tfresidual.locks import FolderInUseError, locked
 from tfresidual.settings import Settings, compile_for, prepare
 from tfresidual.tuning.workers import alone_in
 
@@ -141,30 +142,31 @@ def state_of(folder):
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("held", ["run", "search"])
-def test_a_folder_that_is_being_searched_is_left_alone(done, settings, tmp_path, held, workers):
+def test_a_folder_that_is_being_searched_is_left_alone(
+    done, settings, tmp_path, elsewhere, held, workers
+):
     folder = tmp_path / "run"
     shutil.copytree(done[0], folder)
     more = dataclasses.replace(SEARCH, max_blocks=7)
-    lock = ("run.lock", folder) if held == "run" else ("search.lock", folder / "search")
-    with alone_in(lock[1], lock[0]):
+    with elsewhere(locked(folder)) if held == "run" else alone_in(folder / "search"):
         before = state_of(folder)
         begun = time.monotonic()
-        with pytest.raises(OSError, match=r"^Another process searches in this folder.*--out.*Rece"):
+        with pytest.raises(OSError, match=r"^Another process .* this folder.*`folder`.*Received: "):
             depth_study.run(folder, settings, more, workers=workers)
         assert time.monotonic() - begun < 5
         changed = {path.name for path, when in state_of(folder).items() if before.get(path) != when}
-    assert changed <= {"run.lock", "search.lock"}
+    assert changed <= {".lock", "search.lock"}
     assert not (folder / "logs").exists()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_run_holds_its_folder(settings, tmp_path, monkeypatch, workers):
+def test_a_run_holds_its_folder(settings, tmp_path, monkeypatch, elsewhere, workers):
     """From before it writes the settings until the report is there; its processes may search."""
     looks = []
 
     def look(name):
         def call(*args):
-            with pytest.raises(OSError, match="Another process"), alone_in(tmp_path, "run.lock"):
+            with pytest.raises(FolderInUseError), elsewhere(locked(tmp_path)):
                 pass
             with alone_in(tmp_path / "search"):
                 looks.append(name)
@@ -180,21 +182,8 @@ def test_a_run_holds_its_folder(settings, tmp_path, monkeypatch, workers):
         monkeypatch.setattr(owner, name, look(name))
     depth_study.run(tmp_path, settings, SEARCH, workers=workers)
     assert looks == ["claim", "supervise" if workers > 1 else "_search", "_conclude"]
-    with alone_in(tmp_path, "run.lock"):
+    with locked(tmp_path):
         pass
-
-
-def test_another_run_that_begins_and_ends_meanwhile(settings, tmp_path, monkeypatch):
-    other = {"settings": dataclasses.replace(settings, width=4), "search": SEARCH}
-
-    def prepare_slowly(*args):
-        depth_study.claim(tmp_path, other)
-        return None, None, None
-
-    monkeypatch.setattr(depth_study, "prepare", prepare_slowly)
-    with pytest.raises(ValueError, match="width was 4"):
-        depth_study.run(tmp_path, settings, SEARCH)
-    assert json.loads((tmp_path / "settings.json").read_text())["settings"]["width"] == 4
 
 
 # A part of a search, by the environment
@@ -216,10 +205,10 @@ def test_the_environment_is_checked_before_anything_else(settings, tmp_path, mon
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_worker_leaves_the_folder_to_its_chief(settings, tmp_path, monkeypatch):
+def test_a_worker_leaves_the_folder_to_its_chief(settings, tmp_path, monkeypatch, elsewhere):
     be(monkeypatch, "worker0")
     monkeypatch.setattr(depth_study, "_search", lambda *args: None)
-    with alone_in(tmp_path, "run.lock"):
+    with elsewhere(locked(tmp_path)):
         assert depth_study.run(tmp_path, settings, SEARCH) is None
         before = (tmp_path / "settings.json").read_text()
         more = dataclasses.replace(SEARCH, max_trials=1)

@@ -1,15 +1,18 @@
 """Files that are there whole or not at all."""
 
+import errno
 import os
 import pathlib
+import re
 import signal
 import stat
 import subprocess
 import sys
+import time
 
 import pytest
 
-from tfresidual.files import replacing
+from tfresidual.files import remove_unfinished, replacing, replacing_folder
 
 
 def test_the_target_changes_when_the_block_ends(tmp_path):
@@ -87,7 +90,7 @@ def test_two_writers_do_not_share_a_file(tmp_path):
 
 KILLED = """
 import os, signal, sys
-from tfresidual.files import replacing
+from tfresidual.files import remove_unfinished, replacing, replacing_folder
 with replacing(sys.argv[1]) as written:
     with written.open("w") as file:
         file.write("half")
@@ -106,3 +109,94 @@ def test_a_killed_process_leaves_the_target(tmp_path):
     stray = [path for path in tmp_path.iterdir() if path != target]
     assert len(stray) == 1
     assert stray[0].name.startswith(".")
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
+    for target in ("log.csv", "model.keras"):
+        subprocess.run(
+            [sys.executable, "-c", KILLED, str(tmp_path / target)], stderr=subprocess.DEVNULL
+        )
+    assert len(list(tmp_path.iterdir())) == 2
+    with replacing(tmp_path / "other.csv") as written:
+        written.write_text("new")
+    assert names(tmp_path) == ["other.csv"]
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_others_are_writing_is_left_alone(tmp_path, unfinished_name):
+    """Also what only looks alike, and what a process of another machine began lately."""
+    host = re.search("@([0-9a-f]{8})-", unfinished_name("log.csv"))[1]
+    elsewhere = unfinished_name("log.csv").replace(host, "0" * 8)
+    kept = {".log-backup00.csv", elsewhere, unfinished_name("log.csv").replace("-x1", "-x")}
+    for name in kept:
+        (tmp_path / name).write_text("mine")
+    with replacing(tmp_path / "log.csv") as first, replacing(tmp_path / "log.csv") as second:
+        assert first.exists() and second.exists()
+    assert set(names(tmp_path)) == {*kept, "log.csv"}
+    long_ago = time.time() - 7 * 86400
+    os.utime(tmp_path / elsewhere, (long_ago, long_ago))
+    remove_unfinished(tmp_path)
+    assert set(names(tmp_path)) == {*kept, "log.csv"} - {elsewhere}
+
+
+KILLED_BETWEEN = """
+import os, signal, sys
+from tfresidual.files import replacing_folder
+
+def watch(event, arguments):
+    if event == "os.rename":
+        renames.append(arguments)
+        if len(renames) == int(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+renames = []
+sys.addaudithook(watch)
+with replacing_folder(sys.argv[1]) as written:
+    (written / "saved_model.pb").write_text("new")
+if len(sys.argv) > 2 and len(renames) < int(sys.argv[2]):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(("rename", "content"), [(1, "old"), (2, "new"), (3, "new")])
+def test_a_folder_is_put_right_after_a_kill(tmp_path, rename, content):
+    """Killed just before the old folder moves away, before the new one comes, and at the end."""
+    target = tmp_path / "net"
+    target.mkdir()
+    (target / "saved_model.pb").write_text("old")
+    arguments = [sys.executable, "-c", KILLED_BETWEEN, str(target), str(rename)]
+    result = subprocess.run(arguments, stderr=subprocess.DEVNULL)
+    assert result.returncode == -signal.SIGKILL
+    assert target.exists() == (rename != 2)
+    remove_unfinished(tmp_path)
+    assert names(tmp_path) == ["net"]
+    assert (target / "saved_model.pb").read_text() == content
+
+
+def test_of_three_folders_none_is_lost(tmp_path):
+    target = tmp_path / "net"
+    target.mkdir()
+    (target / "saved_model.pb").write_text("old")
+    arguments = [sys.executable, "-c", KILLED_BETWEEN, str(target), "2"]
+    subprocess.run(arguments, stderr=subprocess.DEVNULL)
+    target.mkdir()
+    (target / "saved_model.pb").write_text("somebody's")
+    remove_unfinished(tmp_path)
+    assert (target / "saved_model.pb").read_text() == "somebody's"
+    contents = {path.read_text() for path in tmp_path.rglob("saved_model.pb")}
+    assert contents == {"old", "new", "somebody's"}
+
+
+@pytest.mark.parametrize("kind", [replacing, replacing_folder])
+def test_a_full_disk(tmp_path, kind):
+    target = tmp_path / "log.csv"
+    target.write_text("old")
+    with pytest.raises(OSError, match="could not be written: No space left") as raised:
+        with kind(target):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert str(raised.value).startswith(repr(str(target)))
+    assert names(tmp_path) == ["log.csv"]
+    assert target.read_text() == "old"

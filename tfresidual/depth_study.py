@@ -20,7 +20,8 @@ import tensorflow as tf
 from tfresidual import datasets, report, tuning
 from tfresidual.arguments import check_int
 from tfresidual.console import say
-from tfresidual.files import replacing, written
+from tfresidual.files import checked_path, replacing, written
+from tfresidual.locks import locked
 from tfresidual.probes.logs import log_key
 from tfresidual.probing import write_frames_and_figures
 from tfresidual.run_folder import (
@@ -47,8 +48,6 @@ from tfresidual.tuning.workers import IP, LOCK, alone_in, check_environment, is_
 
 # The project of keras-tuner in the folder, and where supervised processes write.
 PROJECT, LOGS = "search", "logs"
-# What `run` holds as long as it lasts. The processes that it supervises do without.
-RUN_LOCK = "run.lock"
 # What may change when a search goes on.
 FREE = ("max_blocks", "tolerance", "max_trials")
 
@@ -109,7 +108,7 @@ def run(folder, settings=None, search=None, console=None, workers=1):
         ValueError: if a setting or the environment cannot be used, or the folder holds a run of
             other settings.
         FileNotFoundError: if the dataset is not on the disk.
-        OSError: if another process searches in the folder.
+        tfresidual.locks.FolderInUseError: if another process writes to the folder.
         ConnectionError: in a worker without a chief.
         tfresidual.tuning.SearchError: if too many trials failed in a row, or workers die.
     """
@@ -124,47 +123,45 @@ def run(folder, settings=None, search=None, console=None, workers=1):
         )
     check(settings)
     check_any_depth(settings)
-    folder = pathlib.Path(folder)
+    folder = checked_path("folder", folder)
+    _check_search(settings, search)
+    # It is the chief that holds the folder.
+    with contextlib.nullcontext() if is_worker() else _alone_in_run(folder):
+        return _run(folder, settings, search, console, workers)
+
+
+def _run(folder, settings, search, console, workers):
     parts = {"settings": settings, "search": search}
     refuse_other_settings(folder, parts, FREE)
-    _check_search(settings, search)
     watch = _Watch(folder / PROJECT, console)
-    if not is_worker() and (folder / RUN_LOCK).exists():
-        # Said at once, and not behind the data.
-        with _alone_in_run(folder):
-            pass
     # The network, too, is known to be possible before anything is written.
     build(settings, _depths(search.start))
     train, validation, test = prepare(settings, console)
     if is_worker():
-        # It is the chief that holds the folder.
         if not (folder / SETTINGS_FILE).exists():
             claim(folder, parts)
         _search(folder, settings, search, train, validation, console, watch)
         return None
-    with _alone_in_run(folder):
-        # Another process may have begun since they were compared.
-        refuse_other_settings(folder, parts, FREE)
-        claim(folder, parts)
-        begun = time.monotonic()
-        if workers > 1:
-            say(console, f"{workers} workers; what they say is in {folder / LOGS}")
-            # -P: this package, whatever lies in the folder this runs in.
-            command = [sys.executable, "-P", "-m", "tfresidual.depth_study", str(folder)]
-            tuning.supervise(command, workers, folder / LOGS, watch)
-        else:
-            _search(folder, settings, search, train, validation, console, watch)
-        return _conclude(folder, settings, test, console, time.monotonic() - begun)
+    claim(folder, parts)
+    begun = time.monotonic()
+    if workers > 1:
+        say(console, f"{workers} workers; what they say is in {folder / LOGS}")
+        # -P: this package, whatever lies in the folder this runs in.
+        command = [sys.executable, "-P", "-m", "tfresidual.depth_study", str(folder)]
+        tuning.supervise(command, workers, folder / LOGS, watch)
+    else:
+        _search(folder, settings, search, train, validation, console, watch)
+    return _conclude(folder, settings, test, console, time.monotonic() - begun)
 
 
 @contextlib.contextmanager
 def _alone_in_run(folder):
     """Holds the folder of a run for this process, unless another searches in it."""
-    other = "another `folder` (`--out` of the command)"
-    with alone_in(folder, RUN_LOCK, other):
-        # By `DepthSearch`, without `run`, or left over from a supervisor that was killed.
-        with alone_in(folder / PROJECT, LOCK, other):
-            pass
+    with locked(folder):
+        if (folder / PROJECT).exists():
+            # By `DepthSearch`, without `run`, or left over from a supervisor that was killed.
+            with alone_in(folder / PROJECT, LOCK, "another `folder`"):
+                pass
         yield
 
 

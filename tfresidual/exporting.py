@@ -26,7 +26,14 @@ from tfresidual.chains.saved_model import (
     is_saved_model,
     transition_name,
 )
-from tfresidual.files import checked_path, file_above, folders_above, replacing_folder
+from tfresidual.files import (
+    checked_path,
+    file_above,
+    no_room,
+    remove_unfinished,
+    replacing_folder,
+)
+from tfresidual.locks import locked
 from tfresidual.probes.block_metrics import batch_values
 
 # All that stands in the folder of a SavedModel.
@@ -79,6 +86,8 @@ def export(net, path, probing=True, overwrite=False):
     Raises:
         FileExistsError: if something is there that is not to be replaced, or a folder above is
             none.
+        tfresidual.locks.FolderInUseError: if another process is writing the same SavedModel.
+        OSError: if it cannot be written, because the disk is full for example.
         ValueError: if `net` is no network that can be probed, or computes with what a SavedModel
             cannot hold, or another argument cannot be used.
     """
@@ -86,22 +95,33 @@ def export(net, path, probing=True, overwrite=False):
     check_bool("overwrite", overwrite)
     path = checked_path("path", path)
     check_target(path, overwrite)
-    chain = chain_of(net)
-    if chain.prepare is not None:
-        chain.prepare()
-    root, signatures, layout = parts_to_save(chain, probing)
-    with folders_above(path), replacing_folder(path) as folder:
-        try:
-            tf.saved_model.save(root, str(folder), signatures)
-        except (AssertionError, KeyError, NotImplementedError, TypeError, ValueError) as error:
-            reason = (str(error).splitlines() or [""])[0]
-            raise ValueError(
-                "Argument `net` must compute with what a SavedModel can hold. TensorFlow says: "
-                f"{reason} Received: net={chain.name}"
-            ) from error
-        file = folder / LAYOUT_FILE
-        file.parent.mkdir()
-        file.write_text(json.dumps(layout, indent=2) + "\n", "utf-8")
+    with locked(path, "path", beside=True):
+        # One that was killed may have left the new SavedModel, and the old one, beside the path.
+        remove_unfinished(path.parent)
+        check_target(path, overwrite)
+        chain = chain_of(net)
+        if chain.prepare is not None:
+            chain.prepare()
+        root, signatures, layout = parts_to_save(chain, probing)
+        with replacing_folder(path) as folder:
+            _save(root, folder, signatures, chain, path)
+            file = folder / LAYOUT_FILE
+            file.parent.mkdir()
+            file.write_text(json.dumps(layout, indent=2) + "\n", "utf-8")
+
+
+def _save(root, folder, signatures, chain, path):
+    try:
+        tf.saved_model.save(root, str(folder), signatures)
+    except (AssertionError, KeyError, NotImplementedError, TypeError, ValueError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise ValueError(
+            "Argument `net` must compute with what a SavedModel can hold. TensorFlow says: "
+            f"{reason} Received: net={chain.name}"
+        ) from error
+    except tf.errors.OpError as error:
+        # The last part of the message says what the system answered.
+        raise no_room(path, error.message.split("; ")[-1]) from error
 
 
 def check_target(path, overwrite):

@@ -5,7 +5,6 @@ import dataclasses
 import json
 import math
 import os
-import pathlib
 from importlib import metadata
 
 import numpy as np
@@ -19,7 +18,8 @@ from tfresidual.chains.outputs import is_binary
 from tfresidual.chains.routes import check_scale, movable_runs
 from tfresidual.chains.saved_model import check_whole, is_saved_model, series_of
 from tfresidual.console import say
-from tfresidual.files import check_folder, checked_path, written
+from tfresidual.files import check_folder, checked_path, read_json, written
+from tfresidual.locks import locked
 from tfresidual.probes.convergence_indices import check_chance
 from tfresidual.report import study_figures
 from tfresidual.run_folder import MODEL_FILE, SETTINGS_FILE, settings_of
@@ -61,6 +61,8 @@ class ProbeOptions:
 
     def __post_init__(self):
         check_int("times", self.times, at_least=1)
+        if self.epsilon is not None:
+            tuning.depth_for(0, self.epsilon)
         check_scale(self.scale)
         check_chance(self.chance)
         check_memory_limit(self.memory_limit)
@@ -106,8 +108,9 @@ def probe(
     Raises:
         FileNotFoundError: if there is no such network, or the dataset is not on the disk.
         NotADirectoryError: if `folder` cannot be a folder.
-        ValueError: if an argument cannot be used, a network of a series is damaged, or the data
-            does not fit a network.
+        tfresidual.locks.FolderInUseError: if another process writes to `folder`.
+        ValueError: if an argument cannot be used, a network or another file is damaged, or the
+            data does not fit a network.
     """
     names, splits = _listed(names) or None, _listed(splits)
     for name in names or ():
@@ -145,49 +148,51 @@ def probe(
         epsilon=settings.epsilon if options.epsilon is None else options.epsilon,
         seed=settings.seed if options.seed is None else options.seed,
     )
-    data, frames, paths, last = None, {}, {}, [*networks.values()][-1]
-    for epoch, path in networks.items():
-        say(console, f"opening {path}")
-        chain = chain_of(path)
-        if data is None:
-            say(console, str(chain))
-        _check_fit(chain, settings, path)
-        if data is None:
-            data = _data(settings, splits, images, pixels, console)
-            counts = {split: _count(part) for split, part in data.items()}
-            say(console, f"on {counts} images of {settings.data}, pixels {pixels}")
-            what = {
-                "network": str(target),
-                "tfresidual": metadata.version("tfresidual"),
-                "data": settings.data,
-                "images": counts,
-                "pixels": pixels,
-                "options": dataclasses.asdict(options),
-            }
-        # The indices come with the read-outs and the drops they are taken from.
-        by_default = [name for name in possible(chain) if name not in ("readout", "drop_blocks")]
-        for name in names or by_default:
-            say(console, f"running {name}")
-            measured = PROBES[name](chain, data, options, console is not None)
-            # Of a series the last network is drawn.
-            figures = study_figures(measured, options.epsilon) if path == last else {}
-            if epoch is not None:
-                measured = _with_epoch(measured, epoch, frames)
-            # At once: an interruption loses the probe that runs, not those before it.
-            written_now = write_frames_and_figures(written_to, measured, figures, flat=True)
-            paths |= dict.fromkeys(written_now)
-            frames |= measured
-            if not series:
-                paths[_record(folder, measured, what)] = None
-    if series:
-        figures = study_figures(_by_epoch(frames), options.epsilon)
-        paths |= dict.fromkeys(write_frames_and_figures(written_to, {}, figures, flat=True))
-        paths = [path.replace(folder / path.name) for path in paths]
-        paths.append(_record(folder, frames, what))
-        # What an interrupted probe of other names left there stays.
-        with contextlib.suppress(OSError):
-            written_to.rmdir()
-    return frames, list(paths)
+    with locked(folder):
+        known = _known(folder)
+        data, frames, paths, last = None, {}, {}, [*networks.values()][-1]
+        for epoch, path in networks.items():
+            say(console, f"opening {path}")
+            chain = chain_of(path)
+            if data is None:
+                say(console, str(chain))
+            _check_fit(chain, settings, path)
+            if data is None:
+                data = _data(settings, splits, images, pixels, console)
+                counts = {split: _count(part) for split, part in data.items()}
+                say(console, f"on {counts} images of {settings.data}, pixels {pixels}")
+                what = {
+                    "network": str(target),
+                    "tfresidual": metadata.version("tfresidual"),
+                    "data": settings.data,
+                    "images": counts,
+                    "pixels": pixels,
+                    "options": dataclasses.asdict(options),
+                }
+            # The indices come with the read-outs and the drops they are taken from.
+            taken_from = ("readout", "drop_blocks")
+            for name in names or [name for name in possible(chain) if name not in taken_from]:
+                say(console, f"running {name}")
+                measured = PROBES[name](chain, data, options, console is not None)
+                # Of a series the last network is drawn.
+                figures = study_figures(measured, options.epsilon) if path == last else {}
+                if epoch is not None:
+                    measured = _with_epoch(measured, epoch, frames)
+                # At once: an interruption loses the probe that runs, not those before it.
+                written_now = write_frames_and_figures(written_to, measured, figures, flat=True)
+                paths |= dict.fromkeys(written_now)
+                frames |= measured
+                if not series:
+                    paths[_record(folder, known, measured, what)] = None
+        if series:
+            figures = study_figures(_by_epoch(frames), options.epsilon)
+            paths |= dict.fromkeys(write_frames_and_figures(written_to, {}, figures, flat=True))
+            paths = [path.replace(folder / path.name) for path in paths]
+            paths.append(_record(folder, known, frames, what))
+            # What an interrupted probe of other names left there stays.
+            with contextlib.suppress(OSError):
+                written_to.rmdir()
+        return frames, list(paths)
 
 
 def _listed(names):
@@ -221,12 +226,16 @@ def _folder_of(path):
     return path.parent / "probes" / ("" if is_of_run else name)
 
 
-def _record(folder, frames, what):
+def _known(folder):
+    """What an earlier probe wrote down, a dict by the names of its frames."""
+    path = folder / RECORD
+    return read_json(path, "Remove it, to probe anew") if path.exists() else {}
+
+
+def _record(folder, known, frames, what):
     """Writes down what frames were measured on, and leaves what is known of others; the path."""
-    path, known = folder / RECORD, {}
-    with contextlib.suppress(OSError, ValueError):
-        known = dict(json.loads(path.read_text("utf-8")))
     known |= dict.fromkeys(frames, what)
+    path = folder / RECORD
     with written(path) as beside:
         beside.write_text(json.dumps(known, indent=2) + "\n", "utf-8")
     return path
@@ -440,7 +449,7 @@ def network_of(target):
     Raises:
         FileNotFoundError: if there is none.
     """
-    target = pathlib.Path(target)
+    target = checked_path("target", target)
     if is_saved_model(target):
         return target
     path = target / MODEL_FILE if target.is_dir() else target

@@ -6,7 +6,7 @@ import pathlib
 import platform
 from importlib import metadata
 
-from tfresidual.files import replacing
+from tfresidual.files import check_folder, replacing
 from tfresidual.settings import Settings
 
 SETTINGS_FILE = "settings.json"
@@ -34,12 +34,7 @@ def refuse_other_settings(folder, parts, free=()):
         NotADirectoryError: if it cannot be a folder.
         ValueError: if other settings made it.
     """
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not existing.is_dir():
-        raise NotADirectoryError(
-            f"Argument `folder` must be a folder, or a new one below one; {existing} is a file. "
-            f"Received: folder={str(folder)!r}"
-        )
+    check_folder("folder", folder)
     if not (folder / SETTINGS_FILE).exists():
         return
     content = read_settings(folder)

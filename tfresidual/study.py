@@ -5,7 +5,6 @@
 
 import dataclasses
 import math
-import pathlib
 import time
 
 import keras
@@ -13,6 +12,8 @@ import numpy as np
 
 from tfresidual import callbacks, chains, datasets, plots, probes, training
 from tfresidual.console import say
+from tfresidual.files import checked_path
+from tfresidual.locks import locked
 from tfresidual.probing import (
     PROBES,
     ProbeOptions,
@@ -61,12 +62,20 @@ def run(folder, settings=None, console=None):
         The `pathlib.Path` of the report.
 
     Raises:
-        ValueError: if a setting cannot be used, or the folder holds a run of other settings.
+        ValueError: if a setting cannot be used, the folder holds a run of other settings, or a
+            file in it is damaged.
+        tfresidual.locks.FolderInUseError: if another process writes to the folder.
         FileNotFoundError: if the dataset is not on the disk.
     """
-    settings = settings or Settings()
+    settings, folder = settings or Settings(), checked_path("folder", folder)
+    check(settings)
+    with locked(folder):
+        return _run(folder, settings, console)
+
+
+def _run(folder, settings, console):
     begun = time.monotonic()
-    folder, data, result = _train(folder, settings, console)
+    data, result = _train(folder, settings, console)
     seconds = time.monotonic() - begun
     frames = _probe(result, data, settings, console)
     figures = study_figures(frames, settings.epsilon)
@@ -102,15 +111,18 @@ def train(folder, settings=None, console=None, more_callbacks=None):
         A `tfresidual.training.Training`.
 
     Raises:
-        ValueError: if a setting cannot be used, or the folder holds a run of other settings.
+        ValueError: if a setting cannot be used, the folder holds a run of other settings, or a
+            file in it is damaged.
+        tfresidual.locks.FolderInUseError: if another process writes to the folder.
         FileNotFoundError: if the dataset is not on the disk.
     """
-    return _train(folder, settings or Settings(), console, more_callbacks)[2]
+    settings, folder = settings or Settings(), checked_path("folder", folder)
+    check(settings)
+    with locked(folder):
+        return _train(folder, settings, console, more_callbacks)[1]
 
 
 def _train(folder, settings, console, more_callbacks=None):
-    check(settings)
-    folder = pathlib.Path(folder)
     refuse_other_settings(folder, {"settings": settings})
     keras.utils.set_random_seed(settings.seed)
     network = build(settings)
@@ -142,7 +154,7 @@ def _train(folder, settings, console, more_callbacks=None):
         ],
         console=console,
     )
-    return folder, data, result
+    return data, result
 
 
 def _probe(result, data, settings, console):

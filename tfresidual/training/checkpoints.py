@@ -8,7 +8,7 @@ import zipfile
 import keras
 import pandas as pd
 
-from tfresidual.files import replacing
+from tfresidual.files import remove_unfinished, replacing
 
 CHECKPOINT = re.compile(r"epoch-(\d+)\.keras")
 # Keras leaves the states of random generators (dropout) out of a .keras file.
@@ -71,10 +71,7 @@ class TrainingFolder:
         """
         newest = self.newest()
         for folder in (self.path, self.checkpoints):
-            # What a killed process was writing, see `replacing`.
-            for pattern in (".log-*.csv", ".model-*.keras", ".epoch-*.keras"):
-                for abandoned in folder.glob(pattern):
-                    abandoned.unlink()
+            remove_unfinished(folder)
         if newest is None:
             self.log_path.unlink(missing_ok=True)
             return None, 0, pd.DataFrame()

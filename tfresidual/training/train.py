@@ -6,6 +6,8 @@ import keras
 import pandas as pd
 
 from tfresidual.arguments import check_bool, check_int
+from tfresidual.files import checked_path
+from tfresidual.locks import locked
 from tfresidual.training.checkpoints import Checkpoints, TrainingFolder
 from tfresidual.training.exact_match import ExactMatch
 from tfresidual.training.gradient_coupling import GradientCoupling
@@ -95,9 +97,15 @@ def train(network, data, validation, folder, epochs, metric, callbacks=(), conso
 
     Raises:
         ValueError: if `epochs` is not a positive int, or the validation metric was never a
-            number.
+            number; or a file in the folder is damaged.
+        tfresidual.locks.FolderInUseError: if another process writes to the folder.
     """
     epochs = check_int("epochs", epochs, at_least=1)
+    with locked(checked_path("folder", folder)):
+        return _train(network, data, validation, folder, epochs, metric, callbacks, console)
+
+
+def _train(network, data, validation, folder, epochs, metric, callbacks, console):
     folder = TrainingFolder(folder, f"val_{metric}")
     resumed, done, log = folder.resume()
     network = resumed or network
