@@ -665,7 +665,8 @@ def _epochs_in(out):
     epochs = [int(path.stem.removeprefix("epoch-")) + 1 for path in paths]
     if not epochs:
         return "No epoch was complete. The same command begins anew"
-    return f"{max(epochs)} epochs are complete. The same command resumes after them"
+    count = "1 epoch is" if max(epochs) == 1 else f"{max(epochs)} epochs are"
+    return f"{count} complete. The same command resumes from there"
 
 
 def _given(values):

@@ -583,10 +583,14 @@ def test_ctrl_c(tmp_path, data_dir):
     assert out == ""
     assert_no_noise(err)
     last = err.splitlines()[-1]
-    assert last.startswith("tfresidual: interrupted.")
     assert sum(line.startswith("tfresidual: ") for line in err.splitlines()) == 1
     done = len((tmp_path / "run" / "log.csv").read_text().splitlines()) - 1
     assert 1 <= done < 12
+    whole = int(max(path.stem for path in checkpoints.iterdir()).removeprefix("epoch-")) + 1
+    assert re.fullmatch(
+        rf"tfresidual: interrupted\. {whole} epochs? (is|are) complete\. .* resumes from there",
+        last,
+    )
 
     result = tfresidual("train", *arguments, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
@@ -594,6 +598,91 @@ def test_ctrl_c(tmp_path, data_dir):
     assert list(map(int, epochs)) == list(range(done + 1, 13))
     rows = (tmp_path / "run" / "log.csv").read_text().splitlines()[1:]
     assert [int(row.split(",")[0]) for row in rows] == list(range(12))
+
+
+COMPILING = """
+import pathlib, signal, sys
+import tfresidual_cli
+import tfresidual
+from tensorflow.python.eager.polymorphic_function.atomic_function import AtomicFunction
+
+release = AtomicFunction.__del__
+def interrupted(function):
+    release(function)
+    if pathlib.Path("run", "settings.json").exists() and not pathlib.Path("interrupted").exists():
+        pathlib.Path("interrupted").touch()
+        # The exception is raised in here, where Python reports and drops it.
+        signal.raise_signal(signal.SIGINT)
+AtomicFunction.__del__ = interrupted
+tfresidual_cli.main(sys.argv[1:])
+"""
+
+
+def test_ctrl_c_while_a_function_is_compiled(tmp_path, data_dir):
+    arguments = ["train", *TINY, "--data-dir", str(data_dir), "--out", "run"]
+    result = subprocess.run(
+        [sys.executable, "-c", COMPILING, *arguments],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (tmp_path / "interrupted").exists()
+    assert result.returncode == 130, result.stderr
+    assert "Exception ignored" not in result.stderr
+    last = result.stderr.splitlines()[-1]
+    assert last == "tfresidual: interrupted. No epoch was complete. The same command begins anew"
+    assert not (tmp_path / "run" / "model.keras").exists()
+
+
+DROPPED = """
+import sys, time
+import tfresidual_cli
+
+class Dropper:
+    def __init__(self, drop):
+        self.drop = drop
+
+    def __del__(self):
+        self.drop()
+
+def interrupt():
+    import signal
+    signal.raise_signal(signal.SIGINT)
+
+def swallow():
+    try:
+        interrupt()
+    except BaseException:
+        pass
+
+def run(args, **kwargs):
+    for drop in (interrupt, swallow)[int(sys.argv[1]):]:
+        Dropper(drop)
+    print("going on", flush=True)
+    try:
+        time.sleep(60)
+    finally:
+        # What is put in order on the way out is not disturbed.
+        time.sleep(0.5)
+        print("in order", flush=True)
+
+tfresidual_cli.cli.main = run
+tfresidual_cli.main([])
+"""
+
+
+@pytest.mark.parametrize("how", ["0", "1"])
+def test_ctrl_c_that_python_drops_comes_again(how):
+    begun = time.monotonic()
+    result = subprocess.run(
+        [sys.executable, "-c", DROPPED, how], capture_output=True, text=True, check=False
+    )
+    assert time.monotonic() - begun < 20
+    assert (result.returncode, result.stderr) == (130, "tfresidual: interrupted\n")
+    assert result.stdout == "going on\nin order\n"
 
 
 def test_ctrl_c_while_it_loads(tmp_path):

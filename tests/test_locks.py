@@ -17,16 +17,10 @@ from datetime import datetime
 
 import filelock
 import pytest
+from bare_package import BARE
 
-import tfresidual
 from tfresidual.locks import FolderInUseError, locked
 
-# The package without TensorFlow, which the locks do not need.
-BARE = f"""
-import sys, types
-sys.modules["tfresidual"] = types.ModuleType("tfresidual")
-sys.modules["tfresidual"].__path__ = {list(tfresidual.__path__)!r}
-"""
 HOLD = (
     BARE
     + """
