@@ -89,7 +89,7 @@ def test_a_metric_without_values_and_a_single_row():
 
 def test_refused():
     frame = borderline_frame()
-    with pytest.raises(ValueError, match=r"`along` must be 'blocks' or .*Received: 'epochs'"):
+    with pytest.raises(ValueError, match=r"`along` must be one of .*Received: along='epochs'"):
         plots.borderline(frame, along="epochs")
     with pytest.raises(
         ValueError, match=r"rows with along='repetitions'. Received: .*\['blocks'\]"

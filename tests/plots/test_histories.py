@@ -104,7 +104,9 @@ class TestEpochs:
     def test_one_epoch_without_seeds(self):
         frame = network_frame(epochs=1, seeds=1).drop(columns="seed")
         figure = plots.network_curves(frame)
-        assert {line.get_marker() for line in metric_lines(figure.axes[1])} == {"o"}
+        # Networks differ in their markers too, for those who do not see the colours.
+        markers = [line.get_marker() for line in metric_lines(figure.axes[1])]
+        assert len(set(markers)) == len(markers)
         draws(figure)
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from matplotlib.font_manager import findfont, get_font
 
 from tfresidual import plots
 from tfresidual.plots import style
@@ -13,12 +14,27 @@ def test_each_image_with_its_caption():
     captions = [str(number) for number in range(10)]
     figure = plots.images(PICTURES, captions, [True] * 9 + [False])
     shown = [axes for axes in figure.axes if axes.images]
-    assert [axes.get_title() for axes in shown] == captions
+    marks = [style.RIGHT] * 9 + [style.WRONG]
+    titles = [f"{mark} {caption}" for mark, caption in zip(marks, captions, strict=True)]
+    assert [axes.get_title() for axes in shown] == titles
+    # A frame, which the right ones lack.
+    assert [axes.axison for axes in shown] == [False] * 9 + [True]
     colours = [axes.title.get_color() for axes in shown]
     assert colours == [style.BLUE] * 9 + [style.VERMILION]
     drawn = np.stack([axes.images[0].get_array() for axes in shown])
     expected = (PICTURES - PICTURES.min()) / (PICTURES.max() - PICTURES.min())
     np.testing.assert_allclose(drawn, expected, atol=1e-6)
+
+
+def test_marks_have_glyphs():
+    # What the font lacks is drawn as an empty box.
+    font = get_font(findfont("DejaVu Sans"))
+    assert all(font.get_char_index(ord(mark)) for mark in (style.RIGHT, style.WRONG))
+
+
+def test_captions_without_a_verdict_have_no_mark():
+    figure = plots.images(PICTURES[:2], ["a", 3])
+    assert [axes.get_title() for axes in figure.axes if axes.images] == ["a", "3"]
 
 
 def test_one_grey_image():
@@ -34,6 +50,12 @@ def test_one_grey_image():
         (PICTURES[:0], [], None, "pictures"),
         (PICTURES, ["a"], None, "captions"),
         (PICTURES, ["a"] * 10, [True], "right"),
+        (PICTURES, ["a"] * 10, [1] * 10, "right"),
+        (PICTURES, ["a"] * 10, True, "right"),
+        (PICTURES, "abcdefghij", None, "captions"),
+        (PICTURES, 10, None, "captions"),
+        ("pictures", ["a"], None, "pictures"),
+        (PICTURES * np.nan, ["a"] * 10, None, "pictures"),
     ],
 )
 def test_refused(pictures, captions, right, name):

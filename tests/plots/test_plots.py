@@ -156,7 +156,7 @@ class TestBlocks:
         (line,) = [line for line in figure.axes[0].get_lines() if line.get_gid() == "ε = 0.1"]
         assert list(line.get_ydata()) == [0.1, 0.1]
         assert legend_texts(figure) == ["ε = 0.1"]
-        with pytest.raises(ValueError, match=r"`epsilon` must be .* Received: -1"):
+        with pytest.raises(ValueError, match=r"`epsilon` must be .* Received: epsilon=-1"):
             plots.scaled_perturbation(block_frame(3), epsilon=-1)
 
 

@@ -33,7 +33,7 @@ def test_scales_and_words():
     assert [axes.get_yscale() for axes in figure.axes] == ["log", "log", "linear"]
     labels = [axes.get_ylabel().replace("\n", " ") for axes in figure.axes]
     assert labels == [
-        "norm of the state behind the block (log scale)",
+        "norm of the state after the block (log scale)",
         "norm of the loss gradient there (log scale)",
         "share of the gradient through shortcuts",
     ]

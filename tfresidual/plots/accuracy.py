@@ -1,8 +1,8 @@
 """What is the network's answer worth when blocks are skipped?
 
 Both functions draw a frame of one time over the blocks of all stages in a row, a line per split,
-and a frame of several epochs in a panel per stage (and split), a line per block from blue (lowest)
-to red (highest). A block without a value leaves a gap.
+and a frame of several epochs in a panel per stage (and split), a line per block from blue and thin
+(lowest) to red and thick (highest). A block without a value leaves a gap.
 """
 
 from tfresidual.plots import frames
@@ -10,7 +10,7 @@ from tfresidual.plots.blocks import draw_block_metric
 
 
 def readout(frame):
-    """Draw the accuracy behind every block, with the rest of its stage skipped.
+    """Draw the accuracy after every block, with the rest of its stage skipped.
 
     The last block of a stage has the accuracy of the whole network.
 
@@ -34,7 +34,7 @@ def readout(frame):
         frame.assign(accuracy=1 - frames.numbers(frame, "error")),
         "accuracy",
         title="Early read-out",
-        label="accuracy with the stage\nended behind the block",
+        label="accuracy with the stage\nended after the block",
         share=True,
     )
 

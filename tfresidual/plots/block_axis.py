@@ -20,7 +20,7 @@ def places_of(table, sizes):
 
 
 def in_a_row(table, column, sizes):
-    """Return the places of all blocks and a column there, with a gap behind every stage.
+    """Return the places of all blocks and a column there, with a gap after every stage.
 
     Args:
         table: A `pandas.DataFrame` with the columns `stage` and `block`, a row per block; those

@@ -78,7 +78,7 @@ def _over_blocks(values, title, label):
     looks = style.split_looks(splits)
     for place, split in enumerate(splits):
         rows = values[values["split"] == split]
-        # One NaN stands behind each stage, so that no line runs across a transition.
+        # One NaN stands after each stage, so that no line runs across a transition.
         places, heights = [], []
         for stage, start in starts.items():
             in_stage = np.full(stage_sizes[stage] + 1, np.nan)
@@ -97,7 +97,7 @@ def _over_blocks(values, title, label):
             linestyle="-" if place == 0 else "--",
             label=split or None,
         )
-        _reference_line(axes, rows, colour)
+        _reference_line(axes, rows, colour, marker)
 
     axes.set_xlim(-0.6, count - 0.4)
     _mark_stages(axes, starts, stage_sizes)
@@ -111,8 +111,11 @@ def _over_blocks(values, title, label):
     return figure, [axes], [] if splits == [""] else axes.get_legend_handles_labels()[0]
 
 
-def _reference_line(axes, rows, colour, over_epochs=False):
-    """Draw the reference of one split, if there is one: its level, or its course over epochs."""
+def _reference_line(axes, rows, colour, marker=None, over_epochs=False):
+    """Draw the reference of one split, if there is one: its level, or its course over epochs.
+
+    The split's marker, at the right end of a level, tells levels apart without their colour.
+    """
     if "reference" not in rows:
         return
     look = {"color": colour, "linewidth": 1.1, "linestyle": ":", "gid": "reference"}
@@ -120,7 +123,15 @@ def _reference_line(axes, rows, colour, over_epochs=False):
     if over_epochs:
         axes.plot(references.index + 1, references, **look)
     elif len(references):
-        axes.axhline(references.iloc[0], **look)
+        axes.axhline(
+            references.iloc[0],
+            marker=marker,
+            markevery=[1],
+            markersize=4.5,
+            markerfacecolor="white",
+            clip_on=False,
+            **look,
+        )
 
 
 def _mark_stages(axes, starts, stage_sizes):
@@ -158,7 +169,7 @@ def _over_epochs(values, title, label):
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
 
     blocks = int(values["block"].max()) + 1
-    colours = style.depth_colours(blocks)
+    colours, widths = style.depth_colours(blocks), style.depth_widths(blocks)
     many_epochs = values["epoch"].nunique() > 15
     panels = []
     for place, split in enumerate(splits):
@@ -171,7 +182,7 @@ def _over_epochs(values, title, label):
                     line["epoch"] + 1,
                     line["value"],
                     color=colours[block],
-                    linewidth=1.3,
+                    linewidth=widths[block],
                     marker=None if many_epochs else "o",
                     markersize=2.8,
                     label=f"block {block}",

@@ -17,7 +17,7 @@ def fixed_point(frame, mu=None):
     """Draw how the steps of a stage shrink as its last block is applied again and again.
 
     The left panel has the change of the state in a step, the middle one the distance to the
-    state behind the last step, both on logarithmic axes; the right one has the contraction, which
+    state after the last step, both on logarithmic axes; the right one has the contraction, which
     is the change over that of the step before: its mean over images as a line, and a band up to
     the largest. A line per stage, solid for the first split and broken for the others. With `mu`,
     dotted lines fall by this factor a step from the first change of every stage; those of a
@@ -47,7 +47,7 @@ def fixed_point(frame, mu=None):
     looks = style.stage_looks(sorted(set(table["stage"])))
     splits = frames.order_splits(table["split"])
     lines = style.split_lines(splits)
-    figure = style.new_figure(10.4, 3.9, "Approach to a fixed point")
+    figure = style.new_figure(10.4, 3.9, "The last block applied again")
     grid = figure.subplots(1, 3, sharex=True)
     for axes in grid:
         style.clean_axes(axes)

@@ -8,8 +8,8 @@ def cosine_loss(frame):
 
     Below zero a block moves the state where the loss falls. A frame of one time gives the blocks
     of all stages in a row, a line per split; a frame of several epochs gives a panel per stage
-    (and split) over the epochs, a line per block from blue (lowest) to red (highest).
-    A block without a value leaves a gap.
+    (and split) over the epochs, a line per block from blue and thin (lowest) to red and thick
+    (highest). A block without a value leaves a gap.
 
     Args:
         frame: Block metrics frame with the columns `stage`, `block` and `cosine_loss`, and

@@ -30,7 +30,11 @@ def training_curves(history, metrics=None):
     Raises:
         ValueError: where a column is missing or holds no finite number.
     """
-    metrics = _default_metrics(history) if metrics is None else tuple(metrics)
+    metrics = (
+        _default_metrics(history)
+        if metrics is None
+        else frames.listed(metrics, "metrics", "names of metrics")
+    )
     frames.require_columns(history, ("epoch", "loss", *metrics), name="history")
     epochs = frames.numbers(history, "epoch", "history") + 1
     panels = ("loss", *metrics)
@@ -58,7 +62,7 @@ def training_curves(history, metrics=None):
                 epochs,
                 curves[name],
                 color=style.VERMILION if validation else style.BLUE,
-                linestyle="--" if validation and len(epochs) <= 60 else "-",
+                linestyle="--" if validation else "-",
                 linewidth=1.5,
                 marker="os"[validation] if len(epochs) <= 20 or gaps else None,
                 markersize=3.5,

@@ -47,7 +47,7 @@ def computational_distance(frame):
     stages = sorted(table["stage"].unique(), key=lambda stage: (stage == "all", len(stage), stage))
     names = _tick_labels(frame, table["stage"], stages)
     splits = frames.order_splits(table["split"])
-    looks = style.split_looks(splits)
+    looks, hatches = style.split_looks(splits), style.split_hatches(splits)
     bars = len(stages) * len(splits)
     # Room for what is written under every stage, and over every bar.
     panel = 0.9 + max(0.7 * len(stages), 0.5 * bars)
@@ -63,6 +63,9 @@ def computational_distance(frame):
                 heights,
                 width=width * 0.92,
                 color=looks[split][0],
+                hatch=hatches[split],
+                edgecolor="white",
+                linewidth=0,
                 label=split or None,
             )
             axes.bar_label(

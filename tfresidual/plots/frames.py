@@ -31,6 +31,13 @@ def require_columns(frame, columns, name="frame"):
         )
 
 
+def listed(values, name, what):
+    """Return an argument that lists things as a tuple; raise `ValueError` where it is no list."""
+    if isinstance(values, (str, bytes)) or not np.iterable(values):
+        raise ValueError(f"`{name}` must be a list of {what}. Received: {name}={values!r}")
+    return tuple(values)
+
+
 def numbers_or_gaps(frame, column, name="frame"):
     """Return a column as floats, infinities as NaN; raise `ValueError` where it is no numbers."""
     try:

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 
+from tfresidual.arguments import check_choice
 from tfresidual.plots import frames, style
 
 _METRICS = (("accuracy", "accuracy"), ("cross_entropy", "cross-entropy"), ("entropy", "entropy"))
@@ -18,7 +19,7 @@ _GROUP_LOOKS = {
 
 
 def borderline(frame, along="blocks"):
-    """Draw accuracy, loss and entropy of borderline, correct and all images behind each block.
+    """Draw accuracy, loss and entropy of borderline, correct and all images after each block.
 
     A line per group and split, solid for the first split and broken for the others. The legend
     tells how many images a group has; a group without images has no line. Losses and entropies
@@ -26,7 +27,8 @@ def borderline(frame, along="blocks"):
 
     Args:
         frame: Borderline frame with the columns `along`, `block`, `group`, `images`, `accuracy`,
-            `cross_entropy` and `entropy`, and `split` where it applies.
+            `cross_entropy` and `entropy`, and `split` where it applies; a `scale` other than 1 is
+            named.
         along: Which rows are drawn: "blocks" for the last blocks of the last stage, or
             "repetitions" for its last block and the repetitions of it, which go on counting.
 
@@ -45,7 +47,11 @@ def borderline(frame, along="blocks"):
     table = _group_table(frame, along)
     splits = frames.order_splits(table["split"])
     lines = style.split_lines(splits)
-    figure = style.new_figure(9.6, 3.9, "Borderline images")
+    title = "Borderline images"
+    scales = set(frame.loc[frame["along"] == along, "scale"]) if "scale" in frame else {1}
+    if len(scales) == 1 and scales != {1}:
+        title += f", branch scaled by {scales.pop():g}"
+    figure = style.new_figure(9.6, 3.9, title)
     handles = []
     for axes, (metric, label) in zip(figure.subplots(1, 3, sharex=True), _METRICS, strict=True):
         style.clean_axes(axes)
@@ -83,8 +89,7 @@ def _group_table(frame, along):
     """Return the columns block, group, split, images and the metrics of one course, checked."""
     metrics = tuple(metric for metric, _ in _METRICS)
     frames.require_columns(frame, ("along", "block", "group", "images", *metrics))
-    if along not in _PLACES:
-        raise ValueError(f"`along` must be 'blocks' or 'repetitions'. Received: {along!r}")
+    check_choice("along", along, _PLACES)
     present = frame["along"].unique().tolist()
     if along not in present:
         raise ValueError(

@@ -14,6 +14,8 @@ _METRICS = {
     ),
     "state_l1": ("L1 norm of the last state", "log"),
 }
+# So many marks tell a line from others without its colour, and leave it to be seen.
+_MARKS = 8
 _TRAINING, _VALIDATION = "-", (0, (4, 2))
 
 
@@ -45,7 +47,7 @@ def network_curves(histories, metrics=("error", "gradient_ratio"), propagation=N
         Jastrzebski et al., "Residual Connections Encourage Iterative Inference", 2018, figure 8
         (with `propagation`) and figure 9 (with the metrics `"error"` and `"state_l1"`).
     """
-    metrics = tuple(metrics)
+    metrics = frames.listed(metrics, "metrics", "columns")
     if not metrics or len(set(metrics)) < len(metrics):
         raise ValueError(f"`metrics` must hold columns, each once. Received: {metrics!r}")
     table = _history_table(histories, metrics)
@@ -54,7 +56,7 @@ def network_curves(histories, metrics=("error", "gradient_ratio"), propagation=N
     if propagation is not None:
         norms = _norm_table(propagation)
         networks = list(dict.fromkeys([*networks, *norms["network"]]))
-    looks = {network: colour for network, (colour, _) in run_groups.looks_of(networks).items()}
+    looks = run_groups.looks_of(networks)
 
     panels = len(metrics) + (norms is not None)
     figure = style.new_figure(max(6.2, 3.6 * panels), 4.0, "Networks compared")
@@ -65,7 +67,10 @@ def network_curves(histories, metrics=("error", "gradient_ratio"), propagation=N
     if norms is not None:
         dashed |= _draw_norms(grid[-1], norms, looks)
 
-    handles = [style.line_handle(network, color=colour) for network, colour in looks.items()]
+    handles = [
+        style.line_handle(network, color=colour, marker=marker, markersize=4.5)
+        for network, (colour, marker) in looks.items()
+    ]
     if dashed:
         handles += [
             style.line_handle("training", linestyle=_TRAINING),
@@ -117,11 +122,11 @@ def _draw_metric(axes, table, metric, looks):
     values = table[list(columns)].to_numpy()
     if scale == "log":
         values = np.where(values > 0, values, np.nan)
-    for network, colour in looks.items():
+    for network, look in looks.items():
         here = table[table["network"] == network]
         for column, line in columns.items():
             heights = here[column].where(here[column] > 0) if scale == "log" else here[column]
-            _draw_mean(axes, here["epoch"] + 1, heights, colour, line, _name(network, column, twin))
+            _draw_mean(axes, here["epoch"] + 1, heights, look, line, _name(network, column, twin))
     if scale == "share":
         style.percent_axis(axes)
     elif np.isnan(values).all():
@@ -140,8 +145,9 @@ def _name(network, column, twin):
     return f"{network}, training" if column == twin else network
 
 
-def _draw_mean(axes, places, heights, colour, line, name):
+def _draw_mean(axes, places, heights, look, line, name):
     """Draw the mean over the seeds at every place, and the band from the least to the largest."""
+    colour, marker = look
     seeds = heights.groupby(places).agg(["mean", "min", "max", "count"])
     if (seeds["count"] > 1).any():
         axes.fill_between(
@@ -153,14 +159,15 @@ def _draw_mean(axes, places, heights, colour, line, name):
         color=colour,
         linestyle=line,
         linewidth=1.4,
-        marker="o" if len(seeds) == 1 else None,
+        marker=marker,
+        markevery=max(1, len(seeds) // _MARKS),
         markersize=3.5,
         label=name,
     )
 
 
 def _draw_norms(axes, norms, looks):
-    """Draw the norm of the state behind every block; return whether a dashed line was needed."""
+    """Draw the norm of the state after every block; return whether a dashed line was needed."""
     style.clean_axes(axes, grid="y")
     norms = norms.assign(state_norm=norms["state_norm"].where(norms["state_norm"] > 0))
     splits = frames.order_splits(norms["split"])
@@ -189,6 +196,6 @@ def _draw_norms(axes, norms, looks):
     style.axis_labels(
         axes,
         "residual block index",
-        "norm of the state behind the block\nat initialization (log scale)",
+        "norm of the state after the block\nat initialization (log scale)",
     )
     return len(splits) > 1

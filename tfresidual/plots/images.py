@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from tfresidual.plots import style
+from tfresidual.arguments import check_bool
+from tfresidual.plots import frames, style
 
 COLUMNS = 8
 
@@ -10,12 +11,15 @@ COLUMNS = 8
 def images(pictures, captions, right=None):
     """Draw images in rows, with a caption under each.
 
+    A caption that is right has a check mark and is blue; one that is wrong has a cross and is
+    orange, and its image a broken frame.
+
     Args:
         pictures: Array `(images, height, width, channels)` with 1 or 3 channels and any range;
             black and white are the lowest and highest value of all of them.
         captions: One text per image.
         right: One bool per image, whether its caption is drawn as right or as wrong; `None` draws
-            all alike.
+            all alike, without a mark.
 
     Returns:
         A `matplotlib.figure.Figure`.
@@ -23,13 +27,24 @@ def images(pictures, captions, right=None):
     Raises:
         ValueError: where the shapes do not fit, or there is no image.
     """
-    pictures = np.asarray(pictures, dtype=float)
+    try:
+        pictures = np.asarray(pictures, dtype=float)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"`pictures` must be an array of numbers. Received: pictures={pictures!r}"
+        ) from error
     if pictures.ndim != 4 or pictures.shape[-1] not in (1, 3) or len(pictures) == 0:
         raise ValueError(
             "`pictures` must have the shape (images, height, width, channels), with 1 or 3 "
             f"channels and at least one image. Received: an array of shape {pictures.shape}"
         )
-    right = [None] * len(pictures) if right is None else list(right)
+    if not np.isfinite(pictures).all():
+        raise ValueError(
+            "`pictures` must hold finite numbers. "
+            f"Received: {(~np.isfinite(pictures)).sum()} that are not"
+        )
+    captions = frames.listed(captions, "captions", "texts")
+    right = [None] * len(pictures) if right is None else frames.listed(right, "right", "bools")
     for name, values in (("captions", captions), ("right", right)):
         if len(values) != len(pictures):
             raise ValueError(
@@ -44,10 +59,23 @@ def images(pictures, captions, right=None):
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat:
         axes.axis("off")
-    colours = {None: style.INK, True: style.BLUE, False: style.VERMILION}
     for axes, picture, caption, is_right in zip(grid.flat, pictures, captions, right, strict=False):
         axes.imshow(picture.squeeze(-1) if picture.shape[-1] == 1 else picture, cmap="gray",
                     vmin=0, vmax=1)  # fmt: skip
-        key = None if is_right is None else bool(is_right)
-        axes.set_title(caption, fontsize=style.SMALL_SIZE, color=colours[key], y=-0.28)
+        caption, colour = str(caption), style.INK
+        if is_right is not None:
+            is_right = check_bool("right", is_right)
+            caption = f"{style.RIGHT if is_right else style.WRONG} {caption}"
+            colour = style.BLUE if is_right else style.VERMILION
+        if is_right is False:
+            _frame(axes)
+        axes.set_title(caption, fontsize=style.SMALL_SIZE, color=colour, y=-0.28)
     return figure
+
+
+def _frame(axes):
+    """Put a broken frame around an image."""
+    axes.axis("on")
+    axes.tick_params(left=False, bottom=False, labelleft=False, labelbottom=False)
+    for spine in axes.spines.values():
+        spine.set(color=style.VERMILION, linewidth=1.4, linestyle=(0, (3, 2)))

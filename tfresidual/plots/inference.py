@@ -13,10 +13,10 @@ _PANELS = (
 def iterative_inference(frame, stages=None):
     """Draw cosine loss, l2 ratio and intermediate accuracy of every block over the epochs.
 
-    The three stand side by side, a line per block from blue (lowest) to red (highest). The
-    accuracy is that with the stage ended behind the block. Several splits, and several stages,
-    have a row of panels each. The l2 ratios that span more than a factor of 30 are drawn on a
-    logarithmic axis. A block without a value leaves a gap.
+    The three stand side by side, a line per block from blue and thin (lowest) to red and thick
+    (highest). The accuracy is that with the stage ended after the block. Several splits, and
+    several stages, have a row of panels each. The l2 ratios that span more than a factor of 30 are
+    drawn on a logarithmic axis. A block without a value leaves a gap.
 
     Args:
         frame: Block metrics frame over epochs, as `tfresidual.probes.from_logs` returns it, with
@@ -43,7 +43,7 @@ def iterative_inference(frame, stages=None):
     )
     table["accuracy"] = 1 - table[error]
     found = sorted(set(table["stage"]))
-    stages = [found[-1]] if stages is None else list(stages)
+    stages = [found[-1]] if stages is None else list(frames.listed(stages, "stages", "stages"))
     if not stages or not set(stages) <= set(found):
         raise ValueError(f"`stages` must hold stages of `frame`: {found}. Received: {stages!r}")
     table = table[table["stage"].isin(stages)]
@@ -55,6 +55,7 @@ def iterative_inference(frame, stages=None):
     figure = style.new_figure(10.4, 2.5 * len(rows) + 1.0, "Iterative inference")
     grid = figure.subplots(len(rows), 3, sharex=True, sharey="col", squeeze=False)
     colours = style.depth_colours(int(table["block"].max()) + 1)
+    widths = style.depth_widths(len(colours))
     few_epochs = table["epoch"].nunique() <= 15
     for axes_row, (stage, split) in zip(grid, rows, strict=True):
         here = table[(table["stage"] == stage) & (table["split"] == split)]
@@ -65,7 +66,7 @@ def iterative_inference(frame, stages=None):
                     line["epoch"] + 1,
                     line[metric],
                     color=colours[block],
-                    linewidth=1.3,
+                    linewidth=widths[block],
                     marker="o" if few_epochs else None,
                     markersize=2.8,
                     label=f"block {block}",

@@ -2,8 +2,8 @@
 
 Every function here draws a frame of one time over the blocks of all stages in a row, a line per
 split, and a frame of several epochs in a panel per stage (and split), a line per block from blue
-(lowest) to red (highest). A block without a value leaves a gap. Positive values that span more
-than a factor of 30 are drawn on a logarithmic axis.
+and thin (lowest) to red and thick (highest). A block without a value leaves a gap. Positive values
+that span more than a factor of 30 are drawn on a logarithmic axis.
 """
 
 from tfresidual.arguments import check_number

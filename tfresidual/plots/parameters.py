@@ -154,6 +154,7 @@ _LAYER_COLOURS = (
     style.SKY,
     style.FAINT_INK,
 )
+_LAYER_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _VARIABLE_LINES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
 
 
@@ -161,8 +162,8 @@ def weight_deviations(frame):
     """Draw how far the weights of every block are from the mean of its stage, a line per role.
 
     The deviation is the mean absolute one, in standard deviations of the stage's weights of that
-    role. Layers differ in colour, their variables in line. The thick line is the mean over all
-    parameters of the block.
+    role. Layers differ in colour and marker, their variables in line. The thick line is the mean
+    over all parameters of the block.
 
     Args:
         frame: Weight deviations frame with the columns `stage`, `block`, `role` (such as
@@ -201,6 +202,9 @@ def weight_deviations(frame):
     colours = {
         layer: _LAYER_COLOURS[number % len(_LAYER_COLOURS)] for number, layer in enumerate(layers)
     }
+    markers = {
+        layer: _LAYER_MARKERS[number % len(_LAYER_MARKERS)] for number, layer in enumerate(layers)
+    }
     lines = {
         variable: _VARIABLE_LINES[number % len(_VARIABLE_LINES)]
         for number, variable in enumerate(variables)
@@ -213,7 +217,7 @@ def weight_deviations(frame):
             color=colours[layer],
             linestyle=lines[variable],
             linewidth=1.2,
-            marker="o",
+            marker=markers[layer],
             markersize=0.7 * block_axis.marker_size(sizes),
             label=role,
         )
@@ -233,7 +237,9 @@ def weight_deviations(frame):
     style.axis_labels(axes, beside="mean deviation from the stage's mean\n(standardised)")
     handles = [style.line_handle("all parameters", color=style.INK, linewidth=2.4)]
     handles += [
-        style.line_handle(layer, color=colour) for layer, colour in colours.items() if layer
+        style.line_handle(layer, color=colour, marker=markers[layer], markersize=4.5)
+        for layer, colour in colours.items()
+        if layer
     ]
     handles += [style.line_handle(name, linestyle=line) for name, line in lines.items()]
     style.legend(figure, handles)

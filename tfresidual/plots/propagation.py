@@ -10,7 +10,7 @@ from matplotlib.colors import ListedColormap, Normalize
 from tfresidual.plots import block_axis, frames, style
 
 _PANELS = (
-    ("state_norm", "norm of the state behind\nthe block (log scale)"),
+    ("state_norm", "norm of the state after\nthe block (log scale)"),
     ("state_gradient_norm", "norm of the loss gradient\nthere (log scale)"),
     ("shortcut_share", "share of the gradient\nthrough shortcuts"),
 )
@@ -21,7 +21,7 @@ def signal_propagation(frame):
 
     The three stand below each other over the blocks of all stages in a row, the norms on
     logarithmic axes. A frame of one time gives a line per split; a frame of several epochs a
-    line per epoch, from dark (first) to light (last), dashed for the splits behind the first. A
+    line per epoch, from dark (first) to light (last), dashed for the splits after the first. A
     block without a value, or with a norm of 0, leaves a gap.
 
     Args:

@@ -62,7 +62,7 @@ def convergence_curves(readout, repeat_last_block):
     looks = style.stage_looks(lengths.index)
     splits = frames.order_splits(blocks["split"])
     lines = style.split_lines(splits)
-    figure = style.new_figure(9.0, 3.9, "Convergence of the stages")
+    figure = style.new_figure(9.0, 3.9, "Stages, and their last blocks")
     for axes, (metric, label) in zip(figure.subplots(1, 2, sharex=True), _CURVES, strict=True):
         style.clean_axes(axes)
         drawn = []

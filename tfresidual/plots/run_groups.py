@@ -67,6 +67,9 @@ def run_table(frame, columns, hue=None, dash=None, panels=None):
             or several rows stand for the same group and seed.
     """
     named = {"hue": hue, "dash": dash, "panel": panels}
+    for key, name in (("hue", hue), ("dash", dash), ("panels", panels)):
+        if name is not None and not isinstance(name, str):
+            raise ValueError(f"`{key}` must be the name of a column, or None. Received: {name!r}")
     own = [name for name in named.values() if name not in (None, VARIATION)]
     frames.require_columns(frame, ("coupling", "initialization", *columns, *own))
     frame = _filled(frame)

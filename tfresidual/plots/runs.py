@@ -94,7 +94,7 @@ def error_of_runs(frame, hue="width", dash=None, panels=None, errors=("error",))
         (`panels="dataset"`), 13 and, of the runs with `lipschitz`, 4b and 12; figures 8a, b and c
         with `errors=("train_error", "error")` and `dash="gamma"`, `"kernel"` or `"first_block"`.
     """
-    errors = tuple(errors)
+    errors = frames.listed(errors, "errors", "columns")
     if not errors or len(set(errors)) < len(errors) or not set(errors) <= set(_SPLITS):
         raise ValueError(
             f"`errors` must hold 'error', 'train_error' or both, each once. Received: {errors!r}"
@@ -162,7 +162,7 @@ def error_against_indices(frame, hue="width", indices=("convergence", "divergenc
         "Iterative convergent computation is not a useful inductive bias for ResNets", figure 3c,
         and figure 2c of the runs of one setting.
     """
-    indices = tuple(indices)
+    indices = frames.listed(indices, "indices", "indices")
     if not indices or len(set(indices)) < len(indices) or not set(indices) <= set(_INDICES):
         raise ValueError(
             "`indices` must hold 'convergence', 'recurrence' or 'divergence', each at most once. "

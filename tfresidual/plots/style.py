@@ -31,6 +31,9 @@ BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = (
     "#56B4E9",
 )
 
+# What stands before a right and before a wrong answer.
+RIGHT, WRONG = "\N{CHECK MARK}", "\N{BALLOT X}"
+
 # Fixed splits keep their colour and marker from figure to figure; the rest take what is left.
 SPLIT_LOOK = {
     "": (BLUE, "o"),
@@ -39,6 +42,7 @@ SPLIT_LOOK = {
     "test": (VERMILION, "s"),
 }
 _SPARE_LOOKS = ((PURPLE, "D"), (ORANGE, "v"), (SKY, "P"), (FAINT_INK, "X"))
+_SPLIT_HATCHES = ("", "////", "....", "xxxx")
 _SPLIT_LINES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
 
 # None of them means a split. Six colours and seven markers: 42 stages look different.
@@ -119,6 +123,12 @@ def split_lines(splits):
     return {split: _SPLIT_LINES[place % len(_SPLIT_LINES)] for place, split in enumerate(splits)}
 
 
+def split_hatches(splits):
+    """Return a dictionary from split to the hatching of its bars: the first has none."""
+    hatches = _SPLIT_HATCHES
+    return {split: hatches[place % len(hatches)] for place, split in enumerate(splits)}
+
+
 def stage_looks(stages):
     """Return a dictionary from stage to (colour, marker)."""
     return {
@@ -133,6 +143,14 @@ def stage_looks(stages):
 def depth_colours(count):
     """Return `count` colours from blue, the lowest block, to red, the highest."""
     return [DEPTH(place) for place in (np.linspace(0.0, 1.0, count) if count > 1 else [0.0])]
+
+
+def depth_widths(count):
+    """Return `count` widths of lines, from the lowest block's to the highest's.
+
+    They tell the order of the blocks where colours do not.
+    """
+    return np.linspace(0.8, 2.0, count)
 
 
 def log_scale_helps(values, span=30.0):

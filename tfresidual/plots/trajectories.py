@@ -15,9 +15,9 @@ _MARGIN = 0.08
 def trajectories(readout, dropped, repeated, solutions=None):
     """Draw the estimates of networks for the same inputs, in the plane.
 
-    A column per network, in the order of `readout`. The first row has the estimate behind every
-    block, from blue (before the first) to red (behind the last). The second has the last estimate
-    with one block dropped, in the colour of that block, the third the estimates behind the extra
+    A column per network, in the order of `readout`. The first row has the estimate after every
+    block, from blue (before the first) to red (after the last). The second has the last estimate
+    with one block dropped, in the colour of that block, the third the estimates after the extra
     applications of the last block; a grey line in both is the trajectory of the first row.
 
     The panels of a row show the same part of the plane: input and solution, and the estimates of
@@ -107,7 +107,12 @@ def _points(frame, name):
 
 
 def _checked_solutions(solutions, count):
-    solutions = np.asarray(solutions, dtype=float)
+    try:
+        solutions = np.asarray(solutions, dtype=float)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"`solutions` must be numbers, or None. Received: solutions={solutions!r}"
+        ) from error
     if solutions.shape != (count, 2) or not np.isfinite(solutions).all():
         raise ValueError(
             f"`solutions` must be finite numbers of the shape ({count}, 2), a row per input. "
@@ -189,7 +194,8 @@ def _draw_dots(axes, row, dots, colours):
         dots["z1"],
         dots["z2"],
         c=[colours[min(place, len(colours) - 1)] for place in dots["place"]],
-        s=18,
+        # Larger from block to block, which tells them apart without their colour.
+        s=np.linspace(10, 26, len(colours))[dots["place"].clip(upper=len(colours) - 1)],
         linewidths=0,
         zorder=2.2,
     )
@@ -234,8 +240,10 @@ def _handles(colours, with_solutions):
     dot = {"linestyle": "none", "marker": "o", "markersize": 5}
     handles = [
         style.line_handle("input", color=style.INK, linestyle="none", marker="x", markersize=6),
-        style.line_handle("first block", color=colours[min(1, len(colours) - 1)], **dot),
-        style.line_handle("last block", color=colours[-1], **dot),
+        style.line_handle(
+            "first block", color=colours[min(1, len(colours) - 1)], **dot | {"markersize": 3.6}
+        ),
+        style.line_handle("last block", color=colours[-1], **dot | {"markersize": 5.4}),
         style.line_handle("extra applications", color=style.ORANGE, marker="o", markersize=4),
     ]
     if with_solutions:
