@@ -9,9 +9,12 @@ import numpy as np
 from tfresidual import datasets, networks, training, tuning
 from tfresidual.arguments import check_bool, check_int, check_number
 from tfresidual.console import say
+from tfresidual.datasets.load import sizes_of
 
 # Networks whose stages can have any number of blocks; each has STAGES of them.
 ANY_DEPTH, STAGES = ("resnet", "hauser", "resnet101"), 3
+# What the setting `depth` stands for where it is `None`.
+DEPTHS = {"resnet": 20, "hauser": 6, "resnet101": 16}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,14 +177,14 @@ def build(settings, blocks=None):
         kwargs["widths"] = tuple(settings.width * 2**stage for stage in range(3))
         if blocks is not None:
             return networks.ResidualNetwork(blocks=blocks, name="resnet", **kwargs)
-        kwargs["depth"] = settings.depth or 20
+        kwargs["depth"] = settings.depth or DEPTHS["resnet"]
         unused = {}
     elif settings.network == "hauser":
-        kwargs["blocks"] = blocks or settings.depth or 6
+        kwargs["blocks"] = blocks or settings.depth or DEPTHS["hauser"]
         unused = {"width"}
     elif settings.network == "resnet101":
         kwargs["width"] = settings.width
-        kwargs["blocks"] = blocks or settings.depth or 16
+        kwargs["blocks"] = blocks or settings.depth or DEPTHS["resnet101"]
         unused = {}
     for name in unused:
         if getattr(settings, name) != getattr(Settings, name):
@@ -190,6 +193,38 @@ def build(settings, blocks=None):
                 f"Received: {name}={getattr(settings, name)!r}"
             )
     return getattr(networks, settings.network)(**kwargs)
+
+
+def used(settings):
+    """What a study used: the settings, with the defaults that stood for `None`.
+
+    Args:
+        settings: a `Settings` that passes `check`.
+
+    Returns:
+        A dict. What is off, or had no effect, is left out.
+    """
+    train_size, _, test_size = sizes_of(
+        settings.data, settings.train_size, settings.validation, settings.test_size
+    )
+    values = dataclasses.asdict(settings) | {
+        "depth": settings.depth or DEPTHS.get(settings.network),
+        "recipe": recipe_of(settings).name,
+        "train_size": train_size,
+        "test_size": test_size,
+    }
+    without_effect = set()
+    if describe(settings).digits is None:
+        without_effect.add("digits")
+    if settings.network not in ("resnet", "resnet101"):
+        without_effect.add("width")
+    if settings.coupling is None:
+        without_effect |= {"kernel", "coupling_from"}
+    return {
+        name: value
+        for name, value in values.items()
+        if value is not None and name not in without_effect
+    }
 
 
 def compile_for(network, settings, steps):

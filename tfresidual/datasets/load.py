@@ -174,7 +174,7 @@ def load(
         augment = check_bool("augment", augment)
     shuffle, download = check_bool("shuffle", shuffle), check_bool("download", download)
     check_choice("pixels", pixels, PIXELS)
-    train_size, validation_size, test_size = _sizes(name, train_size, validation, test_size)
+    train_size, validation_size, test_size = sizes_of(name, train_size, validation, test_size)
 
     if name == "digitclutter":
         builder = _digitclutter(digits, train_size, validation_size, test_size, data_dir)
@@ -262,8 +262,8 @@ def _check_name(name, digits):
         raise ValueError(f"`digits` must be 3, 4 or 5. Received: digits={digits!r}")
 
 
-def _sizes(name, train_size, validation, test_size):
-    """The numbers of images to train on, to hold out and to test."""
+def sizes_of(name, train_size, validation, test_size):
+    """The numbers of images to train on, to hold out and to test, where defaults are `None`."""
     available, available_test = _SIZES.get(name, (None, None))
     train_size = check_int("train_size", train_size, at_least=1, or_none=True)
     test_size = check_int("test_size", test_size, at_least=1, or_none=True)
