@@ -7,6 +7,7 @@ import dataclasses
 import html.parser
 import json
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 from PIL import Image
 
 from tfresidual import chain, datasets, probes, study, tuning
+from tfresidual import settings as settings_module
 
 TINY = {
     "depth": 8,
@@ -201,6 +203,65 @@ def test_report(done, saved):
     assert f"{error:.1%}" in text
     assert "3 blocks" in text
     assert "train_size" in text and "64" in text
+
+
+def test_the_settings_of_the_report_are_those_used(done):
+    page = (done[0] / "report.html").read_text("utf-8")
+    rows = dict(re.findall(r'<tr><th scope="row">settings \S+ (\w+)</th><td>(.*?)</td>', page))
+    assert rows["depth"] == "8"
+    assert rows["recipe"] == "digitclutter"
+    assert "none" not in rows.values()
+    assert {"coupling", "kernel", "coupling_from", "lipschitz", "gamma"}.isdisjoint(rows)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected", "missing"),
+    [
+        ({}, {"depth": 20, "train_size": 20_000, "test_size": 2_000}, {"kernel", "gamma"}),
+        ({"depth": 8, "train_size": 64, "test_size": 40}, {"depth": 8, "train_size": 64}, set()),
+        ({"network": "hauser"}, {"depth": 6}, {"width"}),
+        ({"network": "wide"}, {"network": "wide"}, {"depth", "width"}),
+        # What validation leaves of the 50,000.
+        ({"data": "cifar10"}, {"train_size": 48_000, "test_size": 10_000}, {"digits"}),
+        ({"coupling": 0.5}, {"coupling": 0.5, "kernel": "uniform", "coupling_from": 0}, set()),
+        ({"recipe": "mnist", "gamma": 0.1}, {"recipe": "mnist", "gamma": 0.1}, set()),
+    ],
+)
+def test_settings_used(changes, expected, missing):
+    used = settings_module.used(study.Settings(**changes))
+    assert {name: used[name] for name in expected} == expected
+    assert missing.isdisjoint(used)
+    assert None not in used.values()
+
+
+def of_frames(cosines, errors, error=0.5, indices=(0.8, float("nan"), 0.1)):
+    """What the tiles of the summary are computed from, on 100 test images."""
+    names = ("convergence_index", "recurrence_index", "divergence_index")
+    place = {"split": "test", "basis": "labels", "stage": "mean", "error": error, "chance": 0.9}
+    return {
+        "block_metrics": pd.DataFrame(
+            {"split": "test", "cosine_loss": cosines, "cosine_loss_se": errors}
+        ),
+        "convergence_indices": pd.DataFrame([place | dict(zip(names, indices, strict=True))]),
+        "borderline": pd.DataFrame([{"split": "test", "group": "all", "images": 100}]),
+    }
+
+
+def test_tiles_count_no_sign_that_is_undecided():
+    frames = of_frames([-0.02] * 5 + [-0.0005, 0.01], [0.004] * 7)
+    _, value, note = study._gradient_tile(frames)
+    assert value == "5 of 7"
+    assert "1 undecided" in note
+    _, value, note = study._gradient_tile(of_frames([-0.02, np.nan], [0.004, np.nan]))
+    assert (value, "0 undecided" in note) == ("1 of 1", True)
+
+
+def test_tile_of_indices():
+    ((_, value, _),) = study._index_tile(of_frames([], []))
+    assert value == "0.80 / \N{EN DASH} / 0.10"
+    # 0.04 below chance, with a standard error of 0.035; and no index at all.
+    assert study._index_tile(of_frames([], [], error=0.86)) == []
+    assert study._index_tile(of_frames([], [], indices=[np.nan] * 3)) == []
 
 
 def test_the_same_command_reads_the_finished_training(done, settings):

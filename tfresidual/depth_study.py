@@ -41,6 +41,7 @@ from tfresidual.settings import (
     compile_for,
     describe,
     prepare,
+    used,
 )
 from tfresidual.training.progress import TrainingProgress
 from tfresidual.tuning.depth_search import load_trained
@@ -323,9 +324,18 @@ def _conclude(folder, settings, test, console, seconds):
         f"Depth of {settings.network} on {describe(settings).title}",
         sections,
         summary=_summary(settings, outcome, trace, error, seconds),
-        settings=read_settings(folder),
+        settings=_told_settings(folder, settings),
     )
     return outcome
+
+
+def _told_settings(folder, settings):
+    """What the report says of the settings: those that were used."""
+    content = read_settings(folder)
+    # The depth is what was searched.
+    content["settings"] = {name: v for name, v in used(settings).items() if name != "depth"}
+    content["search"] = {name: v for name, v in content["search"].items() if v is not None}
+    return content
 
 
 def _summary(settings, outcome, trace, error, seconds):
@@ -342,7 +352,7 @@ def _summary(settings, outcome, trace, error, seconds):
         (
             "Trials",
             str(int((trials["status"] == "completed").sum())),
-            f"networks trained, {trials['seconds'].sum() / 60:.1f} min in all",
+            f"completed, {trials['seconds'].sum() / 60:.1f} min in all",
         ),
     ]
     if error is not None:

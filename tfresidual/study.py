@@ -14,17 +14,18 @@ from tfresidual import callbacks, chains, datasets, plots, probes, training
 from tfresidual.console import say
 from tfresidual.files import checked_path
 from tfresidual.locks import locked
+from tfresidual.plots.style import RIGHT, WRONG
 from tfresidual.probing import (
     PROBES,
     ProbeOptions,
     possible,
     write_frames_and_figures,
 )
-from tfresidual.report import Section, study_figures, study_sections, write
+from tfresidual.report import Section, findings, study_figures, study_sections, write
 from tfresidual.run_folder import claim, read_settings, refuse_other_settings
-from tfresidual.settings import Settings, build, check, compile_for, describe, prepare
+from tfresidual.settings import Settings, build, check, compile_for, describe, prepare, used
 
-# Images that the callbacks probe behind every epoch: stable means at little cost.
+# Images that the callbacks probe after every epoch: stable means at little cost.
 IMAGES_PER_EPOCH = 512
 EXAMPLES = 16
 # How often the last block is repeated where the paper unrolls it, and the scale that keeps it near
@@ -93,7 +94,7 @@ def _run(folder, settings, console):
         f"{result.network.name} on {data.description.title}",
         sections,
         summary=_summary(result, frames, data.description, error, seconds),
-        settings=read_settings(folder),
+        settings=read_settings(folder) | {"settings": used(settings)},
     )
 
 
@@ -202,63 +203,75 @@ def _examples(result, data):
     counts = labels.sum(axis=1).astype(int) if labels.ndim == 2 else [1] * len(labels)
     answers = [np.argsort(-row)[:count] for row, count in zip(outputs, counts, strict=True)]
     truths = [np.flatnonzero(row) if labels.ndim == 2 else [row] for row in labels]
+    are_right = [set(answer) == set(truth) for answer, truth in zip(answers, truths, strict=True)]
     figure = plots.images(
-        pictures,
-        [" ".join(map(str, sorted(answer))) for answer in answers],
-        [set(answer) == set(truth) for answer, truth in zip(answers, truths, strict=True)],
+        pictures, [" ".join(map(str, sorted(answer))) for answer in answers], are_right
     )
     return Section(
         "Images",
         "The first test images, and the classes that the network names.",
         figure=figure,
-        reading="Blue answers are right, red ones wrong"
+        reading=f"{RIGHT} in blue: a right answer; {WRONG} in orange, with a broken "
+        "frame: a wrong one"
         + ("; all classes of an image must be named." if data.description.multi_label else "."),
+        finding=f"{sum(are_right)} of these {len(are_right)} answers are right.",
     )
 
 
-def _index_tile(indices):
-    """The mean indices on the test images, if the network errs less than chance."""
+def _index_tile(frames):
+    """The mean indices on the test images, if the network errs less than chance for certain."""
+    indices = frames["convergence_indices"]
     row = indices.query("split == 'test' and basis == 'labels' and stage == 'mean'").iloc[0]
-    if math.isnan(row["convergence_index"]):
-        return []
     names = ("convergence_index", "recurrence_index", "divergence_index")
+    values = [row[name] for name in names]
+    if not findings.errs_less_than_chance(frames) or all(map(math.isnan, values)):
+        return []
     return [
         (
             "Convergence, recurrence, divergence",
-            " / ".join(f"{row[name]:.2f}" for name in names),
-            "indices on test images, mean over stages; an iterative method has 1, 1 and 0",
+            " / ".join("\N{EN DASH}" if math.isnan(value) else f"{value:.2f}" for value in values),
+            "indices on test images, mean over stages; 1, 1 and 0 if every stage had its result "
+            "after the first block and kept it",
         )
     ]
 
 
+def _gradient_tile(frames):
+    """How many blocks move down the gradient, as far as the standard errors tell."""
+    below, undecided, above = findings.count_signs(frames["block_metrics"])
+    return (
+        "Blocks that move down the loss gradient",
+        f"{below} of {below + undecided + above}",
+        f"mean cosine below zero by more than two standard errors on test images; {undecided} "
+        "undecided; blocks that change the shape are not counted",
+    )
+
+
 def _summary(result, frames, description, error, seconds):
     network, log = result.network, result.log
-    blocks = frames["block_metrics"].query("split == 'test'")
-    defined = blocks["cosine_loss"].notna()
-    negative = int((blocks.loc[defined, "cosine_loss"] < 0).sum())
+    best = log.set_index("epoch").loc[result.best_epoch, f"val_{result.metric}"]
     chain = chains.chain(network)
+    images = findings.count_images(frames)
+    reach = findings.ERRORS * findings.error_of_share(error, images)
     kind = "images with any digit wrong" if description.multi_label else "images misclassified"
     return [
         (
             "Error on test images",
             f"{error:.1%}",
-            f"{kind}; chance {description.chance_error:.1%}",
+            f"{kind}, \N{PLUS-MINUS SIGN} {100 * reach:.1f} points (two standard errors over "
+            f"{images:,} images); chance {description.chance_error:.1%}",
         ),
         (
             "Best epoch",
             f"{result.best_epoch + 1} of {len(log)}",
-            f"validation {result.metric} {log[f'val_{result.metric}'].max():.3f}",
+            f"validation {result.metric} {best:.3f}",
         ),
         (
             "Network",
             f"{len(chain.blocks)} blocks",
-            f"{network.count_params():,} parameters in {len(chain.stages)} stages",
+            f"{network.count_params():,} parameters, stages: {len(chain.stages)}",
         ),
-        *_index_tile(frames["convergence_indices"]),
-        (
-            "Blocks that follow the gradient",
-            f"{negative} of {int(defined.sum())}",
-            "mean cosine below zero on test images; blocks that change the shape are not counted",
-        ),
+        *_index_tile(frames),
+        _gradient_tile(frames),
         ("Time", f"{seconds / 60:.1f} min", "data and training in this run of the command"),
     ]

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from plots.make_frames import block_frame, distance_frame
 
 from tfresidual import plots, report
+from tfresidual.plots import style
 from tfresidual.report import document, tables
 
 ANGLE = "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"
@@ -71,6 +72,7 @@ def some_sections():
             frame=block_frame(18),
             reading="Below zero the block lowers the loss.",
             source="Jastrzebski et al. 2018, figure 4",
+            finding="On the test images, 5 of 7 blocks lie below zero.",
         ),
         report.Section(
             "Computational distance",
@@ -123,6 +125,9 @@ class TestPage:
             assert section.question in texts
             assert section.reading in texts
         assert "After Jastrzebski et al. 2018, figure 4." in texts
+        # Findings are marked as such; one section has one.
+        assert page.text("strong") == ["Measured:"]
+        assert some_sections()[0].finding in texts
 
     def test_links_lead_to_sections(self, page):
         targets = {attributes.get("id") for _, attributes in page.tags}
@@ -148,6 +153,19 @@ class TestPage:
             assert b"<svg" in base64.b64decode(content, validate=True)
         assert "cosine of block output F(h) and loss gradient" in images[0]["alt"]
         assert images[1]["alt"] == "Figure: Drop. Drawn: error over block."
+
+    def test_figures_are_scrolled_before_their_letters_get_too_small(self, page, page_text):
+        for image, section in zip(page.all("img"), some_sections()[::2], strict=True):
+            width, height = section.figure.get_size_inches()
+            # 96 pixels of CSS are an inch.
+            assert image["width"] == str(round(96 * width))
+            assert image["height"] == str(round(96 * height))
+            least = int(image["style"].removeprefix("--least: ").removesuffix("px"))
+            smallest = (style.SMALL_SIZE - 1) / 72 * 96
+            assert smallest * least / int(image["width"]) >= 8.9
+        assert "min-width: var(--least)" in page_text
+        scrolled = [a for a in page.all("div") if a.get("class") == "scroll" and "tabindex" in a]
+        assert [a["aria-label"] for a in scrolled] == ["Cosine loss", "Drop"]
 
     def test_tables(self, page):
         assert all(attributes.get("scope") in ("col", "row") for attributes in page.all("th"))
@@ -264,7 +282,7 @@ class TestWholeOrNothing:
 
 
 class TestRefused:
-    @pytest.mark.parametrize("name", ["title", "question", "reading", "source"])
+    @pytest.mark.parametrize("name", ["title", "question", "reading", "source", "finding"])
     @pytest.mark.parametrize("value", ["  ", 3])
     def test_texts(self, name, value):
         arguments = {"title": "T", "question": "Q?", "reading": "R.", name: value}

@@ -1,18 +1,26 @@
-"""The report on one network: its figures, and what they are said to show.
+"""The report on one network: its figures, how to read them, and what was found.
 
-A figure of the report is an entry of `FIGURES`; that is all there is to add for a new one.
+A figure of the report is an entry of `FIGURES`; that is all there is to add for a new one. Its
+words hold whatever the numbers are. What depends on the numbers is computed, see `findings`.
 """
 
 import dataclasses
 from collections.abc import Callable
 
 from tfresidual import plots
+from tfresidual.arguments import check_number
+from tfresidual.report import findings
 from tfresidual.report.section import Section
 
 INFERENCE = "Jastrzebski et al. 2018"
 HAUSER = "Hauser 2019"
 CONVERGENCE = "Iterative convergent computation is not a useful inductive bias for ResNets"
 VEIT = "Veit et al. 2016"
+
+LINES = (
+    "One line per block, from blue and thin (first) to red and thick (last of the stage with the "
+    "most blocks)."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +35,12 @@ class FigureOfStudy:
         draw: function `(*frames, epsilon) -> figure`.
         title: heading of its section.
         question: what was measured, in a sentence.
-        reading: how to read it.
+        reading: how to read it, whatever it shows.
         source: the paper and its figure, or `None`.
         has_table: whether the first frame is shown beside it.
         select: function from the first frame to the part of it that is drawn, or `None` for all.
+        finding: function from all frames by name to a sentence on what was found, or to `None`
+            where they do not tell; or `None`.
     """
 
     name: str
@@ -43,6 +53,7 @@ class FigureOfStudy:
     source: str | None = None
     has_table: bool = False
     select: Callable | None = None
+    finding: Callable | None = None
 
     def parts(self, frames):
         """The frames it is drawn from, or `None` where they hold nothing to draw."""
@@ -71,22 +82,25 @@ FIGURES = (
         lambda frame, epsilon: plots.training_curves(frame),
         "Training",
         "Loss and accuracy on the training and the validation images, epoch by epoch.",
-        "The network of the epoch with the best validation value is the one probed below. A gap "
-        "between training and validation is overfitting.",
+        "The network of the epoch with the best validation value is the one probed below. Training "
+        "values are means over the epoch, while the weights change. Overfitting shows as a "
+        "training loss that falls while the validation loss rises.",
     ),
     FigureOfStudy(
         "cosine_loss",
         ("block_metrics",),
         "cosine_loss",
         lambda frame, epsilon: plots.cosine_loss(frame),
-        "Do blocks follow the loss gradient?",
+        "Do blocks move down the loss gradient?",
         "The cosine between what a block adds to the state and the gradient of the loss there, "
         "averaged over images.",
-        "Below zero, a block moves the state so that the loss falls: it refines. Near zero, it "
-        "does something the gradient does not ask for. Blocks that change the shape of the state "
-        "add nothing to the state they take, and are left out.",
+        "Below zero, a block moves the state so that the loss falls, to first order. Near zero, "
+        "its step is across the gradient. The columns that end in _se are standard errors over "
+        "the images. Blocks that change the shape of the state add nothing to the state they take, "
+        "and are left out.",
         f"{INFERENCE}, figure 4",
         has_table=True,
+        finding=findings.of_cosine_loss,
     ),
     FigureOfStudy(
         "l2_ratio",
@@ -95,8 +109,9 @@ FIGURES = (
         lambda frame, epsilon: plots.l2_ratio(frame),
         "How much does a block change?",
         "The norm of what a block adds, divided by the norm of the state it takes.",
-        "Blocks with a high ratio build a new representation, those with a low one adjust it. "
-        "Where the ratio is small, the cosine above tells the change of the loss to first order.",
+        "A block with a ratio near or over 1 replaces much of the state, one with a small ratio "
+        "adjusts it. The smaller the ratio, the better the cosine above tells how the loss "
+        "changes.",
         f"{INFERENCE}, figure 2",
     ),
     FigureOfStudy(
@@ -115,10 +130,10 @@ FIGURES = (
         "state_norm",
         lambda frame, epsilon: plots.signal_propagation(frame),
         "Do states and gradients grow?",
-        "The norms of the state and of the loss gradient behind every block, and the share of the "
+        "The norms of the state and of the loss gradient after every block, and the share of the "
         "gradient that arrives from the end of the stage through the shortcuts alone.",
-        "Norms that stay within an order of magnitude are those of a healthy network. A share near "
-        "1 means that the branches hardly bend the gradient.",
+        "Norms that change by orders of magnitude along the network mark states and gradients that "
+        "explode or vanish. A share of 1 means that the branches add nothing along the gradient.",
         "He et al. 2016, equations 5 and 8",
     ),
     FigureOfStudy(
@@ -139,7 +154,8 @@ FIGURES = (
         lambda frame, epsilon: plots.scaled_perturbation(frame, epsilon=epsilon),
         "Scaled perturbation",
         "The same, divided by the norm of the state: the step relative to where it starts.",
-        "Blocks under the broken line are small perturbations from the identity.",
+        "The broken line is the mean that the stopping rule asks of a stage. The nearer to 0 a "
+        "block is, the nearer it is to the identity.",
         f"{HAUSER}, figure 5",
     ),
     FigureOfStudy(
@@ -149,9 +165,9 @@ FIGURES = (
         lambda frame, epsilon: plots.computational_distance(frame),
         "Distance through each stage",
         "The steps of all blocks of a stage added up, absolute and scaled, and the number of "
-        "blocks at which the mean scaled step would fall under the broken line above.",
-        "A stage with fewer blocks than the depth asked for takes large steps; the rule assumes "
-        "that the distance stays the same in a deeper network.",
+        "blocks at which the mean scaled step would be down at the broken line above.",
+        "A stage with fewer blocks than the depth asked for takes larger steps than the stopping "
+        "rule allows; the rule assumes that the distance stays the same in a deeper network.",
         f"{HAUSER}, figures 3 and 6, section 2.3",
         has_table=True,
     ),
@@ -161,7 +177,7 @@ FIGURES = (
         "error",
         lambda frame, epsilon: plots.readout(frame),
         "Reading out early",
-        "The accuracy of the network when a stage is left behind each of its blocks and the next "
+        "The accuracy of the network when a stage is left after each of its blocks and the next "
         "stage, or the classifier, follows at once.",
         "A stage whose line rises in small steps comes nearer to its result with every block; one "
         "that stays low until the last block builds something that only then can be read.",
@@ -173,10 +189,10 @@ FIGURES = (
         "error",
         lambda frame, epsilon: plots.readout(frame),
         "Reading out over training",
-        "The accuracy on validation images when a stage is left behind each of its blocks, behind "
-        "every epoch.",
-        "One line a block, from blue (first) to red (last of the stage). Lines that rise in order "
-        "mean that block after block comes nearer to the answer.",
+        "The accuracy on validation images when a stage is left after each of its blocks, epoch "
+        "by epoch.",
+        f"{LINES} Lines one above the other in this order mean that each further block comes "
+        "nearer to the answer.",
         f"{INFERENCE}, figure 5, and the same for the earlier stages",
         select=lambda frame: frame.rename(columns={"readout_error": "error"}),
     ),
@@ -197,10 +213,10 @@ FIGURES = (
         "error",
         lambda frame, epsilon: plots.drop_blocks(frame),
         "Dropped blocks over training",
-        "The accuracy without one block, behind every epoch.",
-        "One line a block, from blue (first) to red (last of the stage); dotted the whole network. "
-        "Blocks that training makes indispensable fall away from it.",
-        f"after {INFERENCE}, figure 3",
+        "The accuracy without one block, epoch by epoch.",
+        f"{LINES} Dotted is the whole network. The lower a line falls below it, the more the block "
+        "is missed.",
+        f"{INFERENCE}, figure 3",
     ),
     FigureOfStudy(
         "perturbation_errors",
@@ -212,8 +228,8 @@ FIGURES = (
         "Read out early, drop, repeat",
         "The error when a stage is left early, when one of its blocks is dropped, and when its "
         "last block is applied again and again.",
-        "An iterative method comes nearer to the answer with every block, does not mind which "
-        "block is dropped, and stays where it is when its last step is repeated.",
+        "An iterative method would come nearer to the answer with every block, would not mind "
+        "which block is dropped, and would stay where it is when its last step is repeated.",
         f"{CONVERGENCE}, figure 2a",
     ),
     FigureOfStudy(
@@ -222,13 +238,14 @@ FIGURES = (
         "convergence_index",
         lambda frame, epsilon: plots.convergence_indices(frame),
         "Convergence, recurrence, divergence",
-        "The three curves above, each as one number a stage: on the labels, and on agreement "
+        "The three curves above, each as one number per stage: on the labels, and on agreement "
         "with the predictions of the whole network.",
         "Convergence is 1 when the first block already gives the final error; recurrence is 1 "
         "when it does not matter which block is dropped; divergence is 0 when repetition does no "
-        "harm and 1 when it leads to chance.",
+        "harm and 1 when it leads to chance at once.",
         f"{CONVERGENCE}, figures 2b and 6a",
         has_table=True,
+        finding=findings.of_indices,
     ),
     FigureOfStudy(
         "convergence_curves",
@@ -238,8 +255,8 @@ FIGURES = (
         "On the way to the last state, and past it",
         "The cross-entropy, and the distance of the state that leaves a stage to the one that "
         "leaves it in the whole network, over the blocks applied and the repetitions of the last.",
-        "A distance that falls to zero and rises as fast behind it is a state that passes by; "
-        "one that stays near zero has converged.",
+        "The distance is 0 at the trained number of blocks, by definition. Where it rises after "
+        "that as fast as it fell, the state passes by; where it stays near 0, it has converged.",
         f"{CONVERGENCE}, figures 6b and 6c",
     ),
     FigureOfStudy(
@@ -247,11 +264,11 @@ FIGURES = (
         ("borderline",),
         "accuracy",
         lambda frame, epsilon: plots.borderline(frame),
-        "Whom do the last blocks help?",
-        "Accuracy, cross-entropy and entropy behind the last blocks, for images that are near "
-        "the decision at the first of them, right there already, or all.",
-        "Borderline images that are put right while right ones are lost mean that the last "
-        "blocks work on the border.",
+        "Which images do the last blocks help?",
+        "Accuracy, cross-entropy and entropy after the last blocks, for images that are near the "
+        "decision at the first of them, for those that are right there, and for all.",
+        "The first point decides on the groups: there the accuracy of the correct ones is 1, and "
+        "can only fall from there. What to look for is whether that of the borderline ones rises.",
         f"{INFERENCE}, figure 6",
     ),
     FigureOfStudy(
@@ -259,8 +276,8 @@ FIGURES = (
         ("borderline",),
         "accuracy",
         lambda frame, epsilon: plots.borderline(frame, along="repetitions"),
-        "Whom does repeating the last block help?",
-        "The same along extra applications of the last block, whose branch is scaled down.",
+        "Which images does repeating the last block help?",
+        "The same along extra applications of the last block.",
         "The first point is the trained network, which decides on the groups.",
         f"{INFERENCE}, figure 7",
         select=lambda frame: frame[frame["along"] == "repetitions"],
@@ -273,20 +290,23 @@ FIGURES = (
         "Does a repeated block go on refining?",
         "Cosine loss and l2 ratio of the last application, when the last block of a stage is "
         "applied again and again.",
-        "As long as the cosine stays below zero, one more application lowers the loss to first "
-        "order. Zero is the block where it was trained.",
+        "As long as the cosine is below zero, one more application lowers the loss to first "
+        "order. Repetition 0 is the block where it was trained.",
         f"{INFERENCE}, figure 20, left",
+        finding=findings.of_repetition_steps,
     ),
     FigureOfStudy(
         "repetition_steps_scaled",
         ("repetition_steps_scaled",),
         "l2_ratio",
         lambda frame, epsilon: plots.repetition_steps(frame),
-        "And in smaller steps?",
-        "The same with the branch of the extra applications scaled down.",
-        "Smaller steps keep the state near to where the block was trained, so that the cosine "
-        "stays below zero for longer.",
+        "And with a scaled branch?",
+        "The same with the branch of the extra applications multiplied by the number in the title "
+        "of the figure.",
+        "Under 1, the extra steps are smaller. Compare with the figure above: at how many "
+        "repetitions does the cosine leave the side below zero?",
         f"{INFERENCE}, figure 20, right",
+        finding=findings.of_scaled_repetition_steps,
     ),
     FigureOfStudy(
         "shuffle_blocks",
@@ -295,7 +315,7 @@ FIGURES = (
         lambda frame, epsilon: plots.shuffle_blocks(frame),
         "Does the order matter?",
         "The error when blocks of a stage change places, over how much of their order is left.",
-        "Where the error hardly rises, the blocks of the stage do similar work.",
+        "Where the error hardly rises, the order of the blocks matters little.",
         f"{VEIT}, on reordering",
     ),
     FigureOfStudy(
@@ -317,8 +337,8 @@ FIGURES = (
         lambda frame, epsilon: plots.fixed_point(frame),
         "Is there a fixed point?",
         "How far the state moves with every further application of a stage's last block.",
-        "Straight down on the logarithmic axis is a contraction: the stage has a fixed point. "
-        "A change that does not fall leads on and on.",
+        "A straight line down on the logarithmic axis is what a contraction gives, on the way to a "
+        "fixed point. A change that levels off far above rounding leads on and on.",
         f"{CONVERGENCE}, section 4.2",
     ),
     FigureOfStudy(
@@ -329,7 +349,8 @@ FIGURES = (
         "How different are the blocks?",
         "The mean deviation of each block's weights from the mean block of its stage, in standard "
         "deviations of the stage's weights.",
-        "Zero for blocks that are one, about 0.8 for weights drawn independently.",
+        "0 for blocks that are one, about 0.8 for many blocks with weights drawn independently "
+        "from a normal distribution.",
         f"{CONVERGENCE}, appendix C",
     ),
     FigureOfStudy(
@@ -338,9 +359,8 @@ FIGURES = (
         "cosine_loss",
         lambda frame, epsilon: plots.cosine_loss(frame),
         "The cosine over training",
-        "The cosine between block output and loss gradient on validation images, behind every "
-        "epoch.",
-        "One line a block, from blue (first) to red (last of the stage).",
+        "The cosine between block output and loss gradient on validation images, epoch by epoch.",
+        LINES,
         f"{INFERENCE}, figure 13, with the gradient through the network",
     ),
     FigureOfStudy(
@@ -351,7 +371,7 @@ FIGURES = (
         "The cosine of the read-out",
         "The same in the last stage, with the gradient of the classifier applied straight to the "
         "block's input.",
-        "One line a block, from blue (first) to red (last of the stage).",
+        LINES,
         f"{INFERENCE}, figure 13",
     ),
     FigureOfStudy(
@@ -360,8 +380,8 @@ FIGURES = (
         "l2_ratio",
         lambda frame, epsilon: plots.l2_ratio(frame),
         "The size of the steps over training",
-        "The norm of what a block adds over the norm of its input, behind every epoch.",
-        "One line a block, from blue (first) to red (last of the stage).",
+        "The norm of what a block adds over the norm of its input, epoch by epoch.",
+        LINES,
         f"{INFERENCE}, figure 14",
     ),
 )
@@ -378,13 +398,20 @@ def study_figures(frames, epsilon):
 
     Returns:
         A dict of `matplotlib.figure.Figure` by name.
+
+    Raises:
+        ValueError: if `epsilon` is not a finite number over 0.
     """
-    parts = {figure: figure.parts(frames) for figure in FIGURES}
-    return {
-        figure.name: figure.draw(*parts[figure], epsilon=epsilon)
-        for figure in FIGURES
-        if parts[figure] is not None
-    }
+    check_number("epsilon", epsilon, over=0)
+    figures = {}
+    for figure in FIGURES:
+        parts = figure.parts(frames)
+        if parts is not None:
+            drawn = figures[figure.name] = figure.draw(*parts, epsilon=epsilon)
+            # Laid out once for all the formats they are saved in: that takes as long as drawing.
+            drawn.draw_without_rendering()
+            drawn.set_layout_engine("none")
+    return figures
 
 
 def _has_numbers(frame, column):
@@ -412,6 +439,7 @@ def study_sections(frames, figures):
             frame=frames[figure.frames[0]] if figure.has_table else None,
             reading=figure.reading,
             source=figure.source,
+            finding=None if figure.finding is None else figure.finding(frames),
         )
         for figure in FIGURES
         if figure.name in figures

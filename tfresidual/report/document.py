@@ -15,6 +15,9 @@ from tfresidual.report.section import Section, check_text
 # A vector image above this size (many lines over many epochs) is embedded as pixels instead.
 _MOST_SVG_BYTES = 400_000
 _PNG_DPI = 170
+# CSS pixels of an inch, and how far a figure may shrink: its smallest letters, of 7.5 points, have
+# 9 pixels then.
+_PIXELS, _LEAST = 96, 0.9
 
 
 def write(path, title, sections, summary=(), settings=None):
@@ -60,15 +63,29 @@ def _render(title, sections, summary, settings):
                 "title": section.title,
                 "question": section.question,
                 "reading": section.reading,
+                "finding": section.finding,
                 "source": section.source,
-                "image": None if section.figure is None else _data_address(section.figure),
-                "image_text": None if section.figure is None else _image_text(section),
                 "table": None if section.frame is None else tables.from_frame(section.frame),
+                **_image(section),
             }
             for section in sections
         ],
         settings=tables.from_settings(settings),
     )
+
+
+def _image(section):
+    """The figure of a section, its sizes in pixels and what it shows in words."""
+    if section.figure is None:
+        return {"image": None}
+    width, height = section.figure.get_size_inches() * _PIXELS
+    return {
+        "image": _data_address(section.figure),
+        "image_text": _image_text(section),
+        "width": round(width),
+        "height": round(height),
+        "least_width": round(_LEAST * width),
+    }
 
 
 def _data_address(figure):

@@ -47,8 +47,8 @@ def search_sections(trace, epsilon):
             frame=trace[[column for column in COLUMNS if column in trace]].assign(
                 trial=trace["trial"] + 1
             ),
-            reading="`trial` counts from 1, as the figure does; the frame and the files count from "
-            "0. `depth_asked_for` is the number of blocks to measure at which the rule would "
+            reading="The trial counts from 1, as in the figure; the frame and the files count from "
+            "0. The depth asked for is the number of blocks to measure at which the rule would "
             "be met if the distance stayed what it is. Blocks that change the shape of the state "
             "are not measured.",
             source="Hauser 2019, equation 11",

@@ -21,6 +21,9 @@ class Section:
     )
     ```
 
+    What a section says was found is apart from how to read it: `reading` holds whatever the numbers
+    are, `finding` follows from them.
+
     Args:
         title: Heading of the section.
         question: One sentence that says what was measured.
@@ -28,6 +31,7 @@ class Section:
         frame: A `pandas.DataFrame` shown as a table, or `None`.
         reading: One line on how to read the figure or table.
         source: The paper and figure the measurement comes from, or `None`.
+        finding: A sentence on what was found, computed from the numbers shown, or `None`.
 
     Raises:
         ValueError: where an argument is of another type, or a text is empty.
@@ -40,12 +44,14 @@ class Section:
     frame: pd.DataFrame | None = None
     reading: str
     source: str | None = None
+    finding: str | None = None
 
     def __post_init__(self):
         for name in ("title", "question", "reading"):
             check_text(getattr(self, name), name)
-        if self.source is not None:
-            check_text(self.source, "source")
+        for name in ("source", "finding"):
+            if getattr(self, name) is not None:
+                check_text(getattr(self, name), name)
         for name, kind in (("figure", Figure), ("frame", pd.DataFrame)):
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
