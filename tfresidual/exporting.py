@@ -120,8 +120,7 @@ def _save(root, folder, signatures, chain, path):
             f"{reason} Received: net={chain.name}"
         ) from error
     except tf.errors.OpError as error:
-        # The last part of the message says what the system answered.
-        raise no_room(path, error.message.split("; ")[-1]) from error
+        raise no_room(path, error) from error
 
 
 def check_target(path, overwrite):

@@ -97,8 +97,8 @@ def replacing(path):
             os.fsync(file.fileno())
         os.replace(written, path)
     except OSError as error:
-        if error.errno in FULL:
-            raise no_room(path, os.strerror(error.errno)) from error
+        if is_full(error):
+            raise no_room(path, error) from error
         raise
     finally:
         written.unlink(missing_ok=True)
@@ -130,8 +130,8 @@ def replacing_folder(path):
         yield written
         _exchange(written, path, beside / REPLACED)
     except OSError as error:
-        if error.errno in FULL:
-            raise no_room(path, os.strerror(error.errno)) from error
+        if is_full(error):
+            raise no_room(path, error) from error
         raise
     finally:
         shutil.rmtree(beside, ignore_errors=True)
@@ -164,8 +164,17 @@ def remove_unfinished(folder):
         shutil.rmtree(path, ignore_errors=True)
 
 
-def no_room(path, reason):
+def is_full(error):
+    """Whether an error, of Python or of a library that has it in its message, is a full disk."""
+    return getattr(error, "errno", None) in FULL or any(
+        os.strerror(code) in str(error) for code in FULL
+    )
+
+
+def no_room(path, error):
     """The error of a file or folder that was not written, because the disk is full for example."""
+    codes = [code for code in FULL if os.strerror(code) in str(error)]
+    reason = os.strerror(codes[0]) if codes else " ".join(str(error).split())
     return OSError(
         f"{str(path)!r} could not be written: {reason}. What was there before is unchanged. Make "
         "room for it, and do the same again"
@@ -183,11 +192,12 @@ def read_json(path, remedy):
         ValueError: if it is damaged.
         OSError: if it cannot be read.
     """
+    text = pathlib.Path(path).read_bytes()
     try:
-        content = json.loads(pathlib.Path(path).read_bytes())
-        reason = f"it holds {type(content).__name__}, not a dict"
-    except ValueError as error:
-        content, reason = None, str(error) or "it is no JSON"
+        content = json.loads(text)
+        reason = "what it holds is no dict"
+    except (ValueError, RecursionError) as error:
+        content, reason = None, f"it is no JSON, {error}"
     if not isinstance(content, dict):
         raise damaged(path, reason, remedy)
     return content
@@ -195,8 +205,10 @@ def read_json(path, remedy):
 
 def damaged(path, reason, remedy):
     """The error of a file that does not hold what was written into it."""
-    reason = " ".join(str(reason).split())
-    return ValueError(f"The file is damaged: {reason}. {remedy}. Received: path={str(path)!r}")
+    # What libraries say may take pages.
+    reason = " ".join(str(reason).split())[:300].rstrip(".")
+    name = pathlib.Path(path).name
+    return ValueError(f"{name} is damaged: {reason}. {remedy}. Received: path={str(path)!r}")
 
 
 def _prefix(name):

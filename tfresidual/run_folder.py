@@ -6,11 +6,12 @@ import pathlib
 import platform
 from importlib import metadata
 
-from tfresidual.files import check_folder, replacing
-from tfresidual.settings import Settings
+from tfresidual.files import check_folder, damaged, read_json, replacing
+from tfresidual.settings import Settings, check
 
 SETTINGS_FILE = "settings.json"
 MODEL_FILE = "model.keras"
+ANEW = "Put it back, or remove the folder to begin anew"
 PACKAGES = (
     "tfresidual",
     "tensorflow",
@@ -45,6 +46,7 @@ def refuse_other_settings(folder, parts, free=()):
         )
     changed, before = {}, {}
     for name, part in parts.items():
+        _check_known(folder, content, name, type(part))
         # A setting that the run does not know had its default.
         earlier = _plain(type(part)()) | content[name]
         for key, value in _plain(part).items():
@@ -89,13 +91,38 @@ def claim(folder, parts):
 
 
 def read_settings(folder):
-    """The content of a run's settings file, a dict."""
-    return json.loads((pathlib.Path(folder) / SETTINGS_FILE).read_text())
+    """The content of a run's settings file, a dict.
+
+    Raises:
+        ValueError: if the file is damaged.
+        OSError: if it cannot be read.
+    """
+    content = read_json(pathlib.Path(folder) / SETTINGS_FILE, ANEW)
+    _check_known(folder, content, "settings", Settings)
+    return content
 
 
 def settings_of(folder):
-    """The `Settings` of a run."""
-    return Settings(**read_settings(folder)["settings"])
+    """The `Settings` of a run; raises what `read_settings` does."""
+    content = read_settings(folder)["settings"]
+    try:
+        settings = Settings(**content)
+        check(settings)
+    except (TypeError, ValueError) as error:
+        raise damaged(pathlib.Path(folder) / SETTINGS_FILE, error, ANEW) from error
+    return settings
+
+
+def _check_known(folder, content, name, kind):
+    """Raises a `ValueError` unless a group of settings holds fields of a dataclass alone."""
+    path, group = pathlib.Path(folder) / SETTINGS_FILE, content.get(name)
+    if not isinstance(group, dict):
+        raise damaged(path, f"it does not hold the {name} of the run", ANEW)
+    unknown = set(group) - {field.name for field in dataclasses.fields(kind)}
+    if unknown:
+        names = ", ".join(map(repr, sorted(unknown)))
+        reason = f"it has settings that this version of tfresidual does not know: {names}"
+        raise damaged(path, reason, ANEW)
 
 
 def _plain(part):

@@ -1,6 +1,6 @@
 """Digitclutter: geometry against a slow second renderer, randomness, preparing on the disk.
 
-Not covered: systems without fcntl, and file systems that ignore its locks.
+Not covered: file systems that ignore locks.
 """
 
 import os

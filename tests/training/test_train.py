@@ -342,6 +342,150 @@ def test_a_checkpoint_without_its_log_is_an_error_that_says_so(tmp_path, data, c
         train(tmp_path, data)
 
 
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def with_cell(row, column, value):
+    """A function that puts a value into a log, as text."""
+
+    def change(text):
+        lines = [line.split(",") for line in text.splitlines()]
+        lines[row][lines[0].index(column)] = value
+        return "".join(",".join(line) + "\n" for line in lines)
+
+    return change
+
+
+DAMAGED_LOGS = {
+    "binary": lambda text: "\udcff\udcfe" + text,
+    "a null character": lambda text: text[:-30] + "\0" + text[-29:],
+    "empty": lambda text: "",
+    "a header alone": lambda text: text.splitlines()[0] + "\n",
+    "no monitored column": lambda text: text.replace("val_accuracy", "val_exact_match"),
+    "no epochs": lambda text: text.replace("epoch", "step"),
+    "text as the metric": with_cell(1, "val_accuracy", "good"),
+    "text as another metric": with_cell(2, "loss", "low"),
+    "text as an epoch": with_cell(2, "epoch", "first"),
+    "an epoch is missing": lambda text: "".join(text.splitlines(True)[:2]),
+    "cut in the last row": lambda text: text[:-60],
+    "cut in the last cell": lambda text: text[:-3],
+    "cut before the last line ends": lambda text: text[:-1],
+    "a cell more": lambda text: text[:-1] + ",7\n",
+    "a row that is cut in the middle": lambda text: "\n".join(
+        line[:25] if number == 1 else line for number, line in enumerate(text.split("\n"))
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED_LOGS)
+def test_a_damaged_log_is_named_and_stays(tmp_path, data, uninterrupted, kind):
+    folder = tmp_path / "run"
+    shutil.copytree(uninterrupted(data), folder)
+    text = (folder / "log.csv").read_text()
+    damaged = DAMAGED_LOGS[kind](text)
+    (folder / "log.csv").write_bytes(damaged.encode(errors="surrogateescape"))
+    before = contents(folder)
+    with pytest.raises(ValueError, match=r"log\.csv .*Put it back.*Received: path=") as raised:
+        train(folder, data)
+    assert str(raised.value).endswith(f"path={str(folder / 'log.csv')!r}")
+    assert contents(folder) == before
+
+
+def test_a_log_with_a_column_of_text_is_whole(tmp_path, data, uninterrupted):
+    folder = tmp_path / "run"
+    shutil.copytree(uninterrupted(data), folder)
+    lines = (folder / "log.csv").read_text().splitlines()
+    cells = ["phase", "first", "second", "second"]
+    text = "".join(f"{line},{cell}\n" for line, cell in zip(lines, cells, strict=True))
+    (folder / "log.csv").write_text(text)
+    train(folder, data)
+    assert (folder / "log.csv").read_text() == text
+
+
+def changed_archive(path, name, content):
+    """Writes a file in an archive anew; the archive is whole."""
+    with zipfile.ZipFile(path) as archive:
+        files = {member: archive.read(member) for member in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for member, before in files.items():
+            archive.writestr(member, content if member == name else before)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", "{"),
+        ("config.json", "null"),
+        ("config.json", '{"module": "keras", "class_name": "Nothing", "config": {}}'),
+        ("model.weights.h5", "no weights"),
+        ("tfresidual-generators.json", "[[1"),
+        ("tfresidual-generators.json", "[]"),
+    ],
+)
+def test_a_checkpoint_that_keras_cannot_open_is_named(tmp_path, data, uninterrupted, name, content):
+    folder = tmp_path / "run"
+    shutil.copytree(uninterrupted(data), folder)
+    (path,) = (folder / "checkpoints").iterdir()
+    changed_archive(path, name, content)
+    before = contents(folder)
+    with pytest.raises(ValueError, match=r"epoch-0002\.keras is damaged: .*remove the") as raised:
+        train(folder, data)
+    assert str(raised.value).endswith(f"Received: path={str(path)!r}")
+    assert "\n" not in str(raised.value)
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("kind", ["missing", "cut", "not opened"])
+def test_a_lost_best_network_is_named(tmp_path, data, uninterrupted, kind):
+    """Only where it is of an epoch before the newest: else the checkpoint has it."""
+    folder = tmp_path / "run"
+    shutil.copytree(uninterrupted(data), folder)
+    text = with_cell(1, "val_accuracy", "1.0")((folder / "log.csv").read_text())
+    text = with_cell(2, "val_accuracy", "0.5")(text)
+    (folder / "log.csv").write_text(with_cell(3, "val_accuracy", "0.5")(text))
+    path = folder / "model.keras"
+    train(folder, data)
+    if kind == "missing":
+        path.unlink()
+    elif kind == "cut":
+        path.write_bytes(path.read_bytes()[:-100])
+    else:
+        changed_archive(path, "config.json", "{")
+    before = contents(folder)
+    with pytest.raises((ValueError, FileNotFoundError), match="Put it back") as raised:
+        train(folder, data)
+    assert str(raised.value).endswith(f"Received: path={str(path)!r}")
+    assert contents(folder) == before
+
+
+def test_a_training_without_its_checkpoints_is_not_begun_anew(tmp_path, data, uninterrupted):
+    folder = tmp_path / "run"
+    shutil.copytree(uninterrupted(data), folder)
+    shutil.rmtree(folder / "checkpoints")
+    before = contents(folder)
+    with pytest.raises(ValueError, match=r"no checkpoint of it.*Received: path="):
+        train(folder, data)
+    (folder / "model.keras").unlink()
+    with pytest.raises(ValueError, match=r"no checkpoint of it.*Received: path="):
+        train(folder, data)
+    assert contents(folder).items() <= before.items()
+    # As a kill before the first checkpoint leaves it.
+    lines = (folder / "log.csv").read_text().splitlines(True)
+    (folder / "log.csv").write_text("".join(lines[:2]))
+    train(folder, data)
+    assert_same_training(folder, uninterrupted(data))
+
+
+def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path, data, uninterrupted):
+    folder = tmp_path / "run"
+    shutil.copytree(uninterrupted(data), folder)
+    (folder / "log.csv").unlink()
+    (folder / "log.csv").mkdir()
+    with pytest.raises(IsADirectoryError):
+        train(folder, data)
+
+
 @pytest.mark.parametrize("epochs", [0, -1, 2.0, "3", None])
 def test_epochs_are_a_positive_int(tmp_path, data, epochs):
     with pytest.raises(ValueError, match="`epochs`") as raised:
@@ -360,7 +504,7 @@ def test_a_network_that_is_not_compiled_is_an_error(tmp_path, data):
     network = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
     with pytest.raises(ValueError, match="compile"):
         train(tmp_path / "new", data, network)
-    assert files_of(tmp_path) == []
+    assert contents(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -477,7 +621,7 @@ def test_a_seeded_training_repeats_in_another_process(killed, whole):
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_killed_training_goes_on(tmp_path, killed, clutter, whole, moment):
     shutil.copytree(killed / str(1 + MOMENTS.index(moment)), tmp_path, dirs_exist_ok=True)
-    assert files_of(tmp_path) != FILES
+    assert contents(tmp_path) != FILES
     small_training.train(tmp_path, clutter)
     assert_same_training(tmp_path, whole)
     log = pd.read_csv(tmp_path / "log.csv")

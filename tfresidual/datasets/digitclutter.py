@@ -13,21 +13,21 @@ data = tfds.load("digitclutter/digits3-20000-2000-2000-seed0", split="train")
 import contextlib
 import dataclasses
 import functools
+import io
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image, ImageDraw, ImageFont
+from rich.console import Console
+from rich.progress import Progress
 
 from tfresidual.arguments import check_choice, check_int
-
-try:
-    import fcntl
-except ImportError:  # Windows has none: preparing is then not guarded against a second process
-    fcntl = None
+from tfresidual.locks import locked
 
 __all__ = ["Digitclutter", "DigitclutterConfig", "Scene", "draw", "sample_scene"]
 
@@ -239,12 +239,26 @@ class Digitclutter(tfds.core.GeneratorBasedBuilder):
             super().download_and_prepare(**kwargs)
             return
         versions = Path(self.data_path).parent
-        with _lock(versions.parent / ".lock"):
+        with locked(versions.parent, "data_dir", wait=True):
             for abandoned in versions.glob(f"incomplete.*_{self.version}"):
                 shutil.rmtree(abandoned)
-            super().download_and_prepare(**kwargs)
+            with self._progress():
+                super().download_and_prepare(**kwargs)
             if not self.info.splits:  # another process wrote them while this one waited
                 self.info.read_from_directory(self.data_path)
+
+    @contextlib.contextmanager
+    def _progress(self):
+        """Shows how many images are drawn, and nothing of a download, which there is none of."""
+        sizes = [getattr(self.builder_config, f"{split}_size") for split in SPLITS]
+        bar = Progress(
+            console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()
+        )
+        task = bar.add_task(f"Drawing {self.builder_config.name}", total=sum(sizes))
+        self._drawn = lambda: bar.advance(task)
+        nothing = io.StringIO()
+        with bar, contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
+            yield
 
     def _split_generators(self, dl_manager):
         return {split: self._generate_examples(split) for split in SPLITS}
@@ -253,14 +267,5 @@ class Digitclutter(tfds.core.GeneratorBasedBuilder):
         config = self.builder_config
         for index in range(getattr(config, f"{split}_size")):
             scene = sample_scene(index, config.digits, split, config.seed)
+            self._drawn()
             yield index, {"image": draw(scene), "digits": scene.digits}
-
-
-@contextlib.contextmanager
-def _lock(path):
-    """Holds a file's lock; the system frees it even when the process is killed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as file:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield

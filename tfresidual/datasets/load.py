@@ -2,13 +2,17 @@
 
 import contextlib
 import dataclasses
+import io
 import math
+import pathlib
+import re
 import sys
 
 import numpy as np
 import tensorflow as tf
 
 from tfresidual.arguments import check_bool, check_choice, check_int, is_int
+from tfresidual.files import check_folder, checked_path, damaged, is_full, no_room
 from tfresidual.training.augmentation import flip_and_crop
 
 __all__ = ["Description", "describe", "load", "plain", "set_epoch"]
@@ -157,8 +161,9 @@ def load(
         `(train, test)`, or `(train, validation, test)` if `validation` is given.
 
     Raises:
-        ValueError: If an argument is out of range.
+        ValueError: If an argument is out of range, or the data on the disk is damaged.
         FileNotFoundError: If the data is not in `data_dir` and `download` is False.
+        OSError: If the data cannot be written or read.
 
     Example:
 
@@ -176,6 +181,9 @@ def load(
     check_choice("pixels", pixels, PIXELS)
     train_size, validation_size, test_size = sizes_of(name, train_size, validation, test_size)
 
+    if data_dir is not None:
+        checked_path("data_dir", data_dir)
+    check_folder("data_dir", _folder(data_dir))
     if name == "digitclutter":
         builder = _digitclutter(digits, train_size, validation_size, test_size, data_dir)
         held_out = f"validation[:{validation_size}]"
@@ -312,9 +320,9 @@ def _digitclutter(digits, train_size, validation_size, test_size, data_dir):
         validation_size=max(validation_size, test_size),
         test_size=test_size,
     )
-    builder = Digitclutter(config=config, data_dir=data_dir)
-    # tensorflow-datasets prints to stdout, which belongs to the caller's own output.
-    with contextlib.redirect_stdout(sys.stderr):
+    with _damaged(_folder(data_dir, "digitclutter", config.name)):
+        builder = Digitclutter(config=config, data_dir=data_dir)
+    with _with_room(builder):
         builder.download_and_prepare()
     return builder
 
@@ -323,7 +331,8 @@ def _downloaded(name, data_dir, download):
     """The builder of a public dataset, its files on the disk."""
     import tensorflow_datasets as tfds
 
-    builder = tfds.builder(name, data_dir=data_dir)
+    with _damaged(_folder(data_dir, name)):
+        builder = tfds.builder(name, data_dir=data_dir)
     if builder.data_path.exists():
         return builder
     if not download:
@@ -335,13 +344,57 @@ def _downloaded(name, data_dir, download):
             f'python -c "import tensorflow_datasets as tfds; tfds.load({name!r}{where})". '
             f"Received: name={name!r}, data_dir={data_dir!r}"
         )
-    with contextlib.redirect_stdout(sys.stderr):
+    # tensorflow-datasets prints to stdout, which belongs to the caller's own output, and draws bars
+    # into logs.
+    terminal = sys.stderr
+    bars = terminal if terminal.isatty() else io.StringIO()
+    with (
+        contextlib.redirect_stdout(terminal),
+        contextlib.redirect_stderr(bars),
+        _with_room(builder),
+    ):
         builder.download_and_prepare()
     return builder
 
 
+def _folder(data_dir, *names):
+    """Where tensorflow-datasets keeps what has these names."""
+    import tensorflow_datasets as tfds
+
+    return pathlib.Path(data_dir or tfds.core.constants.DATA_DIR).expanduser().joinpath(*names)
+
+
+@contextlib.contextmanager
+def _damaged(path):
+    """Says of a folder that it is damaged where tensorflow-datasets cannot read it."""
+    try:
+        yield
+    except (PermissionError, tf.errors.PermissionDeniedError) as error:
+        raise PermissionError(f"The data cannot be read. Received: path={str(path)!r}") from error
+    except Exception as error:
+        # tensorflow-datasets raises whatever its parts raise.
+        reason = re.sub(r"{{.*}}|\[Op:.*", "", getattr(error, "message", str(error)))
+        raise damaged(path, reason, "Remove the folder and prepare the data anew") from error
+
+
+@contextlib.contextmanager
+def _with_room(builder):
+    """Says of a full disk that it is full where tensorflow-datasets has an error of its own."""
+    try:
+        yield
+    except Exception as error:
+        if is_full(error):
+            raise no_room(builder.data_path, error) from error
+        raise
+
+
 def _read(builder, split):
     """Reads a split into memory: images uint8 `[N, H, W, C]`; labels int64 `[N]`, or k-hot."""
+    with _damaged(builder.data_path):
+        return _read_all(builder, split)
+
+
+def _read_all(builder, split):
     import tensorflow_datasets as tfds
     from rich.console import Console
     from rich.progress import track

@@ -1,5 +1,7 @@
 """A training's log and networks on disk, so that it can be killed and gone on with."""
 
+import csv
+import io
 import json
 import pathlib
 import re
@@ -8,11 +10,12 @@ import zipfile
 import keras
 import pandas as pd
 
-from tfresidual.files import remove_unfinished, replacing
+from tfresidual.files import damaged, remove_unfinished, replacing
 
 CHECKPOINT = re.compile(r"epoch-(\d+)\.keras")
 # Keras leaves the states of random generators (dropout) out of a .keras file.
 GENERATORS = "tfresidual-generators.json"
+ANEW = "Put it back, or remove the folder to train anew"
 
 
 class TrainingFolder:
@@ -49,8 +52,33 @@ class TrainingFolder:
         return max(found, default=None)
 
     def log(self):
-        """The log as a `pandas.DataFrame`, without rows, where there is none."""
-        return pd.read_csv(self.log_path) if self.log_path.exists() else pd.DataFrame()
+        """The log as a `pandas.DataFrame`, without rows, where there is none.
+
+        Raises:
+            ValueError: if it is damaged: pandas would fill up a row that is cut.
+        """
+        if not self.log_path.exists():
+            return pd.DataFrame()
+        try:
+            text = self.log_path.read_bytes().decode()
+            # pandas says of an empty file that it is one.
+            log = pd.read_csv(self.log_path)
+            header, *rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+        except (ValueError, csv.Error) as error:
+            raise damaged(self.log_path, error, ANEW) from error
+        widths = {len(row) for row in rows}
+        if widths - {len(header)} or not text.endswith("\n"):
+            raise damaged(self.log_path, "a row is cut", ANEW)
+        for column in ("epoch", self.monitor):
+            if column not in log:
+                raise damaged(self.log_path, f"it has no column {column!r}", ANEW)
+        for column in log:
+            numbers = pd.to_numeric(log[column], errors="coerce").notna()
+            is_text = log[column].notna() & ~numbers
+            # A callback may publish text, but then in every epoch.
+            if is_text.any() and (numbers.any() or column in ("epoch", self.monitor)):
+                raise damaged(self.log_path, f"there is text in the column {column!r}", ANEW)
+        return log
 
     def best_epoch(self, log):
         """The epoch with the highest monitored value, the earliest of equals."""
@@ -73,14 +101,31 @@ class TrainingFolder:
         for folder in (self.path, self.checkpoints):
             remove_unfinished(folder)
         if newest is None:
+            # A kill before the first checkpoint leaves the log of one epoch, and no network.
+            if self.model_path.exists() or len(self.log()) > 1:
+                raise ValueError(
+                    "There is a training, but no checkpoint of it. Put the newest one back, or "
+                    f"remove the folder to train anew. Received: path={str(self.checkpoints)!r}"
+                )
             self.log_path.unlink(missing_ok=True)
             return None, 0, pd.DataFrame()
         epoch, path = newest
-        network = _loaded(path)
+        network = opened(path, "A training keeps only its newest checkpoint. " + ANEW)
         log = self._log_until(epoch)
+        if not log[self.monitor].isna().all() and (best := self.best_epoch(log)) != epoch:
+            self._check_best(best)
         self._write_log(log)
         self._keep_best(log, epoch, path)
         return network, epoch + 1, log
+
+    def _check_best(self, epoch):
+        """Raises an error unless the best network, of an epoch before the newest, is whole."""
+        if not self.model_path.exists():
+            raise FileNotFoundError(
+                f"The network of epoch {epoch}, the best so far, is missing. {ANEW}. "
+                f"Received: path={str(self.model_path)!r}"
+            )
+        opened(self.model_path)
 
     def add(self, log, network):
         """Writes an epoch's log, its checkpoint and, where it is the best, its network."""
@@ -98,17 +143,14 @@ class TrainingFolder:
                 old.unlink()
 
     def _log_until(self, epoch):
-        try:
-            log = self.log()
+        log = self.log()
+        if len(log):
             log = log[log["epoch"] <= epoch]
             if list(log["epoch"]) == list(range(epoch + 1)):
                 return log
-        except (KeyError, pd.errors.ParserError, pd.errors.EmptyDataError):
-            pass
         raise ValueError(
             f"There is a checkpoint of epoch {epoch}, but log.csv does not hold the epochs up to "
-            "it. Put the file back, or remove the folder to train anew. "
-            f"Received: path={str(self.log_path)!r}"
+            f"it. {ANEW}. Received: path={str(self.log_path)!r}"
         )
 
     def _write_log(self, log):
@@ -126,22 +168,42 @@ def _generators(network):
     return [state for state in network.variables if state.name == "seed_generator_state"]
 
 
-def _loaded(path):
-    """The network of a checkpoint, as it was saved."""
+def check_archive(path, remedy):
+    """Raises an error unless a `.keras` file is whole, as far as is seen without opening it.
+
+    Raises:
+        ValueError: if it is damaged.
+        OSError: if it cannot be read.
+    """
+    with path.open("rb") as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                reason = archive.testzip() and f"{archive.testzip()} in it is"
+        except Exception as error:
+            # A library for every kind of compression, and errors of each.
+            raise damaged(path, error, remedy) from error
+    if reason:
+        raise damaged(path, reason, remedy)
+
+
+def opened(path, remedy=ANEW):
+    """The network in a `.keras` file, with the states of its random generators if they are there.
+
+    Raises:
+        ValueError: if it is damaged.
+        OSError: if it cannot be read.
+    """
+    check_archive(path, remedy)
     try:
+        network = keras.saving.load_model(path)
         with zipfile.ZipFile(path) as archive:
-            states = json.loads(archive.read(GENERATORS))
-            damaged = archive.testzip()
-    except (zipfile.BadZipFile, KeyError):
-        damaged = path
-    if damaged:
-        raise ValueError(
-            "The checkpoint is damaged, and a training keeps only its newest. Remove the folder "
-            f"to train anew. Received: path={str(path)!r}"
-        )
-    network = keras.saving.load_model(path)
-    for variable, state in zip(_generators(network), states, strict=True):
-        variable.assign(state)
+            if GENERATORS in archive.namelist():
+                states = json.loads(archive.read(GENERATORS))
+                for variable, state in zip(_generators(network), states, strict=True):
+                    variable.assign(state)
+    except Exception as error:
+        # Keras raises whatever its parts raise.
+        raise damaged(path, error, remedy) from error
     return network
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 from tfresidual.arguments import check_bool, check_int
 from tfresidual.files import checked_path
 from tfresidual.locks import locked
-from tfresidual.training.checkpoints import Checkpoints, TrainingFolder
+from tfresidual.training.checkpoints import Checkpoints, TrainingFolder, opened
 from tfresidual.training.exact_match import ExactMatch
 from tfresidual.training.gradient_coupling import GradientCoupling
 from tfresidual.training.multi_label import MultiLabelCrossentropy
@@ -130,7 +130,7 @@ def _train(network, data, validation, folder, epochs, metric, callbacks, console
                 followers[-1].close()
         log = checkpoints.log
     best_epoch = folder.best_epoch(log)
-    return Training(keras.saving.load_model(folder.model_path), log, best_epoch, metric)
+    return Training(opened(folder.model_path), log, best_epoch, metric)
 
 
 class _LearningRate(keras.callbacks.Callback):
