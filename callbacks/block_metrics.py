@@ -27,11 +27,14 @@ class BlockMetrics(ProbeCallback):
         every: int, the probe runs after every so many epochs; NaN stands for the others.
 
     Raises:
-        ValueError: if `every` is not a positive int.
+        ValueError: if `every` is not a positive int, or `data` cannot be used; as a training
+            begins, if it does not fit the network.
 
     Reference:
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, fig. 4, 13 and 14.
     """
+
+    reads_labels = True
 
     def probe(self, chain):
         logs = block_logs(block_metrics(chain, self.data), PUBLISHED)

@@ -29,7 +29,9 @@ class Borderline(ProbeCallback):
         probability: float over 0, up to 1, by which a prediction on the border turns.
 
     Raises:
-        ValueError: if `every` or `blocks` is not a positive int, or `probability` cannot be used.
+        ValueError: if `every` or `blocks` is not a positive int, or `data` or
+            `probability` cannot be used; as a training begins, if the data does not fit the
+            network.
 
     Reference:
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, section 4.3 and fig. 6.

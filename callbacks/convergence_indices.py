@@ -34,7 +34,8 @@ class ConvergenceIndices(ProbeCallback):
         chance: the error of guessing, see `tfresidual.probes.convergence_indices`.
 
     Raises:
-        ValueError: if `every` or `times` is not a positive int, or `chance` cannot be used.
+        ValueError: if `every` or `times` is not a positive int, or `data` or `chance`
+            cannot be used; as a training begins, if the data does not fit the network.
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", section

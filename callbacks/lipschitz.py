@@ -32,12 +32,14 @@ class Lipschitz(ProbeCallback):
         4.2 and appendix E.1.
     """
 
+    reads_data = False
+
     def __init__(self, every=1):
         super().__init__(data=None, every=every)
 
-    def on_train_begin(self, logs=None):
-        super().on_train_begin(logs)
-        bounded_blocks(self._chain)
+    def check(self, chain):
+        super().check(chain)
+        bounded_blocks(chain)
 
     def probe(self, chain):
         return block_logs(lipschitz(chain), METRICS, PREFIX)

@@ -33,7 +33,8 @@ class Perturbation(ProbeCallback):
         every: int, the probe runs after every so many epochs; NaN stands for the others.
 
     Raises:
-        ValueError: if `every` is not a positive int, or `epsilon` not a number over 0.
+        ValueError: if `every` is not a positive int, `epsilon` not a number over 0, or
+            `data` cannot be used; as a training begins, if it does not fit the network.
 
     Reference:
         Hauser 2019, "On residual networks learning a perturbation from identity", fig. 2 to 7

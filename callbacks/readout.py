@@ -24,7 +24,8 @@ class Readout(ProbeCallback):
         every: int, the probe runs after every so many epochs; NaN stands for the others.
 
     Raises:
-        ValueError: if `every` is not a positive int.
+        ValueError: if `every` is not a positive int, or `data` cannot be used; as a training
+            begins, if it does not fit the network.
 
     Reference:
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, fig. 5.

@@ -23,12 +23,15 @@ class SignalPropagation(ProbeCallback):
         every: int, the probe runs after every so many epochs; NaN stands for the others.
 
     Raises:
-        ValueError: if `every` is not a positive int.
+        ValueError: if `every` is not a positive int, or `data` cannot be used; as a training
+            begins, if it does not fit the network.
 
     Reference:
         He et al. 2016, https://arxiv.org/abs/1603.05027, eq. 5 and 8; Jastrzebski et al. 2018,
         https://arxiv.org/abs/1710.04773, fig. 8 and 9.
     """
+
+    reads_labels = True
 
     def probe(self, chain):
         return block_logs(signal_propagation(chain, self.data), METRICS)

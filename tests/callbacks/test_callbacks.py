@@ -156,4 +156,4 @@ def test_bad_every(every):
 
 def test_bad_epsilon():
     with pytest.raises(ValueError, match=r"`epsilon`.*Received: epsilon=0"):
-        callbacks.Perturbation(None, epsilon=0)
+        callbacks.Perturbation((np.zeros((1, 8, 8, 3)), np.zeros(1)), epsilon=0)

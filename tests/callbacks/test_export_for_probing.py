@@ -3,6 +3,8 @@
 import copy
 import json
 import pathlib
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -13,6 +15,7 @@ import tfresidual as tfr
 from tfresidual import callbacks, exporting, probes
 from tfresidual.chains.saved_model import LAYOUT_FILE, series_of, series_path
 from tfresidual.layers import ResidualUnit
+from tfresidual.locks import LOCK, FolderInUseError
 
 ExportForProbing = callbacks.ExportForProbing
 IMAGES = np.random.default_rng(0).normal(size=(6, 4, 4, 1)).astype("float32")
@@ -80,7 +83,6 @@ def test_each_export_holds_the_weights_of_its_epoch(tmp_path):
     [
         ({}, 2, (1, 2)),
         ({"every": 2}, 3, (2,)),
-        ({"every": 5}, 3, ()),
         ({"epochs": [0]}, 1, (0,)),
         ({"epochs": (3, 1, 7, 1)}, 3, (1, 3)),
         ({"every": np.int64(2)}, 3, (2,)),
@@ -93,6 +95,59 @@ def test_which_epochs(tmp_path, monkeypatch, settings, epochs, expected):
     calls = count_exports(monkeypatch)
     fit(network(), ExportForProbing(tmp_path / "series", **settings), epochs)
     assert [path.name for path in calls] == of_epochs(*expected)
+
+
+def test_every_so_many_epochs_of_a_shorter_training(tmp_path, monkeypatch):
+    calls = count_exports(monkeypatch)
+    with pytest.warns(UserWarning, match=r"every 5 epochs of a training that has 3: .*not export"):
+        fit(network(), ExportForProbing(tmp_path / "series", every=5), epochs=3)
+    assert calls == [] and names_in(tmp_path) == []
+
+
+def test_epochs_that_do_not_come(tmp_path, monkeypatch):
+    calls, model = count_exports(monkeypatch), network()
+    before = model.get_weights()
+    with pytest.raises(ValueError, match=r"`epochs` .*from 0 to 2\. Received: epochs=\[3, 99\]$"):
+        fit(model, ExportForProbing(tmp_path / "series", epochs=[99, 3]), epochs=2)
+    assert_untrained(model, before)
+    assert calls == [] and names_in(tmp_path) == []
+    # The epochs before a training that is resumed were its own.
+    fit(model, ExportForProbing(tmp_path / "series", epochs=[1]), epochs=3, initial_epoch=2)
+    assert calls == [] and names_in(tmp_path) == []
+
+
+def test_two_trainings_into_one_folder(tmp_path):
+    """The other process holds the folder as its own callback does."""
+    script = (
+        "import sys; from tfresidual.locks import locked\n"
+        f"with locked({str(tmp_path)!r}): print('held', flush=True); sys.stdin.read()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    model = network()
+    before = model.get_weights()
+    with subprocess.Popen([sys.executable, "-c", script], **pipes) as other:
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(FolderInUseError, match=rf"process {other.pid} .*Received: folder="):
+            fit(model, ExportForProbing(tmp_path), epochs=2)
+        other.stdin.close()
+    assert_untrained(model, before)
+    assert names_in(tmp_path) == []
+
+
+class Fails(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        raise RuntimeError("the training fails")
+
+
+def test_the_folder_of_a_training_that_failed(tmp_path, monkeypatch):
+    """The same callback lets go of it, and another one in the process may have it, too."""
+    count_exports(monkeypatch)
+    callback, model = ExportForProbing(tmp_path), network()
+    with pytest.raises(RuntimeError, match="the training fails"):
+        fit(model, [callback, Fails()])
+    fit(model, copy.deepcopy(callback))
+    fit(model, callback)
+    assert names_in(tmp_path) == []
 
 
 def count_exports(monkeypatch):
@@ -117,7 +172,7 @@ def test_functions_are_compiled_once_for_the_series(tmp_path, monkeypatch):
     assert names_in(tmp_path) == of_epochs(1, 2, 3)
     # All before the first one was there.
     assert len(compiled) > 5
-    assert all(there == [] for there in compiled)
+    assert all(there == [LOCK] for there in compiled)
     layouts = [(path / LAYOUT_FILE).read_text() for path in series_of(tmp_path).values()]
     assert len(set(layouts)) == 1
     assert json.loads(layouts[0])["probing"]
@@ -369,7 +424,8 @@ def test_a_network_that_has_no_chain_is_not_trained(tmp_path):
     assert_untrained(plain, before)
     assert names_in(tmp_path) == []
     # Where nothing is to be exported, nothing is in the way.
-    fit(plain, ExportForProbing(tmp_path / "series", every=2), epochs=1)
+    with pytest.warns(UserWarning, match="will not export anything"):
+        fit(plain, ExportForProbing(tmp_path / "series", every=2), epochs=1)
 
 
 class FailsInGraph(layers.Layer):

@@ -350,7 +350,7 @@ def test_deep_copies_keep_their_settings():
 )
 def test_bad_arguments(kind, name, value):
     with pytest.raises(ValueError, match=rf"`{name}`.*Received: {name}="):
-        kind(None, **{name: value})
+        kind((np.zeros((2, 8, 8, 3), "f"), np.zeros(2, int)), **{name: value})
 
 
 def test_keys_are_made_by_log_key():

@@ -28,37 +28,69 @@ def batches_of(data):
     Raises:
         ValueError: if the data is none of these, or never ends.
     """
+    check_data(data)
     if isinstance(data, tf.data.Dataset):
         count = int(data.cardinality())
-        if count == tf.data.INFINITE_CARDINALITY:
+        return map(_pair, data), count if count >= 0 else None
+    if isinstance(data, keras.utils.PyDataset):
+        count = data.num_batches
+        return (_pair(data[index]) for index in range(count)), count
+    images, labels = _pair(data)
+    starts = range(0, len(images), BATCH_SIZE)
+    chosen = (slice(start, start + BATCH_SIZE) for start in starts)
+    return ((images[part], labels[part]) for part in chosen), len(starts)
+
+
+def check_data(data):
+    """Raises a `ValueError` unless `batches_of` takes the data, of which nothing is read."""
+    if isinstance(data, tf.data.Dataset):
+        if data.cardinality() == tf.data.INFINITE_CARDINALITY:
             raise ValueError(
                 "Argument `data` must end: a probe runs over all of it. Use `data.take(n)`. "
                 f"Received: data={data!r}"
             )
-        return map(_pair, data), count if count >= 0 else None
-    if isinstance(data, keras.utils.PyDataset):
-        count = data.num_batches
-        if count is None:
+        _pair(data.element_spec)
+    elif isinstance(data, keras.utils.PyDataset):
+        if data.num_batches is None:
             raise ValueError(
                 "Argument `data` must end: a probe runs over all of it. "
                 f"Received: data={data!r} with num_batches=None"
             )
-        return (_pair(data[index]) for index in range(count)), count
-    if isinstance(data, (list, tuple)) and len(data) in (2, 3):
+    elif isinstance(data, (list, tuple)) and len(data) in (2, 3):
         images, labels = _pair(data)
+        if not (_is_array(images) and _is_array(labels)):
+            raise ValueError(
+                "Argument `data` must be a pair of arrays, if it is a tuple or a list. "
+                f"Received: {type(images).__name__} and {type(labels).__name__}"
+            )
         if len(images) != len(labels):
             raise ValueError(
                 "Argument `data` must hold as many labels as images. "
                 f"Received: {len(images)} images and {len(labels)} labels"
             )
-        starts = range(0, len(images), BATCH_SIZE)
-        chosen = (slice(start, start + BATCH_SIZE) for start in starts)
-        return ((images[part], labels[part]) for part in chosen), len(starts)
-    raise ValueError(
-        "Argument `data` must be a `tf.data.Dataset` or `keras.utils.PyDataset` of batches "
-        "`(images, labels)`, or a pair of arrays. "
-        f"Received: data={data!r} of type {type(data).__name__}"
-    )
+    else:
+        raise ValueError(
+            "Argument `data` must be a `tf.data.Dataset` or `keras.utils.PyDataset` of batches "
+            "`(images, labels)`, or a pair of arrays. "
+            f"Received: data={data!r} of type {type(data).__name__}"
+        )
+
+
+def first_batch(data):
+    """The first images of the data and their labels; of arrays all labels.
+
+    Raises:
+        ValueError: if `batches_of` does not take the data, or it is empty.
+    """
+    batches, _ = batches_of(data)
+    images, labels = next((batch for batch in batches if len(batch[0])), (None, None))
+    if images is None:
+        raise ValueError(
+            f"Argument `data` must hold at least one batch with images. Received: data={data!r}"
+        )
+    if isinstance(data, (list, tuple)):
+        labels = data[1]
+    return tuple(part if hasattr(part, "shape") else np.asarray(part) for part in (images, labels))
 
 
 def splits_of(data):
@@ -156,6 +188,11 @@ def progress_bar(description, total):
 
 def check_images(chain, images):
     """Raises a `ValueError` unless a chain can take a batch of images."""
+    dtype = tf.as_dtype(images.dtype)
+    if not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
+        raise ValueError(
+            f"Argument `data` must hold images of numbers. Received: images of dtype {dtype.name}"
+        )
     expected = chain.input_shape
     fits = len(images.shape) == len(expected) + 1 and all(
         size in (None, given) for size, given in zip(expected, images.shape[1:], strict=True)
@@ -170,6 +207,13 @@ def check_images(chain, images):
 def spec_of(values):
     """The `tf.TensorSpec` of a batch of any size."""
     return tf.TensorSpec([None, *values.shape[1:]], values.dtype)
+
+
+def _is_array(values):
+    """Whether something has a first axis and can be sliced along it."""
+    if isinstance(values, (list, tuple)):
+        return True
+    return bool(getattr(values, "shape", None)) and hasattr(values, "__getitem__")
 
 
 def _pair(batch):

@@ -53,15 +53,20 @@ def measure(
     return pd.concat(frames, ignore_index=True)
 
 
-def _check_of(chain):
-    """What refuses labels that a cross-entropy would take for something else, or for nothing.
+def takes_any_labels(chain):
+    """Whether a chain's loss takes labels that are none for something else, or for nothing.
 
-    Other losses say by themselves what labels they take: `None`.
+    That is a cross-entropy. Other losses say by themselves what labels they take.
     """
     description = getattr(chain.loss, "description", None) or {"loss": "", "config": None}
     is_cross_entropy = "crossentropy" in description["loss"].lower().replace("_", "")
     ignores_some = (description["config"] or {}).get("ignore_class") is not None
-    if chain.outputs == "values" or not is_cross_entropy or ignores_some:
+    return chain.outputs != "values" and is_cross_entropy and not ignores_some
+
+
+def _check_of(chain):
+    """Returns a check that rejects labels that are none, or `None` where the loss does."""
+    if not takes_any_labels(chain):
         return None
 
     def check(images, labels):
