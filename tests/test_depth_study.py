@@ -18,9 +18,9 @@ import pandas as pd
 import pytest
 
 from tfresidual import depth_study, probes, report, study, tuning
+from tfresidual.console import terminal
 from tfresidual.locks import FolderInUseError, locked
 from tfresidual.settings import Settings, compile_for, prepare
-from tfresidual.tuning.workers import alone_in
 
 TINY = {
     "width": 2,
@@ -140,22 +140,21 @@ def state_of(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("held", ["run", "search"])
+@pytest.mark.parametrize(("held", "workers"), [(".", 1), ("search", 2)])
 def test_a_folder_that_is_being_searched_is_left_alone(
     done, settings, tmp_path, elsewhere, held, workers
 ):
     folder = tmp_path / "run"
     shutil.copytree(done[0], folder)
     more = dataclasses.replace(SEARCH, max_blocks=7)
-    with elsewhere(locked(folder)) if held == "run" else alone_in(folder / "search"):
+    with elsewhere(locked(folder / held)):
         before = state_of(folder)
         begun = time.monotonic()
         with pytest.raises(OSError, match=r"^Another process .* this folder.*`folder`.*Received: "):
             depth_study.run(folder, settings, more, workers=workers)
         assert time.monotonic() - begun < 5
         changed = {path.name for path, when in state_of(folder).items() if before.get(path) != when}
-    assert changed <= {".lock", "search.lock"}
+    assert changed <= {".lock"}
     assert not (folder / "logs").exists()
 
 
@@ -168,7 +167,7 @@ def test_a_run_holds_its_folder(settings, tmp_path, monkeypatch, elsewhere, work
         def call(*args):
             with pytest.raises(FolderInUseError), elsewhere(locked(tmp_path)):
                 pass
-            with alone_in(tmp_path / "search"):
+            with elsewhere(locked(tmp_path / "search")):
                 looks.append(name)
 
         return call
@@ -184,6 +183,22 @@ def test_a_run_holds_its_folder(settings, tmp_path, monkeypatch, elsewhere, work
     assert looks == ["claim", "supervise" if workers > 1 else "_search", "_conclude"]
     with locked(tmp_path):
         pass
+
+
+def test_a_search_without_a_trial_is_watched(tmp_path, capsys):
+    """Its first worker may take a minute to ask for one; what it says goes to the terminal."""
+    oracle = tuning.DepthOracle((2, 2, 2))
+    oracle._set_project_dir(str(tmp_path), "search")
+    oracle.save()
+    watch = depth_study._Watch(tmp_path / "search", terminal())
+    watch()
+    trial = oracle.create_trial("worker0")
+    watch()
+    trial.status = "FAILED"
+    oracle.end_trial(trial)
+    for _ in range(2):
+        watch()
+    assert capsys.readouterr().err == "trial 1: 2 2 2 blocks failed\n"
 
 
 # A part of a search, by the environment

@@ -6,6 +6,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -45,12 +46,14 @@ from tfresidual.settings import (
 )
 from tfresidual.training.progress import TrainingProgress
 from tfresidual.tuning.depth_search import load_trained
-from tfresidual.tuning.workers import IP, LOCK, alone_in, check_environment, is_worker
+from tfresidual.tuning.workers import IP, check_environment, is_worker
 
 # The project of keras-tuner in the folder, and where supervised processes write.
 PROJECT, LOGS = "search", "logs"
 # What may change when a search goes on.
-FREE = ("max_blocks", "tolerance", "max_trials")
+MAY_CHANGE = ("max_blocks", "tolerance", "max_trials")
+# Seconds. A supervised worker ends with its supervisor, and its chief may take long to load.
+PATIENCE_OF_SUPERVISED = 600.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +136,7 @@ def run(folder, settings=None, search=None, console=None, workers=1):
 
 def _run(folder, settings, search, console, workers):
     parts = {"settings": settings, "search": search}
-    refuse_other_settings(folder, parts, FREE)
+    refuse_other_settings(folder, parts, MAY_CHANGE)
     watch = _Watch(folder / PROJECT, console)
     # The network, too, is known to be possible before anything is written.
     build(settings, _depths(search.start))
@@ -161,7 +164,7 @@ def _alone_in_run(folder):
     with locked(folder):
         if (folder / PROJECT).exists():
             # By `DepthSearch`, without `run`, or left over from a supervisor that was killed.
-            with alone_in(folder / PROJECT, LOCK, "another `folder`"):
+            with locked(folder / PROJECT):
                 pass
         yield
 
@@ -171,7 +174,8 @@ def member(folder):
     settings = settings_of(folder)
     search = SearchSettings(**read_settings(folder)["search"])
     train, validation, _ = prepare(settings)
-    _search(pathlib.Path(folder), settings, search, train, validation, None, None, _Logged)
+    kind = functools.partial(_Logged, chief_timeout=PATIENCE_OF_SUPERVISED)
+    _search(pathlib.Path(folder), settings, search, train, validation, None, None, kind)
 
 
 def _search(folder, settings, search, train, validation, console, watch, kind=tuning.DepthSearch):
@@ -211,7 +215,7 @@ def _log(line):
 
 
 def _told(means, error, seconds):
-    """What was measured in a trial, behind what it is."""
+    """What was measured in a trial, to be put after what it is."""
     means = " ".join(f"{value:.3g}" for value in means)
     return f", mean scaled perturbation {means}, error {error:.1%}, {seconds:.0f} s"
 

@@ -7,6 +7,7 @@ between a chief and its workers too. Not covered: processes and the network betw
 
 import collections
 import json
+import re
 import shutil
 
 import keras_tuner
@@ -36,7 +37,15 @@ from tuning.synthetic_search import (
 )
 
 from tfresidual import tuning
-from tfresidual.tuning import DepthOracle, blocks, depth_oracle, outcomes_of, read_search, trace_of
+from tfresidual.tuning import (
+    DepthOracle,
+    blocks,
+    depth_oracle,
+    outcomes_of,
+    read_search,
+    trace,
+    trace_of,
+)
 
 EASY = stages_of(constant(0.6))
 MIXED = stages_of(saturating(3, 5), constant(1.05), hyperbolic(2.2, 4), offsets=(0, 1, 1))
@@ -163,10 +172,32 @@ class TestSearch:
         assert "blocks1 (Int)" in printed
         assert "Score: 6.0" in printed
 
-    def test_talks_where_it_is_asked_to(self, tmp_path, capsys):
-        tuner = SyntheticSearch(DepthOracle((4,)), EASY, directory=tmp_path, project_name="search")
-        tuner.search()
-        assert "Search: Running Trial #3" in capsys.readouterr().out
+    def test_talks_of_the_rule(self, tmp_path, capsys):
+        """And never of the penalty that is the score of a trial that does not meet it."""
+        stages = stages_of(constant(0.6), constant(0.2), offsets=(0, 1), deepest=80)
+        SyntheticSearch(
+            DepthOracle((4, 1)), stages, directory=tmp_path, project_name="search"
+        ).search()
+        printed = capsys.readouterr().out
+        assert "Search: Running Trial #3" in printed
+        told = re.findall(r"^(Trial .*) \[00h 00m 0.s\](.*)\n(Fewest .*)$", printed, re.M)
+        rule, fewest = "the rule of 0.1 or less", "Fewest blocks that meet the rule so far: "
+        assert told == [
+            (
+                "Trial 1, 4 1 blocks",
+                f": mean scaled perturbation 0.15 none, does not meet {rule}",
+                f"{fewest}none yet",
+            ),
+            ("Trial 2, 6 128 blocks", ": could not be trained", f"{fewest}none yet"),
+            (
+                "Trial 3, 5 64 blocks",
+                f": mean scaled perturbation 0.12 0.00317, does not meet {rule}",
+                f"{fewest}none yet",
+            ),
+            *told[3:],
+        ]
+        assert told[-1][2] == f"{fewest}6 3"
+        assert "10000" not in printed
 
 
 class TestScores:
@@ -523,6 +554,20 @@ class TestResumed:
             quiet_oracle(tmp_path).reload()
 
 
+def contents_of(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+DAMAGED = {
+    "empty": b"",
+    "cut": lambda whole: whole[: len(whole) // 2],
+    "binary": b"\x89\xff\x00",
+    "null": b"null",
+    "a list": b"[]",
+    "a number": b"7",
+}
+
+
 class TestTorn:
     """What a killed process leaves, on purpose; `test_killed_search.py` kills."""
 
@@ -587,11 +632,80 @@ class TestTorn:
         assert follow(oracle, EASY) == [(4,), (6,), (5,)]
         assert len(self.reloaded(tmp_path).trials) == 3
 
-    def test_killed_before_the_oracle_was_first_written(self, tmp_path):
+    def test_a_trial_that_ends_while_the_folder_is_read(self, tmp_path, monkeypatch):
+        """Whoever watches a search does not hold its folder."""
         oracle = quiet_oracle(tmp_path)
+        report(oracle, oracle.create_trial("a"), EASY)
+        read = depth_oracle.read_json
+
+        def read_slowly(*args):
+            content = read(*args)
+            if len(oracle.trials) == 1:
+                report(oracle, oracle.create_trial("a"), EASY)
+            return content
+
+        for module in (depth_oracle, trace):
+            monkeypatch.setattr(module, "read_json", read_slowly)
+        again = quiet_oracle(tmp_path)
+        again.reload(look=True)
+        assert len(trace_of(again)) == 2
+
+    @pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+    @pytest.mark.parametrize("name", ["oracle.json", "trial_0001/trial.json"])
+    def test_a_damaged_file(self, folder, name, content):
+        path = folder / "search" / name
+        whole = path.read_bytes()
+        path.write_bytes(content(whole) if callable(content) else content)
+        self.assert_refused(folder, rf"is damaged: .* Put a whole one .*path='{path}'")
+        path.write_bytes(whole)
+        assert follow(self.reloaded(folder), EASY) == [(5,)]
+
+    def assert_refused(self, folder, match):
+        """By who looks and by who goes on, in a line, with nothing written."""
+        before = contents_of(folder)
+        for act in (lambda: read_search(folder / "search"), lambda: self.reloaded(folder)):
+            with pytest.raises((ValueError, OSError), match=match) as raised:
+                act()
+            assert re.search(r"\. Received: [^\n]+$", str(raised.value))
+            assert contents_of(folder) == before
+
+    @pytest.mark.parametrize(
+        ("name", "wrong"),
+        [
+            ("oracle.json", {"start_order": None}),
+            ("oracle.json", {"end_order": 7}),
+            ("oracle.json", {"hyperparameters": {"space": "none"}}),
+            ("oracle.json", {"depth_search": {"start": [4]}}),
+            ("trial_0001/trial.json", {"trial_id": "0000"}),
+            ("trial_0001/trial.json", {"metrics": {"metrics": {}}, "status": "COMPLETED"}),
+            ("trial_0001/trial.json", {"hyperparameters": {"space": [], "values": {}}}),
+        ],
+        ids=str,
+    )
+    def test_a_file_of_something_else(self, folder, name, wrong):
+        path = folder / "search" / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
+        self.assert_refused(folder, rf"is damaged: .* Put a whole one .*path='{path}'")
+
+    @pytest.mark.filterwarnings("ignore:All-NaN:RuntimeWarning")
+    def test_a_measurement_that_is_no_number(self, folder):
+        path = folder / "search" / "trial_0001" / "trial.json"
+        path.write_text(path.read_text().replace("0.6", "NaN"))
+        self.assert_refused(folder, rf"is damaged: .* Put a whole one .*path='{path}'")
+
+    def test_a_trial_that_is_not_there(self, folder):
+        report(oracle := self.reloaded(folder), oracle.create_trial("a"), EASY)
+        for name in ("0000", "0001"):
+            (folder / "search" / f"trial_{name}").rename(folder / "away")
+            self.assert_refused(folder, rf"must hold all of its trials.* without trial {name}$")
+            (folder / "away").rename(folder / "search" / f"trial_{name}")
+
+    def test_a_trial_that_had_just_begun_and_was_not_copied(self, folder):
+        oracle = self.reloaded(folder)
         oracle.create_trial("a")
-        (tmp_path / "search" / "oracle.json").unlink()
-        assert search(tmp_path, EASY).ran == [(4,), (6,), (5,)]
+        shutil.rmtree(folder / "search" / "trial_0002")
+        assert [t.trial_id for t in read_search(folder / "search").in_order()] == ["0000", "0001"]
+        assert follow(self.reloaded(folder), EASY) == [(5,)]
 
     def test_a_folder_of_a_trial_without_a_trial(self, tmp_path):
         oracle = quiet_oracle(tmp_path)
@@ -602,22 +716,16 @@ class TestTorn:
         assert again.create_trial("a").trial_id == "0001"
 
     def test_at_every_write(self, tmp_path, monkeypatch):
-        """The folder as it is before and after each file is written, and what a search makes of it.
+        """The folder as it is after each file is written, and what a search makes of it.
 
         Finished trials stay, and no more than the one that ran is run again.
         """
-        folders = []
-
-        def copy():
-            folders.append(tmp_path / f"copy{len(folders)}")
-            shutil.copytree(tmp_path / "origin", folders[-1])
-
-        write = depth_oracle.write_json
+        folders, write = [], depth_oracle.write_json
 
         def watched(path, content):
-            copy()
             write(path, content)
-            copy()
+            folders.append(tmp_path / f"copy{len(folders)}")
+            shutil.copytree(tmp_path / "origin", folders[-1])
 
         monkeypatch.setattr(depth_oracle, "write_json", watched)
         stages = stages_of(saturating(3, 5), constant(1.05))
@@ -626,8 +734,8 @@ class TestTorn:
         settings = follow(oracle, stages)
         monkeypatch.undo()
         assert len(settings) == 5
-        assert len(folders) == 2 * (1 + 5 * 5)
-        for folder in folders[1:]:
+        assert len(folders) == 1 + 5 * 5
+        for folder in folders:
             again = self.reloaded(folder, (4, 4))
             statuses = [trial.status for trial in again.in_order()]
             finished = statuses.count("COMPLETED")
@@ -1113,7 +1221,12 @@ class TestTrace:
         assert types == {n: t for n, t in self.COLUMNS.items() if n != "status"}
 
     def test_nothing_begun(self, tmp_path):
-        assert len(trace_of(quiet_oracle(tmp_path))) == 0
+        """A chief has written its file, and no worker has asked yet."""
+        quiet_oracle(tmp_path).save()
+        oracle = read_search(tmp_path / "search")
+        assert list(trace_of(oracle).columns) == list(self.COLUMNS)
+        assert len(trace_of(oracle)) == 0
+        assert [outcome.status for outcome in outcomes_of(oracle)] == ["searching"]
 
     def test_a_stage_without_measured_blocks(self, tmp_path):
         oracle = quiet_oracle(tmp_path, (1,))
@@ -1305,13 +1418,6 @@ class TestDeaths:
         assert blocks(begun[-1].hyperparameters) == (4,)
         report(wire, begun[-1], EASY)
         assert follow(wire, EASY) == [(6,), (5,)]
-
-    def test_a_folder_of_a_trial_that_is_gone(self, tmp_path):
-        search(tmp_path, EASY)
-        shutil.rmtree(tmp_path / "search" / "trial_0001")
-        for look in (lambda: read_search(tmp_path / "search"), lambda: search(tmp_path, EASY)):
-            with pytest.raises(ValueError, match=r"hold all.*Received: folder=.* trial 0001$"):
-                look()
 
 
 class TestChanged:

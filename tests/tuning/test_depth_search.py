@@ -235,7 +235,7 @@ class TestFinished:
         folder = pathlib.Path(finished.project_dir)
         expected = [trial.trial_id for trial in finished.oracle.in_order()]
         assert sorted(path.name for path in folder.iterdir()) == sorted(
-            ["oracle.json", "search.lock", "tuner0.json", *(f"trial_{name}" for name in expected)]
+            ["oracle.json", *(f"trial_{name}" for name in expected)]
         )
         for name in expected:
             files = {path.name for path in (folder / f"trial_{name}").iterdir()}
@@ -276,6 +276,39 @@ class TestFinished:
         fit(anew)
         assert anew.trace()["blocks"].tolist() == [1]
         assert len(list(tmp_path.glob("search/trial_*"))) == 1
+
+
+class TestDamaged:
+    """What stands in the files of the oracle is tested with `test_depth_oracle.py`."""
+
+    def test_trials_without_their_search(self, small, tmp_path):
+        shutil.copytree(small.project_dir, tmp_path / "search")
+        (tmp_path / "search" / "oracle.json").unlink()
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(FileNotFoundError, match=r"but no .*oracle\.json\. .*Received: folder="):
+            tuner_in(tmp_path)
+        assert sorted(tmp_path.rglob("*")) == before
+
+    @pytest.mark.parametrize("content", [None, b"", b"\x89HDF\r\n\x1a\n\0\0", b"text"], ids=str)
+    def test_weights(self, small, tmp_path, content):
+        shutil.copytree(small.project_dir, tmp_path / "search")
+        options = {"epsilon": 0.6, "max_blocks": 12, "max_trials": None}
+        tuner = tuner_in(tmp_path, **options)
+        path = tuner.oracle.weights_path(tuner.oracle.get_best_trials()[0])
+        path.unlink() if content is None else path.write_bytes(content)
+        told = "are missing" if content is None else "is damaged: "
+        with pytest.raises(
+            ValueError, match=rf"{told}.*Put a whole one [^\n]*path='{path}'$"
+        ) as raised:
+            tuner.get_best_models()
+        assert isinstance(raised.value, keras_tuner.errors.FatalError)
+
+    def test_the_file_of_an_older_tuner(self, small, tmp_path):
+        """It held nothing; a search in a folder with one goes on."""
+        shutil.copytree(small.project_dir, tmp_path / "search")
+        (tmp_path / "search" / "tuner0.json").write_text('{"')
+        options = {"epsilon": 0.6, "max_blocks": 12, "max_trials": None}
+        assert tuner_in(tmp_path, **options).outcome() == small.outcome()
 
 
 class TestMaxTrials:

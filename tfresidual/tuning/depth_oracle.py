@@ -1,6 +1,7 @@
 """The oracle of keras-tuner that searches depths under the stopping rule."""
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -11,9 +12,10 @@ from datetime import datetime
 
 import keras_tuner
 import numpy as np
+from keras_tuner.src.engine.oracle import Display
 
-from tfresidual.arguments import check_int
-from tfresidual.files import replacing
+from tfresidual.arguments import check_bool, check_int, check_ints, is_int
+from tfresidual.files import damaged, read_json, written
 from tfresidual.probes.logs import log_key
 from tfresidual.tuning.proposals import Measurement, plan
 from tfresidual.tuning.stopping_rule import depth_for
@@ -30,8 +32,10 @@ OBJECTIVE = "blocks"
 SOURCE = "tuner/warm_start"
 # Of several networks that were averaged, the scaled distance of the one whose weights are kept.
 KEPT = "kept_scaled_distance"
-# What went wrong in a trial of a worker, in the folder of the trial.
-FAILURE_FILE = "failure.txt"
+# In the folder of a trial: what it measured, and what went wrong in it at a worker.
+TRIAL_FILE, FAILURE_FILE = "trial.json", "failure.txt"
+# What to do about a damaged file.
+REMEDY = "Put a whole one in its place, or search in another folder"
 # A worker that so often did not live to end the same trial is not given it again.
 MOST_DEATHS = 3
 MOST_COMBINATIONS = 1000
@@ -98,8 +102,9 @@ class DepthOracle(keras_tuner.Oracle):
         hyperparameters: a `keras_tuner.HyperParameters` with further ones, or `None`.
         settings: dict of what else decides on what a trial measures. Another search of other
             settings in the same folder is refused.
-        **kwargs: `max_trials`, `max_retries_per_trial`, `tune_new_entries` and the like of
-            `keras_tuner.Oracle`.
+        max_trials: int, the most trials, or `None` for as many as it takes.
+        **kwargs: `max_retries_per_trial`, `max_consecutive_failed_trials`, `tune_new_entries` and
+            the others of `keras_tuner.Oracle`.
 
     Raises:
         ValueError: if an argument is none of these.
@@ -119,25 +124,21 @@ class DepthOracle(keras_tuner.Oracle):
         warm_start=False,
         hyperparameters=None,
         settings=None,
+        max_trials=None,
         **kwargs,
     ):
-        self.start = _checked_depths("start", start)
+        self.start = check_ints("start", start, at_least=1)
         depth_for(0, epsilon)
         # Of a NumPy number as it prints.
         self.epsilon = float(str(epsilon))
         self.limits = _checked_limits(self.start, min_blocks, max_blocks)
-        if isinstance(tolerance, bool) or not isinstance(tolerance, int) or tolerance < 0:
-            raise ValueError(
-                f"Argument `tolerance` must be an int, 0 or more. Received: tolerance={tolerance!r}"
-            )
-        self.tolerance = tolerance
-        if not isinstance(warm_start, bool):
-            raise ValueError(
-                f"Argument `warm_start` must be a bool. Received: warm_start={warm_start!r}"
-            )
-        for name, at_least in (("max_trials", 1), ("max_retries_per_trial", 0)):
-            if kwargs.get(name) is not None:
+        self.tolerance = check_int("tolerance", tolerance, at_least=0)
+        self.warm_start = check_bool("warm_start", warm_start)
+        counts = {"max_retries_per_trial": 0, "max_consecutive_failed_trials": 1}
+        for name, at_least in counts.items():
+            if name in kwargs:
                 kwargs[name] = check_int(name, kwargs[name], at_least)
+        max_trials = check_int("max_trials", max_trials, at_least=1, or_none=True)
         space = keras_tuner.HyperParameters()
         for stage, (depth, limits) in enumerate(zip(self.start, self.limits, strict=True), start=1):
             space.Int(_name(stage), *limits, default=depth)
@@ -154,8 +155,9 @@ class DepthOracle(keras_tuner.Oracle):
                         f"`min_blocks` and `max_blocks` do. Received: {name!r}"
                     )
             space.merge(hyperparameters)
-        self.warm_start = warm_start
-        self.settings = {"warm_start": warm_start, **(settings or {})}
+        self.settings = {"warm_start": self.warm_start, **(settings or {})}
+        # What a chief calls again and again, see `tfresidual.tuning.workers.serve`.
+        self.watch = None
         self.failure = None
         self._heard = {}
         # How many workers were taken for dead in each trial.
@@ -163,8 +165,12 @@ class DepthOracle(keras_tuner.Oracle):
         # How often a worker that was started again has begun each trial anew.
         self._deaths = collections.Counter()
         super().__init__(
-            objective=keras_tuner.Objective(OBJECTIVE, "min"), hyperparameters=space, **kwargs
+            objective=keras_tuner.Objective(OBJECTIVE, "min"),
+            max_trials=max_trials,
+            hyperparameters=space,
+            **kwargs,
         )
+        self._display = _Display(self)
 
     # What is proposed
 
@@ -287,6 +293,15 @@ class DepthOracle(keras_tuner.Oracle):
         excess = [s.distance / s.counted / self.epsilon if s.counted else 10.0 for s in stages]
         trial.score = NOT_MET + min(max(excess), NOT_MET)
 
+    def verdict(self, trial):
+        """How a trial ended, in words."""
+        if trial.status != COMPLETED:
+            return "could not be trained"
+        stages = self.measurements(trial)
+        means = [f"{s.distance / s.counted:.3g}" if s.counted else "none" for s in stages]
+        rule = "meets the rule" if trial.score < NOT_MET else "does not meet the rule"
+        return f"mean scaled perturbation {' '.join(means)}, {rule} of {self.epsilon:g} or less"
+
     def get_best_trials(self, num_trials=1):
         """The trials that meet the rule in all stages, those with the fewest blocks first."""
         met = [t for t in self.in_order() if t.status == COMPLETED and t.score < NOT_MET]
@@ -380,11 +395,6 @@ class DepthOracle(keras_tuner.Oracle):
         # Numbers come back from a worker rounded to single precision.
         own = self.trials[trial.trial_id].hyperparameters.values
         trial.hyperparameters.values = {**trial.hyperparameters.values, **own}
-        # A chief that was started again does not know since when.
-        now = datetime.now()
-        self._display.search_start = self._display.search_start or now
-        self._display.trial_start.setdefault(trial.trial_id, now)
-        self._display.trial_number.setdefault(trial.trial_id, len(self.trials))
         try:
             super().end_trial(trial)
         except RuntimeError as error:
@@ -409,7 +419,7 @@ class DepthOracle(keras_tuner.Oracle):
 
     def _message_of_worker(self, trial_id):
         path = pathlib.Path(self._get_trial_dir(trial_id), FAILURE_FILE)
-        return path.read_text() if path.exists() else None
+        return path.read_text(errors="replace") if path.exists() else None
 
     def _release(self, trial_id):
         self.ongoing_trials = {
@@ -453,8 +463,8 @@ class DepthOracle(keras_tuner.Oracle):
         write_json(self._get_oracle_fname(), self.get_state())
 
     def _save_trial(self, trial):
-        folder = self._get_trial_dir(trial.trial_id)
-        write_json(os.path.join(folder, "trial.json"), trial.get_state())
+        folder = pathlib.Path(self._get_trial_dir(trial.trial_id))
+        write_json(folder / TRIAL_FILE, trial.get_state())
 
     def get_state(self):
         search = {
@@ -467,6 +477,22 @@ class DepthOracle(keras_tuner.Oracle):
         }
         return {**super().get_state(), "depth_search": search}
 
+    def is_begun(self):
+        """Whether the folder holds a search.
+
+        Raises:
+            FileNotFoundError: if it holds trials, and no search that they belong to.
+        """
+        path = pathlib.Path(self._get_oracle_fname())
+        if path.exists():
+            return True
+        if any(path.parent.glob(f"trial_*/{TRIAL_FILE}")):
+            raise FileNotFoundError(
+                f"The folder of the search holds trials, but no {path}. Put the file back, or "
+                f"search in another folder. Received: folder={str(path.parent)!r}"
+            )
+        return False
+
     def reload(self, look=False):
         """Takes up a search as a killed process left it.
 
@@ -476,28 +502,28 @@ class DepthOracle(keras_tuner.Oracle):
 
         Args:
             look: whether nothing is to be written, because another process may be searching.
+
+        Raises:
+            ValueError: if the folder holds another search, or a file in it is damaged.
         """
-        folder = pathlib.Path(self._project_dir)
-        trials = [
-            keras_tuner.engine.trial.Trial.load(str(path))
-            for path in sorted(folder.glob("trial_*/trial.json"))
-        ]
-        self.trials = {trial.trial_id: trial for trial in trials}
-        state = json.loads(pathlib.Path(self._get_oracle_fname()).read_text())
+        path = pathlib.Path(self._get_oracle_fname())
+        folder = path.parent
+        # Before the trials: whoever writes adds a trial first, and then says that it is there.
+        state = read_json(path, REMEDY)
         if "depth_search" not in state:
             raise ValueError(
                 "The folder holds a search of another kind. Choose another `project_name`, or give "
                 f"`overwrite=True`. Received: folder={str(folder)!r}"
             )
-        self.failure = None
-        stages = len(state["depth_search"]["start"])
+        with reading(path):
+            stages = len(state["depth_search"]["start"])
+            before = dict(state["depth_search"]["settings"])
         if stages != len(self.start):
             raise ValueError(
                 "Argument `start` must name as many stages as the search in the folder has, "
                 f"{stages}, or `overwrite=True` must be given. Received: start={self.start}, "
                 f"folder={str(folder)!r}"
             )
-        before = state["depth_search"]["settings"]
         for name, value in self.settings.items():
             if before.get(name, value) != value:
                 raise ValueError(
@@ -505,26 +531,37 @@ class DepthOracle(keras_tuner.Oracle):
                     f"{before[name]!r}, or `overwrite=True` be given. Received: {name}={value!r}, "
                     f"folder={str(folder)!r}"
                 )
+        trials = [self._read_trial(path) for path in sorted(folder.glob(f"trial_*/{TRIAL_FILE}"))]
+        self.trials = {trial.trial_id: trial for trial in trials}
         declared = self.hyperparameters
-        self.set_state(state)
-        # The space is that of the program as it is now, and what its trials have asked for.
-        declared.merge(self.hyperparameters, overwrite=False)
-        self.hyperparameters = declared
-        lost = [trial_id for trial_id in self.end_order if trial_id not in self.trials]
+        with reading(path):
+            # A trial that had only just begun when the folder was copied may be left out.
+            owners = {
+                trial_id: tuner_id
+                for tuner_id, trial_id in state["ongoing_trials"].items()
+                if trial_id in self.trials
+            }
+            self.set_state({**state, "ongoing_trials": {}})
+            # A new trial is called by the number of those that are there.
+            lost = [
+                trial_id
+                for trial_id in [*self.start_order, *self.end_order]
+                if trial_id not in self.trials
+                and (trial_id in self.end_order or int(trial_id) < len(self.trials))
+            ]
         if lost:
             raise ValueError(
                 "The folder of the search must hold all of its trials. Bring them back, or give "
                 f"`overwrite=True`. Received: folder={str(folder)!r} without trial "
-                f"{', '.join(lost)}"
+                f"{', '.join(dict.fromkeys(lost))}"
             )
+        # The space is that of the program as it is now, and what its trials have asked for.
+        declared.merge(self.hyperparameters, overwrite=False)
+        self.hyperparameters = declared
+        self.failure = None
         self.start_order = [t for t in self.start_order if t in self.trials]
         self.start_order += [t for t in self.trials if t not in self.start_order]
         self._retry_queue = []
-        owners = {
-            trial.trial_id: tuner_id
-            for tuner_id, trial in self.ongoing_trials.items()
-            if trial.trial_id in self.trials
-        }
         self.ongoing_trials, self._heard = {}, {}
         for trial in reversed(self.in_order()):
             if trial.status == RUNNING and trial.metrics.exists(OBJECTIVE):
@@ -546,33 +583,46 @@ class DepthOracle(keras_tuner.Oracle):
         self.end_order = [t for t in self.end_order if t in ended]
         self.end_order += [t for t in ended if t not in self.end_order]
         if not look:
-            self._forgive_failures()
+            self._retry_what_ended_the_search()
 
-    def _forgive_failures(self):
-        """What has ended a search: who starts it again has mended something."""
+    def _read_trial(self, path):
+        state = read_json(path, REMEDY)
+        with reading(path):
+            trial = keras_tuner.engine.trial.Trial.from_state(state)
+            if path.parent.name != f"trial_{trial.trial_id}":
+                raise ValueError(f"it is that of trial {trial.trial_id}")
+            if len(blocks(trial.hyperparameters)) != len(self.start):
+                raise ValueError("it has another number of stages")
+            if trial.status == COMPLETED or trial.metrics.exists(OBJECTIVE):
+                for stage in self.measurements(trial):
+                    stage.meets(self.epsilon)
+        return trial
+
+    def _retry_what_ended_the_search(self):
+        """Failures: whoever starts the search again has mended something."""
 
         def has_failed(trial_id):
             return self.trials[trial_id].status == FAILED
 
         runs = [list(run) for _, run in itertools.groupby(self.end_order, has_failed)]
-        forgiven = {
+        retried = {
             trial_id
             for run in runs
             if has_failed(run[0]) and len(run) >= self.max_consecutive_failed_trials
             for trial_id in run
         }
         ended = [others for others in self.combinations() if self.plan(others).status == "failed"]
-        forgiven |= {
+        retried |= {
             trial.trial_id
             for trial in self.in_order()
             if trial.status == FAILED and self.others_of(trial) in ended
         }
-        for trial_id in sorted(forgiven, key=self.start_order.index, reverse=True):
+        for trial_id in sorted(retried, key=self.start_order.index, reverse=True):
             trial = self.trials[trial_id]
             trial.status, trial.message = RUNNING, None
             self._run_times.pop(trial_id, None)
             self._retry_queue.append(trial_id)
-        self.end_order = [trial_id for trial_id in self.end_order if trial_id not in forgiven]
+        self.end_order = [trial_id for trial_id in self.end_order if trial_id not in retried]
 
 
 def _in_one_paragraph(text):
@@ -595,12 +645,23 @@ def metric(trial, name):
     return float(str(np.float32(trial.metrics.get_best_value(name))))
 
 
+@contextlib.contextmanager
+def reading(path):
+    """Names a file of a search whose content raises an error in the block.
+
+    Raises:
+        ValueError: that the file is damaged, and what to do.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise damaged(path, f"{type(error).__name__}: {error}", REMEDY) from error
+
+
 def write_json(path, content):
-    """Writes JSON beside the target and moves it into place."""
-    path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as written:
-        written.write_text(json.dumps(content))
+    """Writes JSON beside a file and moves it into place."""
+    with written(path) as beside:
+        beside.write_text(json.dumps(content), encoding="utf-8")
 
 
 def _name(stage):
@@ -612,21 +673,10 @@ def _is_depth(name, or_internal=False):
     return internal or (name.startswith("blocks") and name[len("blocks") :].isdigit())
 
 
-def _checked_depths(name, depths):
-    checked = tuple(depths) if np.iterable(depths) and not isinstance(depths, str) else ()
-    are_ints = [isinstance(d, (int, np.integer)) and not isinstance(d, bool) for d in checked]
-    if not checked or not all(are_ints) or min(checked) < 1:
-        raise ValueError(
-            f"Argument `{name}` must be positive ints, one per stage. Received: {name}={depths!r}"
-        )
-    return tuple(map(int, checked))
-
-
 def _checked_limits(start, min_blocks, max_blocks):
     bounds = {}
     for name, bound in {"min_blocks": min_blocks, "max_blocks": max_blocks}.items():
-        is_one = isinstance(bound, (int, np.integer)) and not isinstance(bound, bool)
-        bounds[name] = _checked_depths(name, [bound] * len(start) if is_one else bound)
+        bounds[name] = check_ints(name, [bound] * len(start) if is_int(bound) else bound, 1)
         if len(bounds[name]) != len(start):
             raise ValueError(
                 f"Argument `{name}` must be an int, or one per stage as in `start`. "
@@ -639,3 +689,25 @@ def _checked_limits(start, min_blocks, max_blocks):
             f"start={start!r}, min_blocks={min_blocks!r}, max_blocks={max_blocks!r}"
         )
     return limits
+
+
+class _Display(Display):
+    """What keras-tuner prints of trials, with the rule in place of the score.
+
+    The score of a trial that does not meet the rule is a penalty, which tells nobody anything.
+    """
+
+    def on_trial_end(self, trial):
+        if self.verbose < 1:
+            return
+        # A chief that was started again does not know since when.
+        now = datetime.now()
+        took = self.format_duration(now - self.trial_start.get(trial.trial_id, now))
+        number = self.oracle.start_order.index(trial.trial_id) + 1
+        depths = " ".join(map(str, blocks(trial.hyperparameters)))
+        print(f"\nTrial {number}, {depths} blocks [{took}]: {self.oracle.verdict(trial)}")
+        best = self.oracle.get_best_trials()
+        fewest = " ".join(map(str, blocks(best[0].hyperparameters))) if best else "none yet"
+        print(f"Fewest blocks that meet the rule so far: {fewest}")
+        total = self.format_duration(now - (self.search_start or now))
+        print(f"Total elapsed time: {total}")

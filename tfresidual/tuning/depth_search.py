@@ -2,10 +2,9 @@
 
 import contextlib
 import math
-import os
 import pathlib
+import shutil
 import time
-from numbers import Real
 
 import keras
 import keras_tuner
@@ -15,21 +14,22 @@ from keras_tuner import errors
 from keras_tuner.engine.tuner import maybe_distribute
 
 from tfresidual import probes
-from tfresidual.arguments import check_int
+from tfresidual.arguments import check_int, check_number
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains.batches import batches_of, check_images
-from tfresidual.files import replacing
+from tfresidual.files import damaged, replacing
+from tfresidual.locks import LOCK, locked
 from tfresidual.probes.logs import log_key
 from tfresidual.probes.perturbation import ALL_STAGES
 from tfresidual.tuning.depth_oracle import (
     FAILURE_FILE,
     KEPT,
     OBJECTIVE,
+    REMEDY,
     SOURCE,
     DepthOracle,
     blocks,
     is_served,
-    write_json,
 )
 from tfresidual.tuning.trace import DEVIATION, OF_STAGE, outcomes_of, read_search, trace_of
 from tfresidual.tuning.warm_start import interleave
@@ -37,12 +37,11 @@ from tfresidual.tuning.workers import (
     POLL,
     ChiefConnectionError,
     SearchError,
-    alone_in,
-    ask_patiently,
     check_environment,
     end_with_supervisor,
     heartbeat,
     serve,
+    wait_for_chief,
     was_started_before,
 )
 
@@ -131,16 +130,8 @@ class DepthSearch(keras_tuner.Tuner):
     ):
         check_environment()
         _check_devices(kwargs.get("distribution_strategy"))
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**31:
-            raise ValueError(
-                f"Argument `seed` must be an int, 0 or more, under 2**31. Received: seed={seed!r}"
-            )
-        is_number = isinstance(chief_timeout, Real) and not isinstance(chief_timeout, bool)
-        if not is_number or not chief_timeout > 0:
-            raise ValueError(
-                "Argument `chief_timeout` must be a number of seconds over 0. "
-                f"Received: chief_timeout={chief_timeout!r}"
-            )
+        seed = check_int("seed", seed, at_least=0, at_most=2**31 - 1)
+        chief_timeout = check_number("chief_timeout", chief_timeout, over=0)
         if not callable(hypermodel) and not isinstance(hypermodel, keras_tuner.HyperModel):
             raise ValueError(
                 "Argument `hypermodel` must be a function of hyperparameters, or a "
@@ -168,27 +159,11 @@ class DepthSearch(keras_tuner.Tuner):
         self._asked = False
         self._execution, self._least = 0, math.inf
         self._error = None
-        if kwargs.get("overwrite"):
-            kwargs["overwrite"] = self._may_overwrite(
-                kwargs.get("directory"), kwargs.get("project_name")
-            )
+        if kwargs.pop("overwrite", False) and not self._is_worker() and not was_started_before():
+            _clear(kwargs.get("directory"), kwargs.get("project_name"))
         super().__init__(oracle, hypermodel, **kwargs)
         if self._is_worker():
-            ask_patiently(self.oracle, chief_timeout)
-
-    def _may_overwrite(self, directory, project_name):
-        """Whether an older search is this process's to remove.
-
-        Raises:
-            OSError: if it is running.
-        """
-        if self._is_worker() or was_started_before():
-            return False
-        folder = pathlib.Path(directory or ".") / (project_name or "untitled_project")
-        if folder.exists():
-            with alone_in(folder):
-                pass
-        return True
+            wait_for_chief(self.oracle, chief_timeout)
 
     # The search
 
@@ -226,8 +201,8 @@ class DepthSearch(keras_tuner.Tuner):
                     raise
             return
         self.oracle.combinations()
-        with alone_in(self.project_dir):
-            if self._has_state():
+        with locked(self.project_dir, "project_name"):
+            if self.oracle.is_begun():
                 # Another process may have gone on since this tuner was made.
                 self.oracle.reload()
             self.save()
@@ -486,28 +461,26 @@ class DepthSearch(keras_tuner.Tuner):
     # keras-tuner's files and devices
 
     def save(self):
+        # A tuner has no state of its own, so that it has no file of its own either.
         if not self._is_worker():
             self.oracle.save()
-        write_json(self._get_tuner_fname(), self.get_state())
 
     def _populate_initial_space(self):
-        # A search may have been begun by other processes: a single one, or a chief.
-        super()._populate_initial_space()
-        if not self._is_worker() and self._has_state():
-            self.oracle.reload()
-
-    def reload(self):
         # What the program asks for now counts, not what it asked for when the search began.
         super()._populate_initial_space()
-        super().reload()
+        if not self._is_worker() and self.oracle.is_begun():
+            self.oracle.reload(look=True)
 
-    def _has_state(self):
-        return os.path.exists(os.path.join(self.project_dir, "oracle.json"))
+    def reload(self):
+        self._populate_initial_space()
 
     def _is_over(self):
         """Whether a worker finds no chief because the search has ended."""
-        outcomes = self.outcomes() if self._has_state() else []
-        return bool(outcomes) and all(outcome.status != "searching" for outcome in outcomes)
+        try:
+            outcomes = self.outcomes()
+        except FileNotFoundError:
+            return False
+        return all(outcome.status != "searching" for outcome in outcomes)
 
     def _configure_tensorboard_dir(self, callbacks, trial, execution=0):
         # keras-tuner imports TensorBoard whether it is used or not.
@@ -534,9 +507,36 @@ def load_trained(network, path):
     Args:
         network: a compiled `keras.Model`, built for the depths of the trial.
         path: of its weights.
+
+    Raises:
+        ValueError: if they are missing, or damaged.
     """
+    if not pathlib.Path(path).exists():
+        raise errors.FatalValueError(
+            f"The weights of a trial are missing. {REMEDY}. Received: path={str(path)!r}"
+        )
     network.optimizer.build(network.trainable_variables)
-    network.load_weights(path)
+    try:
+        network.load_weights(path)
+    except PermissionError:
+        raise
+    except (OSError, ValueError, LookupError) as error:
+        # Keras' own may be a page.
+        reason = str(error).strip().partition("\n")[0]
+        raise errors.FatalValueError(str(damaged(path, reason, REMEDY))) from error
+
+
+def _clear(directory, project_name):
+    """Removes an older search, unless it is running."""
+    folder = pathlib.Path(directory or ".", project_name or "untitled_project")
+    if not folder.exists():
+        return
+    with locked(folder, "project_name"):
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != LOCK:
+                path.unlink()
 
 
 def _averaged(results):

@@ -1,20 +1,22 @@
 """What a search has tried and measured, as a frame."""
 
 import dataclasses
-import json
 import pathlib
 
 import pandas as pd
 
+from tfresidual.files import read_json
 from tfresidual.probes.logs import log_key
 from tfresidual.tuning.depth_oracle import (
     COMPLETED,
     FAILED,
     OBJECTIVE,
+    REMEDY,
     SOURCE,
     DepthOracle,
     blocks,
     metric,
+    reading,
 )
 from tfresidual.tuning.stopping_rule import depth_for
 
@@ -60,7 +62,7 @@ def read_search(folder):
 
     Raises:
         FileNotFoundError: if no search is there.
-        ValueError: if it is none for depth.
+        ValueError: if it is none for depth, or a file in it is damaged.
     """
     folder = pathlib.Path(folder)
     path = folder / "oracle.json"
@@ -69,21 +71,22 @@ def read_search(folder):
             "Argument `folder` must be the folder of a search, `directory/project_name`; there is "
             f"no {path}. Received: folder={str(folder)!r}"
         )
-    search = json.loads(path.read_text()).get("depth_search")
+    search = read_json(path, REMEDY).get("depth_search")
     if search is None:
         raise ValueError(
             "Argument `folder` must be the folder of a search for depth. Received: "
             f"folder={str(folder)!r}, a search of keras-tuner of another kind"
         )
-    oracle = DepthOracle(
-        search["start"],
-        search["epsilon"],
-        *([limits[place] for limits in search["limits"]] for place in (0, 1)),
-        search["tolerance"],
-        warm_start=search["settings"]["warm_start"],
-        settings=search["settings"],
-        max_trials=search["max_trials"],
-    )
+    with reading(path):
+        oracle = DepthOracle(
+            search["start"],
+            search["epsilon"],
+            *([limits[place] for limits in search["limits"]] for place in (0, 1)),
+            search["tolerance"],
+            warm_start=search["settings"]["warm_start"],
+            settings=search["settings"],
+            max_trials=search["max_trials"],
+        )
     oracle._set_project_dir(str(folder.parent), folder.name)
     oracle.reload(look=True)
     return oracle
@@ -95,12 +98,10 @@ def trace_of(oracle):
     rows = []
     for number, trial in enumerate(oracle.in_order()):
         rows += _rows(oracle, number, trial, number in found)
-    frame = pd.DataFrame(rows)
-    if len(frame):
-        frame["measured_blocks"] = frame["measured_blocks"].astype("Int64")
-        frame["depth_asked_for"] = frame["depth_asked_for"].astype("Int64")
-        frame["meets_rule"] = frame["meets_rule"].astype("boolean")
-    return frame
+    # A search that has just begun has no trial yet.
+    columns = None if rows else [c for c in COLUMNS if c != "from_trial" or oracle.warm_start]
+    types = {"measured_blocks": "Int64", "depth_asked_for": "Int64", "meets_rule": "boolean"}
+    return pd.DataFrame(rows, columns=columns).astype(types)
 
 
 def _rows(oracle, number, trial, found):

@@ -12,8 +12,8 @@ All three of them are set, or none. `directory` must be one that all of them see
 
 import contextlib
 import functools
+import json
 import os
-import pathlib
 import re
 import socket
 import subprocess
@@ -25,12 +25,8 @@ import grpc
 from keras_tuner import errors
 
 from tfresidual.arguments import check_int
+from tfresidual.files import check_folder, checked_path
 from tfresidual.tuning.depth_oracle import HEARTBEAT
-
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None
 
 
 class SearchError(RuntimeError):
@@ -44,32 +40,28 @@ class ChiefConnectionError(errors.FatalError, ConnectionError):
 POLL = 0.5
 # How long a process is given to end when it is asked to.
 GRACE = 10.0
-# A process that ends so often in a row soon after its start is not started again. A trial of which
-# its worker dies takes a few of them, until it counts as one that cannot be trained.
-RESTARTS, YOUNG = 8, 300.0
+# A process that ends so often in a row, so many seconds after its start or sooner, is not started
+# again. A trial of which its worker dies takes a few of them, until it counts as one that cannot be
+# trained.
+RESTARTS, SHORT_LIFE = 8, 300.0
 # Set for supervised processes, to how often they were started before: they end when their standard
 # input does.
 SUPERVISED = "TFRESIDUAL_SUPERVISED"
-# Between two attempts to reach a chief.
-PAUSE = 0.1
-# What a process holds that searches in a folder.
-LOCK = "search.lock"
 # What tells a process its part, all of it or nothing.
 ID, IP, PORT = "KERASTUNER_TUNER_ID", "KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT"
 # So many lines of a log say how a process ended.
 LAST_LINES = 20
-# What TensorFlow says while it loads, errors that are none among it: no errors of a process.
-NOISE = re.compile(
-    r"WARNING: All log messages before absl::InitializeLog\(\)"
-    r"|To enable the following instructions: "
-    r"|([IW]\d{4} |\d{4}-\d\d-\d\d .*: [IW] )"
-    r"|(E\d{4} |\d{4}-\d\d-\d\d .*: E ).*(Unable to register|cuInit)"
-)
-# The last line of a traceback, and what ends a process without one.
-ERROR = re.compile(
-    r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)(: |$)"
-    r"|Fatal Python error: |F\d{4} |\d{4}-\d\d-\d\d .*: F "
-)
+# The last line of a traceback.
+ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)(: |$)")
+# How a worker asks a chief that has died and may be started again: gRPC waits for a connection, and
+# repeats what was not answered.
+AGAIN = {
+    "maxAttempts": 5,
+    "initialBackoff": "0.2s",
+    "maxBackoff": "2s",
+    "backoffMultiplier": 2,
+    "retryableStatusCodes": ["UNAVAILABLE"],
+}
 
 
 def check_environment():
@@ -117,7 +109,7 @@ def _environment():
     return ", ".join(f"{name}={os.environ.get(name)!r}" for name in (ID, IP, PORT))
 
 
-def ask_patiently(client, timeout):
+def wait_for_chief(client, timeout):
     """Lets a worker repeat what a chief did not answer: it may be started again.
 
     Args:
@@ -127,50 +119,39 @@ def ask_patiently(client, timeout):
     """
     from keras_tuner.src import protos
 
-    often = {f"grpc.{which}_reconnect_backoff_ms": 200 for which in ("initial", "min", "max")}
-    channel = grpc.insecure_channel(chief_address(), options=list(often.items()))
-    channel = grpc.intercept_channel(channel, _Patient(timeout))
+    options = {f"grpc.{which}_reconnect_backoff_ms": 200 for which in ("initial", "min", "max")}
+    every_method = {"name": [{}], "retryPolicy": AGAIN}
+    options["grpc.service_config"] = json.dumps({"methodConfig": [every_method]})
+    channel = grpc.insecure_channel(chief_address(), options=list(options.items()))
+    channel = grpc.intercept_channel(channel, _Deadline(timeout))
     client.stub = protos.get_service_grpc().OracleStub(channel)
 
 
-class _Patient(grpc.UnaryUnaryClientInterceptor):
-    """Sends a request until it is answered; a chief takes none twice."""
+class _Deadline(grpc.UnaryUnaryClientInterceptor):
+    """Requests that no chief has answered in time raise an error that the worker ends with."""
 
     def __init__(self, timeout):
         self.timeout = timeout
 
     def intercept_unary_unary(self, continuation, client_call_details, request):
-        deadline = time.monotonic() + self.timeout
-        while (left := deadline - time.monotonic()) > 0:
-            call = continuation(_Within(client_call_details, left), request)
-            if call.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                return call
-            time.sleep(PAUSE)
-        raise ChiefConnectionError(
-            f"No chief answers at {chief_address()}, for {self.timeout:g} seconds. Start one: the "
-            f"same program with {ID}=chief, where {IP} and {PORT} say. Received: {_environment()}"
-        )
+        # In place of keras-tuner's own, an hour.
+        details = client_call_details._replace(timeout=self.timeout)
+        call = continuation(details, request)
+        if call.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            raise ChiefConnectionError(
+                f"No chief answers at {chief_address()}, for {self.timeout:g} seconds. Start one: "
+                f"the same program with {ID}=chief, where {IP} and {PORT} say. "
+                f"Received: {_environment()}"
+            )
+        return call
 
 
-class _Within(grpc.ClientCallDetails):
-    """The details of a request, with another timeout."""
-
-    def __init__(self, details, timeout):
-        self.method = details.method
-        self.timeout = timeout
-        self.metadata = details.metadata
-        self.credentials = details.credentials
-        self.wait_for_ready = details.wait_for_ready
-        self.compression = details.compression
-
-
-def serve(oracle, watch=None):
+def serve(oracle):
     """Answers workers until the search is over and all of them know.
 
     Args:
-        oracle: a `DepthOracle`.
-        watch: function that is called several times a second, or `None` for the oracle's
-            attribute `watch`, if it has one.
+        oracle: a `DepthOracle`. Its attribute `watch`, if it is no `None`, is called several times
+            a second.
 
     Raises:
         OSError: if the address is taken.
@@ -180,7 +161,6 @@ def serve(oracle, watch=None):
     from keras_tuner.src import protos
     from keras_tuner.src.distribute.oracle_chief import OracleServicer
 
-    watch = watch or getattr(oracle, "watch", None)
     # One thread does whatever is done with the oracle: keras-tuner's lock stays with a thread that
     # raises an error, and whoever waited for it would do so for ever.
     thread = futures.ThreadPoolExecutor(max_workers=1)
@@ -202,8 +182,8 @@ def serve(oracle, watch=None):
         while not answers.ask(thread, oracle.is_over):
             answers.failed.wait(POLL)
             answers.ask(thread, oracle.release_silent)
-            if watch is not None:
-                watch()
+            if oracle.watch is not None:
+                oracle.watch()
     finally:
         server.stop(grace=1).wait()
         thread.shutdown(wait=False)
@@ -260,12 +240,12 @@ class _Answers:
         try:
             return function(*args)
         except Exception as error:
-            _free(self.oracle)
+            _unlock(self.oracle)
             self.error = error
             self.failed.set()
 
 
-def _free(oracle):
+def _unlock(oracle):
     """Takes keras-tuner's lock of an oracle off this thread, which kept it when it raised."""
     from keras_tuner.src.engine import oracle as of_tuner
 
@@ -297,32 +277,6 @@ def heartbeat(oracle, trial_id):
         ended.set()
 
 
-@contextlib.contextmanager
-def alone_in(folder, lock=LOCK, other="another `project_name`"):
-    """Holds a folder for this process; the system frees it even when the process is killed.
-
-    Args:
-        folder: the folder of a search.
-        lock: name of the file that is locked.
-        other: what to choose in its place, for the error.
-
-    Raises:
-        OSError: if another process holds it.
-    """
-    folder = pathlib.Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / lock).open("w") as file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise OSError(
-                    f"Another process searches in this folder. Wait for it, or choose {other}. "
-                    f"Received: {str(folder)!r}"
-                ) from None
-        yield
-
-
 def was_started_before():
     """Whether a supervisor starts this process again."""
     return os.environ.get(SUPERVISED, "0") != "0"
@@ -334,7 +288,7 @@ def end_with_supervisor():
         return
 
     def wait():
-        # The other end of the pipe is closed by the system, even behind a process that is killed.
+        # The other end of the pipe is closed by the system, even of a process that is killed.
         with contextlib.suppress(OSError, ValueError):
             os.read(0, 1)
         os._exit(1)
@@ -353,8 +307,7 @@ def supervise(command, workers, folder, watch=None, restarts=RESTARTS):
         workers: int, how many train at once.
         folder: where their output is written, `chief.log`, `worker0.log` and so on.
         watch: function that is called several times a second, or `None`.
-        restarts: int, how often in a row a process may die young, within five minutes of its
-            start.
+        restarts: int, how often in a row a process may die within five minutes of its start.
 
     Raises:
         ValueError: if an argument is none of these.
@@ -367,26 +320,16 @@ def supervise(command, workers, folder, watch=None, restarts=RESTARTS):
             "Argument `command` must be a list of str, the program and its arguments. "
             f"Received: command={command!r}"
         )
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise ValueError(
-            f"Argument `workers` must be a positive int. Received: workers={workers!r}"
-        )
-    if not isinstance(folder, (str, os.PathLike)):
-        raise ValueError(f"Argument `folder` must be a path. Received: folder={folder!r}")
+    check_int("workers", workers, at_least=1)
+    check_int("restarts", restarts, at_least=0)
     if watch is not None and not callable(watch):
         raise ValueError(
             f"Argument `watch` must be a function without arguments, or None. "
             f"Received: watch={watch!r}"
         )
-    check_int("restarts", restarts, at_least=0)
-    folder = pathlib.Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise NotADirectoryError(
-            "Argument `folder` must be a folder, or a new one below one. "
-            f"Received: folder={str(folder)!r}"
-        ) from None
+    folder = checked_path("folder", folder)
+    check_folder("folder", folder)
+    folder.mkdir(parents=True, exist_ok=True)
     shared = {IP: "127.0.0.1", PORT: str(_free_port())}
     # The cores are divided among the workers, unless the environment says otherwise.
     threads = str(max(1, (os.cpu_count() or 1) // workers))
@@ -394,6 +337,8 @@ def supervise(command, workers, folder, watch=None, restarts=RESTARTS):
         name: os.environ.get(name, threads)
         for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
     }
+    # What TensorFlow says while it loads would hide what a process says of its end.
+    shared["TF_CPP_MIN_LOG_LEVEL"] = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")
     members = [_Member("chief", command, shared, folder, restarts)]
     for number in range(workers):
         name = f"worker{number}"
@@ -425,7 +370,7 @@ class _Member:
         self.environment = {**os.environ, **environment, ID: name}
         self.log = folder / f"{name}.log"
         self.restarts = restarts
-        # In a row, young.
+        # In a row, each soon after the start.
         self.deaths = 0
         self.starts = 0
         self.process = None
@@ -455,8 +400,8 @@ class _Member:
         if code == 0:
             self.is_done = True
             return False
-        is_young = time.monotonic() - self.started < YOUNG
-        self.deaths = self.deaths + 1 if is_young else 1
+        is_short = time.monotonic() - self.started < SHORT_LIFE
+        self.deaths = self.deaths + 1 if is_short else 1
         if self.deaths > self.restarts:
             raise SearchError(
                 f"The {self.name} of the search ended {self.deaths} times in a row, "
@@ -487,17 +432,17 @@ def _await(members, seconds):
 
 
 def _end_of(log, begin):
-    """What a log says of the end of a process, behind a colon: its last error, if there is one.
+    """What a log says of the end of a process, after a colon: its last error, if there is one.
 
     Args:
         log: path of the log.
         begin: where the output of the process begins.
     """
     text = log.read_bytes()[begin:].decode(errors="replace")
-    lines = [line for line in text.splitlines() if line.strip() and not NOISE.match(line)]
+    lines = [line for line in text.splitlines() if line.strip()]
     errors_in = [place for place, line in enumerate(lines) if ERROR.match(line)]
     end = lines[errors_in[-1] :][:LAST_LINES] if errors_in else lines[-LAST_LINES:]
-    return "\n".join([":", *end]) if end else ", with no word of why"
+    return "\n".join([":", *end]) if end else ", without any output"
 
 
 def _free_port():
