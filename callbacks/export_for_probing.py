@@ -11,8 +11,8 @@ from tfresidual.callbacks.probe_callback import chain_in_training
 from tfresidual.arguments import check_bool, check_int, check_ints
 from tfresidual.chains.saved_model import series_of, series_path
 from tfresidual.exporting import export, obstacle_at, parts_to_save
-from tfresidual.files import checked_path
-from tfresidual.locks import locked
+from tfresidual.files import checked_path, remove_unfinished
+from tfresidual.locks import locked, remove_abandoned
 
 
 class ExportForProbing(keras.callbacks.Callback):
@@ -96,6 +96,9 @@ class ExportForProbing(keras.callbacks.Callback):
         if planned:
             with contextlib.ExitStack() as held:
                 held.enter_context(locked(self.folder))
+                # What a training that was killed has left.
+                remove_unfinished(self.folder)
+                remove_abandoned(self.folder)
                 self._check_folder(planned)
                 # What cannot be exported is found here, not after the epoch. A model that is built
                 # by its first batch can only be looked at then.

@@ -19,7 +19,7 @@ import filelock
 import pytest
 from bare_package import BARE
 
-from tfresidual.locks import FolderInUseError, locked
+from tfresidual.locks import FolderInUseError, locked, remove_abandoned
 
 HOLD = (
     BARE
@@ -115,6 +115,20 @@ def test_a_record_of_a_dead_process_is_not_believed(tmp_path):
     with lock, pytest.raises(FolderInUseError) as raised, locked(tmp_path):
         pass
     assert "writing to this folder. Wait" in str(raised.value)
+
+
+def test_what_killed_processes_held_is_removed(tmp_path):
+    """And nothing else: what others hold, or wrote."""
+    killed, alive = (holder(tmp_path / name, "beside") for name in ("killed", "alive"))
+    end(killed, signal.SIGKILL)
+    (tmp_path / ".other.lock").write_text("{}")
+    (tmp_path / ".empty.lock").touch()
+    before = names(tmp_path)
+    remove_abandoned(tmp_path)
+    left = names(tmp_path)
+    end(alive, signal.SIGKILL)
+    assert ".killed.lock" in before
+    assert left == [name for name in before if name != ".killed.lock"]
 
 
 def test_a_thread_may_lock_again_and_another_may_not(tmp_path, monkeypatch):

@@ -79,7 +79,7 @@ def imported():
 
 def test_import_loads_little(imported):
     # Keras itself loads what of pandas, matplotlib and Pillow it finds, and the most of rich.
-    assert {name.split(".")[0] for name in imported["first"]} <= {"tfresidual", "rich"}
+    assert {name.split(".")[0] for name in imported["first"]} <= {"tfresidual", "rich", "filelock"}
     lazy = {f"tfresidual.{name}" for name in ("callbacks", "datasets", "plots", "report", "study")}
     assert lazy & set(imported["first"]) == set()
     assert {"tfresidual.layers", "tfresidual.networks"} <= set(imported["first"])

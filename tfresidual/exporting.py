@@ -33,7 +33,7 @@ from tfresidual.files import (
     remove_unfinished,
     replacing_folder,
 )
-from tfresidual.locks import locked
+from tfresidual.locks import locked, remove_abandoned
 from tfresidual.probes.block_metrics import batch_values
 
 # All that stands in the folder of a SavedModel.
@@ -98,6 +98,7 @@ def export(net, path, probing=True, overwrite=False):
     with locked(path, "path", beside=True):
         # One that was killed may have left the new SavedModel, and the old one, beside the path.
         remove_unfinished(path.parent)
+        remove_abandoned(path.parent)
         check_target(path, overwrite)
         chain = chain_of(net)
         if chain.prepare is not None:

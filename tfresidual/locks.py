@@ -90,6 +90,21 @@ def locked(folder, argument="folder", beside=False, wait=False):
             lock.release()
 
 
+def remove_abandoned(folder):
+    """Removes the locked files beside folders, see `locked`, whose holders were killed."""
+    for path in pathlib.Path(folder).glob(f".?*{LOCK}"):
+        record = _record(path)
+        if record is None or not _is_dead(record):
+            continue
+        lock = filelock.FileLock(path, is_singleton=True, fallback_to_soft=False)
+        if lock.is_locked:
+            continue
+        # Nobody can hold it while it is removed, and nobody has signed it meanwhile.
+        with contextlib.suppress(OSError), lock.acquire(timeout=0):
+            if _record(path) == record:
+                path.unlink()
+
+
 def _sign(path):
     """Writes into a locked file who holds it."""
     command = shlex.join([pathlib.Path(sys.argv[0]).name, *sys.argv[1:]])
@@ -107,14 +122,24 @@ def _sign(path):
 
 def _holder(path):
     """Who holds a locked file, for an error; nothing if the file does not say."""
+    record = _record(path)
+    if record is None or _is_dead(record):
+        # One that was killed; who holds it now has not signed yet.
+        return ""
+    return ": process {pid} on {host}, `{command}`, since {since}".format(**record)
+
+
+def _record(path):
+    """What `_sign` wrote into a file, or `None`."""
     try:
         with path.open("rb", buffering=0) as file:
             file.seek(LOCKED_BYTES)
             record = json.loads(file.read())
-        pid, host, command, since = (record[key] for key in ("pid", "host", "command", "since"))
-        if host == socket.gethostname() and not psutil.pid_exists(pid):
-            # One that was killed; who holds it now has not signed yet.
-            return ""
+        return {key: record[key] for key in ("pid", "host", "command", "since")}
     except (OSError, ValueError, TypeError, KeyError):
-        return ""
-    return f": process {pid} on {host}, `{command}`, since {since}"
+        return None
+
+
+def _is_dead(record):
+    """Whether the process that signed a file was one of this machine and is gone."""
+    return record["host"] == socket.gethostname() and not psutil.pid_exists(record["pid"])
