@@ -1,8 +1,11 @@
 """What a report says was found: on frames made so that it holds, fails, or is undecided."""
 
+import io
+
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 from plots.make_frames import block_frame
 
 from tfresidual.report import findings, study_figures, study_sections
@@ -244,3 +247,14 @@ def test_fixed_words_claim_nothing(figure):
 def test_figures_refuse_a_wrong_epsilon(epsilon):
     with pytest.raises(ValueError, match=r"`epsilon` must be a finite number over 0.*Received: "):
         study_figures({}, epsilon)
+
+
+def test_figures_are_laid_out_once():
+    frames = {"block_metrics": block_frame(3)}
+    figure = study_figures(frames, 0.1)["cosine_loss"]
+    (axes,) = figure.axes
+    before = axes.get_position().bounds
+    # Laid out, and so not where an empty figure has them.
+    assert before != Figure().add_subplot().get_position().bounds
+    figure.savefig(io.BytesIO(), format="svg")
+    assert axes.get_position().bounds == before
