@@ -68,6 +68,10 @@ RECIPES = (
 )
 
 
+# The bounds of numbers; the package, which has them too, cannot be read without TensorFlow.
+MOST, MOST_BLOCKS, MOST_TIMES = 10**9, 10_000, 1000
+
+
 def option(flag, meaning, default, **kwargs):
     """An option that sets one field of `Settings` or of `ProbeOptions`.
 
@@ -77,15 +81,15 @@ def option(flag, meaning, default, **kwargs):
     return click.option(flag, help=f"{meaning}  [default: {default}]", **kwargs)
 
 
-def number(flag, meaning, default, **kwargs):
+def number(flag, meaning, default, most=MOST, **kwargs):
     """An option that takes a positive int."""
-    kind = click.IntRange(min=1)
+    kind = click.IntRange(1, most)
     return option(flag, meaning, default, type=kind, metavar="N", **kwargs)
 
 
 def step(flag, meaning, default):
     """An option that takes the place of a block in its stage."""
-    return option(flag, meaning, default, type=click.IntRange(min=0), metavar="K")
+    return option(flag, meaning, default, type=click.IntRange(0, MOST), metavar="K")
 
 
 def data_options(of_run=None):
@@ -118,6 +122,7 @@ DEPTH_OPTION = number(
     "--depth",
     "Layers of resnet, 6 n + 2, or blocks a stage of hauser and resnet101.",
     "20, 6 and 16",
+    MOST_BLOCKS,
 )
 TRAINING_OPTIONS = (
     option("--data", "Dataset.", "digitclutter", type=click.Choice(DATASETS)),
@@ -325,7 +330,7 @@ def train(out, **given):
     help="May be given twice.  [default: test]",
 )
 @number("--images", "Images of each split, whole batches of them.", "all test images")
-@number("--times", "Extra applications of a stage's last block.", 16)
+@number("--times", "Extra applications of a stage's last block.", 16, MOST_TIMES)
 @option(
     "--scale",
     "What its branch is multiplied by in them; the indices are measured without.",
@@ -446,8 +451,12 @@ class Depths(click.ParamType):
             depths = tuple(int(part) for part in value.split(","))
         except ValueError:
             depths = ()
-        if not depths or min(depths) < 1:
-            self.fail(f"{value!r} is not a positive number, or one a stage as in 4,4,6", param, ctx)
+        if not depths or min(depths) < 1 or max(depths) > MOST_BLOCKS:
+            self.fail(
+                f"{value!r} is not a number from 1 to {MOST_BLOCKS}, or one a stage as in 4,4,6",
+                param,
+                ctx,
+            )
         return depths[0] if len(depths) == 1 else depths
 
 
@@ -466,7 +475,7 @@ def depths(flag, meaning, default):
         "--tolerance",
         "Blocks by which a stage may be deeper than it must.",
         0,
-        type=click.IntRange(min=0),
+        type=click.IntRange(0, MOST),
         metavar="N",
     ),
     number("--executions", "Trainings per depth, whose measurements are averaged.", 1),

@@ -2,7 +2,7 @@
 
 from tfresidual.callbacks.probe_callback import ProbeCallback
 
-from tfresidual.arguments import check_int
+from tfresidual.chains.routes import check_times
 from tfresidual.probes.convergence_indices import (
     BASES,
     INDICES,
@@ -46,7 +46,7 @@ class ConvergenceIndices(ProbeCallback):
 
     def __init__(self, data, every=1, times=TIMES, chance="uniform"):
         super().__init__(data, every)
-        self.times = check_int("times", times, at_least=1)
+        self.times = check_times(times)
         check_chance(chance)
         self.chance = chance
 

@@ -168,8 +168,9 @@ def test_defaults_of_probe_are_those_of_the_package():
 
     assert set(tfresidual_cli.PROBES) == set(probing.PROBES)
     for name, default in dataclasses.asdict(probing.ProbeOptions()).items():
-        if name in ("at_chance", "epsilon", "seed"):
+        if name in ("at_chance", "seed"):
             continue
+        default = "that of the run" if name == "epsilon" else default
         option = OPTIONS["probe", name]
         assert option.default is None or option.default is not default
         assert f"[default: {default}]" in option.help
@@ -222,6 +223,7 @@ def test_depths():
 
 # Wrong arguments
 
+HUGE = "99999999999999999999"
 WRONG = [
     ["stduy"],
     ["--quiet"],
@@ -273,6 +275,18 @@ WRONG = [
     ["tune", "--workers", "0"],
     ["tune", "--tolerance", "-1"],
     ["tune", "--executions", "0"],
+    ["study", "--epochs", HUGE],
+    ["train", "--batch-size", HUGE],
+    ["train", "--width", HUGE],
+    ["train", "--depth", "10001"],
+    ["train", "--share-from", HUGE],
+    ["probe", "run", "--times", HUGE],
+    ["probe", "run", "--times", "1001"],
+    ["probe", "run", "--images", HUGE],
+    ["probe", "run", "--epsilon", "0"],
+    ["tune", "--max-blocks", "4,10001,4"],
+    ["tune", "--tolerance", HUGE],
+    ["tune", "--workers", HUGE],
 ]
 
 
@@ -288,6 +302,15 @@ def test_wrong_arguments_take_one_line(tmp_path, arguments):
 
 
 REFUSED = {
+    "a width that does not fit": ["train", "--width", "100000000"],
+    "a block that is shared and not there": ["train", "--depth", "8", "--share-from", "99"],
+    "a shared block that no network has": ["tune", "--share-from", "8", "--max-blocks", "8"],
+    "more workers than fit": ["tune", "--workers", "100000"],
+    "an epsilon that no depth follows from": ["train", "--epsilon", "1e-300"],
+    "no name of a folder": ["train", "--out", ""],
+    "no name of a folder of a search": ["tune", "--out", ""],
+    "no name of a folder of a study": ["study", "--out", ""],
+    "no name of a network": ["probe", "", "--data", "mnist"],
     "depth of resnet": ["train", "--depth", "7"],
     "depth of a preset": ["train", "--network", "wide", "--depth", "8"],
     "epsilon that is no number": ["train", "--epsilon", "nan"],
@@ -323,8 +346,41 @@ def test_what_the_package_refuses_takes_one_line(tmp_path, monkeypatch, capfd, n
     assert lines[0] == LOADING
     assert len(lines) == 2, err
     assert lines[1].startswith("tfresidual: ")
+    # It names options, not the arguments of functions.
+    names = {name for _, name in OPTIONS} | {"folder", "target", "source", "path"}
+    assert not names & set(re.findall(r"`([^`]*)`", lines[1]))
     # Nothing is left of the attempt: the folder is free for other settings.
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(("command", "name"), OPTIONS)
+def test_errors_name_options(command, name):
+    """What the package calls a parameter, in all places where it is named."""
+    if name == "help":
+        return
+    flag = OPTIONS[command, name].opts[0]
+    argument = "folder" if name == "out" else name
+    message = f"Argument `{argument}` must be 3, see `{argument}=True`. Received: {argument}=4"
+    with click.Context(tfresidual_cli.cli.commands[command]):
+        told = tfresidual_cli._with_options(message)
+        before = tfresidual_cli._with_options(f"It must be new. {argument} was 3. Received: x")
+        others = f"Arguments `{argument}` and `nothing`. Received: nothing=3, {argument}='x=y'"
+        assert tfresidual_cli._with_options(others) == (
+            f"Options `{flag}` and `nothing`. Received: nothing=3, {flag}='x=y'"
+        )
+    assert told == f"Option `{flag}` must be 3, see `{flag}`. Received: {flag}=4"
+    assert before == f"It must be new. {flag} was 3. Received: x"
+
+
+def test_bounds_are_those_of_the_package():
+    from tfresidual import arguments, settings
+    from tfresidual.chains import routes
+
+    assert tfresidual_cli.MOST == arguments.MOST
+    assert tfresidual_cli.MOST_BLOCKS == settings.MOST_BLOCKS
+    assert tfresidual_cli.MOST_TIMES == routes.MOST_TIMES
+    kinds = [option.type for option in OPTIONS.values()]
+    assert all(kind.max is not None for kind in kinds if isinstance(kind, click.IntRange))
 
 
 def test_a_refusal_in_a_process_of_its_own(tmp_path):
@@ -379,6 +435,31 @@ def test_other_settings_in_the_same_folder(studied, data_dir):
     first, second = result.stderr.splitlines()
     assert first == LOADING
     assert "seed was 0" in second and "seed=4" in second
+
+
+@pytest.mark.parametrize("of", ["results", "pipe"])
+def test_results_that_cannot_be_printed(studied, of):
+    folder, _ = studied
+    command = [str(COMMAND), "probe", "runs/resnet-digitclutter", "--probe", "effective_parameters"]
+    command += ["--images", "32", "--out", f"unprinted/{of}"]
+    if of == "results":
+        out = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w")
+    else:
+        reading, writing = os.pipe()
+        os.close(reading)
+        out = os.fdopen(writing, "w")
+    with out:
+        result = subprocess.run(
+            command, cwd=folder, env=environment(), stdout=out, stderr=subprocess.PIPE, text=True
+        )
+    assert result.returncode == 1
+    assert_no_noise(result.stderr)
+    last = result.stderr.splitlines()[-1]
+    if of == "results":
+        assert last == "tfresidual: the results cannot be printed: No space left on device"
+    else:
+        assert "tfresidual: " not in result.stderr
+    assert (folder / "unprinted" / of / "effective_parameters.csv").exists()
 
 
 def test_probe(studied, data_dir):

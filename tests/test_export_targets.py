@@ -2,6 +2,8 @@
 
 import os
 import pathlib
+import resource
+import tempfile
 import types
 
 import keras
@@ -13,6 +15,7 @@ from keras import layers
 
 import tfresidual as tfr
 from tfresidual.exporting import export
+from tfresidual.locks import FolderInUseError, locked
 
 
 @pytest.fixture(scope="module")
@@ -203,3 +206,68 @@ def test_what_tensorflow_says_is_told_and_nothing_is_left(tmp_path, there):
         path = tmp_path / there / "new" / "newer" / "net"
         export(network_with(BareTable(NotToBeMadeAgain())), path, probing=False)
     assert content_of(tmp_path) == before
+
+
+def test_a_full_disk_leaves_nothing_and_loses_nothing(chain, tmp_path):
+    export(chain, tmp_path / "net")
+    before = content_of(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+    try:
+        for path in (tmp_path / "net", tmp_path / "new" / "net"):
+            with pytest.raises(OSError, match=r"could not be written: .*Make room") as raised:
+                export(chain, path, overwrite=True)
+            assert str(raised.value).startswith(repr(str(path)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert content_of(tmp_path) == before
+
+
+def test_what_a_killed_export_left_is_put_right(chain, tmp_path, unfinished_name):
+    """Killed while it wrote, and between the two steps that exchange old and new."""
+    export(chain, tmp_path / "net")
+    (tmp_path / unfinished_name("other") / "other" / "variables").mkdir(parents=True)
+    exchanged = tmp_path / unfinished_name("net")
+    exchanged.mkdir()
+    (tmp_path / "net").rename(exchanged / "net")
+    (exchanged / "replaced").mkdir()
+    (exchanged / "replaced" / "saved_model.pb").write_text("old")
+    # The new one was whole: without `overwrite` it stays.
+    with pytest.raises(FileExistsError, match="which is there"):
+        export(chain, tmp_path / "net")
+    assert [path.name for path in tmp_path.iterdir()] == ["net"]
+    tfr.chain(tmp_path / "net")
+
+
+def test_one_export_at_a_time(chain, tmp_path, elsewhere):
+    with elsewhere(locked(tmp_path / "net", beside=True)):
+        with pytest.raises(FolderInUseError, match=r"choose another `path`\. Received: path="):
+            export(chain, tmp_path / "net")
+        assert [path.name for path in tmp_path.iterdir()] == [".net.lock"]
+        # Another one beside it may be written, and one in it.
+        export(chain, tmp_path / "other")
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+    export(chain, tmp_path / "net")
+
+
+@pytest.fixture
+def as_nobody():
+    """A folder, in which this process may read only what everybody may."""
+    if os.geteuid():
+        pytest.skip("only root can be somebody else")
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield pathlib.Path(folder), lambda: os.seteuid(65534)
+        os.seteuid(0)
+
+
+def test_what_may_not_be_read_is_not_called_damaged(chain, as_nobody):
+    folder, become_nobody = as_nobody
+    small_network().save(folder / "net.keras")
+    export(chain, folder / "net")
+    (folder / "net.keras").chmod(0o600)
+    (folder / "net" / "assets.extra" / "tfresidual.json").chmod(0o600)
+    become_nobody()
+    for name in ("net.keras", "net"):
+        with pytest.raises(PermissionError, match="Permission denied"):
+            tfr.chain(folder / name)

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -12,14 +13,17 @@ import zipfile
 from importlib import metadata, resources
 
 import pytest
+from bare_package import BARE
 
 ROOT = pathlib.Path(__file__).parents[1]
 # Each part may import those before it.
 ORDER = (
     "lazy",
+    "quiet",
     "arguments",
     "files",
     "locks",
+    "memory",
     "console",
     "metrics",
     "layers",
@@ -79,10 +83,45 @@ def imported():
 
 def test_import_loads_little(imported):
     # Keras itself loads what of pandas, matplotlib and Pillow it finds, and the most of rich.
-    assert {name.split(".")[0] for name in imported["first"]} <= {"tfresidual", "rich", "filelock"}
+    light = {"tfresidual", "rich", "filelock", "psutil"}
+    assert {name.split(".")[0] for name in imported["first"]} <= light
     lazy = {f"tfresidual.{name}" for name in ("callbacks", "datasets", "plots", "report", "study")}
     assert lazy & set(imported["first"]) == set()
     assert {"tfresidual.layers", "tfresidual.networks"} <= set(imported["first"])
+
+
+@pytest.mark.parametrize("level", [None, "0"])
+def test_import_says_nothing(level):
+    """Unless the environment says how much TensorFlow logs."""
+    kept = {key: value for key, value in os.environ.items() if key != "TF_CPP_MIN_LOG_LEVEL"}
+    code = "import sys, tfresidual; sys.stderr.write('done'); assert not sys.stdout.write('')"
+    result = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        env=kept | ({} if level is None else {"TF_CPP_MIN_LOG_LEVEL": level}),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout == ""
+    assert (result.stderr == "done") == (level is None)
+
+
+FAILING = """
+import os, sys
+from tfresidual.quiet import quietly
+with quietly():
+    os.write(2, b"I0000 00:00:1.2  3 port.cc:153] oneDNN custom operations are on.\\nmine\\n")
+    raise ValueError("also mine")
+"""
+
+
+def test_what_else_is_said_while_tensorflow_is_loaded_is_kept():
+    environment = {key: os.environ[key] for key in os.environ if key != "TF_CPP_MIN_LOG_LEVEL"}
+    result = subprocess.run(
+        [sys.executable, "-c", BARE + FAILING], env=environment, capture_output=True, text=True
+    )
+    first, *_, last = result.stderr.splitlines()
+    assert (first, last) == ("mine", "ValueError: also mine")
 
 
 def test_all_names_are_there(imported):

@@ -6,8 +6,11 @@ when they are first used.
 
 import importlib
 
-from tfresidual import layers, networks, training
-from tfresidual.chains import chain, routes
+from tfresidual import quiet
+
+with quiet.quietly():
+    from tfresidual import layers, networks, training
+    from tfresidual.chains import chain, routes
 
 __version__ = "0.1.0"
 

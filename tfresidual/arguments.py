@@ -5,15 +5,18 @@ from numbers import Integral, Real
 
 import numpy as np
 
+# No count is larger, so that sums and products of a few fit 64 bits.
+MOST = 10**9
 
-def check_int(name, value, at_least, at_most=None, or_none=False):
+
+def check_int(name, value, at_least, at_most=MOST, or_none=False):
     """An argument as an int of Python.
 
     Args:
         name: str, the argument, as its user calls it.
         value: what was given for it; ints of NumPy count, booleans and floats do not.
         at_least: int, the smallest value allowed.
-        at_most: int, the largest value allowed, or `None`.
+        at_most: int, the largest value allowed, or `None` for no bound.
         or_none: whether the argument may be `None`.
 
     Raises:
@@ -22,7 +25,8 @@ def check_int(name, value, at_least, at_most=None, or_none=False):
     if or_none and value is None:
         return None
     if not is_int(value) or value < at_least or (at_most is not None and value > at_most):
-        bounds = f"{at_least} or more" if at_most is None else f"from {at_least} to {at_most}"
+        is_usual = at_most is None or (at_most == MOST and not (is_int(value) and value > MOST))
+        bounds = f"{at_least} or more" if is_usual else f"from {at_least} to {at_most}"
         bounds += ", or None" if or_none else ""
         raise ValueError(f"Argument `{name}` must be an int, {bounds}. Received: {name}={value!r}")
     return int(value)
@@ -41,10 +45,12 @@ def check_ints(name, values, at_least):
     """
     is_listed = np.iterable(values) and not isinstance(values, (str, bytes, dict))
     checked = tuple(values) if is_listed else ()
-    if not checked or not all(is_int(value) and value >= at_least for value in checked):
+    if not checked or not all(is_int(value) and at_least <= value <= MOST for value in checked):
         received = checked if is_listed else values
+        is_huge = any(is_int(value) and value > MOST for value in checked)
+        bounds = f"from {at_least} to {MOST}" if is_huge else f"{at_least} or more"
         raise ValueError(
-            f"Argument `{name}` must hold ints, {at_least} or more. Received: {name}={received!r}"
+            f"Argument `{name}` must hold ints, {bounds}. Received: {name}={received!r}"
         )
     return tuple(map(int, checked))
 

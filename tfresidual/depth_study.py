@@ -23,6 +23,7 @@ from tfresidual.arguments import check_int
 from tfresidual.console import say
 from tfresidual.files import checked_path, replacing, written
 from tfresidual.locks import locked
+from tfresidual.memory import check_fits
 from tfresidual.probes.logs import log_key
 from tfresidual.probing import write_frames_and_figures
 from tfresidual.run_folder import (
@@ -34,11 +35,13 @@ from tfresidual.run_folder import (
     settings_of,
 )
 from tfresidual.settings import (
+    MOST_BLOCKS,
     STAGES,
     Settings,
     build,
     check,
     check_any_depth,
+    check_training_fits,
     compile_for,
     describe,
     prepare,
@@ -50,6 +53,8 @@ from tfresidual.tuning.workers import IP, check_environment, is_worker
 
 # The project of keras-tuner in the folder, and where supervised processes write.
 PROJECT, LOGS = "search", "logs"
+# What a process takes that has loaded TensorFlow.
+WORKER_BYTES = 400 * 2**20
 # What may change when a search goes on.
 MAY_CHANGE = ("max_blocks", "tolerance", "max_trials")
 # Seconds. A supervised worker ends with its supervisor, and its chief may take long to load.
@@ -119,6 +124,11 @@ def run(folder, settings=None, search=None, console=None, workers=1):
     check_environment()
     settings, search = settings or Settings(), search or SearchSettings()
     check_int("workers", workers, at_least=1)
+    check_fits(
+        workers * WORKER_BYTES,
+        "Argument `workers` must fit the machine: so many processes",
+        f"workers={workers}",
+    )
     if workers > 1 and IP in os.environ:
         raise ValueError(
             f"Argument `workers` must be 1 where {IP} says that this process is a chief or a "
@@ -139,7 +149,7 @@ def _run(folder, settings, search, console, workers):
     refuse_other_settings(folder, parts, MAY_CHANGE)
     watch = _Watch(folder / PROJECT, console)
     # The network, too, is known to be possible before anything is written.
-    build(settings, _depths(search.start))
+    check_training_fits(build(settings, _depths(search.start)), settings)
     train, validation, test = prepare(settings, console)
     if is_worker():
         if not (folder / SETTINGS_FILE).exists():
@@ -379,6 +389,14 @@ def _check_search(settings, search):
                 f"Argument `{name}` must be an int, or one for each of the {STAGES} stages. "
                 f"Received: {name}={depths!r}"
             )
+        for depth in _depths(depths):
+            check_int(name, depth, at_least=1, at_most=MOST_BLOCKS)
+    if settings.share_from is not None and settings.share_from >= max(_depths(search.max_blocks)):
+        raise ValueError(
+            "Argument `share_from` must be a block of networks that may be tried, less than "
+            f"`max_blocks`. Received: share_from={settings.share_from!r}, "
+            f"max_blocks={search.max_blocks!r}"
+        )
     tuning.DepthOracle(
         _depths(search.start),
         settings.epsilon,

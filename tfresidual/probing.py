@@ -15,15 +15,15 @@ from tfresidual.arguments import check_int
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains.evaluator import MEMORY_LIMIT, check_memory_limit
 from tfresidual.chains.outputs import is_binary
-from tfresidual.chains.routes import check_scale, movable_runs
+from tfresidual.chains.routes import check_scale, check_times, movable_runs
 from tfresidual.chains.saved_model import check_whole, is_saved_model, series_of
-from tfresidual.console import say
+from tfresidual.console import followed, say
 from tfresidual.files import check_folder, checked_path, read_json, written
 from tfresidual.locks import locked
 from tfresidual.probes.convergence_indices import check_chance
 from tfresidual.report import study_figures
 from tfresidual.run_folder import MODEL_FILE, SETTINGS_FILE, settings_of
-from tfresidual.settings import Settings, describe, prepare
+from tfresidual.settings import Settings, check_epsilon, describe, prepare
 
 SPLITS = ("train", "test")
 # Where the frames and figures of a series are until all of them are there.
@@ -60,9 +60,9 @@ class ProbeOptions:
     seed: int | None = None
 
     def __post_init__(self):
-        check_int("times", self.times, at_least=1)
+        check_times(self.times)
         if self.epsilon is not None:
-            tuning.depth_for(0, self.epsilon)
+            check_epsilon(self.epsilon)
         check_scale(self.scale)
         check_chance(self.chance)
         check_memory_limit(self.memory_limit)
@@ -302,7 +302,7 @@ def possible(chain):
     return [name for name in PROBES if name not in missing]
 
 
-def write_frames_and_figures(folder, frames, figures, flat=False):
+def write_frames_and_figures(folder, frames, figures, flat=False, console=None):
     """Writes frames as CSV and figures as PNG; what stands there is replaced file by file.
 
     Args:
@@ -310,6 +310,7 @@ def write_frames_and_figures(folder, frames, figures, flat=False):
         frames: `pandas.DataFrame`s by name.
         figures: `matplotlib.figure.Figure`s by name.
         flat: whether all files are put into the folder itself, not into `frames` and `figures`.
+        console: a `rich.console.Console` for a progress bar, or `None` for silence.
 
     Returns:
         The list of the `pathlib.Path`s written.
@@ -319,7 +320,7 @@ def write_frames_and_figures(folder, frames, figures, flat=False):
         paths.append(folder / ("" if flat else "frames") / f"{name}.csv")
         with written(paths[-1]) as path:
             frame.to_csv(path, index=False)
-    for name, figure in figures.items():
+    for name, figure in followed(figures.items(), "writing the figures", console):
         paths.append(folder / ("" if flat else "figures") / f"{name}.png")
         with written(paths[-1]) as path:
             figure.savefig(path, dpi=160)

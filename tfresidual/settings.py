@@ -1,16 +1,21 @@
 """What a study trains on what, and how."""
 
 import dataclasses
+import math
 import os
 
 import keras
 import numpy as np
 
-from tfresidual import datasets, networks, training, tuning
+from tfresidual import datasets, layers, networks, training
 from tfresidual.arguments import check_bool, check_int, check_number
 from tfresidual.console import say
 from tfresidual.datasets.load import sizes_of
+from tfresidual.files import checked_path
+from tfresidual.memory import TooLargeError, check_fits
 
+# Layers, or blocks of a stage; a network of more takes hours to build.
+MOST_BLOCKS = 10_000
 # Networks whose stages can have any number of blocks; each has STAGES of them.
 ANY_DEPTH, STAGES = ("resnet", "hauser", "resnet101"), 3
 # What the setting `depth` stands for where it is `None`.
@@ -99,11 +104,12 @@ def check(settings):
     """
     for name in ("width", "epochs", "batch_size", "validation"):
         check_int(name, getattr(settings, name), at_least=1)
-    for name in ("depth", "train_size", "test_size"):
+    for name in ("train_size", "test_size"):
         check_int(name, getattr(settings, name), at_least=1, or_none=True)
+    check_int("depth", settings.depth, at_least=1, at_most=MOST_BLOCKS, or_none=True)
     check_int("seed", settings.seed, at_least=0, at_most=2**32 - 1)
     check_bool("recurrent", settings.recurrent)
-    tuning.depth_for(0, settings.epsilon)
+    check_epsilon(settings.epsilon)
     describe(settings)
     recipe_of(settings)
     check_int("coupling_from", settings.coupling_from, at_least=0)
@@ -115,7 +121,15 @@ def check(settings):
                 f"Argument `{name}` says how gradients are coupled, so it must go with `coupling`. "
                 f"Received: {name}={getattr(settings, name)!r}, coupling=None"
             )
-    check_number("gamma", settings.gamma, or_none=True)
+    check_number("gamma", settings.gamma, at_least=-1e9, at_most=1e9, or_none=True)
+    check_number("lipschitz", settings.lipschitz, at_least=1e-9, at_most=1e9, or_none=True)
+    if settings.data_dir is not None:
+        checked_path("data_dir", settings.data_dir)
+
+
+def check_epsilon(epsilon):
+    """Raises a `ValueError` unless a depth that a stopping rule asks for is an int of 64 bits."""
+    check_number("epsilon", epsilon, at_least=1e-9, at_most=1e9)
 
 
 def describe(settings):
@@ -155,14 +169,18 @@ def build(settings, blocks=None):
             "Argument `dtype` must be a dtype policy of Keras, such as 'float32' or "
             f"'mixed_bfloat16'. Received: dtype={settings.dtype!r}"
         ) from error
+    share_from, batch_norm = settings.share_from, settings.batch_norm
+    if blocks is not None and share_from is not None and share_from >= max(blocks):
+        # A search begins with networks that are too shallow to share anything.
+        share_from, batch_norm = None, "shared"
     kwargs = {
         "input_shape": description.input_shape,
         "classes": description.classes,
         "classifier_activation": "sigmoid" if description.multi_label else "softmax",
         "layout": settings.layout,
         "shortcut": settings.shortcut,
-        "share_from": settings.share_from,
-        "batch_norm": settings.batch_norm,
+        "share_from": share_from,
+        "batch_norm": batch_norm,
         "recurrent_initialization": settings.recurrent,
         "lipschitz": settings.lipschitz,
         "anchor": settings.anchor,
@@ -192,7 +210,36 @@ def build(settings, blocks=None):
                 f"Argument `{name}` must be left out: {settings.network} has one of its own. "
                 f"Received: {name}={getattr(settings, name)!r}"
             )
-    return getattr(networks, settings.network)(**kwargs)
+    try:
+        return getattr(networks, settings.network)(**kwargs)
+    except TooLargeError as error:
+        raise ValueError(
+            f"Arguments `depth` and `width` must fit the machine: the weights {error.amounts}. "
+            f"Received: depth={settings.depth!r}, width={settings.width!r}"
+        ) from error
+
+
+def check_training_fits(network, settings):
+    """Raises a `ValueError` if training a network takes more memory than the machine has.
+
+    Counted are weights, gradients and momentum, and what every layer keeps of a batch for the
+    backward pass: three states for a residual unit, which keeps four or more, or three.
+    """
+    train_size, _, _ = sizes_of(
+        settings.data, settings.train_size, settings.validation, settings.test_size
+    )
+    images = min(settings.batch_size, train_size)
+    bytes_each = 4 if network.compute_dtype == "float32" else 2
+    kept = sum(
+        math.prod(layer.output.shape[1:]) * (3 if isinstance(layer, layers.ResidualUnit) else 1)
+        for layer in network.layers
+    )
+    named = {"width": settings.width, "depth": settings.depth, "batch_size": settings.batch_size}
+    check_fits(
+        network.count_params() * 4 * 3 + images * kept * bytes_each,
+        f"Arguments {', '.join(f'`{name}`' for name in named)} must fit the machine: the training",
+        ", ".join(f"{name}={value!r}" for name, value in named.items()),
+    )
 
 
 def used(settings):

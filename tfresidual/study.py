@@ -23,7 +23,16 @@ from tfresidual.probing import (
 )
 from tfresidual.report import Section, findings, study_figures, study_sections, write
 from tfresidual.run_folder import claim, read_settings, refuse_other_settings
-from tfresidual.settings import Settings, build, check, compile_for, describe, prepare, used
+from tfresidual.settings import (
+    Settings,
+    build,
+    check,
+    check_training_fits,
+    compile_for,
+    describe,
+    prepare,
+    used,
+)
 
 # Images that the callbacks probe after every epoch: stable means at little cost.
 IMAGES_PER_EPOCH = 512
@@ -79,6 +88,7 @@ def _run(folder, settings, console):
     data, result = _train(folder, settings, console)
     seconds = time.monotonic() - begun
     frames = _probe(result, data, settings, console)
+    say(console, "drawing the figures")
     figures = study_figures(frames, settings.epsilon)
     examples = _examples(result, data)
     sections = [examples, *study_sections(frames, figures)]
@@ -86,9 +96,11 @@ def _run(folder, settings, console):
         folder,
         {name: frame for name, frame in frames.items() if name != "log"},
         figures | {"images": examples.figure},
+        console=console,
     )
     say(console, "measuring the error on the test images")
     error = 1 - result.network.evaluate(data.test, return_dict=True, verbose=0)[result.metric]
+    say(console, "writing the report")
     return write(
         folder / "report.html",
         f"{result.network.name} on {data.description.title}",
@@ -127,6 +139,7 @@ def _train(folder, settings, console, more_callbacks=None):
     refuse_other_settings(folder, {"settings": settings})
     keras.utils.set_random_seed(settings.seed)
     network = build(settings)
+    check_training_fits(network, settings)
     if settings.coupling is not None:
         # Whether there is something to couple is known now, before anything is written.
         coupling = (settings.coupling, settings.kernel, settings.coupling_from)

@@ -144,10 +144,18 @@ def test_fully_recurrent_stages(transition):
 
 
 def test_stages_that_are_too_short_share_nothing():
-    for share_from in (3, 9):
-        net = ResidualNetwork(**SMALL | {"share_from": share_from})
-        assert all(unit.shares is None for unit in units_of(net).values())
-        assert ResidualNetwork(**SMALL | {"share_from": None}).count_params() == net.count_params()
+    net = ResidualNetwork(**SMALL | {"share_from": 3})
+    assert all(unit.shares is None for unit in units_of(net).values())
+    assert ResidualNetwork(**SMALL | {"share_from": None}).count_params() == net.count_params()
+
+
+@pytest.mark.parametrize("share_from", [4, 99])
+def test_a_block_that_no_stage_has_is_refused(share_from):
+    message = rf"`share_from` must be one of the blocks.*Received: share_from={share_from}, blocks="
+    with pytest.raises(ValueError, match=message):
+        ResidualNetwork(**SMALL | {"share_from": share_from})
+    # Of one stage it is enough.
+    ResidualNetwork(**SMALL | {"share_from": 4, "blocks": (2, 5)})
 
 
 def test_shortcuts_are_shared():

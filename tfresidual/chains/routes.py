@@ -12,6 +12,9 @@ from tfresidual.arguments import check_int, is_int, is_number
 from tfresidual.chains.chain import Stage, multiplied
 from tfresidual.chains.sources import chain as chain_of
 
+# A route, and what is computed for it, grows with every application.
+MOST_TIMES = 1000
+
 
 class Application(NamedTuple):
     """One block applied once: its step in the stage, and what its branch is multiplied by."""
@@ -154,7 +157,7 @@ def repeat_last(chain, stage, times, scale=1.0):
     """
     chain = chain_of(chain)
     blocks = _stage(chain, stage).blocks
-    check_int("times", times, at_least=1)
+    check_times(times)
     check_scale(scale)
     if not blocks:
         raise ValueError(
@@ -226,7 +229,7 @@ def shuffle(chain, stage, seed=0, swaps=None):
     """
     chain = chain_of(chain)
     blocks = _stage(chain, stage).blocks
-    check_int("seed", seed, at_least=0)
+    check_int("seed", seed, at_least=0, at_most=None)
     if swaps is not None:
         check_int("swaps", swaps, at_least=1)
     runs = movable_runs(chain.stages[stage - 1])
@@ -372,6 +375,11 @@ def _movable(chain, name, stage, step, what, received):
             f"shape of the state, and what follows needs the new one. Received: {received}"
         )
     return block.stage, block.step
+
+
+def check_times(times, at_least=1):
+    """How often a block is applied, as an int; raises a `ValueError` unless it can be."""
+    return check_int("times", times, at_least, MOST_TIMES)
 
 
 def check_scale(scale):

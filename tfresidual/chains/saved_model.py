@@ -121,6 +121,9 @@ def _layout(path):
         _require(_is_count(version) and version > 0, "format")
         if version <= FORMAT:
             _check_layout(layout)
+    except PermissionError:
+        # A file that may not be read is none that is damaged.
+        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(path, error) from error
     if version > FORMAT:

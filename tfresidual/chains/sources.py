@@ -79,10 +79,12 @@ def _of_file(path):
 
 
 def _is_archive(path):
-    if not zipfile.is_zipfile(path):
-        return False
-    with zipfile.ZipFile(path) as archive:
-        return "config.json" in archive.namelist()
+    # A file that cannot be read is none that is damaged.
+    with path.open("rb") as file:
+        if not zipfile.is_zipfile(file):
+            return False
+        with zipfile.ZipFile(file) as archive:
+            return "config.json" in archive.namelist()
 
 
 def _loaded(path):

@@ -80,7 +80,7 @@ def sample_scene(index, digits=3, split="train", seed=0):
     """
     index = check_int("index", index, at_least=0)
     digits = check_int("digits", digits, at_least=1, at_most=10)
-    seed = check_int("seed", seed, at_least=0)
+    seed = check_int("seed", seed, at_least=0, at_most=None)
     check_choice("split", split, SPLITS)
     # The bits of a generator are the same in every version of NumPy, its distributions need not be.
     bits = np.random.PCG64(np.random.SeedSequence([seed, digits, SPLITS.index(split), index]))
@@ -154,7 +154,7 @@ class DigitclutterConfig(tfds.core.BuilderConfig):
         self.digits = check_int("digits", self.digits, at_least=3, at_most=5)
         for argument in ("train_size", "validation_size", "test_size"):
             setattr(self, argument, check_int(argument, getattr(self, argument), at_least=1))
-        self.seed = check_int("seed", self.seed, at_least=0)
+        self.seed = check_int("seed", self.seed, at_least=0, at_most=None)
         sizes = f"{self.train_size}-{self.validation_size}-{self.test_size}"
         self.name = f"digits{self.digits}-{sizes}-seed{self.seed}"
         self.description = (

@@ -36,7 +36,7 @@ def inverse_problem(count, slopes=SLOPES, seed=0, limit=2.0):
         It leaves the distribution of z open.
     """
     count = check_int("count", count, at_least=1)
-    seed = check_int("seed", seed, at_least=0)
+    seed = check_int("seed", seed, at_least=0, at_most=None)
     slopes = checked_slopes(slopes)
     limit = check_number("limit", limit, over=0)
     z = np.random.default_rng(seed).uniform(-limit, limit, (count, 2)).astype(np.float32)

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfresidual.arguments import check_bool, check_choice, check_int, is_int
 from tfresidual.files import check_folder, checked_path, damaged, is_full, no_room
+from tfresidual.memory import check_fits
 from tfresidual.training.augmentation import flip_and_crop
 
 __all__ = ["Description", "describe", "load", "plain", "set_epoch"]
@@ -174,7 +175,7 @@ def load(
     """
     _check_name(name, digits)
     batch_size = check_int("batch_size", batch_size, at_least=1)
-    seed = check_int("seed", seed, at_least=0)
+    seed = check_int("seed", seed, at_least=0, at_most=None)
     if augment is not None:
         augment = check_bool("augment", augment)
     shuffle, download = check_bool("shuffle", shuffle), check_bool("download", download)
@@ -313,6 +314,13 @@ def _digitclutter(digits, train_size, validation_size, test_size, data_dir):
     """The builder of Digitclutter, its images drawn."""
     from tfresidual.datasets.digitclutter import Digitclutter, DigitclutterConfig
 
+    drawn = train_size + 2 * max(validation_size, test_size)
+    check_fits(
+        # They are read into memory as bytes.
+        drawn * 32 * 32,
+        "Arguments `train_size`, `validation` and `test_size` must fit the machine: the images",
+        f"train_size={train_size}, validation={validation_size}, test_size={test_size}",
+    )
     config = DigitclutterConfig(
         digits=int(digits),
         train_size=train_size,

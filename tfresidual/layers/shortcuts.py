@@ -161,7 +161,7 @@ class DropoutShortcut(Shortcut):
     def __init__(self, rate=0.5, seed=None, **kwargs):
         super().__init__(**kwargs)
         self.rate = check_number("rate", rate, at_least=0, below=1)
-        self.seed = check_int("seed", seed, at_least=0, or_none=True)
+        self.seed = check_int("seed", seed, at_least=0, at_most=None, or_none=True)
         self.dropout = keras.layers.Dropout(self.rate, seed=self.seed, dtype=self.dtype_policy)
 
     def build(self, state_shape, branch_shape=None):

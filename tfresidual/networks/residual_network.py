@@ -17,8 +17,14 @@ from tfresidual.arguments import (
     is_int,
 )
 from tfresidual.layers import BatchNormalization, PointwiseConvolution, ResidualUnit
-from tfresidual.layers.residual_unit import BATCH_NORMS, PARAMETERS, PREACTIVATION_LAYOUTS
+from tfresidual.layers.residual_unit import (
+    BATCH_NORMS,
+    BOTTLENECK_REDUCTION,
+    PARAMETERS,
+    PREACTIVATION_LAYOUTS,
+)
 from tfresidual.layers.shortcuts import get_shortcut
+from tfresidual.memory import check_fits
 
 TRANSITIONS = ("projection", "convolution", "average_pooling", "downsampling_block")
 ANCHORS = ("previous", "input")
@@ -150,6 +156,13 @@ class ResidualNetwork(keras.Model):
         input_shape = _checked_input_shape(input_shape, len(widths), pooling, data_format)
         stem_width = check_int("stem_width", stem_width, at_least=1, or_none=True)
         stem_width = stem_width or (widths[0] // 4 if bottleneck else widths[0])
+        if share_from is not None and share_from >= max(blocks):
+            raise ValueError(
+                "Argument `share_from` must be one of the blocks of a stage, counted from 0. "
+                f"Received: share_from={share_from}, blocks={blocks}"
+            )
+        channels = input_shape[-1 if data_format == "channels_last" else 0]
+        _check_size(channels, classes, blocks, widths, stem_width, bottleneck, share_from)
         policy = keras.dtype_policies.get(dtype or keras.config.dtype_policy())
         common = {"data_format": data_format, "dtype": policy}
         axis = -1 if data_format == "channels_last" else 1
@@ -411,6 +424,32 @@ def _checked_pooling(pooling):
             f"Received: pooling={pooling!r}"
         )
     return int(pooling)
+
+
+def _check_size(channels, classes, blocks, widths, stem_width, bottleneck, share_from):
+    """Raises a `TooLargeError` if the weights of a network do not fit the memory of the machine."""
+    weights = 9 * channels * stem_width
+    entering = stem_width
+    for depth, width in zip(blocks, widths, strict=True):
+        # The first block takes the channels of the stage before.
+        weights += _weights_of_unit(entering, width, bottleneck)
+        own = depth if share_from is None else min(depth, share_from + 1)
+        weights += (own - 1) * _weights_of_unit(width, width, bottleneck)
+        entering = width
+    check_fits(
+        # Variables are float32 under every policy.
+        4 * (weights + entering * classes),
+        "Arguments `blocks` and `widths` must make a network that fits the machine: its weights",
+        f"blocks={blocks}, widths={widths}",
+    )
+
+
+def _weights_of_unit(entering, width, bottleneck):
+    """How many weights the convolutions of a residual unit's branch have."""
+    if not bottleneck:
+        return 9 * entering * width + 9 * width**2
+    inner = width // BOTTLENECK_REDUCTION
+    return entering * inner + 9 * inner**2 + inner * width
 
 
 def _checked_input_shape(input_shape, stages, pooling, data_format):

@@ -9,7 +9,7 @@ from tfresidual.chains import evaluate
 from tfresidual.chains.batches import splits_of
 from tfresidual.chains.evaluator import MEMORY_LIMIT
 from tfresidual.chains.outputs import is_binary
-from tfresidual.chains.routes import check_scale, read_out, repeat_last, unperturbed
+from tfresidual.chains.routes import check_scale, check_times, read_out, repeat_last, unperturbed
 
 GROUPS = ("borderline", "correct", "all")
 BLOCKS, REPETITIONS = "blocks", "repetitions"
@@ -113,7 +113,7 @@ def borderline(
 def check_arguments(blocks, times, probability):
     """Raises a `ValueError` unless `borderline` can use these."""
     check_int("blocks", blocks, at_least=1)
-    check_int("times", times, at_least=0)
+    check_times(times, at_least=0)
     check_number("probability", probability, over=0, at_most=1)
 
 

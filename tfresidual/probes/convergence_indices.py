@@ -5,9 +5,10 @@ import math
 import numpy as np
 import pandas as pd
 
-from tfresidual.arguments import check_bool, check_int, is_number
+from tfresidual.arguments import check_bool, is_number
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains.evaluator import MEMORY_LIMIT
+from tfresidual.chains.routes import check_times
 from tfresidual.probes.drop_blocks import rows_of as drop_rows
 from tfresidual.probes.drop_blocks import with_unperturbed_error
 from tfresidual.probes.evaluate_routes import frames_of_rows
@@ -111,7 +112,7 @@ def convergence_frames(
             `at_chance` is `"nan"`.
     """
     chain = chain_of(chain)
-    check_int("times", times, at_least=1)
+    check_times(times)
     check_chance(chance)
     check_bool("progress", progress)
     tables = {

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import tensorflow as tf
 
-from tfresidual.arguments import check_int
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains.batches import run_over, splits_of
+from tfresidual.chains.routes import check_times
 from tfresidual.metrics import change_of, norm
 
 METRICS = ("change", "contraction", "largest_contraction", "distance")
@@ -71,7 +71,7 @@ def fixed_point(chain, data, times=50, progress=False):
         4.2: Banach's fixed point theorem.
     """
     chain = chain_of(chain)
-    check_int("times", times, at_least=1)
+    check_times(times)
     stages = [stage for stage in chain.stages if stage.can_repeat]
     if not stages:
         raise ValueError(

@@ -6,12 +6,12 @@ import functools
 import numpy as np
 import tensorflow as tf
 
-from tfresidual.arguments import check_bool, check_int
+from tfresidual.arguments import check_bool
 from tfresidual.chains import chain as chain_of
 from tfresidual.chains.batches import run_over, splits_of
 from tfresidual.chains.evaluator import MEMORY_LIMIT
 from tfresidual.chains.gradients import known_gradients
-from tfresidual.chains.routes import check_scale, repeat_last, unperturbed
+from tfresidual.chains.routes import check_scale, check_times, repeat_last, unperturbed
 from tfresidual.metrics import change_of, cosine, norm, ratio
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.probes.measure import standard_error
@@ -90,7 +90,7 @@ def repeat_last_block(
 
 def rows_of(chain, times, scale=1.0):
     """The places of the probe's frame, and their routes."""
-    check_int("times", times, at_least=1)
+    check_times(times)
     check_scale(scale)
     rows = []
     for stage in _stages(chain):

@@ -49,7 +49,7 @@ def shuffle_blocks(
     """
     chain = chain_of(chain)
     draws = check_int("draws", draws, at_least=1)
-    seed = check_int("seed", seed, at_least=0)
+    seed = check_int("seed", seed, at_least=0, at_most=None)
     swaps = check_ints("swaps", swaps, at_least=1)
     rng = np.random.default_rng(seed)
     rows = []

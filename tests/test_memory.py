@@ -1,0 +1,145 @@
+"""What takes more memory than the machine has is refused before it is made."""
+
+import dataclasses
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tfresidual import depth_study, memory, networks, settings, study
+from tfresidual.networks import residual_network
+from tfresidual.settings import Settings
+
+GIB = 2**30
+BUILDERS = {
+    "resnet": lambda: networks.resnet(20),
+    "resnet110": networks.resnet110,
+    "bottlenecks": lambda: networks.resnet(29, bottleneck=True),
+    "wide": lambda: networks.resnet(20, widths=(64, 128, 256)),
+    "shared": lambda: networks.resnet(50, share_from=2),
+    "shared behind all of a stage": lambda: networks.ResidualNetwork(
+        (32, 32, 3), 10, blocks=(2, 6), widths=(16, 32), share_from=3
+    ),
+    "hauser": lambda: networks.hauser(3),
+    "single_representation": networks.single_representation,
+}
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A function that gives the machine some memory."""
+
+    def give(size):
+        monkeypatch.setattr(memory, "_limit", lambda: size)
+
+    return give
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_the_estimate_is_close_and_never_above(name, monkeypatch):
+    estimates = []
+    monkeypatch.setattr(residual_network, "check_fits", lambda size, *_: estimates.append(size))
+    network = BUILDERS[name]()
+    (estimate,) = estimates
+    assert 0.8 * 4 * network.count_params() <= estimate <= 4 * network.count_params()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: networks.resnet(20, widths=(10**8, 2, 2)),
+        lambda: networks.resnet101(width=10**7),
+        lambda: networks.ResidualNetwork((32, 32, 3), 10, widths=(10**9,) * 3),
+    ],
+)
+def test_a_network_that_is_too_large_is_not_built(build):
+    begun = time.monotonic()
+    message = (
+        r"`blocks` and `widths`.* would take [\d,.]+ GiB .* this machine has .*Received: blocks"
+    )
+    with pytest.raises(ValueError, match=message):
+        build()
+    assert time.monotonic() - begun < 2
+
+
+def test_a_network_that_fits_is_built(machine):
+    count = networks.resnet(8).count_params()
+    machine(4 * count)
+    networks.resnet(8)
+    machine(2 * count)
+    with pytest.raises(memory.TooLargeError):
+        networks.resnet(8)
+
+
+def test_the_limit_of_a_container(tmp_path, monkeypatch):
+    files = [tmp_path / "memory.max", tmp_path / "missing"]
+    monkeypatch.setattr(memory, "CONTAINER_LIMITS", files)
+    files[0].write_text("max\n")
+    whole = memory._limit()
+    assert whole >= GIB
+    files[0].write_text("1000000\n")
+    assert memory._limit() == 1_000_000
+
+
+TOO_LARGE = {
+    "width": ({"width": 10**8}, r"`depth` and `width`.*Received: depth=None, width=100000000"),
+    "depth": ({"depth": 10_001}, r"`depth` must be an int, from 1 to 10000.*Received: depth=10001"),
+    "images": (
+        {"train_size": 10**9},
+        r"`train_size`, `validation` and `test_size` .*GiB.*Received: train_size=1000000000",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_a_study_that_is_too_large_writes_nothing(tmp_path, name):
+    changes, message = TOO_LARGE[name]
+    with pytest.raises(ValueError, match=message):
+        study.train(tmp_path / "run", Settings(data_dir=str(tmp_path / "data"), **changes))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_batch_that_is_too_large(tmp_path, machine):
+    """That fits in smaller ones, or is no larger than the images are many."""
+    many = Settings(batch_size=20_000, depth=8, data_dir=str(tmp_path / "data"))
+    network = settings.build(many)
+    machine(2 * GIB)
+    with pytest.raises(ValueError, match=r"`batch_size` must fit.*training would take .*Received"):
+        study.train(tmp_path / "run", many)
+    assert list(tmp_path.iterdir()) == []
+    settings.check_training_fits(network, dataclasses.replace(many, batch_size=64))
+    settings.check_training_fits(network, dataclasses.replace(many, train_size=500))
+
+
+PEAK = """
+import resource, sys
+import numpy as np
+from tfresidual import networks, settings
+import keras
+some = settings.Settings(depth=14, batch_size=int(sys.argv[1]))
+net = settings.build(some)
+settings.compile_for(net, some, 1)
+x = np.zeros((some.batch_size, 32, 32, 1), "float32")
+net.train_on_batch(x[:8], np.zeros((8, 10)))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+net.train_on_batch(x, np.zeros((some.batch_size, 10)))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
+"""
+
+
+@pytest.mark.slow
+def test_what_a_training_takes_is_more_than_what_is_asked_for(monkeypatch):
+    some = Settings(depth=14, batch_size=2048)
+    asked = []
+    monkeypatch.setattr(settings, "check_fits", lambda size, *_: asked.append(size))
+    settings.check_training_fits(settings.build(some), some)
+    command = [sys.executable, "-c", PEAK, "2048"]
+    taken = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert 0.3 * taken < asked[0] < taken
+
+
+def test_workers_that_are_too_many(tmp_path):
+    with pytest.raises(ValueError, match=r"`workers` must fit .*GiB.*Received: workers=100000$"):
+        depth_study.run(tmp_path / "run", Settings(), workers=100_000)
+    assert list(tmp_path.iterdir()) == []
