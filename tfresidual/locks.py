@@ -65,7 +65,8 @@ def locked(folder, argument="folder", beside=False, wait=False):
         is_first = not lock.is_locked
         try:
             lock.acquire(timeout=-1 if wait else PATIENCE)
-        except filelock.Timeout:
+        except (filelock.Timeout, FileNotFoundError):
+            # Whoever made the folder, and failed, may just have removed it.
             raise FolderInUseError(
                 f"Another process is writing to this folder{_holder(path)}. Wait until it has "
                 f"ended, or choose another `{argument}`. Received: {argument}={str(folder)!r}"
@@ -79,7 +80,9 @@ def locked(folder, argument="folder", beside=False, wait=False):
             ) from error
         try:
             if is_first:
-                _sign(path)
+                # A full disk is an error of what is written, not of this.
+                with contextlib.suppress(OSError):
+                    _sign(path)
             yield
         finally:
             if is_first:
