@@ -130,9 +130,9 @@ def one_life(kind, folder, file, kill_at, times):
 
 def export(kind, folder, file, kill_at, times):
     import keras
+    from tfresidual.callbacks import ExportForProbing
 
     import tfresidual
-    from tfresidual.callbacks import ExportForProbing
     from tfresidual.files import remove_unfinished
     from tfresidual.locks import FolderInUseError
 
