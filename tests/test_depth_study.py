@@ -130,7 +130,10 @@ def test_the_report_counts_trials_as_the_figure_does(done, settings):
     _, trials = report.search_sections(trace, settings.epsilon)
     assert trials.frame["trial"].tolist() == [trial + 1 for trial in trace["trial"]]
     assert trace["trial"].min() == 0
-    assert "counts from 1" in (folder / "report.html").read_text()
+    page = (folder / "report.html").read_text()
+    assert "counts from 1" in page
+    # What was searched is no setting, and what was left open has no value.
+    assert "<td>none</td>" not in page
 
 
 # One search at a time

@@ -202,6 +202,13 @@ def test_report(done, saved):
     error = 1 - saved[0].evaluate(saved[1]["test"], return_dict=True, verbose=0)["exact_match"]
     assert f"{error:.1%}" in text
     assert "3 blocks" in text
+    # Answers are told by marks too, and counted.
+    assert re.search(r"\d+ of these 16 answers are right", text)
+    assert "\N{CHECK MARK} in blue" in text and "\N{BALLOT X} in orange" in text
+    blocks = pd.read_csv(done[0] / "frames" / "block_metrics.csv").query("split == 'test'")
+    certain = (blocks["cosine_loss"] + 2 * blocks["cosine_loss_se"] < 0).sum()
+    counted = blocks["cosine_loss"].notna().sum()
+    assert re.search(rf"move down the loss gradient {certain} of {counted} mean", text)
     assert "train_size" in text and "64" in text
 
 
