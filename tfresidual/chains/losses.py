@@ -1,14 +1,35 @@
 """The loss of one image, as probes follow it."""
 
 import inspect
+import itertools
+import json
+import math
 
 import keras
+import numpy as np
 from keras import ops
 
 from tfresidual.chains.outputs import kind_of, single
 
 # The cross-entropy of this file among the names of losses.
 CROSS_ENTROPY = "cross_entropy"
+# Labels and outputs, of which every loss takes some.
+_LABELS = tuple(
+    np.array(labels, "float32")
+    for labels in (
+        [[0, 1, 0], [1, 0, 0], [0, 0, 1], [0, 1, 0]],
+        [[-1, 1, 1], [1, -1, -1], [-1, -1, 1], [1, 1, -1]],
+        [[0.3, -7.0, 2.5], [11.0, 0.0, -0.2], [4.0, 1.5, -3.0], [0.1, 0.6, 0.9]],
+        [[1], [0], [2], [1]],
+    )
+)
+_OUTPUTS = tuple(
+    np.array(outputs, "float32")
+    for outputs in (
+        [[0.2, 0.7, 0.1], [0.05, 0.9, 0.05], [0.5, 0.25, 0.25], [0.1, 0.3, 0.6]],
+        [[-3.0, 2.0, 0.5], [1.0, -12.0, 4.0], [0.2, 0.1, 25.0], [-0.6, 0.0, 7.0]],
+    )
+)
 _CROSS_ENTROPIES = (
     keras.losses.categorical_crossentropy,
     keras.losses.sparse_categorical_crossentropy,
@@ -23,14 +44,15 @@ def loss_of(model, last=None):
     an image) or one-hot rows, or, for a sigmoid, the mean binary cross-entropy over the outputs.
 
     A cross-entropy behind a softmax keeps its gradient for images of which the network is sure,
-    see `softmax_cross_entropy`.
+    see `softmax_cross_entropy`. Any other loss is the very object the model was compiled with.
 
     Args:
         model: a `keras.Model` with one output.
         last: the layer or operation that returns the outputs, by default the model's last layer.
 
     Returns:
-        A function `(labels, outputs) -> losses` of shape `(images,)`.
+        A function `(labels, outputs) -> losses` of shape `(images,)`. Its attribute `description`,
+        where it has one, is what `loss_from` makes the same loss of.
 
     Raises:
         ValueError: if the model was compiled with several losses.
@@ -48,10 +70,15 @@ def loss_of(model, last=None):
         from_logits = kind != "probabilities"
         return loss_from({"loss": CROSS_ENTROPY, "config": {"from_logits": from_logits}})
     function = keras.losses.get(loss)
+    losses = _per_image(_of_images(function))
     description = _description(function)
-    if description is not None:
+    is_plain = function in _CROSS_ENTROPIES
+    if description is None or not (is_plain or _is_rebuilt(losses, description)):
+        return losses
+    if description["loss"] == CROSS_ENTROPY:
         return loss_from(description)
-    return _per_image(_of_images(function))
+    losses.description = description
+    return losses
 
 
 def loss_from(description):
@@ -118,20 +145,69 @@ def softmax_cross_entropy(labels, logits):
 
 
 def _description(function):
-    """What names a loss, see `loss_from`; `None` for one that somebody else has written."""
+    """What names a loss, see `loss_from`; `None` for one that somebody else has written.
+
+    A loss need not be all that it says of itself, see `_is_rebuilt`.
+    """
     if function in _CROSS_ENTROPIES:
         return {"loss": CROSS_ENTROPY, "config": {"from_logits": False}}
     if isinstance(function, keras.losses.Loss):
         if _is_plain_cross_entropy(function):
             from_logits = function.get_config()["from_logits"]
             return {"loss": CROSS_ENTROPY, "config": {"from_logits": from_logits}}
-        kind, config = type(function), function.get_config()
+        kind = type(function)
+    elif inspect.isfunction(function):
+        kind = function
     else:
-        kind, config = function, None
-    for name in (getattr(kind, "__name__", ""), keras.saving.get_registered_name(kind)):
+        return None
+    for name in (kind.__name__, keras.saving.get_registered_name(kind)):
         if _known_loss(name) is kind:
+            config = None if kind is function else function.get_config()
             return {"loss": name, "config": config}
     return None
+
+
+def _is_rebuilt(losses, description):
+    """Whether a loss that is made from a description gives what the described one gives.
+
+    Keras' `Huber` does not say its `delta`, nor does any loss what was set on it later. Both are
+    tried on labels and outputs of every kind.
+
+    Args:
+        losses: the loss of one image, as `loss_of` returns it.
+        description: see `loss_from`.
+    """
+    if description["config"] is None:
+        return True
+    try:
+        rebuilt = loss_from(json.loads(json.dumps(description)))
+    except Exception:
+        # What a class of somebody's own says of itself may be anything.
+        return False
+    pairs = itertools.product(_LABELS, _OUTPUTS)
+    if description["loss"] == CROSS_ENTROPY:
+        # It takes labels of either kind, which the described one need not.
+        outputs = _OUTPUTS[description["config"]["from_logits"]]
+        pairs = [(labels, outputs) for labels in (_LABELS[0], _LABELS[-1])]
+        pairs = [pair for pair in pairs if _values_of(losses, *pair) is not None]
+    compared = 0
+    for labels, outputs in pairs:
+        values = [_values_of(function, labels, outputs) for function in (losses, rebuilt)]
+        if not any(value is None for value in values):
+            compared += 1
+            if not np.allclose(*values, rtol=1e-5, atol=1e-7, equal_nan=True):
+                return False
+        elif not all(value is None for value in values):
+            return False
+    return compared > 0
+
+
+def _values_of(function, labels, outputs):
+    """What a loss gives, as an array; `None` where it does not take such labels and outputs."""
+    try:
+        return ops.convert_to_numpy(function(labels, ops.convert_to_tensor(outputs)))
+    except Exception:
+        return None
 
 
 def _known_loss(name):
@@ -175,6 +251,8 @@ def _cross_entropy(from_logits):
             return sparse(labels, outputs) if is_sparse else dense(labels, outputs)
         logits = ops.cast(logits, "float32")
         if is_sparse:
+            if math.prod(labels.shape[1:]) != math.prod(logits.shape[1:-1]):
+                raise ValueError("There must be one index for each row of outputs.")
             indices = ops.reshape(labels, ops.shape(logits)[:-1])
             rows = ops.one_hot(indices, logits.shape[-1], dtype=logits.dtype)
         else:
@@ -193,8 +271,19 @@ def _per_image(function):
         labels = ops.cast(labels, "float64" if is_double else "float32")
         if len(labels.shape) + 1 == len(outputs.shape) and outputs.shape[-1] == 1:
             labels = ops.expand_dims(labels, axis=-1)
-        values = function(labels, outputs)
-        if len(values.shape) == 0:
+        try:
+            values = function(labels, outputs)
+        except (ValueError, TypeError) as error:
+            (reason, *_) = str(error).splitlines() or [""]
+            raise ValueError(
+                "Argument `data` must hold labels as the loss of the network takes them. "
+                f"{_name_of(function)} says: {reason} Received: labels of shape "
+                f"{tuple(labels.shape)} for outputs of shape {tuple(outputs.shape)}"
+            ) from error
+        images, numbers = outputs.shape[0], values.shape[0] if len(values.shape) else 1
+        # As many numbers whatever the images are, or a number of them that no image can share.
+        is_fixed = numbers is not None and images is None
+        if is_fixed or (numbers is not None and images and numbers % images):
             raise ValueError(
                 "Argument `loss` of `compile` must be a loss that returns one number for each "
                 f"image, not one for all of them. Received: loss={_name_of(function)}"
