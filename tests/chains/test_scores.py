@@ -320,3 +320,22 @@ def test_scores_are_float32_whatever_the_outputs_are(kind):
         for name in ("wrong", "cross_entropy", "entropy", "margin"):
             assert scores[name].dtype == tf.float32
             np.testing.assert_allclose(scores[name], expected[name], rtol=0.02, err_msg=name)
+
+
+def test_smoothed_labels_are_those_over_a_half():
+    rows = np.array([[1, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]], "float32")
+    outputs = np.random.default_rng(3).normal(size=(4, 4)).astype("float32")
+    expected = prediction_scores("label_logits", rows, outputs)
+    found = prediction_scores("label_logits", rows * 0.8 + 0.15, outputs)
+    for name in ("wrong", "predicted", "margin"):
+        np.testing.assert_array_equal(found[name], expected[name])
+    np.testing.assert_array_equal(np.sum(found["predicted"], axis=1), [2, 1, 0, 4])
+
+
+def test_a_class_of_less_than_a_half_is_still_the_label():
+    rows = np.array([[0.4, 0.35, 0.25], [0.2, 0.3, 0.5]], "float32")
+    outputs = np.random.default_rng(3).normal(size=(2, 3)).astype("float32")
+    expected = prediction_scores("logits", np.array([0, 2]), outputs)
+    found = prediction_scores("logits", rows, outputs)
+    for name in ("wrong", "predicted", "margin"):
+        np.testing.assert_array_equal(found[name], expected[name])

@@ -2,6 +2,7 @@
 
 import math
 
+import keras
 import numpy as np
 import pandas as pd
 import pytest
@@ -457,3 +458,37 @@ def test_accepts_a_network_and_its_labels_in_any_form():
     for same in (labels[:, None], np.eye(5)[labels]):
         table = probes.convergence_indices(net, (images, same), times=2)
         pd.testing.assert_frame_equal(table, expected)
+
+
+# Labels that are not 0 and 1
+
+
+def test_chance_of_smoothed_rows():
+    rows = np.eye(10, dtype="float32")[np.arange(20) % 10]
+    smoothed = rows * np.float32(0.9) + np.float32(0.1) / 10
+    # A hair less than one label, in float32.
+    assert (smoothed.sum(axis=1).astype(int) == 0).any()
+    for labels in (rows, smoothed, rows * 0.3 + 0.07):
+        assert chance_of(labels, classes=10) == pytest.approx(0.9)
+        assert chance_of(labels, "largest class", classes=10) == pytest.approx(0.9)
+    settings = {"classes": 5, "outputs": "label_logits"}
+    two = TWO_OF_FIVE * 0.9 + 0.05
+    assert chance_of(two, **settings) == pytest.approx(1 - 1 / 10)
+    assert chance_of(two, "largest class", **settings) == pytest.approx(1 / 2)
+
+
+def test_chance_of_a_hinge():
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((4, 4, 1))
+    state = keras.layers.Conv2D(3, 3, padding="same")(inputs)
+    state = state + keras.layers.Conv2D(3, 3, padding="same", activation="relu")(state)
+    net = keras.Model(inputs, keras.layers.Dense(5)(keras.layers.Flatten()(state)))
+    net.compile("sgd", "hinge")
+    images = np.random.default_rng(0).normal(size=(8, 4, 4, 1)).astype("float32")
+    signs = np.where(np.concatenate([TWO_OF_FIVE, TWO_OF_FIVE]) > 0, 1.0, -1.0)
+    frames = [
+        probes.convergence_frames(net, (images, labels), 2, at_chance="nan")[1]
+        for labels in (signs, (signs + 1) / 2)
+    ]
+    assert frames[0]["chance"].unique().tolist() == [pytest.approx(1 - 1 / 10)]
+    pd.testing.assert_frame_equal(*frames)

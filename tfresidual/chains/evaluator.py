@@ -21,7 +21,7 @@ from tfresidual.chains.losses import takes_signs
 from tfresidual.chains.outputs import check_labels, is_binary
 from tfresidual.chains.plan import BLOCK, DISTANCE, HEAD, STEM, TRANSITION, plan_of
 from tfresidual.chains.routes import checked_routes
-from tfresidual.chains.scores import prediction_scores
+from tfresidual.chains.scores import label_sets, prediction_scores
 from tfresidual.chains.sources import chain as chain_of
 from tfresidual.metrics import change_of, norm
 
@@ -54,6 +54,8 @@ class RouteValues:
             outputs.
         is_finite: bool, whether the outputs are; those that are not name no class.
         labels: those of the images, as the data has them: without an axis of routes.
+        label_sets: which classes are the labels of an image, bool, `(images, classes)`; of one
+            output that tells two classes apart whether it is 1, `(images, 1)`.
         classes: int, how many the network tells apart; 2 where one output is that of a label.
     """
 
@@ -67,6 +69,7 @@ class RouteValues:
     predicted: np.ndarray | None
     is_finite: np.ndarray
     labels: np.ndarray
+    label_sets: np.ndarray
     classes: int
 
 
@@ -133,10 +136,12 @@ def evaluate(chain, routes, data, memory_limit=MEMORY_LIMIT, with_outputs=False,
     joined = {
         name: np.concatenate([part[name] for part in parts], axis=1)[chosen] for name in parts[0]
     }
+    labels = np.concatenate(all_labels)
     joined = {
         "outputs": None,
         "predicted": None,
-        "labels": np.concatenate(all_labels),
+        "labels": labels,
+        "label_sets": label_sets(chain.outputs, labels, runner.outputs),
         "classes": runner.classes,
     } | joined
     return RouteValues(**joined)

@@ -71,15 +71,16 @@ def prediction_scores(kind, labels, outputs):
     elif kind.startswith("label"):
         # Probabilities near 1 are equal in float32 where logits are not.
         ranks = ops.argsort(ops.argsort(-logits, axis=-1), axis=-1)
-        count = ops.sum(labels, axis=-1, keepdims=True)
+        # Smoothed labels are those over 1/2, as in `_margin`.
+        count = ops.sum(ops.cast(labels > 0.5, "float32"), axis=-1, keepdims=True)
         predicted = ops.cast(ranks, "float32") < count
         wrong = 1 - exact_match(labels, logits)
         margin = _margin(labels, p)
     else:
-        named = ops.argmax(outputs, axis=-1)
+        named, label = ops.argmax(outputs, axis=-1), ops.argmax(labels, axis=-1)
         predicted = ops.one_hot(named, classes, dtype="bool")
-        wrong = ops.cast(named != ops.argmax(labels, axis=-1), "float32")
-        margin = _margin(labels, p)
+        wrong = ops.cast(named != label, "float32")
+        margin = _margin(ops.one_hot(label, classes), p)
     is_finite = ops.all(ops.isfinite(outputs if logits is None else logits), axis=-1)
     return {
         "wrong": ops.where(is_finite, wrong, ops.ones_like(wrong)),
@@ -90,6 +91,29 @@ def prediction_scores(kind, labels, outputs):
         "predicted": ops.logical_and(predicted, is_finite[:, None]),
         "is_finite": is_finite,
     }
+
+
+def label_sets(kind, labels, outputs):
+    """Which classes are an image's labels, as `prediction_scores` takes them.
+
+    Of classes that exclude one another it is the one with the highest weight, of others all with
+    a weight over 1/2: labels may be smoothed, or 1 and -1.
+
+    Args:
+        kind: what the outputs are, see `tfresidual.chains.Chain`.
+        labels: array of labels, as `prediction_scores` takes them.
+        outputs: int, the number of outputs of an image.
+
+    Returns:
+        A bool array `(images, outputs)`.
+    """
+    if is_binary(kind, outputs):
+        return labels.reshape(-1, 1) > 0.5
+    is_row = labels.ndim == 2 and labels.shape[1] == outputs
+    if is_row and kind.startswith("label"):
+        return labels > 0.5
+    indices = labels.argmax(axis=1) if is_row else labels.reshape(-1).astype(int)
+    return np.arange(outputs) == indices[:, None]
 
 
 def exact_match(labels, outputs):

@@ -267,13 +267,11 @@ def chance_error(choice, values):
     """
     if not isinstance(choice, str):
         return float(choice)
-    labels = values.labels.reshape(len(values.labels), -1)
-    if choice == "uniform":
-        is_hot = labels.shape[1] == values.classes
-        counts = labels.sum(axis=1) if is_hot else np.ones(len(labels))
-        sets = [math.comb(values.classes, int(count)) for count in counts]
-        chance = 1 - float(np.mean([1 / number for number in sets]))
-    else:
+    labels = values.label_sets
+    if choice == "largest class":
         _, numbers = np.unique(labels, axis=0, return_counts=True)
-        chance = 1 - float(numbers.max()) / len(labels)
-    return chance
+        return 1 - float(numbers.max()) / len(labels)
+    # One output that tells two classes apart always names one of them.
+    has_row = labels.shape[1] == values.classes
+    counts = labels.sum(axis=1).tolist() if has_row else [1] * len(labels)
+    return 1 - float(np.mean([1 / math.comb(values.classes, count) for count in counts]))
