@@ -14,13 +14,15 @@ import tensorflow as tf
 from tfresidual.arguments import check_bool
 from tfresidual.chains import Stage
 from tfresidual.chains import chain as chain_of
+from tfresidual.chains.agreement import check_agreement, takes_images
+from tfresidual.chains.graph import SIZES
+from tfresidual.chains.outputs import LOGITS, OUTPUTS, named_outputs
 from tfresidual.chains.saved_model import (
     FORMAT,
     HEAD,
     LAYOUT_FILE,
-    LOGITS,
     LOSS,
-    OUTPUTS,
+    SERVE,
     STEM,
     block_name,
     is_saved_model,
@@ -41,6 +43,8 @@ SAVED_MODEL_FILES = {
     *("saved_model.pb", "fingerprint.pb", "keras_metadata.pb"),
     *("variables", "assets", "assets.extra"),
 }
+# How many images the written functions are compared on.
+SAMPLES = 2
 # Kinds of labels.
 INDICES, ROWS = "indices", "rows"
 
@@ -67,7 +71,8 @@ def export(net, path, probing=True, overwrite=False):
     Stages count from 1, blocks of a stage from 0. What a network cannot do is an
     `InvalidArgumentError` of TensorFlow.
 
-    The folder is written beside the target and moved into place.
+    Before anything is written, the functions are compared with the network itself, on two images
+    of random numbers. The folder is written beside the target and moved into place.
 
     Example:
 
@@ -88,8 +93,9 @@ def export(net, path, probing=True, overwrite=False):
             none.
         tfresidual.locks.FolderInUseError: if another process is writing the same SavedModel.
         OSError: if it cannot be written, because the disk is full for example.
-        ValueError: if `net` is no network that can be probed, or computes with what a SavedModel
-            cannot hold, or another argument cannot be used.
+        ValueError: if `net` is no network that can be probed, computes with what a SavedModel
+            cannot hold, or differs, by more than rounding, from what would be written, or if
+            another argument cannot be used.
     """
     check_bool("probing", probing)
     check_bool("overwrite", overwrite)
@@ -211,7 +217,8 @@ def _to_serve(chain):
     images = _images_of(chain)
     serve = _compiled(lambda images: {OUTPUTS: chain(images)}, images)
     root.variables_of_network = _variables([serve])
-    return root, {"serving_default": serve}, _header(chain, probing=False)
+    _compare(chain, chain)
+    return root, {SERVE: serve}, _header(chain, probing=False)
 
 
 def _header(chain, probing):
@@ -235,8 +242,9 @@ def _with_probes(chain):
         root.pieces = pieces
         root.parameters = [_variable(weight) for weight in parameters.values()]
         root.variables_of_network = _variables(pieces.values())
-        chain.compiled[key] = root, pieces, _signatures(twin, labels_taken)
-    root, pieces, signatures = chain.compiled[key]
+        chain.compiled[key] = twin, root, pieces, _signatures(twin, labels_taken)
+    twin, root, pieces, signatures = chain.compiled[key]
+    _compare(chain, twin)
     layout = _header(chain, probing=True) | {
         "pieces": list(pieces),
         "parameters": len(parameters),
@@ -248,6 +256,35 @@ def _with_probes(chain):
         ],
     }
     return root, signatures, layout
+
+
+def _compare(chain, written):
+    """Raises a `ValueError` unless what is written computes what the network does.
+
+    Args:
+        chain: a `tfresidual.chains.Chain`.
+        written: the same chain, made of the functions that are written.
+    """
+    images = None if chain.reference is None else _sample(chain)
+    if images is not None:
+        check_agreement(chain, images, named_outputs(written(images)))
+
+
+def _sample(chain):
+    """Images that a network takes, or `None` where it takes none of those that are tried.
+
+    Their numbers are from 0 to 2: those of a network that reads indices become 0 and 1.
+    """
+    rng = np.random.default_rng(0)
+    for size in SIZES:
+        shape = [SAMPLES, *(size if known is None else known for known in chain.input_shape)]
+        for images in (rng.uniform(0, 2, shape), np.zeros(shape)):
+            images = tf.constant(images, tf.float32)
+            if takes_images(chain, images):
+                return images
+        if None not in chain.input_shape:
+            break
+    return None
 
 
 def _layout_of_stage(index, stage, parameters):
@@ -298,7 +335,7 @@ def _cut(chain):
             anchor = anchor if block.keeps_shape else state
             blocks.append(dataclasses.replace(block, **functions))
         stages.append(Stage(index, tuple(blocks), transition))
-    head, values = cut(HEAD, lambda state: _with_logits(chain.head(state)), state)
+    head, values = cut(HEAD, lambda state: named_outputs(chain.head(state)), state)
     labels_taken = _labels_taken(chain, head)
     if getattr(chain.loss, "description", None) is None:
         given = [_result(head, name) for name in values]
@@ -360,13 +397,6 @@ def _result(function, name=None):
     return result if isinstance(result, dict) else tf.TensorSpec(result.shape, result.dtype)
 
 
-def _with_logits(outputs):
-    values = {OUTPUTS: outputs}
-    # Keras leaves the logits on the tensor that a softmax or a sigmoid returns.
-    logits = getattr(outputs, "_keras_logits", None)
-    return values if logits is None else values | {LOGITS: logits}
-
-
 def _without_logits(values):
     outputs = values[OUTPUTS]
     if LOGITS in values:
@@ -394,7 +424,7 @@ def _labels_taken(chain, head):
 
     Args:
         chain: a `tfresidual.chains.Chain`.
-        head: its head, compiled, by the names of `_with_logits`.
+        head: its head, compiled, by the names of `named_outputs`.
     """
     names = list(_result(head))
     given = [_result(head, name) for name in names]
@@ -443,7 +473,7 @@ def _signatures(chain, labels_taken):
     run = _Routes(chain)
     serve = _compiled(lambda images: {OUTPUTS: chain(images)}, images)
     signatures = {
-        "serving_default": serve,
+        SERVE: serve,
         "states": _compiled(lambda images: _states(chain, images), images),
         "route": _compiled(run.route, images, every),
         "read_out": _compiled(run.read_out, images, number["stage"], number["block"]),

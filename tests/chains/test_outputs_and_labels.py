@@ -3,6 +3,9 @@
 Scores are compared with plain NumPy in float64.
 """
 
+import dataclasses
+import functools
+
 import keras
 import numpy as np
 import pandas as pd
@@ -636,3 +639,177 @@ class Softmax(layers.Layer):
 
 def test_a_layer_that_is_called_like_one_of_keras_is_not_taken_for_it():
     assert tfr.chain(network(head_of(Softmax()))).outputs == "logits"
+
+
+# Losses that do not say all they are
+
+
+def loss_changed_later():
+    loss = keras.losses.CategoricalCrossentropy()
+    # Says so, and does not do it.
+    loss.label_smoothing = 0.3
+    return loss
+
+
+LOSSES = {
+    "Huber": (lambda: keras.losses.Huber(0.1), False),
+    "Huber as it is": (keras.losses.Huber, True),
+    "changed later": (loss_changed_later, False),
+    "an array": (lambda: keras.losses.CategoricalFocalCrossentropy(np.ones(5) / 9), False),
+    "a number": (lambda: keras.losses.CategoricalFocalCrossentropy(0.1, 3.0), True),
+    "smoothing": (lambda: keras.losses.CategoricalCrossentropy(label_smoothing=0.2), True),
+    "Tversky": (lambda: keras.losses.Tversky(0.3, 0.9, axis=-1), True),
+    "cross-entropy": (lambda: keras.losses.CategoricalCrossentropy(), True),
+    "partial": (lambda: functools.partial(keras.losses.huber, delta=0.1), False),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_loss_is_the_one_of_compile(name):
+    make, is_described = LOSSES[name]
+    model, loss = network(softmax), make()
+    model.compile("sgd", loss)
+    outputs = model(IMAGES)
+    rows = np.eye(CLASSES, dtype="float32")[INDICES]
+    used = tfr.chain(model).loss
+    expected = (loss.call if isinstance(loss, keras.losses.Loss) else loss)(rows, outputs)
+    np.testing.assert_allclose(used(rows, outputs).numpy().mean(), np.mean(expected), rtol=1e-5)
+    assert hasattr(used, "description") == is_described
+
+
+def test_a_loss_over_the_images_is_refused():
+    model = network(softmax, keras.losses.CosineSimilarity(axis=0))
+    with pytest.raises(ValueError, match="one number for each image, not one for all"):
+        probes.block_metrics(model, (IMAGES, np.eye(CLASSES)[INDICES]))
+
+
+def test_a_delta_reaches_gradients_and_a_saved_model(tmp_path):
+    targets = 3 * np.random.default_rng(1).normal(size=(6, 2)).astype("float32")
+    frames = []
+    for loss in (keras.losses.Huber(0.1), lambda a, b: keras.losses.huber(a, b, delta=0.1)):
+        model = network(dense(outputs=2), loss)
+        frames.append(probes.block_metrics(model, (IMAGES, targets)))
+    model.compile("sgd", keras.losses.Huber(0.1))
+    tfr.export(model, tmp_path / "net")
+    frames.append(probes.block_metrics(tmp_path / "net", (IMAGES, targets)))
+    for frame in frames[1:]:
+        pd.testing.assert_frame_equal(frame, frames[0], rtol=1e-4, atol=1e-6)
+    model.compile("sgd", keras.losses.Huber())
+    other = probes.block_metrics(model, (IMAGES, targets))
+    assert (other["gradient_norm"] > 2 * frames[0]["gradient_norm"]).all()
+
+
+# Outputs and labels of other shapes
+
+
+def of_tokens(state):
+    return layers.Dense(CLASSES, "softmax")(state)
+
+
+SHAPES = {
+    "of positions": (lambda inputs: of_tokens(inputs), r"shape \(None, 4, 4, 5\)"),
+    "a number": (
+        lambda inputs: ops.squeeze(dense("sigmoid", 1)(layers.Flatten()(inputs)), -1),
+        r"shape \(None,\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_routes_are_not_scored_on_outputs_of_other_shapes(name):
+    head, words = SHAPES[name]
+    inputs = keras.Input((4, 4, 1))
+    state = layers.Conv2D(3, 3, padding="same")(inputs)
+    state = state + layers.Conv2D(3, 3, padding="same")(state)
+    chain = tfr.chain(keras.Model(inputs, head(state)))
+    routes = [unperturbed(chain)]
+    with pytest.raises(ValueError, match="Where a row of outputs for each image stands for"):
+        evaluate(chain, routes, (IMAGES, INDICES))
+    # What the message says, though there is no row.
+    for outputs in ("logits", "label_probabilities"):
+        said = dataclasses.replace(chain, outputs=outputs)
+        with pytest.raises(ValueError, match=rf"must return one row of outputs .*{words}"):
+            evaluate(said, routes, (IMAGES, BINARY))
+    assert probes.perturbation(chain, (IMAGES, INDICES))["perturbation"].gt(0).all()
+
+
+def test_one_index_for_many_positions():
+    inputs = keras.Input((4, 4, 1))
+    state = layers.Conv2D(3, 3, padding="same")(inputs)
+    state = state + layers.Conv2D(3, 3, padding="same")(state)
+    net = keras.Model(inputs, of_tokens(state))
+    net.compile("sgd", SPARSE)
+    with pytest.raises(ValueError, match=r"as the loss .* takes them.*labels of shape \(None,\)"):
+        probes.block_metrics(net, (IMAGES, INDICES))
+    assert len(probes.block_metrics(net, (IMAGES, np.ones((6, 4, 4), int)))) == 1
+
+
+class Batches(keras.utils.PyDataset):
+    def __init__(self, *batches):
+        super().__init__()
+        self.batches = batches
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __getitem__(self, index):
+        return self.batches[index]
+
+
+ROWS = np.eye(CLASSES)[INDICES]
+SMALL = IMAGES[:2], INDICES[:2]
+WRONG_DATA = {
+    "strings": ((IMAGES, INDICES.astype(str)), "labels that are numbers"),
+    "complex": ((IMAGES, INDICES.astype(complex)), "labels that are numbers"),
+    "half": ((IMAGES, INDICES / 2), "labels from 0 to 4"),
+    "infinite": ((IMAGES, np.where(ROWS == 1, np.inf, 0)), "labels from 0 to 4"),
+    "ragged": ((IMAGES, tf.ragged.constant([[1]] * 5 + [[1, 2]])), "be a pair of arrays"),
+    "sparse": ((IMAGES, tf.sparse.from_dense(ROWS)), "be a pair of arrays"),
+    "objects": ((IMAGES, np.array([[1]] * 5 + [[1, 2]], object)), "hold labels as arrays"),
+    "no labels": ((IMAGES, None), "be a pair of arrays"),
+    "one for all": (Batches((IMAGES, 3)), "hold labels as arrays"),
+    "a dict": (Batches((IMAGES, {"a": INDICES})), "hold labels as arrays"),
+    "images as strings": ((IMAGES.astype(str), INDICES), "hold images as arrays"),
+    "complex images": ((IMAGES.astype(complex), INDICES), "hold images as arrays"),
+    "too few": (Batches((IMAGES, INDICES[:4])), "as many labels as images"),
+    "too many": (Batches((IMAGES[:4], INDICES)), "as many labels as images"),
+    "other shape": (Batches(SMALL, (IMAGES, INDICES[:, None])), "one dtype and one shape"),
+    "rows then": (Batches(SMALL, (IMAGES, ROWS)), "one dtype and one shape"),
+    "floats then": (Batches(SMALL, (IMAGES, INDICES / 1)), "one dtype and one shape"),
+    "double images": (Batches(SMALL, (np.float64(IMAGES), INDICES)), "one dtype and one shape"),
+    "other size": (Batches(SMALL, (IMAGES[:, :3], INDICES)), "one dtype and one shape"),
+    "nothing": (Batches((IMAGES[:0], INDICES[:0])), "at least one batch"),
+}
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    return tfr.chain(network(softmax, SPARSE))
+
+
+@pytest.mark.parametrize("name", WRONG_DATA)
+def test_data_that_cannot_be_used(name, classifier):
+    data, words = WRONG_DATA[name]
+    routes = [unperturbed(classifier)]
+    for probe in (
+        lambda data: evaluate(classifier, routes, data),
+        lambda data: probes.block_metrics(classifier, data),
+    ):
+        with pytest.raises(ValueError, match=rf"Argument `data` must .*{words}.*Received: "):
+            probe(data)
+
+
+RIGHT_DATA = {
+    "empty batches": Batches((IMAGES[:0], INDICES[:0]), (IMAGES, INDICES), SMALL),
+    "a column": (np.concatenate([IMAGES, IMAGES[:2]]), [[0], [1], [4], [2], [3], [1], [0], [1]]),
+    "rows of bools": Batches((IMAGES, ROWS == 1), (IMAGES[:2], ROWS[:2] == 1)),
+    "floats": Batches((IMAGES, INDICES / 1), (IMAGES[:2], INDICES[:2] / 1)),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT_DATA)
+def test_data_in_any_form(name, classifier):
+    plain = np.concatenate([IMAGES, IMAGES[:2]]), np.concatenate([INDICES, INDICES[:2]])
+    for probe in (probes.drop_blocks, probes.block_metrics):
+        expected = probe(classifier, plain)
+        pd.testing.assert_frame_equal(probe(classifier, RIGHT_DATA[name]), expected, rtol=1e-4)

@@ -10,8 +10,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 from tfresidual.arguments import check_bool
+from tfresidual.chains.agreement import check_agreement
+from tfresidual.chains.outputs import named_outputs
 
 BATCH_SIZE = 128
+# So many images tell whether a chain computes what its network does.
+COMPARED = 8
 
 
 def batches_of(data):
@@ -22,13 +26,21 @@ def batches_of(data):
             pair of arrays `(images, labels)`. Sample weights behind the labels are ignored.
 
     Returns:
-        A tuple `(batches, count)`: an iterable of `(images, labels)`, and how many there are, or
-        `None` where that is not known beforehand.
+        A tuple `(batches, count)`: an iterator of `(images, labels)` as tensors of one dtype and
+        one shape beside the number of images, without batches that hold none, and how many there
+        are, or `None` where that is not known beforehand. Images of whole numbers become float32,
+        as in `predict`.
 
     Raises:
-        ValueError: if the data is none of these, or never ends.
+        ValueError: if the data is none of these, or never ends; and, by the iterator, if a batch
+            cannot be used.
     """
     check_data(data)
+    batches, count = _raw_batches(data)
+    return _checked(batches), count
+
+
+def _raw_batches(data):
     if isinstance(data, tf.data.Dataset):
         count = int(data.cardinality())
         return map(_pair, data), count if count >= 0 else None
@@ -64,10 +76,7 @@ def check_data(data):
                 f"Received: {type(images).__name__} and {type(labels).__name__}"
             )
         if len(images) != len(labels):
-            raise ValueError(
-                "Argument `data` must hold as many labels as images. "
-                f"Received: {len(images)} images and {len(labels)} labels"
-            )
+            raise _other_count(len(images), len(labels))
     else:
         raise ValueError(
             "Argument `data` must be a `tf.data.Dataset` or `keras.utils.PyDataset` of batches "
@@ -134,9 +143,9 @@ def run_over(chain, name, function, data, progress=False, at_once=None, check=No
         batches, count = rebatched(batches, at_once), None
     with progress_bar(name if progress else None, count) as advance:
         for images, labels in batches:
-            images, labels = tensors_of((images, labels))
             if compiled is None:
                 compiled = _compiled(chain, name, function, images, labels)
+                _check_once(chain, images)
             if check is not None:
                 check(images, labels)
             parts.append(compiled(images, labels))
@@ -146,17 +155,64 @@ def run_over(chain, name, function, data, progress=False, at_once=None, check=No
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
-def tensors_of(batch):
-    """Images and labels as tensors; images of whole numbers become float32, as in `predict`."""
-    images, labels = map(tf.convert_to_tensor, batch)
-    return (images if images.dtype.is_floating else tf.cast(images, tf.float32)), labels
+def _checked(batches):
+    """Batches as tensors, all of them as the first; those without images are left out."""
+    first = None
+    for batch in batches:
+        images, labels = map(_tensor_of, ("images", "labels"), batch)
+        if len(images) != len(labels):
+            raise _other_count(len(images), len(labels))
+        specs = spec_of(images), spec_of(labels)
+        first = specs if first is None else first
+        if specs != first:
+            raise ValueError(
+                "Argument `data` must hold batches of one dtype and one shape, but for the number "
+                f"of images. Received: images and labels as {_listed(first)}, and then as "
+                f"{_listed(specs)}"
+            )
+        if len(images):
+            yield images, labels
+
+
+def _tensor_of(name, values):
+    try:
+        tensor = tf.convert_to_tensor(values)
+    except (ValueError, TypeError) as error:
+        raise _no_numbers(name, f"of type {type(values).__name__}") from error
+    is_image = name == "images"
+    if tensor.dtype.is_floating or not is_image:
+        is_usable = True
+    else:
+        is_usable = tensor.dtype.is_integer or tensor.dtype.is_bool
+        tensor = tf.cast(tensor, tf.float32) if is_usable else tensor
+    if not is_usable or not tensor.shape.rank:
+        raise _no_numbers(name, f"of shape {tuple(tensor.shape)} and dtype {tensor.dtype.name}")
+    return tensor
+
+
+def _no_numbers(name, what):
+    return ValueError(
+        f"Argument `data` must hold {name} as arrays or dense tensors of numbers, with a leading "
+        f"axis of images. Received: {name} {what}"
+    )
+
+
+def _other_count(images, labels):
+    return ValueError(
+        "Argument `data` must hold as many labels as images. "
+        f"Received: {images} images and {labels} labels"
+    )
+
+
+def _listed(specs):
+    return " and ".join(f"{tuple(spec.shape[1:])} {spec.dtype.name}" for spec in specs)
 
 
 def rebatched(batches, size):
-    """The same images and labels in batches of another size; the last may be smaller."""
+    """The same images and labels, tensors, in batches of another size; the last may be smaller."""
     waiting, count = [], 0
     for batch in batches:
-        waiting.append(tensors_of(batch))
+        waiting.append(batch)
         count += len(batch[0])
         while count >= size:
             images, labels = (tf.concat(parts, axis=0) for parts in zip(*waiting, strict=True))
@@ -213,7 +269,8 @@ def _is_array(values):
     """Whether something has a first axis and can be sliced along it."""
     if isinstance(values, (list, tuple)):
         return True
-    return bool(getattr(values, "shape", None)) and hasattr(values, "__getitem__")
+    is_dense = not isinstance(values, (tf.RaggedTensor, tf.SparseTensor))
+    return is_dense and bool(getattr(values, "shape", None)) and hasattr(values, "__getitem__")
 
 
 def _pair(batch):
@@ -223,6 +280,19 @@ def _pair(batch):
             f"Received: a batch of type {type(batch).__name__}"
         )
     return batch[0], batch[1]
+
+
+def _check_once(chain, images):
+    """Compares a chain with its network, once for a shape of image.
+
+    What is traced as a whole differs, if at all, whatever the weights are.
+    """
+    key = ("agrees", tuple(images.shape[1:]), images.dtype)
+    if key not in chain.compiled:
+        few = images[:COMPARED]
+        if chain.reference is not None:
+            check_agreement(chain, few, named_outputs(chain(few)))
+        chain.compiled[key] = True
 
 
 def _compiled(chain, name, function, images, labels):

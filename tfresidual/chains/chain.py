@@ -132,6 +132,10 @@ class Chain:
             of variables.
         prepare: the function that brings up to date what the network keeps of its weights beside
             them; called before a probe runs. `None` where there is nothing of the kind.
+        reference: the function `images -> outputs` of the network itself, at inference. Probes
+            and `tfresidual.export` compare the chain with it and refuse one that gives anything
+            else. `None` where nothing is compared: in chains made by hand, and in those whose
+            functions were replaced on purpose.
         notes: what of the network the chain does not show, as a tuple of str.
     """
 
@@ -144,6 +148,7 @@ class Chain:
     outputs: str = "logits"
     weights: tuple = dataclasses.field(default=(), repr=False, compare=False)
     prepare: Callable | None = dataclasses.field(default=None, repr=False)
+    reference: Callable | None = dataclasses.field(default=None, repr=False, compare=False)
     notes: tuple[str, ...] = ()
     # The graphs of functions that were compiled elsewhere, by the functions' names.
     graphs: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)

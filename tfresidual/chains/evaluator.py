@@ -9,16 +9,16 @@ import numpy as np
 import tensorflow as tf
 
 from tfresidual.arguments import check_bool, is_number
+from tfresidual.chains.agreement import check_agreement
 from tfresidual.chains.batches import (
     batches_of,
     check_images,
     progress_bar,
     rebatched,
     spec_of,
-    tensors_of,
 )
 from tfresidual.chains.losses import takes_signs
-from tfresidual.chains.outputs import check_labels, is_binary
+from tfresidual.chains.outputs import LOGITS, OUTPUTS, check_labels, is_binary, named_outputs
 from tfresidual.chains.plan import BLOCK, DISTANCE, HEAD, STEM, TRANSITION, plan_of
 from tfresidual.chains.routes import checked_routes
 from tfresidual.chains.scores import label_sets, prediction_scores
@@ -28,6 +28,8 @@ from tfresidual.metrics import change_of, norm
 # More images at once make a block no faster per image.
 MOST_IMAGES = 256
 MEMORY_LIMIT = 1024
+# So many images are compared with the network itself: enough to tell, and little to compute.
+COMPARED = 32
 MIB = 2**20
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 # What the runtime takes beside the tensors, measured on networks of 9 and 54 blocks: kernels for a
@@ -78,6 +80,9 @@ def evaluate(chain, routes, data, memory_limit=MEMORY_LIMIT, with_outputs=False,
 
     Every block is compiled once for a chain and a shape of image, whatever the routes are.
 
+    On the first images, 32 at most, the unperturbed route is compared with the network itself:
+    one more forward pass of these in every call, and its compilation in the first one.
+
     Args:
         chain: a chain, or what `tfresidual.chain` makes one of.
         routes: `Route`s through it.
@@ -94,8 +99,9 @@ def evaluate(chain, routes, data, memory_limit=MEMORY_LIMIT, with_outputs=False,
         A `RouteValues`, whose first axis is that of `routes`.
 
     Raises:
-        ValueError: if an argument cannot be used, the outputs of the network are no classes, or
-            `memory_limit` is too low for one image.
+        ValueError: if an argument cannot be used, the outputs of the network are no classes,
+            `memory_limit` is too low for one image, or the unperturbed route gives other outputs
+            than the network, by more than rounding.
     """
     chain = chain_of(chain)
     check_scored(chain)
@@ -107,13 +113,12 @@ def evaluate(chain, routes, data, memory_limit=MEMORY_LIMIT, with_outputs=False,
     routes = checked_routes(chain, routes)
     plan = plan_of(chain, routes)
     batches, count = batches_of(data)
-    batches = (batch for batch in batches if len(batch[0]))
     first = next(batches, None)
     if first is None:
         raise ValueError(
             f"Argument `data` must hold at least one batch with images. Received: data={data!r}"
         )
-    runner = _Runner(chain, plan, *tensors_of(first))
+    runner = _Runner(chain, plan, *first)
     of_image = (1 + RUNTIME_SHARE) * runner.bytes_per_image / MIB
     at_once = int(min(MOST_IMAGES, (memory_limit - RUNTIME_MIB) / of_image))
     if at_once < 1:
@@ -127,6 +132,9 @@ def evaluate(chain, routes, data, memory_limit=MEMORY_LIMIT, with_outputs=False,
             share = len(images) / len(first[0]) / len(plan.steps)
             advance_share = functools.partial(advance, share)
             parts.append(runner.run(images, labels, with_outputs, advance_share))
+            if len(parts) == 1:
+                found = {name: part[:COMPARED] for name, part in runner.unperturbed.items()}
+                check_agreement(chain, images[:COMPARED], found)
             all_labels.append(labels.numpy())
     # The plan's routes begin with the unperturbed one; those of one path have one result.
     places = {}
@@ -152,8 +160,8 @@ def check_scored(chain):
     if chain.outputs == "values":
         raise ValueError(
             "Argument `chain` must return classes or labels: what is right and wrong on a route "
-            "is not defined for other outputs; `dataclasses.replace(chain, outputs='logits')` "
-            "says that they are classes all the same. "
+            "is not defined for other outputs. Where a row of outputs for each image stands for "
+            "classes all the same, `dataclasses.replace(chain, outputs='logits')` says so. "
             f"Received: {chain.name}, whose outputs are values"
         )
 
@@ -189,7 +197,7 @@ class _Runner:
                 (output,) = function.outputs
                 specs[step.target] = tf.TensorSpec(output.shape, output.dtype)
             if step.operation.kind == HEAD:
-                self.outputs = function.structured_outputs["outputs"].shape[-1]
+                self.outputs = function.structured_outputs[OUTPUTS].shape[-1]
                 self.classes = 2 if is_binary(chain.outputs, self.outputs) else self.outputs
         sizes = {place: _bytes(spec) for place, spec in specs.items()}
         self.bytes_per_image = sizes[-1] + plan.most_held(sizes, inner)
@@ -207,9 +215,14 @@ class _Runner:
                 distance = function(state, states[step.reference])
                 values["distance"][passing, :, operation.stage - 1] = distance.numpy()
             elif operation.kind == HEAD:
-                for name, array in function(state, labels).items():
-                    if name == "outputs" and not with_outputs:
-                        continue
+                found = function(state, labels)
+                outputs = {name: found.pop(name) for name in (OUTPUTS, LOGITS) if name in found}
+                # The plan's routes begin with it.
+                if 0 in passing:
+                    self.unperturbed = outputs
+                if with_outputs:
+                    found[OUTPUTS] = outputs[OUTPUTS]
+                for name, array in found.items():
                     array = array.numpy()
                     if name not in values:
                         values[name] = np.zeros((routes, *array.shape), array.dtype)
@@ -289,8 +302,15 @@ def _function_of(chain, operation):
 
 def _head_values(chain, state, labels):
     outputs = chain.head(state)
+    if len(outputs.shape) != 2:
+        raise ValueError(
+            "Argument `chain` must return one row of outputs for each image: what is right and "
+            "wrong on a route is not defined for outputs of other shapes. "
+            f"Received: {chain.name}, whose outputs have the shape {tuple(outputs.shape)}"
+        )
     scores = prediction_scores(chain.outputs, labels, outputs)
-    return scores | {"outputs": tf.cast(outputs, tf.float32)}
+    named = named_outputs(outputs)
+    return scores | {name: tf.cast(values, tf.float32) for name, values in named.items()}
 
 
 def _bytes(spec):

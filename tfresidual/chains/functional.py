@@ -17,8 +17,18 @@ import keras
 from keras import ops
 
 from tfresidual.chains.chain import Block, Chain, Stage
-from tfresidual.chains.graph import Entry, Graph, Node, graph_of, is_of_keras, replay, replayed
+from tfresidual.chains.graph import (
+    Entry,
+    Graph,
+    Node,
+    graph_of,
+    is_of_keras,
+    reference_of,
+    replay,
+    replayed,
+)
 from tfresidual.chains.losses import loss_of
+from tfresidual.chains.masks import check_masks
 from tfresidual.chains.outputs import last_operation, outputs_of
 from tfresidual.layers import ResidualUnit
 from tfresidual.layers.residual_unit import PARAMETERS
@@ -134,8 +144,9 @@ def functional_chain(model):
         A `tfresidual.chains.Chain`.
 
     Raises:
-        ValueError: if the model has no graph, several inputs or outputs, no block, or a
-            `tfresidual.layers.ResidualUnit` whose anchor is not the beginning of its stage.
+        ValueError: if the model has no graph, several inputs or outputs, no block, a
+            `tfresidual.layers.ResidualUnit` whose anchor is not the beginning of its stage, or
+            layers that read a mask of Keras that another part of the chain makes.
     """
     graph = graph_of(model)
     last = last_operation(graph)
@@ -146,8 +157,13 @@ def functional_chain(model):
     for node in filter(_is_opaque, graph.nodes):
         opaque[type(node.operation).__name__].append(node.operation.name)
     if not found:
+        if additions:
+            # A layer may take its mask as an argument, past all of the trunk.
+            everywhere = [(i, made) for i, node in enumerate(graph.nodes) for made in node.outputs]
+            check_masks(model, graph, everywhere)
         raise _no_block(graph, model, additions, opaque)
     _join_gaps(graph, trunk, found)
+    check_masks(model, graph, _borders(found))
     axis = 1 if _is_channels_first(graph) else -1
     prepare = preparation(node.operation for node in graph.nodes if _is_unit(node))
     if prepare is not None:
@@ -162,6 +178,7 @@ def functional_chain(model):
         outputs=outputs_of(model, last) if len(graph.output.shape) == 2 else "values",
         weights=_parameters(graph.nodes),
         prepare=prepare,
+        reference=reference_of(model),
         notes=_notes(additions, opaque),
     )
 
@@ -447,6 +464,16 @@ def _between(graph, start, stop, dtype=None):
         return result if dtype is None else ops.cast(result, dtype)
 
     return lead
+
+
+def _borders(found):
+    """Where the chain can be cut: the tensors handed on, each with the index of its node."""
+    for block in found:
+        for place in (block.before, block.begin, block.end, block.behind):
+            yield place.index, place.tensor
+        for tensor in (block.carried, *block.branches):
+            if tensor is not None:
+                yield block.end.index - 1, tensor
 
 
 def _dtype_of_states(found):

@@ -1,6 +1,7 @@
 """The graph of a functional Keras model: its operations in a row, nested models flattened."""
 
 import dataclasses
+import functools
 import inspect
 
 import keras
@@ -163,6 +164,14 @@ def has_graph(model):
         return False
     graph_calls = (type(_rewrapped(model)).call, keras.Sequential.call)
     return type(model).call in graph_calls
+
+
+def reference_of(model):
+    """What a functional model computes without training, as a function.
+
+    It holds the layers, not the model: callbacks keep chains for as long as their model lives.
+    """
+    return functools.partial(_rewrapped(model), training=False)
 
 
 def is_of_keras(operation, name):

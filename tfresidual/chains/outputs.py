@@ -6,6 +6,8 @@ from keras import ops
 
 from tfresidual.chains.graph import is_of_keras
 
+# What a head returns, by name.
+OUTPUTS, LOGITS = "outputs", "logits"
 # What a last activation can return.
 PROBABILITIES = ("probabilities", "label_probabilities")
 _KINDS = {
@@ -83,10 +85,18 @@ def outputs_of(model, last=None):
         return "values"
     labels = "label_" if _is_one_of(loss, _LABEL_LOSSES) else ""
     takes_probabilities = _is_one_of(loss, _LOSSES_OF_PROBABILITIES) and not (
-        isinstance(loss, keras.losses.Loss) and loss.get_config().get("from_logits")
+        getattr(loss, "from_logits", False)
     )
     is_known = kind is not None
     return labels + ("probabilities" if takes_probabilities and not is_known else "logits")
+
+
+def named_outputs(outputs):
+    """What a head returns, by name: the outputs, and the logits where Keras left them there."""
+    values = {OUTPUTS: outputs}
+    # Keras leaves the logits on the tensor that a softmax or a sigmoid returns.
+    logits = getattr(outputs, "_keras_logits", None)
+    return values if logits is None else values | {LOGITS: logits}
 
 
 def last_operation(graph):
@@ -125,12 +135,20 @@ def check_labels(kind, labels, outputs, with_signs=False):
     """
     if not len(labels):
         return
+    if labels.dtype.kind in "OSUc":
+        raise ValueError(
+            "Argument `data` must hold labels that are numbers. "
+            f"Received: labels such as {labels.ravel()[0]!r}"
+        )
+    numbers = labels.astype(float)
     shape = labels.shape[1:]
-    highest = 1 if is_binary(kind, outputs) else outputs - 1
+    has_two_classes = is_binary(kind, outputs)
+    highest = 1 if has_two_classes else outputs - 1
     is_row = shape == (outputs,) and outputs > 1
-    is_index = shape in ((), (1,)) and labels.max() <= highest
+    is_whole = has_two_classes or (numbers == np.round(numbers)).all()
+    is_index = shape in ((), (1,)) and labels.max() <= highest and is_whole
     lowest = -1 if with_signs and kind.startswith("label") else 0
-    if not (is_row or is_index) or not labels.min() >= lowest:
+    if not (is_row or is_index) or not labels.min() >= lowest or not np.isfinite(numbers).all():
         rows = f", or a row of {outputs} for each image" if outputs > 1 else ""
         raise ValueError(
             f"Argument `data` must hold labels from 0 to {highest}{rows}. Received: labels of "

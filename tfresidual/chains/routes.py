@@ -263,7 +263,7 @@ def follow(chain, route):
         route: a `Route` through it.
 
     Returns:
-        A `tfresidual.chains.Chain` of the same stem, transitions and head.
+        A `tfresidual.chains.Chain` of the same stem, transitions and head, without a reference.
     """
     chain = chain_of(chain)
     checked_routes(chain, [route], "route")
@@ -278,7 +278,8 @@ def follow(chain, route):
         )
         for stage, applications in zip(chain.stages, route.stages, strict=True)
     ]
-    return dataclasses.replace(chain, name=route.name, stages=tuple(stages), compiled={})
+    changes = {"name": route.name, "stages": tuple(stages), "reference": None, "compiled": {}}
+    return dataclasses.replace(chain, **changes)
 
 
 def checked_routes(chain, routes, name="routes"):

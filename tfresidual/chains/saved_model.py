@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError
 
 from tfresidual.chains.chain import OUTPUT_KINDS, Block, Chain, Stage
 from tfresidual.chains.losses import loss_from
+from tfresidual.chains.outputs import LOGITS, OUTPUTS
 
 # What the reader and the writer agree on. A reader takes what was written in its own format and
 # in older ones.
@@ -24,7 +25,7 @@ UNREADABLE = (
     *(OSError, ValueError, KeyError, AttributeError, IndexError, TypeError),
     *(tf.errors.OpError, DecodeError),
 )
-OUTPUTS, LOGITS = "outputs", "logits"
+SERVE = "serving_default"
 
 
 def transition_name(stage):
@@ -58,7 +59,7 @@ def saved_model_chain(path):
         root = tf.saved_model.load(str(path))
         pieces = {name: _Piece(root, name) for name in layout["pieces"]}
         parameters = [root.parameters[place] for place in range(layout["parameters"])]
-        return _chain(layout, pieces, parameters)
+        return _chain(layout, pieces, parameters, _Reference(root))
     except UNREADABLE as error:
         raise _damaged(path, error) from error
 
@@ -207,7 +208,18 @@ class _Piece:
         return self.concrete(*(tf.cast(tensor, dtype) for tensor, dtype in given))
 
 
-def _chain(layout, pieces, parameters):
+class _Reference:
+    """What a loaded network answers when it is served."""
+
+    def __init__(self, root):
+        self.root = root
+        self.serve = root.signatures[SERVE]
+
+    def __call__(self, images):
+        return self.serve(images=tf.cast(images, tf.float32))[OUTPUTS]
+
+
+def _chain(layout, pieces, parameters, reference):
     return Chain(
         name=layout["name"],
         stem=pieces[STEM],
@@ -218,6 +230,7 @@ def _chain(layout, pieces, parameters):
         outputs=layout["outputs"],
         notes=tuple(layout["notes"]),
         weights=tuple(parameters),
+        reference=reference,
         graphs={tf.compat.as_str(p.concrete.name): p.concrete.graph for p in pieces.values()},
     )
 

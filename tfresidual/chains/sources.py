@@ -9,6 +9,7 @@ import keras
 
 from tfresidual.chains.chain import Block, Chain, Stage
 from tfresidual.chains.functional import functional_chain, preparation, unit_parts
+from tfresidual.chains.graph import reference_of
 from tfresidual.chains.losses import loss_of
 from tfresidual.chains.outputs import outputs_of
 from tfresidual.chains.saved_model import UNREADABLE, saved_model_chain
@@ -131,6 +132,7 @@ def _of_residual_network(network):
         outputs=outputs_of(network),
         weights=network.parameters(),
         prepare=preparation(unit for _, units in sections for unit in units),
+        reference=reference_of(network),
     )
 
 
