@@ -192,8 +192,8 @@ def _tensor_of(name, values):
 
 def _no_numbers(name, what):
     return ValueError(
-        f"Argument `data` must hold {name} as arrays or dense tensors of numbers, with a leading "
-        f"axis of images. Received: {name} {what}"
+        "Argument `data` must hold arrays or dense tensors with a leading axis of images, and "
+        f"{name} of numbers. Received: {name} {what}"
     )
 
 
@@ -244,11 +244,6 @@ def progress_bar(description, total):
 
 def check_images(chain, images):
     """Raises a `ValueError` unless a chain can take a batch of images."""
-    dtype = tf.as_dtype(images.dtype)
-    if not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
-        raise ValueError(
-            f"Argument `data` must hold images of numbers. Received: images of dtype {dtype.name}"
-        )
     expected = chain.input_shape
     fits = len(images.shape) == len(expected) + 1 and all(
         size in (None, given) for size, given in zip(expected, images.shape[1:], strict=True)

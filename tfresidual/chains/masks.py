@@ -11,13 +11,13 @@ KNOWN_PACKAGES = ("keras", "tfresidual")
 def check_masks(model, graph, borders):
     """Raises a `ValueError` if a layer reads a mask that comes from across a border.
 
-    Keras hangs a mask on the tensor that it belongs to. Behind a border stands another tensor of
+    Keras hangs a mask on the tensor that it belongs to. Past a border there is another tensor of
     the same numbers, and the layers there would compute without the mask.
 
     Args:
         model: the `keras.Model`, for the message.
         graph: its `tfresidual.chains.graph.Graph`.
-        borders: pairs of the index of a node and a tensor that is handed on behind it.
+        borders: pairs of the index of a node and a tensor that is handed on after it.
     """
     if not any(_may_mask(node.operation) for node in graph.nodes):
         return
