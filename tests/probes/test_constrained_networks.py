@@ -143,7 +143,7 @@ def test_repeated_blocks_equal_numpy(name):
         scales = [1.0] + [scale] * 3
         steps += test_repeat_last_block.numpy_steps(net, batch, stage, scales)
     assert_equals_numpy(frame, routes)
-    cosines, ratios = np.transpose(steps)
+    cosines, ratios, _ = np.transpose(steps)
     np.testing.assert_allclose(frame["l2_ratio"], ratios, rtol=1e-3, atol=1e-7)
     error = np.abs(frame["cosine_loss"] - cosines)
     assert (error <= 1e-5 + 1e-3 * np.abs(cosines) + 3e-7 / ratios).all()
