@@ -59,7 +59,7 @@ def takes_images(chain, images):
 def _compiled(chain, images):
     """The network's own function for such images, and how much rounding may change."""
     key = ("reference", tuple(images.shape[1:]), images.dtype)
-    if key not in chain.compiled:
+    if key not in chain.compared:
         function = tf.function(
             lambda images: named_outputs(chain.reference(images)),
             input_signature=[tf.TensorSpec([None, *images.shape[1:]], images.dtype)],
@@ -73,8 +73,8 @@ def _compiled(chain, images):
             for tensor in operation.outputs
         }
         allowed = max([ALLOWED_OTHERWISE, *(ALLOWED.get(dtype, 0) for dtype in dtypes)])
-        chain.compiled[key] = function, allowed
-    return chain.compiled[key]
+        chain.compared[key] = function, allowed
+    return chain.compared[key]
 
 
 def _difference(found, expected):

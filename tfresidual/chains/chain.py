@@ -154,6 +154,8 @@ class Chain:
     graphs: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
     # Functions compiled for this chain, by what they compute and on which shapes.
     compiled: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    # The reference, compiled, and on what images the chain was compared with it.
+    compared: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
     # How many numbers a head returns for an image, as far as that was found out.
     widths: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
