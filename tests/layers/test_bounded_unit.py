@@ -159,6 +159,93 @@ def test_channels_first_have_the_bound_of_channels_last(bottleneck):
     assert first.lipschitz_bound() == pytest.approx(last.lipschitz_bound(), rel=1e-4, abs=1e-4)
 
 
+# Weights that change
+
+
+CHANGED = {
+    "nothing": lambda unit: None,
+    "a kernel": lambda unit: unit.convolution2.kernel.assign(0.5 * unit.convolution2.kernel),
+    "one entry": lambda unit: unit.convolution1.kernel[1, 1, 0, 0].assign(9.0),
+    "gamma": lambda unit: unit.normalization1.gamma.assign(np.arange(CHANNELS)),
+    "the variance": lambda unit: unit.normalization2.moving_variance.assign(np.arange(1.0, 9.0)),
+    "everything": lambda unit: randomise(unit, seed=7),
+    "all but signs": lambda unit: unit.convolution1.kernel.assign(abs(unit.convolution1.kernel)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED)
+@pytest.mark.parametrize("compiled", [False, True], ids=["called", "compiled"])
+def test_norms_follow_the_weights(change, compiled):
+    unit, x = make_unit(), images()
+    run = tf.function(unit) if compiled else unit
+    run(x)
+    change(unit)
+    expected, _ = numpy_unit(unit)(x.astype("f8"))
+    for _ in range(2):
+        np.testing.assert_allclose(run(x), expected, rtol=1e-4, atol=1e-5)
+    assert unit.lipschitz_bound()["estimate"] == pytest.approx(numpy_bound(unit), rel=1e-5)
+
+
+def test_norms_are_sought_once_for_the_same_weights():
+    unit, x = make_unit(), images()
+    unit.convolution1.kernel.assign(2 * unit.convolution1.kernel)
+    first = np.asarray(tf.function(unit)(x))
+    kept = [vector.numpy() for vector in unit.vectors]
+    # A vector that stays where it is put: nothing looked for a better one.
+    unit.vectors[0].assign(np.roll(kept[0], 1, axis=1))
+    assert np.abs(np.asarray(unit(x)) - first).max() > 1e-3
+    unit.vectors[0].assign(kept[0])
+    np.testing.assert_allclose(unit(x), first, rtol=1e-6, atol=1e-6)
+    # Whatever was known before.
+    other = make_unit(seed=5)
+    for variable, source in zip(other.variables, unit.variables, strict=True):
+        if "vector_of" not in variable.name and variable.name != "known_weights":
+            variable.assign(source)
+    other.converge()
+    for vector, value in zip(other.vectors, kept, strict=True):
+        np.testing.assert_allclose(vector, value, atol=1e-5)
+
+
+def with_kernel(unit, kernel):
+    for layer in (unit.convolution1, unit.convolution2):
+        layer.kernel.assign(kernel)
+
+
+def on_the_diagonal(*values):
+    """A kernel that multiplies every channel by a number, its norm is the largest."""
+    kernel = np.zeros((3, 3, CHANNELS, CHANNELS))
+    kernel[1, 1] = np.diag(values)
+    return kernel
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_a_singular_vector_is_left_when_another_value_grows_larger(training):
+    unit = make_unit("relu_only_preactivation")
+    for layer in (unit.normalization1, unit.normalization2):
+        for variable, value in ((layer.gamma, 1), (layer.moving_variance, 1 - layer.epsilon)):
+            variable.assign(np.full(CHANNELS, value))
+        layer.trainable = False
+    x = images()
+    # The vectors are of the first channel alone, to the last bit.
+    with_kernel(unit, on_the_diagonal(2, 1, 1, 1, 1, 1, 1, 1))
+    for vector in unit.training_vectors:
+        start = np.zeros(vector.shape)
+        start[:, 1, 1, 0] = 1
+        vector.assign(start)
+    unit(x, training=training)
+    with_kernel(unit, on_the_diagonal(0.5, 1, 1, 4, 1, 1, 0, 1))
+    for _ in range(6 if training else 1):
+        bounded = np.asarray(unit.branch(x, training=training))
+    # relu, times the diagonal, relu, times the diagonal, over the product of norms.
+    expected = np.maximum(x, 0) * np.square([0.5, 1, 1, 4, 1, 1, 0, 1]) * MU / 16
+    offsets = [unit.convolution1.bias, unit.normalization1.beta, unit.normalization1.moving_mean]
+    offsets += [unit.convolution2.bias, unit.normalization2.beta, unit.normalization2.moving_mean]
+    for offset in offsets:
+        offset.assign(np.zeros(CHANNELS))
+    bounded = np.asarray(unit.branch(x, training=training))
+    np.testing.assert_allclose(bounded, expected, rtol=1e-3, atol=1e-6)
+
+
 # Training
 
 
@@ -266,7 +353,7 @@ def test_only_training_moves_the_vectors():
         np.testing.assert_array_equal(variable, old, err_msg=variable.path)
     unit(x, training=True)
     for variable, old in zip(unit.variables, before, strict=True):
-        moves = any(part in variable.name for part in ("moving", "vector_of"))
+        moves = any(part in variable.name for part in ("moving", "training_vector_of"))
         assert np.any(variable.numpy() != old) == moves, variable.path
 
 
@@ -318,8 +405,9 @@ def test_applied_twice_in_one_step():
 @pytest.mark.parametrize("layout", ["full_preactivation", "bn_after_addition"])
 def test_layer(layout, tmp_path):
     kwargs = {"filters": 8, "layout": layout, "lipschitz": 0.5}
-    # Two kernels, biases, scales and offsets; two means, variances, and vectors of each kind.
-    run_layer_test(ResidualUnit, kwargs, (4, 6, 5, 8), (4, 6, 5, 8), (8, 8), tmp_path)
+    # Two kernels, biases, scales and offsets; two means, variances, and vectors of each kind, and
+    # the weights that one kind belongs to.
+    run_layer_test(ResidualUnit, kwargs, (4, 6, 5, 8), (4, 6, 5, 8), (8, 9), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -443,6 +531,7 @@ def test_training_works_and_moves_the_weights(trained):
     assert losses[-1] < 0.7 * losses[0]
     assert max(unit.lipschitz_bound()["residual"] for unit in bounded_units(net)) < 1e-4
     # The same again, to the last bit.
+    trained.converge()
     for one, other in zip(net.variables, trained.variables, strict=True):
         np.testing.assert_array_equal(one, other, err_msg=one.path)
 

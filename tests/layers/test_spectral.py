@@ -128,6 +128,65 @@ def test_norm_is_the_largest_singular_value_on_a_larger_grid(outputs, size, stri
     check_converged((12, 12), 8, outputs, size, strides, matrix_by_convolution)
 
 
+def structured_kernel(family, size, inputs, outputs, rng):
+    """A kernel of which single pixels or channels are singular vectors, or many values equal."""
+    if family == "rank_one":
+        return random_kernel("low_rank", size, inputs, outputs, rng)
+    kernel = np.zeros((size, size, inputs, outputs))
+    channels = range(min(inputs, outputs))
+    if family == "delta":
+        kernel[size // 2, size // 2, channels, channels] = rng.uniform(1, 1.2, len(channels))
+    elif family == "diagonal":
+        for channel in channels:
+            row, column = rng.integers(size, size=2)
+            kernel[row, column, channel, channel] = rng.normal()
+    elif family == "repeated":
+        kernel[:, :, channels, channels] = rng.normal(size=(size, size, 1))
+    elif family == "halves":
+        kernel[:, :, ::2, ::2] = rng.normal(size=kernel[:, :, ::2, ::2].shape)
+        kernel[:, :, 1::2, 1::2] = rng.normal(size=kernel[:, :, 1::2, 1::2].shape)
+    elif family == "pruned":
+        kernel = rng.normal(size=kernel.shape) * (rng.uniform(size=kernel.shape) < 0.1)
+    else:
+        kernel = rng.normal(size=kernel.shape)
+        kernel[:, :, rng.uniform(size=inputs) < 0.5] = 0
+        kernel[..., rng.uniform(size=outputs) < 0.5] = 0
+    return kernel.astype("float32")
+
+
+STRUCTURES = ("delta", "diagonal", "repeated", "halves", "rank_one", "pruned", "pruned_channels")
+# Grid, channels in and out, size, stride: also those of a bottleneck.
+SHAPES = [
+    ((5, 7), 4, 4, 3, 1),
+    ((7, 5), 3, 6, 3, 2),
+    ((6, 6), 2, 2, 3, 1),
+    ((1, 1), 16, 4, 1, 1),
+    ((1, 1), 4, 16, 1, 1),
+]
+
+
+@pytest.mark.parametrize("family", STRUCTURES)
+def test_singular_vector_is_that_of_the_largest_value(family):
+    rng = np.random.default_rng(5)
+    for (grid, inputs, outputs, size, strides), _ in itertools.product(SHAPES, range(8)):
+        kernel = structured_kernel(family, size, inputs, outputs, rng)
+        expected = largest(matrix_by_convolution(kernel, grid, strides))
+        vector = spectral.singular_vector(kernel, grid, strides)
+        norm = float(spectral.operator_norm(kernel, vector, strides))
+        assert norm == pytest.approx(expected, rel=1e-3, abs=1e-9)
+        assert expected <= spectral.certified_norm(kernel, grid, strides) * (1 + 1e-9)
+
+
+def test_singular_vector_is_the_same_under_xla():
+    kernel, _ = example()
+    plain = spectral.singular_vector(kernel, (6, 5), 1)
+    function = tf.function(lambda k: spectral.singular_vector(k, (6, 5), 1), jit_compile=True)
+    # But for its sign.
+    assert abs(np.sum(function(kernel) * plain)) == pytest.approx(1, abs=1e-5)
+    fused = tf.function(lambda: spectral.noise((1, 6, 5, 3)), jit_compile=True)
+    np.testing.assert_allclose(fused(), spectral.noise((1, 6, 5, 3)), atol=1e-7)
+
+
 @pytest.mark.parametrize("strides", [1, 2])
 @pytest.mark.parametrize("iterations", [0, 1, 4])
 def test_power_iteration_is_that_of_the_matrix(iterations, strides):

@@ -3,10 +3,13 @@
 The numbers of the bound are tested with the unit and with the probe.
 """
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from reference.numpy_network import analyse, weights_of
 
 from tfresidual import callbacks, networks, probes
 from tfresidual.layers import ResidualUnit
@@ -20,13 +23,6 @@ def some_images(shape=(8, 8, 8, 3)):
 
 def small(**kwargs):
     return networks.ResidualNetwork((8, 8, 3), 4, blocks=2, widths=(4, 8), **kwargs)
-
-
-def converged_difference(unit, inputs):
-    """How much outputs change when the power iteration is run to convergence."""
-    before = np.asarray(unit(inputs))
-    unit.converge()
-    return np.abs(np.asarray(unit(inputs)) - before).max() / np.abs(before).max()
 
 
 class Subclassed(keras.Model):
@@ -78,29 +74,144 @@ def test_a_look_changes_nothing_in_how_a_bounded_network_trains():
             np.testing.assert_array_equal(alone, watched)
 
 
-@pytest.mark.parametrize("look", ["predict_on_batch", "predict", "save", "save_weights", "probe"])
-def test_bounds_have_converged_behind_train_on_batch(look, tmp_path):
+def loaded_file(net, path):
+    # Not by the network's own method.
+    keras.saving.save_model(net, path / "net.keras")
+    return keras.saving.load_model(path / "net.keras")
+
+
+def loaded_weights(net, path):
+    net.save_weights(path / "net.weights.h5")
+    other = small(lipschitz=MU)
+    other.load_weights(path / "net.weights.h5")
+    return other
+
+
+def clone(net, path=None):
+    copy = keras.models.clone_model(net)
+    copy.set_weights(net.get_weights())
+    return copy
+
+
+def exported(net, path):
+    net.export(path / "net", verbose=False)
+    loaded = tf.saved_model.load(path / "net")
+    return lambda images: loaded.serve(images)
+
+
+def exported_clone(net, path):
+    return exported(clone(net), path)
+
+
+def lite(net, path):
+    net.export(path / "net.tflite", format="litert", verbose=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        interpreter = tf.lite.Interpreter(str(path / "net.tflite"))
+    (inputs,), (outputs,) = interpreter.get_input_details(), interpreter.get_output_details()
+
+    def run(images):
+        interpreter.resize_tensor_input(inputs["index"], images.shape)
+        interpreter.allocate_tensors()
+        interpreter.set_tensor(inputs["index"], images.numpy())
+        interpreter.invoke()
+        return interpreter.get_tensor(outputs["index"])
+
+    return run
+
+
+def written(net, path):
+    tf.saved_model.save(net, path / "net")
+    loaded = tf.saved_model.load(path / "net")
+    return lambda images: next(iter(loaded.signatures["serving_default"](images).values()))
+
+
+def in_a_model(net, path=None):
+    inputs = keras.Input((8, 8, 3))
+    return keras.Model(inputs, net(inputs)).predict_on_batch
+
+
+def part(net, path=None):
+    """The head of the network after what a model of all the rest gives."""
+    before = net.get_layer("head_pooling").output
+    states, head = keras.Model(net.inputs, before), keras.Model(before, net.outputs)
+    return lambda images: head(states.predict_on_batch(images))
+
+
+WAYS = {
+    "call": lambda net, path: net,
+    "predict": lambda net, path: lambda images: net.predict(images, verbose=0),
+    "own function": lambda net, path: tf.function(net),
+    "XLA": lambda net, path: tf.function(lambda images: net(images), jit_compile=True),
+    "clone": lambda net, path: clone(net).predict_on_batch,
+    "file": loaded_file,
+    "weights": loaded_weights,
+    "export": exported,
+    "export of a clone": exported_clone,
+    "export without iterations": lite,
+    "saved model": written,
+    "in a model": in_a_model,
+    "part": part,
+}
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A bounded network whose weights moved since anything looked at it, and what it gives."""
     images, labels = some_images(), np.arange(8) % 4
+    keras.utils.set_random_seed(1)
     net = small(lipschitz=MU)
-    net.compile(keras.optimizers.SGD(0.1, momentum=0.9), "sparse_categorical_crossentropy")
+    net.compile(keras.optimizers.SGD(0.3, momentum=0.9), "sparse_categorical_crossentropy")
     for _ in range(10):
         net.train_on_batch(images, labels)
-    if look == "probe":
-        probes.lipschitz(net)
-    elif look.startswith("save"):
-        name = "net.keras" if look == "save" else "net.weights.h5"
-        getattr(net, look)(tmp_path / name)
-    else:
-        getattr(net, look)(images)
-    for layer in net.layers:
-        if isinstance(layer, ResidualUnit) and layer.lipschitz is not None:
-            assert layer.lipschitz_bound()["residual"] < 1e-4
+    return net, net.get_weights(), analyse(net.get_config(), weights_of(net), images, labels)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_norms_are_those_of_the_weights_however_it_is_called(way, trained, tmp_path):
+    net, weights, expected = trained
+    # As training left them.
+    net.set_weights(weights)
+    images = tf.constant(some_images())
+    outputs = WAYS[way](net, tmp_path)(images)
+    np.testing.assert_allclose(outputs, expected.outputs, atol=2e-5)
+
+
+def test_a_function_traced_before_a_change_follows_it(trained):
+    _, weights, expected = trained
+    images = some_images()
+    other = small(lipschitz=MU)
+    copy = keras.models.clone_model(other)
+    functions = [copy.predict_on_batch, tf.function(copy), other.predict_on_batch]
+    for function in functions:
+        function(images)
+    for model in (copy, other):
+        for variable, value in zip(model.weights, weights, strict=True):
+            variable.assign(value)
+    for function in functions:
+        np.testing.assert_allclose(function(images), expected.outputs, atol=2e-5)
+
+
+@pytest.mark.parametrize("writer", ["save", "save_weights", "export"])
+def test_files_have_the_norms_of_their_weights(writer, trained, tmp_path):
+    net, weights, _ = trained
+    net.set_weights(weights)
+    name = {"save": "net.keras", "save_weights": "net.weights.h5", "export": "net"}[writer]
+    getattr(net, writer)(tmp_path / name)
+    kept = [unit.known.numpy() for unit in net.layers if getattr(unit, "lipschitz", None)]
+    net.converge()
+    changed = [unit.known.numpy() for unit in net.layers if getattr(unit, "lipschitz", None)]
+    assert len(kept) == 3
+    for one, other in zip(kept, changed, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_equal_blocks_begin_with_their_own_bound():
     net = small(lipschitz=MU, recurrent_initialization=True)
-    inputs = some_images((4, 8, 8, 4))
-    assert converged_difference(net.get_layer("stage1_block1"), inputs) < 1e-4
+    unit = net.get_layer("stage1_block1")
+    assert unit.lipschitz_bound()["residual"] < 1e-4
+    for vector, own in zip(unit.vectors, unit.training_vectors, strict=True):
+        np.testing.assert_array_equal(own, vector)
 
 
 def test_images_of_another_size_are_refused():

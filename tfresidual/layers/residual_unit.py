@@ -1,5 +1,9 @@
 """The residual unit in the five layouts of He et al. 2016."""
 
+import contextlib
+import contextvars
+import math
+
 import keras
 import tensorflow as tf
 from keras import ops
@@ -32,8 +36,10 @@ BATCH_NORMS = {
 }
 # Weights that are learned, by name; the others are statistics and states.
 PARAMETERS = ("kernel", "bias", "gamma", "beta")
-# Of power iteration, in a step of training.
+# Of power iteration, in a step of training, and the noise that is added to its vector.
 ITERATIONS = 2
+NOISE = 0.01
+_is_fixed = contextvars.ContextVar("whether norms are taken as they are kept", default=False)
 BOTTLENECK_REDUCTION = 4
 
 
@@ -72,11 +78,11 @@ class ResidualUnit(keras.layers.Layer):
         lipschitz: the largest Lipschitz constant that the branch may have, a float over 0: the
             branch is divided by `max(bound / lipschitz, 1)`, where the bound is the product of
             the spectral norms of its convolutions on their grid, batch normalization folded in.
-            The norms come from power iteration, which approaches them from below. Its vectors
-            are weights that do not train: they have converged when the unit is built, a step of
-            training moves them on by a few iterations, and `converge` runs those that are used
-            without training to convergence with the moving statistics. `None` for a branch as it
-            is.
+            In use, the norms belong to the weights as they are, to 1e-3 at worst and mostly to
+            1e-6: iterations from noise, run to convergence, approach them from below. They are
+            kept, and sought again by the first call after the weights were changed in whatever
+            way, in a copy or a saved model too. In training they follow the weights by a few
+            iterations a step. `None` for a branch as it is.
         shares: a built `ResidualUnit` of the same arguments whose convolutions and shortcut this
             unit applies once more, or `None`.
         batch_norm: what a unit that shares has of its own in batch normalization: `"shared"`
@@ -230,14 +236,11 @@ class ResidualUnit(keras.layers.Layer):
         names = [step for step in self._branch_steps if step[:4] != "relu"]
         last = getattr(self, names[-1])
         if self.lipschitz is not None:
-            self.converge()
             factor /= self.lipschitz_bound()["divisor"]
         for name in PARAMETERS:
             variable = getattr(last, name, None)
             if variable is not None:
                 variable.assign(variable * factor)
-        if self.lipschitz is not None:
-            self.converge()
 
     def keeps_shape(self, input_shape):
         """Whether the unit returns states of the shape it takes: only then it has an identity."""
@@ -295,18 +298,35 @@ class ResidualUnit(keras.layers.Layer):
         for step in self._joined_steps:
             if not step.startswith("relu") and not getattr(self, step).built:
                 getattr(self, step).build(output_shape)
-        # Those of training, and those of everything else: so that a look at the network, which
-        # runs these to convergence, does not change how it trains.
         self.vectors, self.training_vectors = [], []
-        self._has_converged = tf.executing_eagerly()
         if self.lipschitz is not None:
-            convolutions = [step for step in shapes if step.startswith("convolution")]
-            for index, step in enumerate(convolutions):
-                self.vectors.append(self._vector(index, step, shapes[step], ""))
-                self.training_vectors.append(self._vector(index, step, shapes[step], "training_"))
+            self._make_vectors(shapes)
 
-    def _vector(self, index, name, shape, prefix):
-        """The weight that power iteration on a convolution of images of some shape moves on."""
+    def _make_vectors(self, shapes):
+        """Makes the weights from which the norms come, for images of some shapes.
+
+        Those of training, and those of everything else: so that a look at the network does not
+        change how it trains. And what the bound depended on when the latter were sought.
+        """
+        for step, shape in shapes.items():
+            if step.startswith("convolution"):
+                self.vectors.append(self._vector(step, shape, ""))
+                self.training_vectors.append(self._vector(step, shape, "training_"))
+        self.known = self.add_weight(
+            # A branch of zeros, for which all vectors are right.
+            shape=(sum(math.prod(variable.shape) for variable in self._bounding()),),
+            initializer="zeros",
+            trainable=False,
+            autocast=False,
+            dtype=self.variable_dtype,
+            name="known_weights",
+        )
+        # In a graph, the weights get their values later.
+        if tf.executing_eagerly():
+            self.converge(training=True)
+
+    def _vector(self, name, shape, prefix):
+        """The weight that holds a singular vector of a convolution of images of some shape."""
         convolution = getattr(self, name)
         first = 1 if self.data_format == "channels_last" else 2
         grid, channels = tuple(shape)[first : first + 2], shape[self._channel_axis]
@@ -320,9 +340,7 @@ class ResidualUnit(keras.layers.Layer):
         grid = (1, 1) if convolution.kernel_size == (1, 1) else grid
         return self.add_weight(
             shape=(1, *grid, channels),
-            initializer=lambda shape, dtype=None: spectral.initial_vector(
-                lambda: self._inference_factors()[index], shape
-            ),
+            initializer=lambda shape, dtype=None: spectral.noise(shape),
             trainable=False,
             autocast=False,
             dtype="float32",
@@ -350,9 +368,13 @@ class ResidualUnit(keras.layers.Layer):
                 branch, slopes[step] = normalization.call_with_slope(branch, training=training)
             else:
                 branch = self._apply([step], branch, training)
-        bound = ops.prod(
-            [self._norm(i, *factor, training) for i, factor in enumerate(self._factors(slopes))]
-        )
+        factors = self._factors(slopes)
+        find = self._training_vectors if training else self._inference_vectors
+        norms = [
+            spectral.operator_norm(kernel, vector, strides)
+            for vector, (kernel, strides) in zip(find(factors), factors, strict=True)
+        ]
+        bound = ops.prod(norms)
         return branch / ops.cast(ops.maximum(bound / self.lipschitz, 1.0), branch.dtype)
 
     def _factors(self, slopes):
@@ -378,33 +400,66 @@ class ResidualUnit(keras.layers.Layer):
                     waiting = slope
         return factors
 
-    def _norm(self, index, kernel, strides, training):
-        if not training:
-            value = ops.convert_to_tensor(self.vectors[index])
-            if not self._has_converged:
-                value, _ = spectral.converged(kernel, value, strides)
-            return spectral.operator_norm(kernel, value, strides)
-        vector = self.training_vectors[index]
-        value = spectral.power_iteration(kernel, ops.convert_to_tensor(vector), strides, ITERATIONS)
-        vector.assign(value)
-        self.vectors[index].assign(value)
-        return spectral.operator_norm(kernel, value, strides)
+    def _training_vectors(self, factors):
+        """The vectors of the norms in a step of training, moved on by a few iterations."""
+        values = []
+        for vector, (kernel, strides) in zip(self.training_vectors, factors, strict=True):
+            value = ops.convert_to_tensor(vector)
+            # It may have become a singular vector that is not the largest one's, which iterations
+            # alone would not leave.
+            value += NOISE * spectral.noise(vector.shape)
+            values.append(spectral.power_iteration(kernel, value, strides, ITERATIONS))
+            vector.assign(values[-1])
+        return values
+
+    def _inference_vectors(self, factors):
+        """The vectors of the norms without training: those kept, if they are of these weights."""
+        parts = [ops.reshape(ops.cast(part, self.known.dtype), -1) for part in self._bounding()]
+        current = ops.concatenate(parts)
+
+        def kept():
+            return [ops.convert_to_tensor(vector) for vector in self.vectors]
+
+        def sought():
+            values = []
+            for vector, (kernel, strides) in zip(self.vectors, factors, strict=True):
+                kernel, grid = ops.stop_gradient(kernel), tuple(vector.shape[1:3])
+                values.append(spectral.singular_vector(kernel, grid, strides))
+                vector.assign(values[-1])
+            self.known.assign(current)
+            return values
+
+        if _is_fixed.get():
+            return kept()
+        return tf.cond(ops.all(current == ops.convert_to_tensor(self.known)), kept, sought)
+
+    def _bounding(self):
+        """All that the bound depends on at inference."""
+        parts = []
+        for step in self._branch_steps:
+            layer = getattr(self, step, None)
+            if step.startswith("convolution"):
+                # As the convolution itself takes it: rounded, in mixed precision.
+                parts.append(ops.cast(layer.kernel, self.compute_dtype))
+            elif step.startswith("normalization"):
+                parts += [layer.moving_variance, *([layer.gamma] if layer.scale else [])]
+        return parts
 
     def converge(self, training=False):
-        """Runs the power iteration to convergence, with the moving statistics, and keeps that.
+        """Seeks the norms of the branch's convolutions if the weights changed, and keeps them.
 
-        To be called behind training and wherever weights were set, before the unit is used
-        without training; `tfresidual.networks.ResidualNetwork` and the probes do so.
+        The first call without training after such a change does so itself; where it is a graph,
+        such as that of `predict`, this is the same.
 
         Args:
             training: whether training goes on from there, too; otherwise it is left as it was.
         """
-        for vector, (kernel, strides) in zip(self.vectors, self._inference_factors(), strict=True):
-            vector.assign(spectral.renewed(kernel, vector.value, strides))
+        if self.lipschitz is None:
+            return
+        self._inference_vectors(self._inference_factors())
         if training:
             for own, vector in zip(self.training_vectors, self.vectors, strict=True):
                 own.assign(vector)
-        self._has_converged |= tf.executing_eagerly()
 
     def lipschitz_bound(self):
         """What is known of the branch's Lipschitz constant without training.
@@ -418,8 +473,7 @@ class ResidualUnit(keras.layers.Layer):
         """
         if self.lipschitz is None:
             return None
-        if not self._has_converged:
-            self.converge()
+        self.converge()
         estimate, certified, largest = 1.0, 1.0, 0.0
         for vector, (kernel, strides) in zip(self.vectors, self._inference_factors(), strict=True):
             value = ops.convert_to_tensor(vector)
@@ -436,8 +490,6 @@ class ResidualUnit(keras.layers.Layer):
         }
 
     def _inference_factors(self):
-        if self.lipschitz is None:
-            return []
         slopes = {
             step: getattr(self, step).slope()
             for step in self._branch_steps
@@ -490,3 +542,14 @@ class ResidualUnit(keras.layers.Layer):
         if isinstance(shares, dict):
             config = config | {"shares": keras.saving.deserialize_keras_object(shares)}
         return cls(**config)
+
+
+@contextlib.contextmanager
+def fixed_norms():
+    """Traces units as they are now, for files of formats that know no iterations: no weight of
+    such a file ever changes."""
+    token = _is_fixed.set(True)
+    try:
+        yield
+    finally:
+        _is_fixed.reset(token)

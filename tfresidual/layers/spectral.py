@@ -34,9 +34,8 @@ from keras import ops
 
 # Divisors are at least this, so that 0 / 0 is 0: the smallest float32 of full precision.
 TINY = float(np.finfo("float32").tiny)
-# Residual at which iterations end, and the share of noise with which they begin anew.
+# Residual at which iterations end.
 TOLERANCE = 1e-5
-NOISE = 0.03
 # More than rounding in float64 can take away from a certified norm.
 MARGIN = 1e-9
 # Phases at the seam of the circular convolutions: 1 and -1.
@@ -96,13 +95,14 @@ def converged(kernel, vector, strides, tolerance=TOLERANCE, most_iterations=500)
     It stops when `residual` is at most the tolerance. A singular value is then that close to
     |T v|, and |T v| mostly much closer. Nothing in v tells whether it is the largest one. From
     random vectors it is: of 4,000 random kernels on small grids, 2 norms were off by more than
-    1e-4. But where v has no part at all in the largest one's singular vector, it may never get
-    one. In float32 residuals reach 1e-6; on GPUs that round to TensorFloat-32 they stay above
-    1e-4 at times, and the iterations then end at `most_iterations`.
+    1e-4. But where v has next to no part in the largest one's singular vector, it stops before it
+    gets one: never begin with what has converged for another kernel. In float32 residuals reach
+    1e-6; on GPUs that round to TensorFloat-32 they stay above 1e-4 at times, and the iterations
+    then end at `most_iterations`.
 
     Args:
         kernel: float32, `(height, width, channels in, channels out)`.
-        vector: float32, `(1, height, width, channels in)`, where to begin: any image but zero. One
+        vector: float32, `(1, height, width, channels in)`, where to begin: a random image. One
             that has already converged comes back after one iteration.
         strides: int.
         tolerance: float, the residual to stop at.
@@ -143,53 +143,30 @@ def converged(kernel, vector, strides, tolerance=TOLERANCE, most_iterations=500)
     return vector, iterations
 
 
-# Compiled, once for every shape of kernel and grid.
-converging = tf.function(converged)
+# Not inlined: a graph may call it once for every convolution.
+@tf.function(experimental_attributes={"_noinline": True})
+def singular_vector(kernel, grid, strides):
+    """`converged` from noise: the same vector for the same kernel, whatever was known before.
 
-
-@tf.function
-def renewed(kernel, vector, strides):
-    """`converged` from a vector that had converged before the kernel changed.
-
-    Singular values may have changed places meanwhile, and the vector may have next to no part in
-    what is now the largest one's singular vector: unless it has converged still, it gets a small
-    part of everything. Compiled, once for every shape of kernel and grid.
+    Never from the vector of another kernel, however close: where weights have been pruned, scaled
+    or set, that may be a singular vector still, and no longer the one of the largest value.
+    Compiled, once for every shape of kernel and grid. No gradients go through.
 
     Args:
         kernel: float32, `(height, width, channels in, channels out)`.
-        vector: float32, `(1, height, width, channels in)`, a unit vector.
+        grid: pair of ints, height and width of the convolution's input.
         strides: int.
 
     Returns:
-        The unit vector, of the shape of `vector`: the same where it has converged.
+        Unit vector, `(1, height, width, channels in)`.
     """
-    # As it is, to the last bit, where nothing changed.
-    error = residual(kernel, vector, strides)
-    noise = _unit(tf.random.stateless_normal(ops.shape(vector), seed=(0, 0)))
-    return tf.cond(
-        error <= TOLERANCE,
-        lambda: vector,
-        lambda: converged(kernel, _unit(vector) + NOISE * noise, strides)[0],
-    )
+    return converged(kernel, noise((1, *grid, kernel.shape[2])), strides)[0]
 
 
-def initial_vector(factor, shape):
-    """A unit vector for a weight that is being made, converged if the kernel is known already.
-
-    It is not where Keras builds a layer inside of a graph: the kernel gets its value behind it.
-
-    Args:
-        factor: function that returns kernel and stride.
-        shape: that of the vector.
-
-    Returns:
-        Unit vector, float32; the same for the same kernel.
-    """
-    start = _unit(tf.random.stateless_normal(shape, seed=(0, 1)))
-    if not tf.executing_eagerly():
-        return start
-    kernel, strides = factor()
-    return converging(kernel, start, strides)[0]
+def noise(shape):
+    """A unit vector with a part of every singular vector, the same for the same shape."""
+    # The one algorithm that gives the same numbers under XLA.
+    return _unit(tf.random.stateless_uniform(shape, seed=(0, 0), minval=-1, alg="philox"))
 
 
 def operator_norm(kernel, vector, strides):

@@ -1,5 +1,6 @@
 """A residual network as a functional Keras model that can say its chain."""
 
+import contextlib
 import io
 import math
 
@@ -22,6 +23,7 @@ from tfresidual.layers.residual_unit import (
     BOTTLENECK_REDUCTION,
     PARAMETERS,
     PREACTIVATION_LAYOUTS,
+    fixed_norms,
 )
 from tfresidual.layers.shortcuts import get_shortcut
 from tfresidual.memory import check_fits
@@ -269,38 +271,14 @@ class ResidualNetwork(keras.Model):
                 unit.converge(training=True)
 
     def converge(self):
-        """Runs the power iteration of every bounded branch to convergence, and keeps that.
+        """Seeks the norms that bound the branches, where weights changed, and keeps them.
 
-        What this network does without training, what saves it and what loads its weights calls
-        this, and so do the probes. It is left to the caller where the network stands in another
-        model, or is called directly behind `train_on_batch`, a loop of one's own, or weights set
-        by hand. It changes nothing in how the network trains on.
+        The first call without training does so itself; what writes the network calls this, so
+        that the file has them already. It changes nothing in how the network trains on.
         """
         for _, units in self.sections()[1]:
             for unit in units:
-                if unit.lipschitz is not None:
-                    unit.converge()
-
-    def fit(self, *args, **kwargs):
-        history = super().fit(*args, **kwargs)
-        self.converge()
-        return history
-
-    def evaluate(self, *args, **kwargs):
-        self.converge()
-        return super().evaluate(*args, **kwargs)
-
-    def predict(self, *args, **kwargs):
-        self.converge()
-        return super().predict(*args, **kwargs)
-
-    def test_on_batch(self, *args, **kwargs):
-        self.converge()
-        return super().test_on_batch(*args, **kwargs)
-
-    def predict_on_batch(self, *args, **kwargs):
-        self.converge()
-        return super().predict_on_batch(*args, **kwargs)
+                unit.converge()
 
     def save(self, *args, **kwargs):
         self.converge()
@@ -310,9 +288,11 @@ class ResidualNetwork(keras.Model):
         self.converge()
         super().save_weights(*args, **kwargs)
 
-    def load_weights(self, *args, **kwargs):
-        super().load_weights(*args, **kwargs)
+    def export(self, filepath, format="tf_saved_model", **kwargs):
         self.converge()
+        is_fixed = format != "tf_saved_model"
+        with fixed_norms() if is_fixed else contextlib.nullcontext():
+            super().export(filepath, format, **kwargs)
 
     def parameters(self):
         """All that is learned, trainable or frozen, as a tuple of variables."""
