@@ -30,7 +30,7 @@ class TrainingFolder:
     the newest checkpoint, and the rest is done again.
 
     Args:
-        path: folder of the training, made if it is not there.
+        path: folder of the training, made when the training begins.
         monitor: key of the logs whose highest value marks the best epoch.
     """
 
@@ -38,14 +38,13 @@ class TrainingFolder:
         self.path = pathlib.Path(path)
         self.monitor = monitor
         self.checkpoints = self.path / "checkpoints"
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
         self.log_path = self.path / "log.csv"
         self.model_path = self.path / "model.keras"
 
     def newest(self):
         """The newest checkpoint as (epoch, path), or `None`."""
         found = []
-        for path in self.checkpoints.iterdir():
+        for path in self.checkpoints.glob("*"):
             match = CHECKPOINT.fullmatch(path.name)
             if match:
                 found.append((int(match[1]), path))
@@ -98,7 +97,7 @@ class TrainingFolder:
             checkpoint.
         """
         newest = self.newest()
-        for folder in (self.path, self.checkpoints):
+        for folder in filter(pathlib.Path.is_dir, (self.path, self.checkpoints)):
             remove_unfinished(folder)
         if newest is None:
             # A kill before the first checkpoint leaves the log of one epoch, and no network.
@@ -107,6 +106,7 @@ class TrainingFolder:
                     "There is a training, but no checkpoint of it. Put the newest one back, or "
                     f"remove the folder to train anew. Received: path={str(self.checkpoints)!r}"
                 )
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
             self.log_path.unlink(missing_ok=True)
             return None, 0, pd.DataFrame()
         epoch, path = newest
@@ -187,7 +187,7 @@ def check_archive(path, remedy):
 
 
 def opened(path, remedy=ANEW):
-    """The network in a `.keras` file, with the states of its random generators if they are there.
+    """The network in a `.keras` file of a training, with the states of its random generators.
 
     Raises:
         ValueError: if it is damaged.
@@ -197,7 +197,8 @@ def opened(path, remedy=ANEW):
     try:
         network = keras.saving.load_model(path)
         with zipfile.ZipFile(path) as archive:
-            if GENERATORS in archive.namelist():
+            # A network without any may come from elsewhere.
+            if GENERATORS in archive.namelist() or _generators(network):
                 states = json.loads(archive.read(GENERATORS))
                 for variable, state in zip(_generators(network), states, strict=True):
                     variable.assign(state)
