@@ -462,7 +462,7 @@ def test_depth_of_hauser(settings):
 
 def test_a_coupling_of_nothing_leaves_no_folder(tmp_path):
     settings = study.Settings(data_dir=str(tmp_path / "data"), depth=8, width=4, coupling=0.5)
-    with pytest.raises(ValueError, match=r"no two weights to couple.*Received: first_block=0"):
+    with pytest.raises(ValueError, match=r"two blocks or more to couple.*Received: coupling="):
         study.train(tmp_path / "run", settings)
     assert not (tmp_path / "run").exists()
     assert not (tmp_path / "data").exists()

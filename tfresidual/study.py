@@ -143,7 +143,15 @@ def _train(folder, settings, console, more_callbacks=None):
     if settings.coupling is not None:
         # Whether there is something to couple is known now, before anything is written.
         coupling = (settings.coupling, settings.kernel, settings.coupling_from)
-        training.GradientCoupling("sgd", *coupling).build(network.trainable_variables)
+        try:
+            training.GradientCoupling("sgd", *coupling).build(network.trainable_variables)
+        except ValueError as error:
+            raise ValueError(
+                "Argument `coupling` must go with a network that has two blocks or more to couple "
+                "in a stage, from block `coupling_from` on, of those that keep the shape of the "
+                f"state. Received: coupling={settings.coupling!r}, "
+                f"coupling_from={settings.coupling_from!r}, network {network.name}"
+            ) from error
     description = describe(settings)
     data = _Data(*prepare(settings, console), description)
     # From here on nothing is wrong with the settings: the folder is theirs.
