@@ -3,11 +3,13 @@
 Not covered: `data --download`, which needs a connection.
 """
 
+import contextlib
 import dataclasses
 import inspect
 import json
 import os
 import pathlib
+import random
 import re
 import signal
 import socket
@@ -716,6 +718,50 @@ def test_ctrl_c_while_a_function_is_compiled(tmp_path, data_dir):
     last = result.stderr.splitlines()[-1]
     assert last == "tfresidual: interrupted. No epoch was complete. The same command begins anew"
     assert not (tmp_path / "run" / "model.keras").exists()
+
+
+@pytest.mark.slow
+def test_ctrl_c_at_any_moment(tmp_path, data_dir):
+    """Each time the command ends at once, and the last one gives what one without them gives."""
+    arguments = ["train", *TINY[:-1], "6", "--data-dir", str(data_dir)]
+    result = tfresidual(*arguments, "--out", "whole", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    moments = random.Random(0)
+    codes = []
+    for _ in range(12):
+        process = subprocess.Popen(
+            [str(COMMAND), *arguments, "--out", "run"],
+            cwd=tmp_path,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert process.stderr.readline() == f"{LOADING}\n"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(moments.uniform(0, 25))
+        begun = time.monotonic()
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        codes.append(process.returncode)
+        assert time.monotonic() - begun < 30
+        assert_no_noise(err)
+        told = [line for line in err.splitlines() if line.startswith("tfresidual: ")]
+        assert len(told) == (process.returncode != 0), err
+        assert not (tmp_path / "run" / ".lock").exists()
+    assert set(codes) <= {0, 130} and 130 in codes
+    result = tfresidual(*arguments, "--out", "run", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    for name in ("log.csv", "settings.json"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    files = [
+        sorted(path.relative_to(tmp_path / folder).as_posix() for path in found)
+        for folder in ("run", "whole")
+        for found in [(tmp_path / folder).rglob("*")]
+    ]
+    assert files[0] == files[1]
 
 
 DROPPED = """
