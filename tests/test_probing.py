@@ -132,9 +132,11 @@ def test_what_frames_were_measured_on_is_written_beside_them(run, tmp_path):
             assert what["data"] == "digitclutter" and what["pixels"] == pixels
             # Whole batches of 32.
             assert what["images"] == {"test": 32}
+    # What is known of the other frames is not written over.
     (folder / "probes.json").write_text("{")
-    probing.probe(tmp_path / "two", "readout", images=5, changes=changes)
-    assert list(json.loads((folder / "probes.json").read_text())) == ["readout"]
+    with pytest.raises(ValueError, match=r"probes\.json is damaged.*Remove it, to probe anew"):
+        probing.probe(tmp_path / "two", "readout", images=5, changes=changes)
+    assert (folder / "probes.json").read_text() == "{"
 
 
 def test_probes_that_a_network_has_blocks_for():
