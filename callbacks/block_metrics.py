@@ -19,7 +19,10 @@ class BlockMetrics(ProbeCallback):
 
     Example:
 
-    >>> net.fit(train, callbacks=[BlockMetrics(test.take(4)), keras.callbacks.CSVLogger("log.csv")])
+    >>> logger = keras.callbacks.CSVLogger("log.csv")
+    >>> history = net.fit(train, callbacks=[BlockMetrics(test.take(4)), logger], verbose=0)
+    >>> "stage1/block0/cosine_loss" in history.history
+    True
 
     Args:
         data: what the probe reads: a `tf.data.Dataset` of batches `(images, labels)`, a pair of

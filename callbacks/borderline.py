@@ -19,7 +19,8 @@ class Borderline(ProbeCallback):
 
     Example:
 
-    >>> net.fit(train, callbacks=[Borderline({"train": some, "test": test.take(4)}, every=5)])
+    >>> probe = Borderline({"train": train.take(4), "test": test.take(4)}, every=5)
+    >>> history = net.fit(train, epochs=5, callbacks=[probe], verbose=0)
 
     Args:
         data: what the probe reads: a `tf.data.Dataset` of batches `(images, labels)`, a pair of

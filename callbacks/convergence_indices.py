@@ -24,7 +24,8 @@ class ConvergenceIndices(ProbeCallback):
 
     Example:
 
-    >>> net.fit(train, callbacks=[ConvergenceIndices(test.take(4), every=5)])
+    >>> probe = ConvergenceIndices(test.take(4), every=5)
+    >>> history = net.fit(train, epochs=5, callbacks=[probe], verbose=0)
 
     Args:
         data: what the probe reads: a `tf.data.Dataset` of batches `(images, labels)`, a pair of

@@ -16,7 +16,8 @@ class DropBlocks(ProbeCallback):
 
     Example:
 
-    >>> net.fit(train, callbacks=[DropBlocks(test.take(4), every=10)])
+    >>> probe = DropBlocks(test.take(4), every=10)
+    >>> history = net.fit(train, epochs=10, callbacks=[probe], verbose=0)
 
     Args:
         data: what the probe reads: a `tf.data.Dataset` of batches `(images, labels)`, a pair of

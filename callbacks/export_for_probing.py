@@ -28,7 +28,8 @@ class ExportForProbing(keras.callbacks.Callback):
 
     Example:
 
-    >>> net.fit(train, epochs=20, callbacks=[ExportForProbing("runs/series", every=5)])
+    >>> series = ExportForProbing("runs/series", every=5)
+    >>> history = net.fit(train, epochs=5, callbacks=[series], verbose=0)
     >>> frame = probes.readout(tfresidual.chain("runs/series/epoch0005"), test)
 
     One training at a time writes to a folder: another one, in whatever process, does not begin.

@@ -17,8 +17,9 @@ class Lipschitz(ProbeCallback):
 
     Example:
 
-    >>> net = networks.resnet(20, lipschitz=0.95)
-    >>> net.fit(train, callbacks=[Lipschitz(every=10)])
+    >>> net = networks.ResidualNetwork((8, 8, 1), 3, blocks=2, widths=(4,), lipschitz=0.95)
+    >>> net.compile("sgd", "sparse_categorical_crossentropy")
+    >>> history = net.fit(train, epochs=2, callbacks=[Lipschitz(every=2)], verbose=0)
 
     Args:
         every: int, the probe runs after every so many epochs; NaN stands for the others.

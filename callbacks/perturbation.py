@@ -24,7 +24,8 @@ class Perturbation(ProbeCallback):
 
     Example:
 
-    >>> net.fit(train, callbacks=[Perturbation(test.take(4), epsilon=0.1)])
+    >>> probe = Perturbation(test.take(4), epsilon=0.1)
+    >>> history = net.fit(train, callbacks=[probe], verbose=0)
 
     Args:
         data: what the probe reads: a `tf.data.Dataset` of batches `(images, labels)`, a pair of

@@ -16,7 +16,8 @@ class Readout(ProbeCallback):
 
     Example:
 
-    >>> net.fit(train, callbacks=[Readout(test.take(4)), keras.callbacks.CSVLogger("log.csv")])
+    >>> logger = keras.callbacks.CSVLogger("log.csv")
+    >>> history = net.fit(train, callbacks=[Readout(test.take(4)), logger], verbose=0)
 
     Args:
         data: what the probe reads: a `tf.data.Dataset` of batches `(images, labels)`, a pair of

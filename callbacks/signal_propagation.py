@@ -15,7 +15,8 @@ class SignalPropagation(ProbeCallback):
 
     Example:
 
-    >>> net.fit(train, callbacks=[SignalPropagation(test.take(4), every=5)])
+    >>> probe = SignalPropagation(test.take(4), every=5)
+    >>> history = net.fit(train, epochs=5, callbacks=[probe], verbose=0)
 
     Args:
         data: what the probe reads: a `tf.data.Dataset` of batches `(images, labels)`, a pair of

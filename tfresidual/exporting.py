@@ -78,7 +78,8 @@ def export(net, path, probing=True, overwrite=False):
 
     >>> export(net, "saved/net")
     >>> loaded = tf.saved_model.load("saved/net")
-    >>> loaded.signatures["read_out"](images=images, stage=tf.constant(3), block=tf.constant(0))
+    >>> place = {"stage": tf.constant(3), "block": tf.constant(0)}
+    >>> answers = loaded.signatures["read_out"](images=tf.constant(images), **place)
 
     Args:
         net: a network, or what else `tfresidual.chain` makes a chain of.

@@ -41,8 +41,8 @@ def locked(folder, argument="folder", beside=False, wait=False):
 
     Example:
 
-    >>> with locked(tmp_path / "run"):
-    ...     (tmp_path / "run" / "log.csv").touch()
+    >>> with locked("runs/first"):
+    ...     pathlib.Path("runs/first/log.csv").touch()
 
     Args:
         folder: the folder.

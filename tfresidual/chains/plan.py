@@ -66,8 +66,8 @@ class Plan:
 
     Example:
 
-    >>> print(plan_of(chain, [drop(chain, (1, 0)), drop(chain, (1, 1))]))
-    3 routes: 24 block applications instead of 25
+    >>> print(plan_of(chain, [routes.drop(chain, (1, 0)), routes.drop(chain, (1, 1))]))
+    3 routes: 15 block applications instead of 16
     """
 
     routes: tuple[Route, ...]

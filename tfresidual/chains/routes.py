@@ -36,8 +36,8 @@ class Route:
 
     Example:
 
-    >>> print(drop(chain, (1, 2)))
-    without stage 1 block 2: 0 1 3 | 0 1 2 3 | 0 1 2 3
+    >>> print(drop(chain, (1, 1)))
+    without stage 1 block 1: 0 | 0 1 | 0 1
     """
 
     name: str

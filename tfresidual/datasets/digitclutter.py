@@ -6,7 +6,7 @@ The images are drawn here, with Pillow, and kept by tensorflow-datasets:
 import tensorflow_datasets as tfds
 import tfresidual.datasets.digitclutter
 
-data = tfds.load("digitclutter/digits3-20000-2000-2000-seed0", split="train")
+data = tfds.load("digitclutter/digits3-200-20-20-seed0", split="train", data_dir="data")
 ```
 """
 

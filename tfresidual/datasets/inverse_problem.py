@@ -26,10 +26,9 @@ def inverse_problem(count, slopes=SLOPES, seed=0, limit=2.0):
 
     Example:
 
-    ```python
-    x, z = inverse_problem(2048)
-    network.fit(x, z)
-    ```
+    >>> x, z = inverse_problem(2048)
+    >>> x.shape, z.shape
+    ((2048, 2), (2048, 2))
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", section 3.

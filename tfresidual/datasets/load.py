@@ -168,10 +168,10 @@ def load(
 
     Example:
 
-    ```python
-    train, test = load("digitclutter", batch_size=128)
-    model.fit(train, validation_data=test, epochs=5)
-    ```
+    >>> train, test = load("digitclutter", 32, train_size=64, test_size=32, data_dir="data")
+    >>> images, labels = next(iter(train))
+    >>> images.shape, labels.shape
+    (TensorShape([32, 32, 32, 1]), TensorShape([32, 10]))
     """
     _check_name(name, digits)
     batch_size = check_int("batch_size", batch_size, at_least=1)
@@ -239,10 +239,8 @@ def plain(train):
 
     Example:
 
-    ```python
-    train, test = load("cifar10")
-    probes.block_metrics(net, {"train": plain(train).take(8), "test": test.take(8)})
-    ```
+    >>> train, test = load("digitclutter", 32, train_size=64, test_size=32, data_dir="data")
+    >>> splits = {"train": plain(train).take(8), "test": test.take(8)}
 
     Args:
         train: The training pipeline as `load` returned it.

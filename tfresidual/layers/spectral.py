@@ -17,7 +17,7 @@ precision hands them out, are cast to float32.
 Example:
 
 >>> kernel = keras.random.normal((3, 3, 16, 16))
->>> vector, iterations = converged(kernel, keras.random.normal((1, 8, 8, 16)), strides=1)
+>>> vector = singular_vector(kernel, (8, 8), strides=1)
 >>> norm = operator_norm(kernel, vector, strides=1)
 >>> bool(norm < certified_norm(kernel, (8, 8), strides=1))
 True

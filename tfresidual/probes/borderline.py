@@ -46,7 +46,7 @@ def borderline(
 
     >>> images = borderline(tfresidual.chain(net), test, per_image=True)
     >>> images = images[images["borderline"] & (images["along"] == "blocks")]
-    >>> images["image"].unique().tolist()
+    >>> places = images["image"].unique()
 
     Args:
         chain: a chain, or what `tfresidual.chain` makes one of.

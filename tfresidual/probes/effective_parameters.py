@@ -22,7 +22,7 @@ def weight_deviations(chain, first_block=0):
     Example:
 
     >>> frame = weight_deviations(tfresidual.chain(net))
-    >>> frame.groupby("stage")["l1"].sum()
+    >>> lengths = frame.groupby("stage")["l1"].sum()
 
     Args:
         chain: a chain, or what `tfresidual.chain` makes one of.

@@ -39,7 +39,7 @@ def evaluate_routes(
     Example:
 
     >>> from tfresidual import routes
-    >>> frame = evaluate_routes(chain, test, [routes.drop(chain, (1, 2), (2, 1))])
+    >>> frame = evaluate_routes(chain, test, [routes.drop(chain, (1, 1), (2, 1))])
 
     Args:
         chain: a chain, or what `tfresidual.chain` makes one of.

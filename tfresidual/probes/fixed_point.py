@@ -48,7 +48,7 @@ def fixed_point(chain, data, times=50, progress=False):
     Example:
 
     >>> frame = fixed_point(tfresidual.chain(net), test, times=100)
-    >>> frame.groupby("stage")["largest_contraction"].max()
+    >>> largest = frame.groupby("stage")["largest_contraction"].max()
 
     Args:
         chain: a chain, or what `tfresidual.chain` makes one of.

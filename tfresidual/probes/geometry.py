@@ -42,7 +42,8 @@ def metric_product(chain, images, stage, block, vectors, progress=False):
 
     Example:
 
-    >>> change = np.ones((len(images), 32, 32, 16), "float32")
+    >>> state = net.get_layer("stem").output
+    >>> change = np.ones((len(images), *state.shape[1:]), "float32")
     >>> product = metric_product(tfresidual.chain(net), images, 1, 0, change)
     >>> lengths = np.sqrt((change * product).sum(axis=(1, 2, 3)))
 
@@ -259,7 +260,7 @@ def line_between(chain, first_images, second_images, stage=1, block=0, points=16
 
     Example:
 
-    >>> frame = line_between(tfresidual.chain(net), images[:10], images[10:20])
+    >>> frame = line_between(tfresidual.chain(net), images[:8], images[8:16])
     >>> detour = frame["length"] / frame["last_distance"]
 
     Args:

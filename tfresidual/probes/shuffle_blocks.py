@@ -23,7 +23,7 @@ def shuffle_blocks(
 
     Example:
 
-    >>> frame = shuffle_blocks(tfresidual.chain(net), test, swaps=(1, 4), draws=10)
+    >>> frame = shuffle_blocks(tfresidual.chain(net), test, swaps=(1, 2), draws=10)
 
     Args:
         chain: a chain, or what `tfresidual.chain` makes one of.

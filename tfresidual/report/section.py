@@ -10,16 +10,17 @@ from matplotlib.figure import Figure
 class Section:
     """One measurement: what was asked, the figure and table that answer, how to read them.
 
-    ```python
-    report.Section(
-        "Cosine loss",
-        "Does each block move the state where the loss falls?",
-        figure=plots.cosine_loss(frame),
-        frame=frame,
-        reading="Below zero the block lowers the loss, to first order.",
-        source="Jastrzebski et al. 2018, figure 4",
-    )
-    ```
+    Example:
+
+    >>> frame = probes.block_metrics(chain, test)
+    >>> section = Section(
+    ...     "Cosine loss",
+    ...     "Does each block move the state where the loss falls?",
+    ...     figure=plots.cosine_loss(frame),
+    ...     frame=frame,
+    ...     reading="Below zero the block lowers the loss, to first order.",
+    ...     source="Jastrzebski et al. 2018, figure 4",
+    ... )
 
     What a section says was found is apart from how to read it: `reading` holds whatever the numbers
     are, `finding` follows from them.

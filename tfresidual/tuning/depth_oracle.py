@@ -47,7 +47,7 @@ def blocks(hyperparameters):
     Example:
 
     >>> def build(hp):
-    ...     net = networks.ResidualNetwork((28, 28, 1), 10, blocks=tuning.blocks(hp))
+    ...     net = networks.ResidualNetwork((8, 8, 1), 3, blocks=tuning.blocks(hp), widths=(4,))
     ...     net.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     ...     return net
 
