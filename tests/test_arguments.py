@@ -414,3 +414,9 @@ def test_the_checks():
     for value in (["a"], None, "ab", np.array(["a", "b"])):
         with pytest.raises(ValueError, match=r"`c` must be one of 'a', 'b'\. Received: c="):
             check_choice("c", value, ("a", "b"))
+
+
+def test_bounds_beyond_the_precision_of_a_number():
+    assert check_number("epsilon", np.float16(0.5), at_most=1e9) == 0.5
+    with pytest.raises(ValueError, match=r"`epsilon` must be a finite number at most 1e\+09"):
+        check_number("epsilon", np.float32(2e9), at_most=1e9)

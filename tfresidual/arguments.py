@@ -72,12 +72,14 @@ def check_number(name, value, over=None, at_least=None, below=None, at_most=None
     """
     if or_none and value is None:
         return None
+    # Not in the precision of a number of NumPy, which a bound may exceed.
+    number = float(value) if is_number(value) else math.nan
     fits = (
-        is_number(value)
-        and (over is None or value > over)
-        and (at_least is None or value >= at_least)
-        and (below is None or value < below)
-        and (at_most is None or value <= at_most)
+        math.isfinite(number)
+        and (over is None or number > over)
+        and (at_least is None or number >= at_least)
+        and (below is None or number < below)
+        and (at_most is None or number <= at_most)
     )
     if not fits:
         bounds = {"over": over, "of at least": at_least, "under": below, "at most": at_most}
@@ -85,7 +87,7 @@ def check_number(name, value, over=None, at_least=None, below=None, at_most=None
         what = " ".join(["a finite number", " and ".join(words)]).strip()
         what += ", or None" if or_none else ""
         raise ValueError(f"Argument `{name}` must be {what}. Received: {name}={value!r}")
-    return float(value)
+    return number
 
 
 def check_bool(name, value):

@@ -231,7 +231,7 @@ BAD = {
     "read out: before the first": (lambda c: read_out(c, 1, -1), "`after` must be a block"),
     "repeat: no such stage": (lambda c: repeat_last(c, 0, 1), "`stage` must be an int"),
     "repeat: float stage": (lambda c: repeat_last(c, 1.0, 1), "`stage` must be an int"),
-    "repeat: 0 times": (lambda c: repeat_last(c, 1, 0), "`times` must be an int, 1 or more"),
+    "repeat: 0 times": (lambda c: repeat_last(c, 1, 0), "`times` must be an int, from 1 to 1000"),
     "repeat: True times": (lambda c: repeat_last(c, 1, True), "`times` must be an int"),
     "repeat: 1.0 times": (lambda c: repeat_last(c, 1, 1.0), "`times` must be an int"),
     "repeat: nan": (lambda c: repeat_last(c, 1, 1, np.nan), "`scale` must be a finite number"),

@@ -386,7 +386,7 @@ def check_times(times, at_least=1):
 def check_scale(scale):
     """Raises a `ValueError` unless branches can be multiplied by a number."""
     # A float32 holds no more than this.
-    if not is_number(scale) or not abs(scale) < 3e38:
+    if not is_number(scale) or not abs(float(scale)) < 3e38:
         raise ValueError(f"Argument `scale` must be a finite number. Received: scale={scale!r}")
 
 
