@@ -106,10 +106,14 @@ def test_one_block_less_was_seen_to_fail(done):
 
 
 def test_the_same_command_trains_nothing(done, settings):
+    """Nor one with settings that may change."""
     folder, outcome = done
     before = trials_written(folder)
-    assert depth_study.run(folder, settings, SEARCH) == outcome
+    more = dataclasses.replace(SEARCH, max_trials=50, max_blocks=7)
+    assert depth_study.run(folder, settings, more) == outcome
     assert trials_written(folder) == before
+    assert json.loads((folder / "settings.json").read_text())["search"]["max_trials"] == 50
+    assert depth_study.run(folder, settings, SEARCH) == outcome
 
 
 @pytest.mark.parametrize("change", [{"epsilon": 0.5}, {"width": 4}, {"seed": 1}])
@@ -350,19 +354,6 @@ def test_folders_of_other_runs_are_refused(done, settings, tmp_path):
     with pytest.raises(ValueError, match=r"not a search\. Received: folder="):
         depth_study.run(tmp_path, settings, SEARCH)
     assert [path.name for path in tmp_path.iterdir()] == ["settings.json"]
-
-
-def test_a_search_cut_short_goes_on(done, settings, tmp_path):
-    """With more trials allowed it ends where the other did."""
-    folder, outcome = done
-    short = dataclasses.replace(SEARCH, max_trials=1)
-    cut = depth_study.run(tmp_path, settings, short)
-    assert cut.status == "searching"
-    assert "1 trials were allowed" in cut.message
-    assert depth_study.run(tmp_path, settings, SEARCH) == outcome
-    pd.testing.assert_frame_equal(
-        without_time(trace_of(tmp_path)), without_time(trace_of(folder)), rtol=1e-6
-    )
 
 
 @pytest.mark.slow

@@ -226,7 +226,8 @@ def _log(line):
 
 def _told(means, error, seconds):
     """What was measured in a trial, to be put after what it is."""
-    means = " ".join(f"{value:.3g}" for value in means)
+    # A stage whose blocks all change the shape of the state has no mean.
+    means = " ".join("none" if math.isnan(value) else f"{value:.3g}" for value in means)
     return f", mean scaled perturbation {means}, error {error:.1%}, {seconds:.0f} s"
 
 

@@ -33,7 +33,6 @@ from tuning.synthetic_search import (
     search,
     single,
     stages_of,
-    tanh,
 )
 
 from tfresidual import tuning
@@ -91,15 +90,9 @@ class TestSearch:
         ("stages", "start", "epsilon", "most"),
         [
             (stages_of(constant(3.69)), (4,), 0.1, 3),
-            (stages_of(constant(3.69), constant(3.81), constant(4.27)), (4, 4, 4), 0.1, 3),
-            (stages_of(constant(0.3)), (1,), 0.1, 3),
             (stages_of(constant(0.0)), (9,), 0.1, 2),
-            (stages_of(power(50)), (4,), 0.1, 4),
             (stages_of(power(50), power(9), power(70), power(0.1)), (3, 4, 5, 2), 0.2, 4),
-            (stages_of(saturating(4, 8)), (4,), 0.1, 4),
             (stages_of(saturating(4, 8), saturating(6, 12)), (8, 2), 0.05, 6),
-            (stages_of(tanh(2, 9), hyperbolic(3, 6)), (4, 4), 0.1, 7),
-            (MIXED, (4, 4, 4), 0.1, 6),
             (MIXED, (40, 1, 60), 0.1, 9),
         ],
     )
@@ -135,14 +128,6 @@ class TestSearch:
         )
         assert tuner.oracle.get_best_trials(10) == []
         assert tuner.get_best_hyperparameters(10) == []
-
-    def test_limits(self, tmp_path):
-        stages = stages_of(constant(0.2), constant(2.0))
-        tuner = search(tmp_path, stages, (8, 8), min_blocks=(5, 2), max_blocks=(9, 20))
-        assert outcomes_of(tuner.oracle)[0].blocks == (5, 20)
-        for first, second in tuner.ran:
-            assert 5 <= first <= 9
-            assert 2 <= second <= 20
 
     def test_max_trials(self, tmp_path):
         tuner = search(tmp_path, EASY, (40,), max_trials=2)
@@ -280,17 +265,6 @@ class TestWire:
         oracle = quiet_oracle(tmp_path, (3,))
         assert follow(Wire(oracle), stages_of(constant(0.3))) == [(3,), (2,)]
         assert outcomes_of(oracle)[0].blocks == (3,)
-
-    def test_plans_from_what_came_back(self, tmp_path):
-        oracle = quiet_oracle(tmp_path, (4, 4, 4))
-        while oracle.plan().status == "searching":
-            trial = oracle.create_trial("a")
-            report(oracle, trial, MIXED)
-            before = oracle.plan()
-            oracle.trials[trial.trial_id] = Trial.from_proto(trial.to_proto())
-            oracle.trials[trial.trial_id].score = trial.score
-            assert oracle.plan() == before
-        assert oracle.plan().best == MIXED.answer(0.1)
 
     def test_other_hyperparameters_are_not_rounded(self, tmp_path):
         space = keras_tuner.HyperParameters()
@@ -468,17 +442,6 @@ class TestResumed:
         assert state_of(resumed.oracle) == state_of(whole.oracle)
         assert json_at(folder, "oracle.json")["start_order"] == whole.oracle.start_order
 
-    def test_knows_what_it_knew(self, tmp_path):
-        oracle = quiet_oracle(tmp_path, (4, 4, 4), tolerance=1)
-        for _ in range(3):
-            report(oracle, oracle.create_trial("a"), MIXED)
-        again = quiet_oracle(tmp_path, (4, 4, 4), tolerance=1)
-        again.reload()
-        assert state_of(again) == state_of(oracle)
-        assert again.plan() == oracle.plan()
-        assert again.hyperparameters.get_config() == oracle.hyperparameters.get_config()
-        assert follow(again, MIXED) == follow(oracle, MIXED)
-
     def test_a_trial_that_runs_is_run_again(self, tmp_path):
         oracle = quiet_oracle(tmp_path)
         report(oracle, oracle.create_trial("a"), EASY)
@@ -593,37 +556,18 @@ class TestTorn:
         assert oracle.end_order == ["0000", "0001"]
         assert follow(oracle, EASY) == [(5,)]
 
-    def test_a_trial_that_the_oracle_has_not_noted(self, tmp_path):
+    def test_a_failure_that_the_oracle_has_not_noted(self, tmp_path):
+        """Other ends are among `test_at_every_write`."""
         oracle = quiet_oracle(tmp_path)
         report(oracle, oracle.create_trial("a"), EASY)
-        before = (tmp_path / "search" / "oracle.json").read_bytes()
         trial = oracle.create_trial("a")
+        before = (tmp_path / "search" / "oracle.json").read_bytes()
+        end(oracle, trial, "FAILED")
         (tmp_path / "search" / "oracle.json").write_bytes(before)
         again = self.reloaded(tmp_path)
-        assert again.start_order == ["0000", "0001"]
-        taken = again.create_trial("a")
-        assert taken.trial_id == trial.trial_id
-        assert blocks(taken.hyperparameters) == blocks(trial.hyperparameters)
-        report(again, taken, EASY)
-        assert again.create_trial("a").trial_id == "0002"
-
-    def test_an_end_that_the_oracle_has_not_noted(self, tmp_path):
-        for status in ("COMPLETED", "FAILED"):
-            folder = tmp_path / status
-            oracle = quiet_oracle(folder)
-            report(oracle, oracle.create_trial("a"), EASY)
-            trial = oracle.create_trial("a")
-            before = (folder / "search" / "oracle.json").read_bytes()
-            if status == "COMPLETED":
-                report(oracle, trial, EASY)
-            else:
-                end(oracle, trial, status)
-            (folder / "search" / "oracle.json").write_bytes(before)
-            again = self.reloaded(folder)
-            assert again.end_order == ["0000", "0001"]
-            assert again.trials["0001"].status == status
-            assert again.ongoing_trials == {}
-            assert again._retry_queue == []
+        assert again.end_order == ["0000", "0001"]
+        assert again.trials["0001"].status == "FAILED"
+        assert (again.ongoing_trials, again._retry_queue) == ({}, [])
 
     def test_killed_before_anything_was_written(self, tmp_path):
         oracle = quiet_oracle(tmp_path)
@@ -944,13 +888,6 @@ class TestFailures:
                 search(tmp_path, Stages(EASY.laws, deepest=0), (9,))
         assert depths_of(read_search(tmp_path / "search")) == [(9,), (4,), (2,)]
 
-    def test_mended_behind_a_trial_that_had_finished(self, tmp_path):
-        with pytest.raises(RuntimeError):
-            search(tmp_path, stages_of(constant(2.0), deepest=4))
-        stages = stages_of(constant(2.0))
-        tuner = search(tmp_path, stages)
-        assert outcomes_of(tuner.oracle)[0].status in ("found", "failed")
-
     def test_mended_in_the_same_process(self, tmp_path):
         tuner = SyntheticSearch(
             quiet_oracle(tmp_path, (9,)),
@@ -1115,7 +1052,7 @@ class TestSilence:
     def test_no_trial_doubled(self, tmp_path, clock):
         """Workers that vanish and come back, at random, until the search is over."""
         rng = np.random.default_rng(0)
-        for place in range(6):
+        for place in range(3):
             oracle = quiet_oracle(tmp_path / str(place), (4, 4, 4))
             wire, held = Wire(oracle), {}
             reports = collections.Counter()

@@ -393,13 +393,9 @@ def test_several_executions(tmp_path, monkeypatch):
     same_weights(tuner.load_model(trial), nets[kept])
     assert trial.metrics.get_best_value("stage1/kept_scaled_distance") == distances[kept]
 
-
-def test_no_network_of_an_average_that_meets_the_rule_alone(tmp_path):
-    tuner = searched(tmp_path, start=(2,), executions_per_trial=2)
-    (trial,) = tuner.oracle.in_order()
+    # Of several stages, one of the kept network may fail where the averages of all meet the rule.
     del trial.metrics.metrics["stage1/scaled_distance"]
     del trial.metrics.metrics["stage1/kept_scaled_distance"]
-    # Of two networks with two stages each may have one that does not meet the rule.
     trial.metrics.update("stage1/scaled_distance", 2.0)
     trial.metrics.update("stage1/kept_scaled_distance", 4.2)
     tuner.oracle.epsilon = 1.5
@@ -464,7 +460,7 @@ class TestData:
     def net(self, small):
         return small.load_model(small.oracle.in_order()[0])
 
-    @pytest.mark.parametrize("kind", [tuple, list, dataset])
+    @pytest.mark.parametrize("kind", [list, dataset])
     def test_probe_data(self, net, tmp_path, kind):
         tuner = searched(tmp_path, probe_data=kind(PROBED))
         (row,) = tuner.trace().to_dict("records")
@@ -553,23 +549,19 @@ class TestHyperModel:
         assert int(net.optimizer.iterations) == 6
         assert row["scaled_distance"] == single(measured(net)[0]["scaled_distance"])
 
-    def test_without_an_accuracy(self, tmp_path):
+    @pytest.mark.filterwarnings("ignore:All-NaN:RuntimeWarning")
+    def test_without_an_accuracy_and_with_a_metric_that_is_not_a_number(self, tmp_path):
         top = keras.metrics.SparseTopKCategoricalAccuracy(k=2, name="top2")
-        tuner = searched(tmp_path, Own(None, [top]))
+        tuner = searched(tmp_path, Own({"note": float("nan")}, [top]))
         (row,) = tuner.trace().to_dict("records")
-        assert np.isnan(row["error"])
+        assert np.isnan(row["error"]) and np.isnan(row["note"])
         assert 0 <= row["val_top2"] <= 1
         assert np.isfinite(row["scaled_distance"])
 
     def test_accuracy_by_its_short_name(self, tmp_path):
-        (row,) = searched(tmp_path, Own(None, ["acc"])).trace().to_dict("records")
+        tuner = searched(tmp_path, lambda hp: network(tuning.blocks(hp), metrics=["acc"]))
+        (row,) = tuner.trace().to_dict("records")
         assert row["error"] == single(1 - row["val_acc"])
-
-    @pytest.mark.filterwarnings("ignore:All-NaN:RuntimeWarning")
-    def test_a_metric_that_is_not_a_number(self, tmp_path):
-        (row,) = searched(tmp_path, Own({"note": float("nan")})).trace().to_dict("records")
-        assert np.isnan(row["note"])
-        assert np.isfinite(row["scaled_distance"])
 
 
 class TestOtherHyperparameters:
@@ -730,8 +722,8 @@ class TestDiverged:
         tuner = tuner_in(
             tmp_path,
             lambda hp: network(tuning.blocks(hp), rate=1e30),
-            start=(8,),
-            max_blocks=8,
+            start=(4,),
+            max_blocks=4,
             max_trials=None,
         )
         with pytest.raises(tuning.SearchError, match=r"3\. The last: .*diverged.* Received: "):
@@ -739,7 +731,7 @@ class TestDiverged:
         trace = tuner.trace()
         assert trace["status"].tolist() == ["failed"] * 3
         assert trace["scaled_distance"].isna().all()
-        assert all(depth < 8 for depth in trace["blocks"][1:])
+        assert trace["blocks"].tolist() == [4, 2, 1]
 
     def test_in_the_last_block(self, tmp_path):
         class Broken(Own):
@@ -763,33 +755,28 @@ def main(folder):
     told["machines"] = failure(tuner_in, folder, distribution_strategy=several_machines)
     gc.collect()
     gc.freeze()
+    # Two trials on two devices, the second with the weights of the first; and one on one.
     strategies = {
-        "two": tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"]),
-        "one": tf.distribute.OneDeviceStrategy("/cpu:0"),
-        "none": None,
+        "two": (tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"]), {"warm_start": True}),
+        "one": (tf.distribute.OneDeviceStrategy("/cpu:0"), {"max_trials": 1}),
     }
-    options = {"start": (2,), "min_blocks": 2, "epsilon": 1.5, "max_trials": None}
-    for name, strategy in strategies.items():
+    for name, (strategy, options) in strategies.items():
         replicas = []
         tuner = tuner_in(
-            folder / name, mirrored(replicas), distribution_strategy=strategy, **options
+            folder / name,
+            mirrored(replicas),
+            distribution_strategy=strategy,
+            **{"start": (2,), "min_blocks": 2, "max_trials": 2, **options},
         )
         fit(tuner)
-        told[name] = told_of(tuner) | {"replicas": replicas}
-        if name != "none":
-            (net,) = tuner.get_best_models()
-            told[name]["reloaded"] = net.evaluate(*HELD_OUT, batch_size=16, verbose=0)[0]
+        net = tuner.load_model(tuner.oracle.in_order()[0])
+        loss = net.evaluate(*HELD_OUT, batch_size=16, verbose=0)[0]
+        trace = json.loads(tuner.trace().to_json(orient="records"))
+        told[name] = {"trace": trace, "replicas": replicas, "reloaded": loss}
     for name in ("steps_per_execution", "jit_compile", "gradient_accumulation_steps"):
-        tuner = tuner_in(folder / name, mirrored([], name), distribution_strategy=strategies["two"])
+        strategy, _ = strategies["two"]
+        tuner = tuner_in(folder / name, mirrored([], name), distribution_strategy=strategy)
         told[name] = failure(fit, tuner)
-    tuner = tuner_in(
-        folder / "warm",
-        mirrored([]),
-        distribution_strategy=strategies["two"],
-        **{**options, "epsilon": 1e-6, "max_trials": 2, "warm_start": True},
-    )
-    fit(tuner)
-    told["warm"] = told_of(tuner)
     print("told", json.dumps(told))
 
 
@@ -819,11 +806,6 @@ def failure(call, *args, **kwargs):
     return None
 
 
-def told_of(tuner):
-    trace = json.loads(tuner.trace().to_json(orient="records"))
-    return {"trace": trace, "status": tuner.outcome().status}
-
-
 @pytest.fixture(scope="module")
 def devices(tmp_path_factory):
     """What `main` says."""
@@ -844,8 +826,8 @@ class TestDevices:
         """Batch normalization sees half of a batch on each, so that the two differ a little."""
         # The first is built before there is a trial.
         assert set(devices["two"]["replicas"][1:]) == {2}
-        (two,), (one,) = devices["two"]["trace"], devices["none"]["trace"]
-        assert devices["two"]["status"] == devices["none"]["status"] == "found"
+        (two, _), (one,) = devices["two"]["trace"], devices["one"]["trace"]
+        assert two["status"] == one["status"] == "completed"
         for name in (*OF_STAGE, "val_loss"):
             assert two[name] == pytest.approx(one[name], rel=0.05)
         assert two["scaled_distance"] != one["scaled_distance"]
@@ -857,21 +839,20 @@ class TestDevices:
         "measured, the images are evaluated with all of them",
     )
     def test_what_is_evaluated_is_what_is_saved(self, devices):
-        (row,) = devices["two"]["trace"]
+        row, _ = devices["two"]["trace"]
         assert devices["two"]["reloaded"] == pytest.approx(row["val_loss"], rel=1e-5)
 
-    def test_one(self, devices):
+    def test_one(self, devices, tmp_path):
         """The same as without a strategy."""
-        (one,), (none,) = devices["one"]["trace"], devices["none"]["trace"]
+        (one,) = devices["one"]["trace"]
+        tuner = searched(tmp_path, start=(2,))
         assert set(devices["one"]["replicas"]) == {1}
         for name in (*OF_STAGE, "val_loss"):
-            assert one[name] == pytest.approx(none[name], rel=1e-5)
+            assert one[name] == pytest.approx(tuner.trace()[name][0], rel=1e-4)
         assert devices["one"]["reloaded"] == pytest.approx(one["val_loss"], rel=1e-5)
 
     def test_warm_start(self, devices):
-        first, second = devices["warm"]["trace"]
-        cold = devices["two"]["trace"][0]["scaled_distance"]
-        assert first["scaled_distance"] == pytest.approx(cold, rel=1e-4)
+        _, second = devices["two"]["trace"]
         assert int(second["from_trial"]) == 0
         assert second["status"] == "completed"
         assert second["scaled_distance"] > 0

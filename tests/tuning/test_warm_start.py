@@ -62,15 +62,9 @@ def sources_of(shallow, deep, stage):
 
 
 class TestTheSameAtZero:
-    @pytest.mark.parametrize(
-        ("layout", "transition", "bottleneck"),
-        [
-            (layout, transition, bool((i + j + j // 2) % 2))
-            for i, layout in enumerate(PREACTIVATION)
-            for j, transition in enumerate(TRANSITIONS)
-        ],
-    )
-    def test_preactivation(self, layout, transition, bottleneck):
+    @pytest.mark.parametrize(("place", "transition"), list(enumerate(TRANSITIONS)))
+    def test_preactivation(self, place, transition):
+        layout, bottleneck = PREACTIVATION[place % 2], place // 2 % 2 == 1
         shallow, deep = pair(
             (2, 3), (3, 6), layout=layout, transition=transition, bottleneck=bottleneck
         )
@@ -133,11 +127,8 @@ class TestPlaces:
         ("old", "young", "expected"),
         [
             (2, 5, [0, None, 1, None, None]),
-            (3, 4, [0, 1, 2, None]),
             (1, 4, [0, None, None, None]),
-            (3, 6, [0, None, 1, None, 2, None]),
             (4, 6, [0, 1, None, 2, 3, None]),
-            (3, 3, [0, 1, 2]),
         ],
     )
     def test_spread_evenly(self, old, young, expected):
@@ -150,8 +141,6 @@ class TestPlaces:
         [
             # The first block of the second stage changes the shape, and stays the first.
             ({}, [0, 1, None, 2, None, None]),
-            ({"transition": "average_pooling"}, [0, 1, None, 2, None, None]),
-            ({"transition": "convolution"}, [0, None, 1, None, 2, None]),
             ({"transition": "downsampling_block"}, [0, None, 1, None, 2, None]),
         ],
     )
@@ -189,9 +178,9 @@ class TestPlaces:
 
 
 class TestNearness:
-    @pytest.mark.parametrize("layout", LAYOUTS)
-    @pytest.mark.parametrize("bottleneck", [False, True])
-    def test_new_branches_are_scaled(self, layout, bottleneck):
+    @pytest.mark.parametrize(("place", "layout"), list(enumerate(LAYOUTS)))
+    def test_new_branches_are_scaled(self, place, layout):
+        bottleneck = place % 2 == 1
         shallow, deep = pair((1,), (2,), widths=(8,), layout=layout, bottleneck=bottleneck)
         new = units_of(deep, 1)[-1]
         states = np.abs(np.random.default_rng(4).normal(size=(2, 5, 5, 8))).astype("float32")
@@ -219,11 +208,8 @@ class TestNearness:
 
     @pytest.mark.parametrize("nearness", [-1.0, float("nan"), float("inf"), "0.1", None])
     def test_refused(self, nearness):
-        shallow, deep = pair((1,), (2,), widths=(4,))
-        before = weights(deep)
         with pytest.raises(ValueError, match=r"Argument `nearness` must .* Received: nearness="):
-            interleave(shallow, deep, nearness)
-        assert equal(weights(deep), before)
+            interleave(None, None, nearness)
 
 
 def last_layer(unit):
@@ -242,6 +228,11 @@ def last_layer(unit):
     return f"{kind}{count}"
 
 
+@pytest.fixture(scope="module")
+def shallow():
+    return random_network(0, blocks=1, widths=(4, 8))
+
+
 class TestRefused:
     """Nothing is written then."""
 
@@ -252,7 +243,7 @@ class TestRefused:
         for network, values in zip((shallow, deep), before, strict=True):
             assert equal(weights(network), values)
 
-    @pytest.mark.parametrize("blocks", [(1, 3), (2, 1), (1, 1)])
+    @pytest.mark.parametrize("blocks", [(1, 3), (2, 1)])
     def test_shallower(self, blocks):
         shallow, deep = pair((2, 3), blocks)
         self.refused(
@@ -263,8 +254,7 @@ class TestRefused:
         )
 
     @pytest.mark.parametrize("widths", [(4,), (4, 8, 8)])
-    def test_other_stages(self, widths):
-        shallow, _ = pair((1, 1), (1, 1))
+    def test_other_stages(self, shallow, widths):
         deep = random_network(1, blocks=2, widths=widths)
         self.refused(
             shallow, deep, r"Argument `deep` must .*`shallow`.* Received: deep with widths="
@@ -273,37 +263,19 @@ class TestRefused:
     @pytest.mark.parametrize(
         "settings",
         [
-            *({"widths": (4, 6)}, {"widths": (6, 8)}, {"stem_width": 3}, {"classes": 7}),
-            *({"input_shape": (8, 8, 1)}, {"bottleneck": True}, {"shortcut": "conv1x1"}),
-            *({"layout": "original"}, {"layout": "relu_only_preactivation"}, {"lipschitz": 0.9}),
-            *({"transition": "convolution"}, {"transition": "downsampling_block"}),
-        ],
-        ids=str,
-    )
-    def test_other_networks(self, settings):
-        shallow, _ = pair((1, 2), (1, 2))
-        deep = random_network(1, **{"blocks": (2, 3), "widths": (4, 8), **settings})
-        self.refused(shallow, deep, r"^Argument `deep` must .* Received: ")
-        if "transition" in settings or "layout" in settings:
-            # The other way round, too.
-            deeper, _ = pair((3, 4), (1, 1))
-            self.refused(deep, deeper, r"^Argument `deep` must .* Received: ")
-
-    @pytest.mark.parametrize(
-        "settings",
-        [
+            *({"widths": (4, 6)}, {"stem_width": 3}, {"classes": 7}, {"input_shape": (8, 8, 1)}),
+            *({"bottleneck": True}, {"shortcut": "conv1x1"}, {"lipschitz": 0.9}),
+            *({"layout": "original"}, {"layout": "relu_only_preactivation"}),
+            *({"transition": "convolution"}, {"transition": "average_pooling"}),
+            # Networks whose weights have the same shapes.
             *({"shortcut": "scaled"}, {"anchor": "input"}, {"classifier_activation": "sigmoid"}),
-            *({"transition": "average_pooling"}, {"pooling": 2}),
-            {"layout": "relu_only_preactivation", "widths": (4,)},
+            {"pooling": 2},
         ],
         ids=str,
     )
-    def test_other_networks_of_the_same_shapes(self, settings):
-        widths = settings.get("widths", (4, 8))
-        shallow = random_network(0, blocks=1, widths=widths)
-        deep = random_network(1, **{"blocks": 2, "widths": widths, **settings})
+    def test_other_networks(self, shallow, settings):
+        deep = random_network(1, **{"blocks": 2, "widths": (4, 8), **settings})
         self.refused(shallow, deep, r"^Argument `deep` must .* Received: ")
-        self.refused(deep, random_network(2, blocks=3, widths=widths), r"^Argument `deep` must .* ")
 
     @pytest.mark.parametrize("name", ["shallow", "deep"])
     def test_shared_blocks(self, name):

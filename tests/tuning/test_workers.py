@@ -61,10 +61,12 @@ def fork(order):
         return child
     code = 1
     try:
-        with open(order["log"], "a") as log, open(os.devnull) as nothing:
-            for number, file in enumerate((nothing, log, log)):
+        with open(order["log"], "a") as log, open(order.get("stdin", os.devnull)) as stdin:
+            for number, file in enumerate((stdin, log, log)):
                 os.dup2(file.fileno(), number)
         os.environ.update(order["environment"])
+        if "stdin" in order:
+            os.environ["TFRESIDUAL_SUPERVISED"] = "0"
         run(order)
         code = 0
     except BaseException:
@@ -82,7 +84,7 @@ def run(order):
     if "supervised" in order:
         from tfresidual import tuning
 
-        tuning.supervise(command(order["supervised"]), 2, f"{order['folder']}-logs")
+        tuning.supervise(order["supervised"], 2, f"{order['folder']}-logs")
     else:
         search(order)
 
@@ -383,17 +385,7 @@ def assert_each_ran_once(begun, trials, but=()):
 # Chief and workers
 
 
-def test_chief_and_two_workers(cluster, answer):
-    for name in ("chief", "worker0", "worker1"):
-        cluster.start(name)
-    cluster.wait("chief", "worker0", "worker1")
-    trials = assert_complete(cluster.folder, answer)
-    assert_each_ran_once(cluster.begun(), trials)
-    assert len(cluster.begun("worker0")) >= 3
-    assert len(cluster.begun("worker1")) >= 3
-
-
-def test_workers_before_their_chief(cluster, answer):
+def test_two_workers_that_wait_for_their_chief(cluster, answer):
     cluster.start("worker0")
     cluster.start("worker1")
     wait_until(lambda: len(notes(cluster.folder, "pids")) == 2)
@@ -401,6 +393,8 @@ def test_workers_before_their_chief(cluster, answer):
     cluster.start("chief")
     cluster.wait("chief", "worker0", "worker1")
     assert_each_ran_once(cluster.begun(), assert_complete(cluster.folder, answer))
+    assert len(cluster.begun("worker0")) >= 3
+    assert len(cluster.begun("worker1")) >= 3
 
 
 def test_a_search_that_is_over(cluster, answer):
@@ -569,25 +563,18 @@ def test_two_searches_in_one_folder(cluster):
         second.search(validation_data=([0], [0]))
     cluster.start("chief")
     assert re.search(rf"FolderInUseError: {in_use}", cluster.output_of_failure("chief"))
-    # The system frees the folder of a process that is killed.
-    cluster.kill("alone")
-    cluster.start("alone")
-    cluster.wait("alone")
-
-
-def test_a_search_that_runs_is_not_overwritten(cluster):
-    from tfresidual import tuning
-
-    cluster.start("alone", sleep=30)
-    wait_until(lambda: cluster.begun(), cluster.logs)
-    with pytest.raises(OSError, match="Another process is writing to this folder: process"):
+    with pytest.raises(OSError, match=in_use):
         tuning.DepthSearch(
             lambda hp: None,
             start=(4, 4),
             directory=cluster.folder.parent,
             project_name="search",
             overwrite=True,
-        ).search(validation_data=([0], [0]))
+        )
+    # The system frees the folder of a process that is killed.
+    cluster.kill("alone")
+    cluster.start("alone")
+    cluster.wait("alone")
 
 
 def test_overwriting_by_chief_and_workers(cluster, answer):
@@ -603,22 +590,7 @@ def test_overwriting_by_chief_and_workers(cluster, answer):
     assert_each_ran_once(cluster.begun()[len(old) :], trials)
 
 
-def test_a_chief_on_a_taken_port(cluster, answer):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", cluster.port))
-        taken.listen()
-        cluster.start("chief")
-        output = cluster.output_of_failure("chief")
-    address = f"127.0.0.1:{cluster.port}"
-    assert "OSError: The chief cannot listen: is another one there already? " in output
-    assert f"Received: KERASTUNER_ORACLE_IP and KERASTUNER_ORACLE_PORT of '{address}'" in output
-    # It has let go of the folder.
-    cluster.start("alone")
-    cluster.wait("alone")
-    assert_complete(cluster.folder, answer)
-
-
-def test_two_chiefs(cluster, tmp_path, launcher):
+def test_two_chiefs_on_one_port(cluster, tmp_path, launcher, answer):
     cluster.start("chief")
     cluster.start("worker0", sleep=30)
     wait_until(lambda: cluster.begun(), cluster.logs)
@@ -626,7 +598,14 @@ def test_two_chiefs(cluster, tmp_path, launcher):
     second.port = cluster.port
     try:
         second.start("chief")
-        assert "OSError: The chief cannot listen" in second.output_of_failure("chief")
+        output = second.output_of_failure("chief")
+        address = f"127.0.0.1:{cluster.port}"
+        assert "OSError: The chief cannot listen: is another one there already? " in output
+        assert f"Received: KERASTUNER_ORACLE_IP and KERASTUNER_ORACLE_PORT of '{address}'" in output
+        # It has let go of the folder.
+        second.start("alone")
+        second.wait("alone")
+        assert_complete(second.folder, answer)
     finally:
         second.close()
 
@@ -916,6 +895,14 @@ def test_a_supervisor_whose_folder_is_a_file(tmp_path, folder):
         tuning.supervise(["false"], 1, tmp_path / folder)
 
 
+NOISE = """WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
+I0000 00:00:1795242765.048857    1616 port.cc:153] oneDNN custom operations are on.
+2025-01-01 10:00:00.123456: I tensorflow/core/platform/cpu_feature_guard.cc:210] This TensorFlow
+E0000 00:00:1795242765.048857    1616 cuda_dnn.cc:8310] Unable to register cuDNN factory
+To enable the following instructions: AVX2 AVX512F, rebuild TensorFlow.
+"""
+
+
 @pytest.mark.parametrize(
     ("crash", "told"),
     [
@@ -924,7 +911,7 @@ def test_a_supervisor_whose_folder_is_a_file(tmp_path, folder):
             "file=sys.stderr); raise OSError('it is full')",
             [":", "OSError: it is full"],
         ),
-        ("print('so it went', flush=True); os._exit(3)", [":", "so it went"]),
+        (f"print({NOISE!r} + 'so it went', flush=True); os._exit(3)", [":", "so it went"]),
         ("os._exit(3)", [", without any output"]),
     ],
     ids=["an error", "no error", "nothing"],
@@ -1052,10 +1039,44 @@ def test_a_supervised_chief_that_is_killed(tmp_path, answer, left_running):
     )
 
 
-@pytest.mark.parametrize("moment", ["training", pytest.param("loading", marks=pytest.mark.slow)])
+def test_a_search_ends_with_its_supervisor(cluster, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    hold = "import sys, time; file = open(sys.argv[1], 'w'); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-S", "-c", hold, pipe]) as supervisor:
+        cluster.start("alone", stdin=str(pipe), sleep=60)
+        wait_until(lambda: cluster.begun(), cluster.logs)
+        supervisor.kill()
+    assert cluster.output_of_failure("alone") == ""
+
+
+MEMBER = """
+import os, sys
+with open(sys.argv[1] + "-pids.txt", "a") as file:
+    file.write(f"{os.environ['KERASTUNER_TUNER_ID']} {os.getpid()}\\n")
+os.read(0, 1)
+"""
+
+
+def test_the_input_of_a_member_ends_with_its_supervisor(cluster, left_running):
+    """What `end_with_supervisor` waits for. The members are programs without TensorFlow."""
+    member = [sys.executable, "-S", "-c", MEMBER, str(cluster.folder)]
+    cluster.start("supervisor", supervised=member)
+
+    def members():
+        return [int(pid) for by, pid in notes(cluster.folder, "pids") if by != "supervisor"]
+
+    wait_until(lambda: len(members()) == 3, cluster.logs)
+    assert all(map(is_alive, members()))
+    cluster.kill("supervisor")
+    wait_until(lambda: not any(map(is_alive, members())))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["training", "loading"])
 def test_a_killed_supervisor(cluster, left_running, moment):
     supervised = {"folder": str(cluster.folder), "sleep": 60}
-    cluster.start("supervisor", supervised=supervised)
+    cluster.start("supervisor", supervised=command(supervised))
 
     def members():
         return [int(pid) for by, pid in notes(cluster.folder, "pids") if by != "supervisor"]

@@ -51,6 +51,10 @@ SUPERVISED = "TFRESIDUAL_SUPERVISED"
 ID, IP, PORT = "KERASTUNER_TUNER_ID", "KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT"
 # So many lines of a log say how a process ended.
 LAST_LINES = 20
+# What TensorFlow says while it loads, some of it whatever it is told, and none of it an error.
+NOISE = re.compile(
+    r"[IWE]\d{4} |\d{4}-\d\d-\d\d .*: [IWE] |WARNING: All log messages|To enable the following"
+)
 # The last line of a traceback.
 ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)(: |$)")
 # How a worker asks a chief that has died and may be started again: gRPC waits for a connection, and
@@ -337,8 +341,6 @@ def supervise(command, workers, folder, watch=None, restarts=RESTARTS):
         name: os.environ.get(name, threads)
         for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
     }
-    # What TensorFlow says while it loads would hide what a process says of its end.
-    shared["TF_CPP_MIN_LOG_LEVEL"] = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")
     members = [_Member("chief", command, shared, folder, restarts)]
     for number in range(workers):
         name = f"worker{number}"
@@ -439,7 +441,7 @@ def _end_of(log, begin):
         begin: where the output of the process begins.
     """
     text = log.read_bytes()[begin:].decode(errors="replace")
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line for line in text.splitlines() if line.strip() and not NOISE.match(line)]
     errors_in = [place for place, line in enumerate(lines) if ERROR.match(line)]
     end = lines[errors_in[-1] :][:LAST_LINES] if errors_in else lines[-LAST_LINES:]
     return "\n".join([":", *end]) if end else ", without any output"
