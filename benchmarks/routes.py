@@ -9,10 +9,13 @@ times. Prints
 - the naive way, a Keras model per perturbation (its layers are shared, nothing is copied) and
   `predict`, over one call of the evaluator, tracing counted in both;
 - the evaluator over the floor: the block applications that the prefix tree leaves, times the
-  measured time of one block of that stage in the plain forward pass.
+  measured time of one block of that stage in the plain forward pass;
+- what it costs to compare the unperturbed route with the network: the evaluator with over without,
+  on one batch.
 """
 
 import argparse
+import dataclasses
 import os
 import time
 
@@ -103,7 +106,12 @@ def compare(blocks, count, rounds):
 
     passes = stage_passes(chain, tf.constant(images[:BATCH]))
     part = images[:BATCH], labels[:BATCH]
-    functions = {"evaluator": lambda: evaluate(chain, chosen, part), **passes}
+    alone = dataclasses.replace(chain, reference=None)
+    functions = {
+        "evaluator": lambda: evaluate(chain, chosen, part),
+        "not compared": lambda: evaluate(alone, chosen, part),
+        **passes,
+    }
     seconds = in_turn(functions, rounds, calls=1)
     applied = {
         stage.index: sum(
@@ -121,6 +129,7 @@ def compare(blocks, count, rounds):
         f"{np.median(floor):.2f} s"
     )
     show("evaluator / floor", seconds["evaluator"], floor)
+    show("with / without the comparison", seconds["evaluator"], seconds["not compared"])
 
 
 if __name__ == "__main__":
