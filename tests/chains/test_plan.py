@@ -248,13 +248,6 @@ def test_printing():
     )
 
 
-def test_the_example_of_the_docs():
-    chain = tfr.chain(random_network(blocks=3, transition="convolution"))
-    text = str(plan_of(chain, [drop(chain, (1, 0)), drop(chain, (1, 1))]))
-    assert text == "3 routes: 24 block applications instead of 25"
-    assert text in tfr.chains.plan.Plan.__doc__
-
-
 @pytest.mark.parametrize("blocks", [5, 20, 60])
 def test_the_cost_of_known_sets(blocks):
     chain = plane_chain(blocks)
@@ -332,10 +325,10 @@ def test_read_outs_and_repetitions_hold_next_to_nothing():
 def test_deep_networks():
     chain = plane_chain(100, 100, 100)
     routes = [drop(chain, (block.stage, block.step)) for block in chain.blocks]
-    routes += [repeat_last(chain, 3, 2000), repeat_last(chain, 1, 500, 0.5)]
+    routes += [repeat_last(chain, 3, 1000), repeat_last(chain, 1, 500, 0.5)]
     routes += [shuffle(chain, stage, seed) for stage in (1, 2, 3) for seed in range(5)]
     plan = plan_of(chain, routes)
-    assert plan.plain_applications == 300 * 299 + 300 + 2300 + 800 + 15 * 300
+    assert plan.plain_applications == 300 * 299 + 300 + 1300 + 800 + 15 * 300
     own = len(path(chain, unperturbed(chain)))
     sizes = dict.fromkeys(range(-1, len(plan.steps)), 1)
     assert plan.most_held(sizes, [0] * len(plan.steps)) <= own + 12
