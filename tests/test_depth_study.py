@@ -17,10 +17,10 @@ import keras_tuner
 import pandas as pd
 import pytest
 
-from tfresidual import depth_study, probes, report, study, tuning
+from tfresidual import depth_study, probes, report, study, training, tuning
 from tfresidual.console import terminal
 from tfresidual.locks import FolderInUseError, locked
-from tfresidual.settings import Settings, compile_for, prepare
+from tfresidual.settings import Settings, build, compile_for, prepare
 
 TINY = {
     "width": 2,
@@ -425,6 +425,23 @@ def test_workers_find_the_same(done, settings, tmp_path):
     assert compared == alone["trial"].nunique()
 
 
+def test_networks_too_shallow_to_couple_are_trained_without(settings, tmp_path):
+    coupled = dataclasses.replace(settings, coupling=0.5, epsilon=0.01)
+    search = dataclasses.replace(SEARCH, start=1, max_blocks=3)
+    outcome = depth_study.run(tmp_path / "run", coupled, search)
+    trace = trace_of(tmp_path / "run")
+    assert set(trace["status"]) == {"completed"}
+    assert {1, 3} <= set(trace["blocks"])
+    assert outcome.status == "not satisfied"
+    oracle = tuning.read_search(tmp_path / "run" / "search")
+    for trial in oracle.in_order():
+        blocks = tuning.blocks(trial.hyperparameters)
+        network = build(coupled, blocks)
+        compile_for(network, coupled, 1)
+        is_coupled = isinstance(network.optimizer, training.GradientCoupling)
+        assert is_coupled == (max(blocks) > 1)
+
+
 @pytest.mark.parametrize(
     ("change", "search", "message"),
     [
@@ -439,6 +456,11 @@ def test_workers_find_the_same(done, settings, tmp_path):
         ({}, {"executions": 0}, r"`executions` must .*Received: executions=0"),
         ({}, {"max_trials": 0}, r"`max_trials` must .*Received: max_trials=0"),
         ({}, {"tolerance": -1}, r"`tolerance` must .*Received: tolerance=-1"),
+        (
+            {"coupling": 0.5, "coupling_from": 4},
+            {"start": 2, "max_blocks": 5},
+            r"`coupling` must .*two blocks or more.*coupling_from=4, max_blocks=5",
+        ),
         ({"share_from": 1}, {"warm_start": True}, r"`warm_start` must .*Received: warm_start=True"),
     ],
 )

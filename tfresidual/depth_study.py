@@ -44,6 +44,8 @@ from tfresidual.settings import (
     check_training_fits,
     compile_for,
     describe,
+    has_blocks_to_couple,
+    nothing_to_couple,
     prepare,
     used,
 )
@@ -398,6 +400,12 @@ def _check_search(settings, search):
             f"`max_blocks`. Received: share_from={settings.share_from!r}, "
             f"max_blocks={search.max_blocks!r}"
         )
+    if settings.coupling is not None:
+        # Deeper ones have nothing to couple where these have not, and take longer to build.
+        enough = settings.coupling_from + 3
+        deepest = [min(depth, enough) for depth in _depths(search.max_blocks)]
+        if not has_blocks_to_couple(build(settings, deepest), settings):
+            raise nothing_to_couple(settings, f"max_blocks={search.max_blocks!r}")
     tuning.DepthOracle(
         _depths(search.start),
         settings.epsilon,

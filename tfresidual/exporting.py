@@ -260,15 +260,24 @@ def _with_probes(chain):
 
 
 def _compare(chain, written):
-    """Raises a `ValueError` unless what is written computes what the network does.
+    """Raises a `ValueError` unless what is written is known to compute what the network does.
 
     Args:
         chain: a `tfresidual.chains.Chain`.
         written: the same chain, made of the functions that are written.
     """
-    images = None if chain.reference is None else _sample(chain)
-    if images is not None:
-        check_agreement(chain, images, named_outputs(written(images)))
+    if chain.reference is None:
+        return
+    images = _sample(chain)
+    if images is None:
+        raise ValueError(
+            "Argument `net` must take images of numbers from 0 to 2, or of zeros: on these, what "
+            "is written is compared with the network itself. It is written without a comparison "
+            "if the chain has no reference: "
+            "`dataclasses.replace(tfresidual.chain(net), reference=None)`. "
+            f"Received: net={chain.name}, for images of shape {tuple(chain.input_shape)}"
+        )
+    check_agreement(chain, images, named_outputs(written(images)))
 
 
 def _sample(chain):

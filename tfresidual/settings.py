@@ -13,6 +13,7 @@ from tfresidual.console import say
 from tfresidual.datasets.load import sizes_of
 from tfresidual.files import checked_path
 from tfresidual.memory import TooLargeError, check_fits
+from tfresidual.networks import weight_groups
 
 # Layers, or blocks of a stage; a network of more takes hours to build.
 MOST_BLOCKS = 10_000
@@ -285,15 +286,43 @@ def compile_for(network, settings, steps):
     Returns:
         The name of the metric.
     """
-    coupling = {"kernel": settings.kernel, "first_block": settings.coupling_from}
+    coupling = {}
+    # A search begins with networks that are too shallow to couple anything.
+    if settings.coupling is not None and has_blocks_to_couple(network, settings):
+        coupling = {
+            "coupling": settings.coupling,
+            "kernel": settings.kernel,
+            "first_block": settings.coupling_from,
+        }
     return training.compile_network(
         network,
         recipe_of(settings).name,
         settings.epochs,
         steps,
         describe(settings).multi_label,
-        settings.coupling,
-        **({} if settings.coupling is None else coupling),
+        **coupling,
+    )
+
+
+def has_blocks_to_couple(network, settings):
+    """Whether a network has two blocks that the settings' coupling couples."""
+    blocks = weight_groups.blocks_of(network.trainable_variables)
+    groups = weight_groups.groups_of(blocks, settings.coupling_from)
+    return any(len(group.variables) > 1 for group in groups)
+
+
+def nothing_to_couple(settings, where):
+    """The error of a coupling that has no two blocks to couple.
+
+    Args:
+        settings: a `Settings` with a coupling.
+        where: str, what they are looked for in, as `name=value`.
+    """
+    return ValueError(
+        "Argument `coupling` must go with a network that has two blocks or more to couple in a "
+        "stage, from block `coupling_from` on, of those that keep the shape of the state. "
+        f"Received: coupling={settings.coupling!r}, coupling_from={settings.coupling_from!r}, "
+        f"{where}"
     )
 
 

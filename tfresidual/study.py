@@ -30,6 +30,8 @@ from tfresidual.settings import (
     check_training_fits,
     compile_for,
     describe,
+    has_blocks_to_couple,
+    nothing_to_couple,
     prepare,
     used,
 )
@@ -140,18 +142,8 @@ def _train(folder, settings, console, more_callbacks=None):
     keras.utils.set_random_seed(settings.seed)
     network = build(settings)
     check_training_fits(network, settings)
-    if settings.coupling is not None:
-        # Whether there is something to couple is known now, before anything is written.
-        coupling = (settings.coupling, settings.kernel, settings.coupling_from)
-        try:
-            training.GradientCoupling("sgd", *coupling).build(network.trainable_variables)
-        except ValueError as error:
-            raise ValueError(
-                "Argument `coupling` must go with a network that has two blocks or more to couple "
-                "in a stage, from block `coupling_from` on, of those that keep the shape of the "
-                f"state. Received: coupling={settings.coupling!r}, "
-                f"coupling_from={settings.coupling_from!r}, network {network.name}"
-            ) from error
+    if settings.coupling is not None and not has_blocks_to_couple(network, settings):
+        raise nothing_to_couple(settings, f"network={network.name}")
     description = describe(settings)
     data = _Data(*prepare(settings, console), description)
     # From here on nothing is wrong with the settings: the folder is theirs.

@@ -193,3 +193,25 @@ def test_sizes_that_are_not_known_and_indices_are_found_for_an_export(tmp_path):
     assert [key for key in chain.compared if key[0] == "reference"]
     with pytest.raises(ValueError, match=OTHER):
         tfr.export(broken(chain), tmp_path / "other")
+
+
+class Positive(layers.Layer):
+    """Takes no numbers up to 4."""
+
+    def call(self, inputs):
+        with tf.control_dependencies([tf.debugging.assert_greater(inputs, 4.0)]):
+            return tf.identity(inputs)
+
+
+@pytest.mark.parametrize("probing", [True, False])
+def test_export_refuses_a_network_that_takes_no_images_to_compare(probing, tmp_path):
+    inputs = keras.Input((8, 8, 1))
+    model = keras.Model(inputs, functional()(Positive()(inputs)))
+    with pytest.raises(ValueError, match=r"`net` must take .*reference=None.*shape \(8, 8, 1\)"):
+        tfr.export(model, tmp_path / "net", probing)
+    assert not any(tmp_path.iterdir())
+    tfr.export(dataclasses.replace(tfr.chain(model), reference=None), tmp_path / "net", probing)
+    loaded = tf.saved_model.load(tmp_path / "net")
+    expected = model.predict(IMAGES + 9, verbose=0)
+    outputs = loaded.signatures["serving_default"](images=tf.constant(IMAGES + 9))["outputs"]
+    np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-6)
