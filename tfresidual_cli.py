@@ -8,6 +8,7 @@ run.
 import _thread
 import contextlib
 import errno
+import importlib.util
 import os
 import pathlib
 import re
@@ -40,19 +41,10 @@ LAYOUTS = (
     "bn_after_addition",
     "original",
 )
-PROBES = (
-    "block_metrics",
-    "readout",
-    "drop_blocks",
-    "repeat_last_block",
-    "shuffle_blocks",
-    "convergence_indices",
-    "borderline",
-    "signal_propagation",
-    "effective_parameters",
-    "fixed_point",
-    "lipschitz",
-)
+# Each probe has a file of this name. Looked up without importing the package.
+_PACKAGE = importlib.util.find_spec("tfresidual").submodule_search_locations[0]
+_ENTRIES = pathlib.Path(_PACKAGE, "registry", "entries").glob("[a-z]*.py")
+PROBES = tuple(sorted(path.stem for path in _ENTRIES))
 SHORTCUTS = ("identity", "scaled", "exclusive_gate", "shortcut_only_gate", "conv1x1", "dropout")
 BATCH_NORMS = ("shared", "unshared_statistics", "unshared_scale", "unshared")
 KERNELS = ("uniform", "triangular", "triangular_printed")
@@ -408,7 +400,7 @@ def probe(
             splits or ("test",),
             images,
             _changes(given),
-            package.probing.ProbeOptions(**_given(chosen)),
+            package.ProbeOptions(**_given(chosen)),
             package.terminal(),
             **_given({"pixels": pixels}),
         )
@@ -437,7 +429,7 @@ def export(source, path, serving_only, overwrite):
     """
     with _package(lambda: "Nothing was written") as package:
         network = package.probing.network_of(source)
-        package.exporting.export(network, path, not serving_only, overwrite)
+        package.writer.export(network, path, not serving_only, overwrite)
     click.echo(f"wrote {path}", err=True)
 
 
@@ -716,15 +708,18 @@ def _package(after_interrupt):
     try:
         click.echo("loading TensorFlow", err=True)
         with _without_noise():
-            from tfresidual import depth_study, exporting, probing, settings, study, tuning
+            from tfresidual import exporting, tuning
             from tfresidual.console import terminal
+            from tfresidual.jobs import depth_study, probing, settings, study
             from tfresidual.locks import FolderInUseError
+            from tfresidual.registry import ProbeOptions
     except KeyboardInterrupt:
         _fail("interrupted. Nothing was written", 130)
     package = types.SimpleNamespace(
         depth_study=depth_study,
         exporting=exporting,
         probing=probing,
+        ProbeOptions=ProbeOptions,
         settings=settings,
         study=study,
         terminal=terminal,

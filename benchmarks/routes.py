@@ -27,8 +27,8 @@ import tensorflow as tf
 from timing import in_turn, show
 
 import tfresidual as tfr
-from tfresidual import networks, routes
-from tfresidual.chains import evaluate, plan_of
+from tfresidual import networks
+from tfresidual.routing import evaluate, plan_of, routes
 
 BATCH = 256
 REPETITIONS = 16

@@ -2,7 +2,6 @@
 
 from tfresidual.callbacks.probe_callback import ProbeCallback
 
-from tfresidual.chains.routes import check_times
 from tfresidual.probes.convergence_indices import (
     BASES,
     INDICES,
@@ -12,6 +11,7 @@ from tfresidual.probes.convergence_indices import (
     convergence_frames,
 )
 from tfresidual.probes.logs import log_key
+from tfresidual.routing.routes import check_times
 
 
 class ConvergenceIndices(ProbeCallback):

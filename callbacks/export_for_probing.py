@@ -9,10 +9,11 @@ import keras
 from tfresidual.callbacks.probe_callback import chain_in_training
 
 from tfresidual.arguments import check_bool, check_int, check_ints
-from tfresidual.chains.saved_model import series_of, series_path
-from tfresidual.exporting import export, obstacle_at, parts_to_save
+from tfresidual.exporting import export
 from tfresidual.files import checked_path, remove_unfinished
 from tfresidual.locks import locked, remove_abandoned
+from tfresidual.saved_model.format import series_of, series_path
+from tfresidual.saved_model.writer import obstacle_at, parts_to_save
 
 
 class ExportForProbing(keras.callbacks.Callback):

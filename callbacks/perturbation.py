@@ -6,7 +6,8 @@ from tfresidual.callbacks.probe_callback import ProbeCallback
 
 from tfresidual.probes import perturbation
 from tfresidual.probes.logs import block_logs, log_key
-from tfresidual.probes.perturbation import ALL_STAGES, METRICS, distances_of
+from tfresidual.probes.perturbation import ALL_STAGES, distances_of
+from tfresidual.routing.block_values import STEP_METRICS
 from tfresidual.tuning.stopping_rule import depth_for
 
 PUBLISHED = ("distance", "scaled_distance", "mean_perturbation", "mean_scaled_perturbation")
@@ -49,7 +50,7 @@ class Perturbation(ProbeCallback):
 
     def probe(self, chain):
         blocks = perturbation(chain, self.data)
-        logs = block_logs(blocks, METRICS)
+        logs = block_logs(blocks, STEP_METRICS)
         for row in distances_of(blocks).to_dict("records"):
             if row["stage"] == ALL_STAGES:
                 continue
@@ -68,7 +69,7 @@ class Perturbation(ProbeCallback):
                     log_key(name, stage.index, block.step, split)
                     for block in stage.blocks
                     if block.keeps_shape
-                    for name in METRICS
+                    for name in STEP_METRICS
                 ]
                 keys += [log_key(name, stage.index, split=split) for name in (*PUBLISHED, "depth")]
         return keys

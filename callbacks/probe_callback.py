@@ -10,13 +10,13 @@ import keras
 import numpy as np
 from tfresidual.callbacks.order import warn_of_earlier
 
+from tfresidual import sources
 from tfresidual.arguments import check_int
-from tfresidual.chains import chain as chain_of
-from tfresidual.chains.batches import check_data, check_images, first_batch, splits_of
-from tfresidual.chains.evaluator import check_scored
-from tfresidual.chains.losses import takes_signs
-from tfresidual.chains.outputs import check_labels
 from tfresidual.probes.measure import takes_any_labels
+from tfresidual.routing.batches import check_data, check_images, first_batch, splits_of
+from tfresidual.routing.evaluator import check_scored
+from tfresidual.routing.losses import takes_signs
+from tfresidual.routing.outputs import check_labels
 
 # Chains of models in training, shared by their callbacks: a chain holds compiled functions. With
 # each the loss it was made for, which `compile` may have replaced since.
@@ -27,7 +27,7 @@ def chain_in_training(model):
     """The chain of a model, the same one for all callbacks of its training."""
     loss, chain = _CHAINS.get(model, (None, None))
     if chain is None or loss is not model.loss:
-        chain = chain_of(model)
+        chain = sources.chain(model)
         _CHAINS[model] = model.loss, chain
     return chain
 

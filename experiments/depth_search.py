@@ -20,9 +20,9 @@ import pandas as pd
 
 from tfresidual import tuning
 from tfresidual.console import say, terminal
-from tfresidual.depth_study import PROJECT, SearchSettings, run
 from tfresidual.files import written
-from tfresidual.settings import Settings
+from tfresidual.jobs.depth_study import PROJECT, SearchSettings, run
+from tfresidual.jobs.settings import Settings
 
 
 def searches_of(size, data_dir):

@@ -22,8 +22,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from tfresidual import datasets, networks, plots, probes, routes
+from tfresidual import datasets, networks, plots, probes
 from tfresidual.console import terminal
+from tfresidual.routing import routes
 
 NAMES = {
     "algorithm": None,

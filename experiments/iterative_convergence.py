@@ -18,10 +18,12 @@ import keras
 import pandas as pd
 
 import tfresidual
-from tfresidual import datasets, plots, probes, routes, study
+from tfresidual import datasets, plots, probes
 from tfresidual.console import say, terminal
 from tfresidual.files import replacing
-from tfresidual.settings import Settings, prepare
+from tfresidual.jobs import study
+from tfresidual.jobs.settings import Settings, prepare
+from tfresidual.routing import routes
 
 # Images of each split that the indices are measured on.
 IMAGES = 2000

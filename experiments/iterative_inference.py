@@ -12,8 +12,9 @@ paper's four networks on CIFAR-10 at full length, for a GPU.
 import argparse
 from pathlib import Path
 
-from tfresidual import study, training
+from tfresidual import training
 from tfresidual.console import terminal
+from tfresidual.jobs import study
 
 PAPER = ("resnet110", "single_representation", "avg_pooling", "wide")
 

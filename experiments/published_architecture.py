@@ -21,10 +21,10 @@ import keras
 import pandas as pd
 
 from tfresidual import datasets, training
-from tfresidual.chains import chain
 from tfresidual.console import say, terminal
 from tfresidual.files import replacing
-from tfresidual.probing import probe
+from tfresidual.jobs.probing import probe
+from tfresidual.sources import chain
 
 ARCHITECTURES = ("ResNet50", "ResNet50V2", "MobileNetV2", "EfficientNetB0", "ConvNeXtTiny")
 BATCH_SIZE = 128

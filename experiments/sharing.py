@@ -17,10 +17,11 @@ from pathlib import Path
 import keras
 import pandas as pd
 
-from tfresidual import callbacks, plots, probes, study, training
+from tfresidual import callbacks, plots, probes, training
 from tfresidual.console import say, terminal
+from tfresidual.jobs import study
+from tfresidual.jobs.settings import Settings, build, prepare
 from tfresidual.metrics import norm
-from tfresidual.settings import Settings, build, prepare
 
 # What the later blocks of a stage share, and with which gamma they begin.
 STRATEGIES = {

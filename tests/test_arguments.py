@@ -12,14 +12,14 @@ import tensorflow as tf
 from reference.random_network import random_network
 
 import tfresidual as tfr
-from tfresidual import callbacks, datasets, layers, networks, plots, probes, routes, training
+from tfresidual import callbacks, datasets, layers, networks, plots, probes, training
 from tfresidual.arguments import check_bool, check_choice, check_int, check_ints, check_number
-from tfresidual.chains import evaluate
 from tfresidual.datasets import DigitclutterConfig
+from tfresidual.datasets.augmentation import random_crop
 from tfresidual.datasets.digitclutter import sample_scene
-from tfresidual.probing import ProbeOptions
-from tfresidual.settings import Settings, check
-from tfresidual.training.augmentation import random_crop
+from tfresidual.jobs.settings import Settings, check
+from tfresidual.registry import ProbeOptions
+from tfresidual.routing import evaluate, routes
 
 # What is no bool, no int from 0 on, and no number over 0.
 NO_BOOLS = ["yes", 1, 0.0, [True]]
@@ -159,7 +159,7 @@ CALLS = {
         lambda chain, **a: routes.shuffle(chain, **{"stage": 1} | a),
         {"int": ["stage", "seed", "swaps?"]},
     ),
-    "chains.evaluate": (
+    "routing.evaluate": (
         lambda chain, **a: evaluate(chain, [routes.unperturbed(chain)], DATA, **a),
         {"bool": ["with_outputs", "progress"], "number": ["memory_limit"]},
     ),
@@ -272,7 +272,7 @@ CALLS = {
             "number": ["epsilon", "coupling?"],
         },
     ),
-    "probing.ProbeOptions": (
+    "registry.ProbeOptions": (
         lambda chain, **a: ProbeOptions(**a),
         {"int": ["times"], "number": ["chance", "memory_limit"]},
     ),

@@ -122,7 +122,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("command", ["study", "train"])
 def test_defaults_in_the_help_are_those_of_the_settings(command):
-    from tfresidual import study
+    from tfresidual.jobs import study
 
     fields = {field.name: field.default for field in dataclasses.fields(study.Settings)}
     options = {name: option for (of, name), option in OPTIONS.items() if of == command}
@@ -131,7 +131,7 @@ def test_defaults_in_the_help_are_those_of_the_settings(command):
 
 
 def test_defaults_of_tune_are_those_of_the_package():
-    from tfresidual import depth_study, study
+    from tfresidual.jobs import depth_study, study
 
     classes = (study.Settings, depth_study.SearchSettings)
     fields = {f.name: f.default for of in classes for f in dataclasses.fields(of)}
@@ -166,10 +166,11 @@ def test_options_of_data_are_those_of_study():
 
 
 def test_defaults_of_probe_are_those_of_the_package():
-    from tfresidual import probing
+    from tfresidual import registry
+    from tfresidual.jobs import probing
 
-    assert set(tfresidual_cli.PROBES) == set(probing.PROBES)
-    for name, default in dataclasses.asdict(probing.ProbeOptions()).items():
+    assert set(tfresidual_cli.PROBES) == set(registry.ENTRIES)
+    for name, default in dataclasses.asdict(registry.ProbeOptions()).items():
         if name in ("at_chance", "seed"):
             continue
         default = "that of the run" if name == "epsilon" else default
@@ -181,7 +182,8 @@ def test_defaults_of_probe_are_those_of_the_package():
 
 
 def test_defaults_in_words():
-    from tfresidual import chain, datasets, study
+    from tfresidual import chain, datasets
+    from tfresidual.jobs import study
 
     assert "20000 of digitclutter" in OPTIONS["data", "train_size"].help
     assert "20,000 of Digitclutter" in " ".join(inspect.getdoc(datasets.load).split())
@@ -196,7 +198,8 @@ def test_defaults_in_words():
 
 
 def test_choices_are_those_of_the_package():
-    from tfresidual import datasets, networks, study, training
+    from tfresidual import datasets, networks, training
+    from tfresidual.jobs import study
     from tfresidual.layers.residual_unit import BATCH_NORMS, LAYOUTS
     from tfresidual.layers.shortcuts import SHORTCUTS
     from tfresidual.networks.residual_network import ANCHORS
@@ -375,8 +378,9 @@ def test_errors_name_options(command, name):
 
 
 def test_bounds_are_those_of_the_package():
-    from tfresidual import arguments, settings
-    from tfresidual.chains import routes
+    from tfresidual import arguments
+    from tfresidual.jobs import settings
+    from tfresidual.routing import routes
 
     assert tfresidual_cli.MOST == arguments.MOST
     assert tfresidual_cli.MOST_BLOCKS == settings.MOST_BLOCKS

@@ -22,17 +22,8 @@ import pytest
 import tensorflow as tf
 
 import tfresidual
-from tfresidual import (
-    callbacks,
-    datasets,
-    networks,
-    plots,
-    probes,
-    report,
-    routes,
-    training,
-    tuning,
-)
+from tfresidual import callbacks, datasets, networks, plots, probes, report, training, tuning
+from tfresidual.routing import routes
 
 # What Keras says of every dataset unless told `shuffle=False`.
 pytestmark = pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")

@@ -27,18 +27,9 @@ import tensorflow as tf
 
 import tfresidual as tfr
 import tfresidual_cli
-from tfresidual import (
-    callbacks,
-    datasets,
-    export,
-    layers,
-    networks,
-    probes,
-    study,
-    training,
-    tuning,
-)
-from tfresidual.chains import evaluate, routes
+from tfresidual import callbacks, datasets, export, layers, networks, probes, training, tuning
+from tfresidual.jobs import study
+from tfresidual.routing import evaluate, routes
 
 # No refusal may take longer; most take milliseconds.
 SECONDS = 20

@@ -7,9 +7,10 @@ import time
 
 import pytest
 
-from tfresidual import depth_study, memory, networks, settings, study
+from tfresidual import memory, networks
+from tfresidual.jobs import depth_study, settings, study
+from tfresidual.jobs.settings import Settings
 from tfresidual.networks import residual_network
-from tfresidual.settings import Settings
 
 GIB = 2**30
 BUILDERS = {
@@ -115,7 +116,8 @@ def test_a_batch_that_is_too_large(tmp_path, machine):
 PEAK = """
 import resource, sys
 import numpy as np
-from tfresidual import networks, settings
+from tfresidual import networks
+from tfresidual.jobs import settings
 import keras
 some = settings.Settings(depth=14, batch_size=int(sys.argv[1]))
 net = settings.build(some)

@@ -18,7 +18,6 @@ from bare_package import BARE
 ROOT = pathlib.Path(__file__).parents[1]
 # Each part may import those before it.
 ORDER = (
-    "lazy",
     "quiet",
     "arguments",
     "files",
@@ -28,20 +27,19 @@ ORDER = (
     "metrics",
     "layers",
     "networks",
-    "chains",
-    "probes",
+    "routing",
+    "saved_model",
+    "sources",
     "exporting",
+    "probes",
     "training",
     "tuning",
     "datasets",
     "plots",
     "report",
     "callbacks",
-    "settings",
-    "run_folder",
-    "probing",
-    "study",
-    "depth_study",
+    "registry",
+    "jobs",
 )
 
 
@@ -85,7 +83,7 @@ def test_import_loads_little(imported):
     # Keras itself loads what of pandas, matplotlib and Pillow it finds, and the most of rich.
     light = {"tfresidual", "rich", "filelock", "psutil"}
     assert {name.split(".")[0] for name in imported["first"]} <= light
-    lazy = {f"tfresidual.{name}" for name in ("callbacks", "datasets", "plots", "report", "study")}
+    lazy = {f"tfresidual.{name}" for name in ("callbacks", "datasets", "jobs", "plots", "report")}
     assert lazy & set(imported["first"]) == set()
     assert {"tfresidual.layers", "tfresidual.networks"} <= set(imported["first"])
 
@@ -128,8 +126,8 @@ def test_all_names_are_there(imported):
     kinds = imported["kinds"]
     assert {kinds.pop(name) for name in ("chain", "export")} == {"function"}
     assert set(kinds.values()) == {"module"}
-    parts = {"callbacks", "datasets", "layers", "networks", "plots", "probes", "report", "study"}
-    assert set(kinds) == parts | {"routes", "training", "tuning"}
+    parts = {"callbacks", "datasets", "jobs", "layers", "networks", "plots", "probes", "report"}
+    assert set(kinds) == parts | {"routes", "routing", "sources", "training", "tuning"}
     assert set(imported["dir"]) >= {*kinds, "chain", "export", "__version__"}
     assert imported["error"] == "module 'tfresidual' has no attribute 'nothing'"
 
@@ -165,7 +163,7 @@ assert type(network) is tfresidual.networks.ResidualNetwork
 outputs = network(np.ones((1, 8, 8, 1), "float32")).numpy()
 np.testing.assert_array_equal(outputs, np.load(sys.argv[2]))
 assert type(network.loss).__name__ == "MultiLabelCrossentropy"
-assert "tfresidual.study" not in sys.modules
+assert "tfresidual.jobs.study" not in sys.modules
 print("opened")
 """
 

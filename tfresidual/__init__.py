@@ -10,13 +10,24 @@ from tfresidual import quiet
 
 with quiet.quietly():
     from tfresidual import layers, networks, training
-    from tfresidual.chains import chain, routes
+    from tfresidual.routing import routes
+    from tfresidual.sources import chain
 
 __version__ = "0.1.0"
 
 # Functions by the name of the file they are in, which would otherwise hide them.
 _FUNCTIONS = {"export": "exporting"}
-_LAZY = ("callbacks", "datasets", "plots", "probes", "report", "study", "tuning")
+_LAZY = (
+    "callbacks",
+    "datasets",
+    "jobs",
+    "plots",
+    "probes",
+    "report",
+    "routing",
+    "sources",
+    "tuning",
+)
 
 __all__ = ["chain", "layers", "networks", "routes", "training", *_FUNCTIONS, *_LAZY]
 

@@ -12,10 +12,11 @@ import pytest
 from keras import layers
 
 import tfresidual as tfr
-from tfresidual import callbacks, exporting, probes
-from tfresidual.chains.saved_model import LAYOUT_FILE, series_of, series_path
+from tfresidual import callbacks, probes
 from tfresidual.layers import ResidualUnit
 from tfresidual.locks import LOCK, FolderInUseError
+from tfresidual.saved_model import writer
+from tfresidual.saved_model.format import LAYOUT_FILE, series_of, series_path
 
 ExportForProbing = callbacks.ExportForProbing
 IMAGES = np.random.default_rng(0).normal(size=(6, 4, 4, 1)).astype("float32")
@@ -160,13 +161,13 @@ def count_exports(monkeypatch):
 
 def test_functions_are_compiled_once_for_the_series(tmp_path, monkeypatch):
     compiled = []
-    inner = exporting._compiled
+    inner = writer._compiled
 
     def counted(function, *specs):
         compiled.append(names_in(tmp_path))
         return inner(function, *specs)
 
-    monkeypatch.setattr(exporting, "_compiled", counted)
+    monkeypatch.setattr(writer, "_compiled", counted)
     model = network()
     fit(model, ExportForProbing(tmp_path), epochs=3)
     assert names_in(tmp_path) == of_epochs(1, 2, 3)

@@ -40,7 +40,7 @@ def main():
     import tensorflow
 
     import tfresidual
-    from tfresidual import callbacks, exporting, locks  # noqa: F401
+    from tfresidual import exporting  # noqa: F401
 
     del keras, tensorflow, tfresidual
     for line in sys.stdin:

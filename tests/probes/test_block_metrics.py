@@ -13,8 +13,8 @@ from reference.random_network import CASES, case_id, random_batch, random_networ
 
 import tfresidual as tfr
 from tfresidual import probes
-from tfresidual.chains import Block, Chain, Stage
-from tfresidual.probes.block_metrics import METRICS
+from tfresidual.routing import Block, Chain, Stage
+from tfresidual.routing.block_values import BLOCK_METRICS as METRICS
 
 # Relative to the size of the number; cosines, which cancel, also absolutely.
 TOLERANCE = {"rtol": 1e-4, "atol": 2e-6}

@@ -21,7 +21,7 @@ from reference.random_network import random_batch
 
 import tfresidual as tfr
 from tfresidual import probes
-from tfresidual.chains import Block, Chain, Stage
+from tfresidual.routing import Block, Chain, Stage
 
 PLACES = ["along", "stage", "block", "scale"]
 COLUMNS = [*PLACES, "group", "images", "accuracy", "cross_entropy", "entropy"]

@@ -17,9 +17,9 @@ from reference import numpy_network, numpy_routes
 from reference.random_network import random_batch, random_network
 
 import tfresidual as tfr
-from tfresidual import probes, routes
-from tfresidual.chains import Block, Chain, Stage
-from tfresidual.chains.evaluator import RUNTIME_MIB
+from tfresidual import probes
+from tfresidual.routing import Block, Chain, Stage, routes
+from tfresidual.routing.evaluator import RUNTIME_MIB
 
 METRICS = ["error", "cross_entropy", "entropy", "agreement", "distance"]
 TOLERANCE = {"rtol": 2e-4, "atol": 1e-5}

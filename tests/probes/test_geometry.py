@@ -18,7 +18,7 @@ from reference.random_network import CASES, case_id, random_batch, random_networ
 
 import tfresidual as tfr
 from tfresidual import probes
-from tfresidual.chains import Block, Chain, Stage
+from tfresidual.routing import Block, Chain, Stage
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 SMALL = {"input_shape": (4, 4, 2), "widths": (4, 8)}

@@ -14,8 +14,8 @@ from reference.random_network import (
 
 import tfresidual as tfr
 from tfresidual import probes
-from tfresidual.chains import Block, Chain, Stage
 from tfresidual.probes.lipschitz import METRICS
+from tfresidual.routing import Block, Chain, Stage
 
 BOUNDED = [case for case in CONSTRAINED_CASES if case["lipschitz"] is not None]
 

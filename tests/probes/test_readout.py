@@ -19,7 +19,8 @@ from probes.test_evaluate_routes import (
 from reference.random_network import random_batch
 
 import tfresidual as tfr
-from tfresidual import probes, routes
+from tfresidual import probes
+from tfresidual.routing import routes
 
 
 @all_networks

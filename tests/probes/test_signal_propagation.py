@@ -15,9 +15,9 @@ from reference.random_network import CASES, CONSTRAINED_CASES, case_id, random_b
 
 import tfresidual as tfr
 from tfresidual import probes
-from tfresidual.chains import Block, Chain, Stage
 from tfresidual.layers.shortcuts import ExclusiveGateShortcut, ScaledShortcut
 from tfresidual.probes.signal_propagation import METRICS
+from tfresidual.routing import Block, Chain, Stage
 
 # Relative to the size of the number; shares, which cancel, also absolutely.
 TOLERANCE = {"rtol": 1e-4, "atol": 2e-6}

@@ -7,8 +7,8 @@ import pytest
 from keras import ops
 from networks.test_inverse_problem import KINDS, forward, points, randomised
 
-from tfresidual import datasets, networks, probes, routes
-from tfresidual.chains import Block, Chain, Stage
+from tfresidual import datasets, networks, probes
+from tfresidual.routing import Block, Chain, Stage, routes
 
 COLUMNS = ["route", "input", "x1", "x2", "stage", "step", "z1", "z2"]
 METRICS = ["error", "early_error", "closer", "drop", "worst_drop", "drift"]

@@ -1,6 +1,6 @@
 """What every route through a network gives, in plain NumPy and float64, from the definitions.
 
-A route is here what `tfresidual.chains.Route` holds: for every stage the pairs (step, scale) of
+A route is here what `tfresidual.routing.Route` holds: for every stage the pairs (step, scale) of
 the blocks applied. Every route is run by itself, from the images on.
 
     values = analyse(net.get_config(), weights_of(net), routes, images, labels)
@@ -76,7 +76,7 @@ def analyse(config, weights, routes, images, labels):
 
     Returns:
         A dict of arrays whose first axes are route and image, by the names of
-        `tfresidual.chains.evaluator.RouteValues`.
+        `tfresidual.routing.evaluator.RouteValues`.
     """
     net = NumpyNetwork(config, weights)
     plain = [[(step, 1.0) for step in range(len(units))] for units in net.units]

@@ -12,9 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfresidual.arguments import check_bool, check_choice, check_int, is_int
+from tfresidual.datasets.augmentation import flip_and_crop
 from tfresidual.files import check_folder, checked_path, damaged, is_full, no_room
 from tfresidual.memory import check_fits
-from tfresidual.training.augmentation import flip_and_crop
 
 __all__ = ["Description", "describe", "load", "plain", "set_epoch"]
 

@@ -316,6 +316,12 @@ class ResidualNetwork(keras.Model):
             stages.append((self.get_layer(transition) if transition in names else None, units))
         return stem, stages, [*head, self.get_layer("classifier")]
 
+    def make_train_function(self, force=False):
+        # Keras would trace the step twice: an optimizer makes its variables in the first trace.
+        if self.optimizer is not None and not self.optimizer.built:
+            self.optimizer.build(self.trainable_variables)
+        super().make_train_function(force)
+
     def summary(self, print_fn=None, **kwargs):
         """Prints the network stage by stage; with any other argument, as Keras does.
 

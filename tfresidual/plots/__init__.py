@@ -4,40 +4,24 @@ Nothing here touches `matplotlib.pyplot`, so that drawing leaves no window, no b
 of open figures behind. Save a figure with `figure.savefig("name.png", dpi=160)` or as SVG or PDF.
 """
 
-from tfresidual.lazy import lazily
-
-_FILES = {
-    "borderline": "groups",
-    "computational_distance": "distance",
-    "convergence_curves": "repetitions",
-    "convergence_indices": "indices",
-    "cosine_loss": "cosine",
-    "depth_search": "search",
-    "deviation_of_runs": "parameters",
-    "drop_blocks": "accuracy",
-    "error_against_indices": "runs",
-    "error_of_runs": "runs",
-    "fixed_point": "contraction",
-    "gradient_norm": "magnitude",
-    "images": "images",
-    "indices_of_runs": "runs",
-    "iterative_inference": "inference",
-    "l2_ratio": "magnitude",
-    "lipschitz_bounds": "contraction",
-    "network_curves": "histories",
-    "parameter_efficiency": "parameters",
-    "perturbation": "magnitude",
-    "perturbation_errors": "routes",
-    "readout": "accuracy",
-    "readout_cosine_loss": "cosine",
-    "repetition_steps": "repetitions",
-    "scaled_perturbation": "magnitude",
-    "shuffle_blocks": "routes",
-    "signal_propagation": "propagation",
-    "training_curves": "curves",
-    "trajectories": "trajectories",
-    "weight_deviations": "parameters",
-}
+from tfresidual.plots.accuracy import drop_blocks, readout
+from tfresidual.plots.contraction import fixed_point, lipschitz_bounds
+from tfresidual.plots.cosine import cosine_loss, readout_cosine_loss
+from tfresidual.plots.curves import training_curves
+from tfresidual.plots.distance import computational_distance
+from tfresidual.plots.groups import borderline
+from tfresidual.plots.histories import network_curves
+from tfresidual.plots.images import images
+from tfresidual.plots.indices import convergence_indices
+from tfresidual.plots.inference import iterative_inference
+from tfresidual.plots.magnitude import gradient_norm, l2_ratio, perturbation, scaled_perturbation
+from tfresidual.plots.parameters import deviation_of_runs, parameter_efficiency, weight_deviations
+from tfresidual.plots.propagation import signal_propagation
+from tfresidual.plots.repetitions import convergence_curves, repetition_steps
+from tfresidual.plots.routes import perturbation_errors, shuffle_blocks
+from tfresidual.plots.runs import error_against_indices, error_of_runs, indices_of_runs
+from tfresidual.plots.search import depth_search
+from tfresidual.plots.trajectories import trajectories
 
 __all__ = [
     "borderline",
@@ -71,5 +55,3 @@ __all__ = [
     "trajectories",
     "weight_deviations",
 ]
-
-__getattr__, __dir__ = lazily(__name__, _FILES)

@@ -2,22 +2,10 @@
 
 import functools
 
-from keras import ops
-
-from tfresidual.chains import chain as chain_of
-from tfresidual.chains.gradients import walk_with_gradients
-from tfresidual.metrics import change_of, cosine, norm
+from tfresidual import sources
 from tfresidual.probes.measure import measure
-from tfresidual.probes.perturbation import step_values
+from tfresidual.routing.block_values import BLOCK_METRICS, block_values
 
-METRICS = (
-    "cosine_loss",
-    "readout_cosine_loss",
-    "l2_ratio",
-    "gradient_norm",
-    "perturbation",
-    "scaled_perturbation",
-)
 # Means whose sign is read: they come with their standard error.
 SIGNED = ("cosine_loss", "readout_cosine_loss")
 
@@ -66,8 +54,8 @@ def block_metrics(chain, data, per_image=False, progress=False):
     Raises:
         ValueError: if the chain or the data cannot be used.
     """
-    chain = chain_of(chain)
-    function = functools.partial(batch_values, chain)
+    chain = sources.chain(chain)
+    function = functools.partial(block_values, chain)
     return measure(chain, "block metrics", function, data, per_image, progress, with_errors=SIGNED)
 
 
@@ -76,33 +64,4 @@ def metrics_of(chain, block):
     if not block.keeps_shape:
         return ("gradient_norm",)
     is_read_out = block.stage == chain.stages[-1].index
-    return tuple(name for name in METRICS if is_read_out or name != "readout_cosine_loss")
-
-
-def batch_values(chain, images, labels):
-    """All metrics of a batch, each `(images, blocks)`, as a dict by name."""
-    walk = walk_with_gradients(chain, images, labels)
-    values = [
-        _block_values(block, *step, gradient, readout_gradient)
-        for block, step, gradient, readout_gradient in zip(
-            chain.blocks, walk.steps, walk.gradients, walk.readout_gradients, strict=True
-        )
-    ]
-    return {name: ops.stack([value[name] for value in values], axis=1) for name in METRICS}
-
-
-def _block_values(block, before, after, gradient, readout_gradient):
-    values = step_values(block, before, after)
-    undefined = ops.full_like(values["perturbation"], float("nan"))
-    values |= {
-        "cosine_loss": undefined,
-        "readout_cosine_loss": undefined,
-        "l2_ratio": values["scaled_perturbation"],
-        "gradient_norm": norm(gradient),
-    }
-    if block.keeps_shape:
-        change = change_of(before, after)
-        values["cosine_loss"] = cosine(change, gradient)
-        if readout_gradient is not None:
-            values["readout_cosine_loss"] = cosine(change, readout_gradient)
-    return values
+    return tuple(name for name in BLOCK_METRICS if is_read_out or name != "readout_cosine_loss")

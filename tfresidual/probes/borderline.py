@@ -3,13 +3,13 @@
 import numpy as np
 import pandas as pd
 
+from tfresidual import sources
 from tfresidual.arguments import check_bool, check_int, check_number
-from tfresidual.chains import chain as chain_of
-from tfresidual.chains import evaluate
-from tfresidual.chains.batches import splits_of
-from tfresidual.chains.evaluator import MEMORY_LIMIT
-from tfresidual.chains.outputs import is_binary
-from tfresidual.chains.routes import check_scale, check_times, read_out, repeat_last, unperturbed
+from tfresidual.routing import evaluate
+from tfresidual.routing.batches import splits_of
+from tfresidual.routing.evaluator import MEMORY_LIMIT
+from tfresidual.routing.outputs import is_binary
+from tfresidual.routing.routes import check_scale, check_times, read_out, repeat_last, unperturbed
 
 GROUPS = ("borderline", "correct", "all")
 BLOCKS, REPETITIONS = "blocks", "repetitions"
@@ -80,7 +80,7 @@ def borderline(
     Reference:
         Jastrzebski et al. 2018, sections 4.3 and 4.4, fig. 6 and 7.
     """
-    chain = chain_of(chain)
+    chain = sources.chain(chain)
     check_arguments(blocks, times, probability)
     check_scale(scale)
     per_image = check_bool("per_image", per_image)

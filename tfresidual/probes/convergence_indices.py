@@ -5,15 +5,15 @@ import math
 import numpy as np
 import pandas as pd
 
+from tfresidual import sources
 from tfresidual.arguments import check_bool, is_number
-from tfresidual.chains import chain as chain_of
-from tfresidual.chains.evaluator import MEMORY_LIMIT
-from tfresidual.chains.routes import check_times
 from tfresidual.probes.drop_blocks import rows_of as drop_rows
 from tfresidual.probes.drop_blocks import with_unperturbed_error
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.probes.readout import rows_of as readout_rows
 from tfresidual.probes.repeat_last_block import rows_of as repeat_rows
+from tfresidual.routing.evaluator import MEMORY_LIMIT
+from tfresidual.routing.routes import check_times
 
 MEAN = "mean"
 BASES = ("labels", "agreement")
@@ -111,7 +111,7 @@ def convergence_frames(
         ValueError: if an argument cannot be used, or the network is at chance or above, unless
             `at_chance` is `"nan"`.
     """
-    chain = chain_of(chain)
+    chain = sources.chain(chain)
     check_times(times)
     check_chance(chance)
     check_bool("progress", progress)
@@ -260,7 +260,7 @@ def chance_error(choice, values):
 
     Args:
         choice: `"uniform"`, `"largest class"`, or a number, see `convergence_indices`.
-        values: the `tfresidual.chains.evaluator.RouteValues` of the split.
+        values: the `tfresidual.routing.evaluator.RouteValues` of the split.
 
     Returns:
         A float from 0 (all images of one class, and guessing it) to 1.

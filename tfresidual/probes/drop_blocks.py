@@ -1,9 +1,9 @@
 """What the network loses without one of its blocks."""
 
-from tfresidual.chains import chain as chain_of
-from tfresidual.chains.evaluator import MEMORY_LIMIT
-from tfresidual.chains.routes import drop
+from tfresidual import sources
 from tfresidual.probes.evaluate_routes import frames_of_rows
+from tfresidual.routing.evaluator import MEMORY_LIMIT
+from tfresidual.routing.routes import drop
 
 
 def drop_blocks(chain, data, memory_limit=MEMORY_LIMIT, progress=False):
@@ -35,7 +35,7 @@ def drop_blocks(chain, data, memory_limit=MEMORY_LIMIT, progress=False):
         Jastrzebski et al. 2018, fig. 3 and 12; "Iterative convergent computation is not a useful
         inductive bias for ResNets", fig. 2a; Veit et al. 2016.
     """
-    chain = chain_of(chain)
+    chain = sources.chain(chain)
     tables = {"drop_blocks": rows_of(chain)}
     frames, values = frames_of_rows(chain, data, tables, memory_limit, progress)
     return with_unperturbed_error(frames["drop_blocks"], values)

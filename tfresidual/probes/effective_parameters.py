@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 from keras import ops
 
+from tfresidual import sources
 from tfresidual.arguments import check_int
-from tfresidual.chains import chain as chain_of
 from tfresidual.networks.weight_groups import BlockWeights, groups_of
 
 
@@ -42,7 +42,7 @@ def weight_deviations(chain, first_block=0):
         C.1, fig. 7c.
     """
     rows = []
-    for group in _coupled(chain_of(chain), first_block):
+    for group in _coupled(sources.chain(chain), first_block):
         values = np.abs(normalized_deviations(_values(group)))
         for step, deviations in zip(group.steps, values, strict=True):
             rows.append(
@@ -98,7 +98,7 @@ def effective_parameters(chain, first_block=0):
         "Iterative convergent computation is not a useful inductive bias for ResNets", appendix
         C.1, fig. 7b.
     """
-    chain = chain_of(chain)
+    chain = sources.chain(chain)
     raw = sum(_size(weight) for weight in {id(w): w for w in chain.weights}.values())
     coupled, of_one_block, deviations = 0, 0, 0.0
     for group in _coupled(chain, first_block):

@@ -3,12 +3,12 @@
 import numpy as np
 import pandas as pd
 
+from tfresidual import sources
 from tfresidual.arguments import check_bool
-from tfresidual.chains import chain as chain_of
-from tfresidual.chains import evaluate
-from tfresidual.chains.batches import splits_of
-from tfresidual.chains.evaluator import MEMORY_LIMIT
-from tfresidual.chains.routes import checked_routes, unperturbed
+from tfresidual.routing import evaluate
+from tfresidual.routing.batches import splits_of
+from tfresidual.routing.evaluator import MEMORY_LIMIT
+from tfresidual.routing.routes import checked_routes, unperturbed
 
 METRICS = ("error", "cross_entropy", "entropy", "agreement", "distance")
 
@@ -20,7 +20,7 @@ def evaluate_routes(
 
     All routes are run together: what they have in common is computed once, nothing is rebuilt,
     and each block is compiled once however many the routes are. `print` a
-    `tfresidual.chains.plan_of(chain, routes)` for how many blocks will be applied.
+    `tfresidual.routing.plan_of(chain, routes)` for how many blocks will be applied.
 
     - `error`: share of images whose highest output is not the label; with several labels an
       image, whose highest outputs are not just the labels. A prediction that is not finite is
@@ -45,7 +45,7 @@ def evaluate_routes(
         chain: a chain, or what `tfresidual.chain` makes one of.
         data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
             these by the name of the split.
-        routes: `tfresidual.chains.Route`s, made by the functions of `tfresidual.routes`.
+        routes: `tfresidual.routing.Route`s, made by the functions of `tfresidual.routes`.
         per_image: whether to return every image's own values instead of their means.
         memory_limit: MiB that the evaluator may take, some 25 or more; the result is the same.
         progress: whether to show a progress bar.
@@ -59,7 +59,7 @@ def evaluate_routes(
         ValueError: if an argument cannot be used.
     """
     check_bool("per_image", per_image)
-    chain = chain_of(chain)
+    chain = sources.chain(chain)
     routes = checked_routes(chain, routes)
     frames = []
     for split, part in splits_of(data).items():
@@ -82,7 +82,7 @@ def frames_of_rows(chain, data, tables, memory_limit=MEMORY_LIMIT, progress=Fals
     """Evaluates the routes of several frames together.
 
     Args:
-        chain: a `tfresidual.chains.Chain`.
+        chain: a `tfresidual.routing.Chain`.
         data: a dataset or arrays, or a dict of these by split.
         tables: for every frame by name a list of pairs `(place, route)`. The place is a dict
             that begins the row, with its `stage`; a row without a route, `None`, holds NaN.
@@ -92,7 +92,7 @@ def frames_of_rows(chain, data, tables, memory_limit=MEMORY_LIMIT, progress=Fals
     Returns:
         A tuple of the dict of frames, with `split` where `data` is a dict, what stands in the
         place, and `METRICS` (the distance is that of the row's own stage), and the dict of
-        `tfresidual.chains.evaluator.RouteValues` by split, whose first route is the unperturbed
+        `tfresidual.routing.evaluator.RouteValues` by split, whose first route is the unperturbed
         one.
     """
     routes = [unperturbed(chain)]

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import tensorflow as tf
 
-from tfresidual.chains import chain as chain_of
-from tfresidual.chains.batches import run_over, splits_of
-from tfresidual.chains.routes import check_times
+from tfresidual import sources
 from tfresidual.metrics import change_of, norm
+from tfresidual.routing.batches import run_over, splits_of
+from tfresidual.routing.routes import check_times
 
 METRICS = ("change", "contraction", "largest_contraction", "distance")
 # Distance of 1 to the next number.
@@ -70,7 +70,7 @@ def fixed_point(chain, data, times=50, progress=False):
         "Iterative convergent computation is not a useful inductive bias for ResNets", section
         4.2: Banach's fixed point theorem.
     """
-    chain = chain_of(chain)
+    chain = sources.chain(chain)
     check_times(times)
     stages = [stage for stage in chain.stages if stage.can_repeat]
     if not stages:

@@ -18,12 +18,12 @@ import pandas as pd
 import tensorflow as tf
 from keras import backend, ops
 
+from tfresidual import sources
 from tfresidual.arguments import check_int, check_number
-from tfresidual.chains import chain as chain_of
-from tfresidual.chains.batches import run_over, splits_of
 from tfresidual.metrics import change_of, norm
 from tfresidual.probes.measure import measure
 from tfresidual.probes.perturbation import ALL_STAGES
+from tfresidual.routing.batches import run_over, splits_of
 
 # A pass keeps what is computed in every block behind the place.
 IMAGES_AT_ONCE = 32
@@ -191,7 +191,7 @@ def line_element(chain, data, per_image=False, progress=False):
     Reference:
         Hauser 2019, "On residual networks learning a perturbation from identity", eq. 3 and 12.
     """
-    chain = chain_of(chain)
+    chain = sources.chain(chain)
     function = functools.partial(_line_elements, chain)
     return measure(chain, "line element", function, data, per_image, progress, with_labels=False)
 
@@ -301,7 +301,7 @@ def line_between(chain, first_images, second_images, stage=1, block=0, points=16
 
 def _checked_chain(chain, stage, block):
     """The chain; raises a `ValueError` unless it has such a block."""
-    chain = chain_of(chain)
+    chain = sources.chain(chain)
     check_int("stage", stage, at_least=1)
     check_int("block", block, at_least=0)
     if stage > len(chain.stages) or block >= len(chain.stages[stage - 1].blocks):

@@ -2,9 +2,9 @@
 
 import pandas as pd
 
+from tfresidual import sources
 from tfresidual.arguments import check_bool
-from tfresidual.chains import chain as chain_of
-from tfresidual.chains.batches import progress_bar
+from tfresidual.routing.batches import progress_bar
 
 METRICS = ("estimate", "residual", "certified", "divisor")
 
@@ -51,7 +51,7 @@ def lipschitz(chain, progress=False):
         4.2 and appendix E.1. The paper prints the divisor's quotient upside down.
     """
     check_bool("progress", progress)
-    chain = chain_of(chain)
+    chain = sources.chain(chain)
     blocks = bounded_blocks(chain)
     if chain.prepare is not None:
         chain.prepare()

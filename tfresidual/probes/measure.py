@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 
 from tfresidual.arguments import check_bool
-from tfresidual.chains.batches import run_over, splits_of
-from tfresidual.chains.outputs import check_labels
+from tfresidual.routing.batches import run_over, splits_of
+from tfresidual.routing.outputs import check_labels
 
 
 def measure(
@@ -21,7 +21,7 @@ def measure(
     """Measures values per image and block, and puts them into a frame.
 
     Args:
-        chain: a `tfresidual.chains.Chain`.
+        chain: a `tfresidual.routing.Chain`.
         name: str, the probe's name.
         function: `function(images, labels)` returns a dict of tensors `(images, blocks)`.
         data: a dataset or arrays, or a dict of these by split.

@@ -3,14 +3,12 @@
 import functools
 
 import pandas as pd
-from keras import ops
 
-from tfresidual.chains import chain as chain_of
-from tfresidual.metrics import change_of, norm, ratio
+from tfresidual import sources
 from tfresidual.probes.measure import measure
+from tfresidual.routing.block_values import STEP_METRICS, step_values
 
 ALL_STAGES = "all"
-METRICS = ("perturbation", "scaled_perturbation")
 
 
 def perturbation(chain, data, per_image=False, progress=False):
@@ -40,8 +38,8 @@ def perturbation(chain, data, per_image=False, progress=False):
         Hauser 2019, "On residual networks learning a perturbation from identity", eq. 2 and 3,
         fig. 2 and 5.
     """
-    chain = chain_of(chain)
-    function = functools.partial(_batch_values, chain)
+    chain = sources.chain(chain)
+    function = functools.partial(step_values, chain)
     return measure(chain, "perturbation", function, data, per_image, progress, with_labels=False)
 
 
@@ -94,7 +92,7 @@ def distances_of(frame):
             parts.append(distances_of(part.drop(columns="split")))
             parts[-1].insert(0, "split", split)
         return pd.concat(parts, ignore_index=True)
-    blocks = frame.groupby("stage")[list(METRICS)]
+    blocks = frame.groupby("stage")[list(STEP_METRICS)]
     # The sum leaves out what is NaN: blocks without an F.
     stages = blocks.sum().set_axis(["distance", "scaled_distance"], axis="columns")
     stages.insert(0, "blocks", blocks.count()["perturbation"])
@@ -103,23 +101,3 @@ def distances_of(frame):
     distances["mean_perturbation"] = distances["distance"] / distances["blocks"]
     distances["mean_scaled_perturbation"] = distances["scaled_distance"] / distances["blocks"]
     return distances.astype({"blocks": int})
-
-
-def _batch_values(chain, images, labels):
-    """Both metrics of a batch, each `(images, blocks)`."""
-    del labels
-    steps, _ = chain.walk(chain.stem(images))
-    values = [
-        step_values(block, before, after)
-        for block, (before, after) in zip(chain.blocks, steps, strict=True)
-    ]
-    return {name: ops.stack([value[name] for value in values], axis=1) for name in METRICS}
-
-
-def step_values(block, before, after):
-    """Both metrics of one block for each image, by name; NaN for a block without an F."""
-    size_before = norm(before)
-    if not block.keeps_shape:
-        return dict.fromkeys(METRICS, ops.full_like(size_before, float("nan")))
-    size = norm(change_of(before, after))
-    return {"perturbation": size, "scaled_perturbation": ratio(size, size_before)}

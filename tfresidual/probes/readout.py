@@ -1,9 +1,9 @@
 """What the network answers when stages are left early."""
 
-from tfresidual.chains import chain as chain_of
-from tfresidual.chains.evaluator import MEMORY_LIMIT
-from tfresidual.chains.routes import read_out
+from tfresidual import sources
 from tfresidual.probes.evaluate_routes import frames_of_rows
+from tfresidual.routing.evaluator import MEMORY_LIMIT
+from tfresidual.routing.routes import read_out
 
 
 def readout(chain, data, memory_limit=MEMORY_LIMIT, progress=False):
@@ -38,7 +38,7 @@ def readout(chain, data, memory_limit=MEMORY_LIMIT, progress=False):
         "Iterative convergent computation is not a useful inductive bias for ResNets", fig. 2a
         and 6b, c; Jastrzebski et al. 2018, section 4.2 and fig. 5 for the last stage.
     """
-    chain = chain_of(chain)
+    chain = sources.chain(chain)
     tables = {"readout": rows_of(chain)}
     return frames_of_rows(chain, data, tables, memory_limit, progress)[0]["readout"]
 

@@ -6,15 +6,15 @@ import functools
 import numpy as np
 import tensorflow as tf
 
+from tfresidual import sources
 from tfresidual.arguments import check_bool
-from tfresidual.chains import chain as chain_of
-from tfresidual.chains.batches import run_over, splits_of
-from tfresidual.chains.evaluator import MEMORY_LIMIT
-from tfresidual.chains.gradients import known_gradients
-from tfresidual.chains.routes import check_scale, check_times, repeat_last, unperturbed
 from tfresidual.metrics import change_of, cosine, norm, ratio
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.probes.measure import standard_error
+from tfresidual.routing.batches import run_over, splits_of
+from tfresidual.routing.evaluator import MEMORY_LIMIT
+from tfresidual.routing.gradients import known_gradients
+from tfresidual.routing.routes import check_scale, check_times, repeat_last, unperturbed
 
 # A backward pass keeps what is computed in every block behind the step.
 IMAGES_OF_A_STEP = 64
@@ -67,7 +67,7 @@ def repeat_last_block(
     """
     check_bool("steps", steps)
     check_bool("progress", progress)
-    chain = chain_of(chain)
+    chain = sources.chain(chain)
     rows = rows_of(chain, times, scale)
     if not rows:
         raise ValueError(

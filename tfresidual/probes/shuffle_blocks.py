@@ -4,12 +4,12 @@ import itertools
 
 import numpy as np
 
+from tfresidual import sources
 from tfresidual.arguments import check_int, check_ints
-from tfresidual.chains import chain as chain_of
-from tfresidual.chains.evaluator import MEMORY_LIMIT
-from tfresidual.chains.routes import movable_runs, shuffle
 from tfresidual.probes.drop_blocks import with_unperturbed_error
 from tfresidual.probes.evaluate_routes import frames_of_rows
+from tfresidual.routing.evaluator import MEMORY_LIMIT
+from tfresidual.routing.routes import movable_runs, shuffle
 
 
 def shuffle_blocks(
@@ -47,7 +47,7 @@ def shuffle_blocks(
     Reference:
         Veit et al. 2016, https://arxiv.org/abs/1605.06431, on reordering.
     """
-    chain = chain_of(chain)
+    chain = sources.chain(chain)
     draws = check_int("draws", draws, at_least=1)
     seed = check_int("seed", seed, at_least=0, at_most=None)
     swaps = check_ints("swaps", swaps, at_least=1)

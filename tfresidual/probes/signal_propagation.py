@@ -8,10 +8,10 @@ import functools
 import tensorflow as tf
 from keras import ops
 
-from tfresidual.chains import chain as chain_of
-from tfresidual.chains.gradients import known_gradients
+from tfresidual import sources
 from tfresidual.metrics import cosine, norm, ratio
 from tfresidual.probes.measure import measure
+from tfresidual.routing.gradients import known_gradients
 
 METRICS = (
     "state_norm",
@@ -81,7 +81,7 @@ def signal_propagation(chain, data, per_image=False, progress=False):
         He et al. 2016, https://arxiv.org/abs/1603.05027, section 2 and 3; Jastrzebski et al.
         2018, https://arxiv.org/abs/1710.04773, section 4.5, fig. 8 and 9.
     """
-    chain = chain_of(chain)
+    chain = sources.chain(chain)
     function = functools.partial(_batch_values, chain)
     return measure(chain, "signal propagation", function, data, per_image, progress)
 

@@ -4,10 +4,10 @@ import numpy as np
 import pandas as pd
 from keras import ops
 
-from tfresidual.chains import Block, Chain, Stage
-from tfresidual.chains import chain as chain_of
-from tfresidual.chains.routes import checked_routes, follow, unperturbed
+from tfresidual import sources
 from tfresidual.networks import InverseProblemNetwork
+from tfresidual.routing import Block, Chain, Stage
+from tfresidual.routing.routes import checked_routes, follow, unperturbed
 
 _COLUMNS = ["route", "input", "x1", "x2", "stage", "step", "z1", "z2"]
 
@@ -19,7 +19,7 @@ def inverse_problem_chain(network):
         network: a `tfresidual.networks.InverseProblemNetwork`.
 
     Returns:
-        A `tfresidual.chains.Chain`, for `tfresidual.routes` and `trajectories`. The other probes
+        A `tfresidual.routing.Chain`, for `tfresidual.routes` and `trajectories`. The other probes
         read chains of images.
     """
     (encoder,), ((_, layers),), (decoder,) = network.sections()
@@ -56,7 +56,7 @@ def trajectories(chain, inputs, routes=None):
         chain: a chain from points of the plane to points of the plane, or an
             `InverseProblemNetwork`.
         inputs: array `(inputs, 2)` of finite numbers.
-        routes: `tfresidual.chains.Route`s, by default the unperturbed one alone.
+        routes: `tfresidual.routing.Route`s, by default the unperturbed one alone.
 
     Returns:
         A `pandas.DataFrame` with one row per route, input and step, in this order, and the columns
@@ -71,7 +71,7 @@ def trajectories(chain, inputs, routes=None):
         "Iterative convergent computation is not a useful inductive bias for ResNets", fig. 1.
     """
     is_network = isinstance(chain, InverseProblemNetwork)
-    chain = inverse_problem_chain(chain) if is_network else chain_of(chain)
+    chain = inverse_problem_chain(chain) if is_network else sources.chain(chain)
     _check_chain(chain)
     inputs = _checked_points("inputs", inputs)
     if routes is None:

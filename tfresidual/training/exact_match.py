@@ -2,7 +2,7 @@
 
 import keras
 
-from tfresidual.chains.scores import exact_match
+from tfresidual.routing.scores import exact_match
 
 
 @keras.saving.register_keras_serializable(package="tfresidual")

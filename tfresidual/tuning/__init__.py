@@ -1,22 +1,22 @@
 """How deep a network must be."""
 
-from tfresidual.lazy import lazily
+from tfresidual.tuning.depth_oracle import DepthOracle, blocks
+from tfresidual.tuning.depth_search import DepthSearch
 from tfresidual.tuning.stopping_rule import depth_for
+from tfresidual.tuning.trace import Outcome, outcomes_of, read_search, trace_of
+from tfresidual.tuning.warm_start import interleave
+from tfresidual.tuning.workers import SearchError, supervise
 
-_FILES = {
-    "DepthOracle": "depth_oracle",
-    "DepthSearch": "depth_search",
-    "Outcome": "trace",
-    "SearchError": "workers",
-    "blocks": "depth_oracle",
-    "interleave": "warm_start",
-    "outcomes_of": "trace",
-    "read_search": "trace",
-    "supervise": "workers",
-    "trace_of": "trace",
-}
-
-__all__ = ["depth_for", *_FILES]
-
-# keras-tuner is imported when it is first needed.
-__getattr__, __dir__ = lazily(__name__, _FILES)
+__all__ = [
+    "DepthOracle",
+    "DepthSearch",
+    "Outcome",
+    "SearchError",
+    "blocks",
+    "depth_for",
+    "interleave",
+    "outcomes_of",
+    "read_search",
+    "supervise",
+    "trace_of",
+]

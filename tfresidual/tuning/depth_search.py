@@ -13,14 +13,13 @@ import tensorflow as tf
 from keras_tuner import errors
 from keras_tuner.engine.tuner import maybe_distribute
 
-from tfresidual import probes
+from tfresidual import probes, sources
 from tfresidual.arguments import check_int, check_number
-from tfresidual.chains import chain as chain_of
-from tfresidual.chains.batches import batches_of, check_images
 from tfresidual.files import damaged, replacing
 from tfresidual.locks import LOCK, locked
 from tfresidual.probes.logs import log_key
 from tfresidual.probes.perturbation import ALL_STAGES
+from tfresidual.routing.batches import batches_of, check_images
 from tfresidual.tuning.depth_oracle import (
     FAILURE_FILE,
     KEPT,
@@ -332,7 +331,7 @@ class DepthSearch(keras_tuner.Tuner):
     def _checked_chain(self, network, depths, fit_kwargs):
         """The chain of a network; one that cannot be measured is refused before it is trained."""
         try:
-            chain = chain_of(network)
+            chain = sources.chain(network)
         except ValueError as error:
             raise errors.FatalValueError(
                 f"Argument `hypermodel` must build a network that can be measured: {error}"

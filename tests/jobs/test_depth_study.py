@@ -1,0 +1,477 @@
+"""The search of `tfresidual tune`: what it writes, and what it goes on from."""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import keras
+import keras_tuner
+import pandas as pd
+import pytest
+
+from tfresidual import probes, report, training, tuning
+from tfresidual.console import terminal
+from tfresidual.jobs import depth_study, study
+from tfresidual.jobs.settings import Settings, build, compile_for, prepare
+from tfresidual.locks import FolderInUseError, locked
+
+TINY = {
+    "width": 2,
+    "epochs": 1,
+    "batch_size": 32,
+    "train_size": 96,
+    "validation": 64,
+    "test_size": 40,
+    "epsilon": 1.5,
+}
+SEARCH = depth_study.SearchSettings(start=2, max_blocks=6)
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    return Settings(**TINY, data_dir=tmp_path_factory.mktemp("clutter"))
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory, settings):
+    """The folder of a search that was not interrupted, and its outcome."""
+    folder = tmp_path_factory.mktemp("runs") / "new" / "depth"
+    return folder, depth_study.run(folder, settings, SEARCH)
+
+
+def trace_of(folder):
+    return tuning.trace_of(tuning.read_search(folder / "search"))
+
+
+def without_time(frame):
+    return frame.drop(columns="seconds")
+
+
+def trials_written(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.glob("search/trial_*/*")}
+
+
+def test_what_is_written(done, settings):
+    folder, outcome = done
+    assert outcome.status == "found"
+    content = json.loads((folder / "outcome.json").read_text())
+    assert tuple(content["blocks"]) == outcome.blocks
+    assert content["message"] == outcome.message
+    trace = pd.read_csv(folder / "frames" / "trace.csv")
+    pd.testing.assert_frame_equal(trace, trace_of(folder), check_dtype=False)
+    assert (folder / "figures" / "depth_search.png").read_bytes().startswith(b"\x89PNG")
+    page = (folder / "report.html").read_text()
+    assert outcome.message in page
+    assert "Depth found" in page
+    settings_file = json.loads((folder / "settings.json").read_text())
+    assert settings_file["search"]["start"] == 2
+    assert settings_file["settings"]["epsilon"] == settings.epsilon
+
+
+def test_the_answer_is_the_network_beside_it(done, settings):
+    """Measured anew on the validation images, it meets the rule; the error is its own."""
+    folder, outcome = done
+    network = keras.saving.load_model(folder / "model.keras")
+    assert tuple(network.blocks) == outcome.blocks
+    _, validation, test = prepare(settings)
+    measured = probes.computational_distance(network, validation)[:3]
+    trace = trace_of(folder).query("found").reset_index(drop=True)
+    for name in ("distance", "scaled_distance", "mean_scaled_perturbation"):
+        assert measured[name].tolist() == pytest.approx(trace[name].tolist(), rel=1e-5)
+    assert (measured["mean_scaled_perturbation"] <= settings.epsilon).all()
+    metric = compile_for(network, settings, 1)
+    values = network.evaluate(validation, return_dict=True, verbose=0)
+    assert trace["error"][0] == pytest.approx(1 - values[metric])
+    of_test = network.evaluate(test, return_dict=True, verbose=0)
+    content = json.loads((folder / "outcome.json").read_text())
+    assert content["test_error"] == pytest.approx(1 - of_test[metric])
+
+
+def test_one_block_less_was_seen_to_fail(done):
+    folder, outcome = done
+    # The first block of the other stages changes the shape: with it alone they have no mean.
+    assert outcome.blocks[0] > 1
+    assert outcome.blocks[1:] == (2, 2)
+    assert "(stage 2, 3: the smallest depth possible)" in outcome.message
+    shallower = trace_of(folder).query(f"stage == 1 and blocks == {outcome.blocks[0] - 1}")
+    assert not shallower["meets_rule"].any()
+    assert len(shallower) == 1
+
+
+def test_the_same_command_trains_nothing(done, settings):
+    """Nor one with settings that may change."""
+    folder, outcome = done
+    before = trials_written(folder)
+    more = dataclasses.replace(SEARCH, max_trials=50, max_blocks=7)
+    assert depth_study.run(folder, settings, more) == outcome
+    assert trials_written(folder) == before
+    assert json.loads((folder / "settings.json").read_text())["search"]["max_trials"] == 50
+    assert depth_study.run(folder, settings, SEARCH) == outcome
+
+
+@pytest.mark.parametrize("change", [{"epsilon": 0.5}, {"width": 4}, {"seed": 1}])
+def test_other_settings_are_refused(done, settings, change):
+    folder, _ = done
+    before = trials_written(folder)
+    ((name, value),) = change.items()
+    with pytest.raises(ValueError, match=rf"{name} was .*Received: .*{name}={value}"):
+        depth_study.run(folder, dataclasses.replace(settings, **change), SEARCH)
+    with pytest.raises(ValueError, match=r"start was 2\. Received: .*start=3"):
+        depth_study.run(folder, settings, dataclasses.replace(SEARCH, start=3))
+    assert trials_written(folder) == before
+
+
+def test_the_report_counts_trials_as_the_figure_does(done, settings):
+    folder, _ = done
+    trace = trace_of(folder)
+    _, trials = report.search_sections(trace, settings.epsilon)
+    assert trials.frame["trial"].tolist() == [trial + 1 for trial in trace["trial"]]
+    assert trace["trial"].min() == 0
+    page = (folder / "report.html").read_text()
+    assert "counts from 1" in page
+    # What was searched is no setting, and what was left open has no value.
+    assert "<td>none</td>" not in page
+
+
+# One search at a time
+
+
+def state_of(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(("held", "workers"), [(".", 1), ("search", 2)])
+def test_a_folder_that_is_being_searched_is_left_alone(
+    done, settings, tmp_path, elsewhere, held, workers
+):
+    folder = tmp_path / "run"
+    shutil.copytree(done[0], folder)
+    more = dataclasses.replace(SEARCH, max_blocks=7)
+    with elsewhere(locked(folder / held)):
+        before = state_of(folder)
+        begun = time.monotonic()
+        with pytest.raises(OSError, match=r"^Another process .* this folder.*`folder`.*Received: "):
+            depth_study.run(folder, settings, more, workers=workers)
+        assert time.monotonic() - begun < 5
+        changed = {path.name for path, when in state_of(folder).items() if before.get(path) != when}
+    assert changed <= {".lock"}
+    assert not (folder / "logs").exists()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_holds_its_folder(settings, tmp_path, monkeypatch, elsewhere, workers):
+    """From before it writes the settings until the report is there; its processes may search."""
+    looks = []
+
+    def look(name):
+        def call(*args):
+            with pytest.raises(FolderInUseError), elsewhere(locked(tmp_path)):
+                pass
+            with elsewhere(locked(tmp_path / "search")):
+                looks.append(name)
+
+        return call
+
+    for owner, name in (
+        (depth_study, "claim"),
+        (depth_study, "_search"),
+        (tuning, "supervise"),
+        (depth_study, "_conclude"),
+    ):
+        monkeypatch.setattr(owner, name, look(name))
+    depth_study.run(tmp_path, settings, SEARCH, workers=workers)
+    assert looks == ["claim", "supervise" if workers > 1 else "_search", "_conclude"]
+    with locked(tmp_path):
+        pass
+
+
+def test_a_search_without_a_trial_is_watched(tmp_path, capsys):
+    """Its first worker may take a minute to ask for one; what it says goes to the terminal."""
+    oracle = tuning.DepthOracle((2, 2, 2))
+    oracle._set_project_dir(str(tmp_path), "search")
+    oracle.save()
+    watch = depth_study._Watch(tmp_path / "search", terminal())
+    watch()
+    trial = oracle.create_trial("worker0")
+    watch()
+    trial.status = "FAILED"
+    oracle.end_trial(trial)
+    for _ in range(2):
+        watch()
+    assert capsys.readouterr().err == "trial 1: 2 2 2 blocks failed\n"
+
+
+# A part of a search, by the environment
+
+
+def be(monkeypatch, name, port="8000"):
+    monkeypatch.setenv("KERASTUNER_TUNER_ID", name)
+    monkeypatch.setenv("KERASTUNER_ORACLE_IP", "127.0.0.1")
+    monkeypatch.setenv("KERASTUNER_ORACLE_PORT", port)
+
+
+def test_the_environment_is_checked_before_anything_else(settings, tmp_path, monkeypatch):
+    monkeypatch.setenv("KERASTUNER_ORACLE_IP", "127.0.0.1")
+    with pytest.raises(ValueError, match=r"`KERASTUNER_TUNER_ID` must be set.*Received: KERAS"):
+        depth_study.run(tmp_path / "new", "no settings", SEARCH)
+    be(monkeypatch, "chief")
+    with pytest.raises(ValueError, match=r"`workers` must be 1 .*Received: workers=2, KERASTUNER"):
+        depth_study.run(tmp_path / "new", settings, SEARCH, workers=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_leaves_the_folder_to_its_chief(settings, tmp_path, monkeypatch, elsewhere):
+    be(monkeypatch, "worker0")
+    monkeypatch.setattr(depth_study, "_search", lambda *args: None)
+    with elsewhere(locked(tmp_path)):
+        assert depth_study.run(tmp_path, settings, SEARCH) is None
+        before = (tmp_path / "settings.json").read_text()
+        more = dataclasses.replace(SEARCH, max_trials=1)
+        assert depth_study.run(tmp_path, settings, more) is None
+        assert (tmp_path / "settings.json").read_text() == before
+
+
+def test_a_chief_is_given_the_watch(settings, tmp_path, monkeypatch):
+    be(monkeypatch, "chief")
+    watches = []
+
+    def search(tuner, *args, **kwargs):
+        watches.append(tuner.oracle.watch)
+
+    monkeypatch.setattr(tuning.DepthSearch, "search", search)
+    monkeypatch.setattr(depth_study, "_conclude", lambda *args: None)
+    depth_study.run(tmp_path, settings, SEARCH)
+    (watch,) = watches
+    assert watch.project == tmp_path / "search"
+
+
+@pytest.mark.slow
+def test_the_log_of_a_worker(settings, tmp_path, monkeypatch, capfd):
+    """The search of a supervised process, in this one."""
+    train, validation, _ = prepare(settings)
+    fit = depth_study._Hypermodel.fit
+
+    def fit_some(self, hp, *args, **kwargs):
+        if tuning.blocks(hp) != (2, 2, 2):
+            raise keras_tuner.errors.FailedTrialError("too\ndeep")
+        return fit(self, hp, *args, **kwargs)
+
+    monkeypatch.setattr(depth_study._Hypermodel, "fit", fit_some)
+    deeper = dataclasses.replace(settings, epsilon=1e-3)
+    search = dataclasses.replace(SEARCH, max_trials=2)
+    depth_study._search(
+        tmp_path, deeper, search, train, validation, None, None, depth_study._Logged
+    )
+    out, err = capfd.readouterr()
+    assert out == ""
+    # keras-tuner writes the whole traceback of a failure.
+    lines = [line for line in err.splitlines() if re.match(r"\d{4}-.* trial ", line)]
+    number = r"\d+(\.\d+)?(e-\d+)?"
+    patterns = [
+        "trial 1: 2 2 2 blocks begin",
+        f"trial 1: 2 2 2 blocks end, mean scaled perturbation {number} {number} {number}, "
+        rf"error {number}%, \d+ s",
+        "trial 2: 6 6 6 blocks begin",
+        "trial 2: 6 6 6 blocks failed, FailedTrialError: too deep",
+    ]
+    for line, pattern in zip(lines, patterns, strict=True):
+        assert re.fullmatch(rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d {pattern}", line)
+
+
+# The experiment around it
+
+
+@pytest.fixture(scope="module")
+def experiment():
+    path = pathlib.Path(__file__).parents[1] / "experiments" / "depth_search.py"
+    spec = importlib.util.spec_from_file_location("experiment", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def confirmed(experiment, monkeypatch, blocks, smallest, data="mnist"):
+    """The folders of the networks that are trained, and their depths by the change."""
+    folders, depths = [], {}
+
+    def run(folder, settings, search, console):
+        folders.append(folder.name)
+
+    monkeypatch.setattr(experiment, "run", run)
+    monkeypatch.setattr(experiment.tuning, "read_search", lambda folder: folder.parent.name)
+    monkeypatch.setattr(experiment.tuning, "trace_of", lambda name: pd.DataFrame({"name": [name]}))
+    settings = Settings(data=data)
+    frame = experiment.confirm(pathlib.Path("out"), settings, blocks, smallest, (1, 2), None)
+    assert frame["name"].tolist() == folders
+    for change, rows in frame.groupby("change"):
+        depths[change] = {name.split("-seed")[0] for name in rows["name"]}
+    return folders, depths
+
+
+def test_networks_that_confirm_a_depth(experiment, monkeypatch, capsys):
+    folders, depths = confirmed(experiment, monkeypatch, (3, 4, 5), (1, 2, 2))
+    assert capsys.readouterr().out == ""
+    assert depths == {
+        -1: {"confirm-mnist-2-3-4"},
+        0: {"confirm-mnist-3-4-5"},
+        1: {"confirm-mnist-4-5-6"},
+    }
+    others, _ = confirmed(experiment, monkeypatch, (3, 4, 5), (1, 2, 2), "cifar10")
+    assert not {*folders} & {*others}
+
+
+def test_stages_that_cannot_have_a_block_less(experiment, monkeypatch, capsys):
+    _, depths = confirmed(experiment, monkeypatch, (1, 4, 2), (1, 2, 2))
+    assert depths[-1] == {"confirm-mnist-1-3-2"}
+    assert depths[1] == {"confirm-mnist-2-5-3"}
+    assert "smallest depth: stage 1, 3; the others have one block less" in capsys.readouterr().out
+    _, depths = confirmed(experiment, monkeypatch, (1, 2, 2), (1, 2, 2))
+    assert {*depths} == {0, 1}
+    assert "stage 1, 2, 3; no stage has one block less" in capsys.readouterr().out
+
+
+def test_the_smallest_depths_of_an_experiment(experiment, done):
+    trace = trace_of(done[0])
+    assert experiment.smallest_depths(trace, SEARCH) == (1, 2, 2)
+    assert experiment.smallest_depths(trace, dataclasses.replace(SEARCH, min_blocks=(2, 1, 3))) == (
+        2,
+        2,
+        3,
+    )
+
+
+def test_folders_of_other_runs_are_refused(done, settings, tmp_path):
+    with pytest.raises(ValueError, match=r"holds a search\. Received: folder="):
+        study.train(done[0], settings)
+    (tmp_path / "settings.json").write_text(json.dumps({"settings": {}}))
+    with pytest.raises(ValueError, match=r"not a search\. Received: folder="):
+        depth_study.run(tmp_path, settings, SEARCH)
+    assert [path.name for path in tmp_path.iterdir()] == ["settings.json"]
+
+
+@pytest.mark.slow
+def test_warm_starts_say_where_from(settings, tmp_path):
+    warm = dataclasses.replace(SEARCH, warm_start=True, max_trials=2)
+    depth_study.run(tmp_path, settings, warm)
+    trace = trace_of(tmp_path)
+    assert trace["from_trial"].isna().tolist()[:3] == [True] * 3
+    assert trace["blocks"][3] > 2
+    assert trace["from_trial"].tolist()[3:] == ["0"] * 3
+
+
+KILLED = """
+import os, signal, sys
+from tfresidual.jobs import depth_study
+from tfresidual.jobs.settings import Settings
+
+seen = []
+
+def watch(event, arguments):
+    # While the second trial's weights take their place.
+    if event == "os.rename" and os.fsdecode(arguments[1]).endswith("checkpoint.weights.h5"):
+        seen.append(arguments[1])
+        if len(seen) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(watch)
+search = depth_study.SearchSettings(**eval(sys.argv[3]))
+depth_study.run(sys.argv[1], Settings(**eval(sys.argv[2])), search)
+"""
+
+
+def test_a_killed_search_goes_on(done, settings, tmp_path):
+    folder, outcome = done
+    arguments = [repr(dataclasses.asdict(part)) for part in (settings, SEARCH)]
+    result = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path), *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    assert result.returncode == -signal.SIGKILL, result.stderr
+    assert depth_study.run(tmp_path, settings, SEARCH) == outcome
+    pd.testing.assert_frame_equal(
+        without_time(trace_of(tmp_path)), without_time(trace_of(folder)), rtol=1e-6
+    )
+
+
+@pytest.mark.slow
+def test_workers_find_the_same(done, settings, tmp_path):
+    """Trials are seeded by their depths: whoever trains them measures the same."""
+    outcome = depth_study.run(tmp_path, settings, SEARCH, workers=2)
+    assert outcome.blocks == done[1].blocks
+    logs = "".join(path.read_text() for path in (tmp_path / "logs").glob("worker*.log"))
+    assert len(re.findall(r" blocks end, mean ", logs)) == len(trace_of(tmp_path)) // 3
+    alone, together = (
+        without_time(trace_of(folder)).query("status == 'completed'")
+        for folder in (done[0], tmp_path)
+    )
+    compared = 0
+    for _, rows in together.groupby("trial"):
+        depths = rows["blocks"].tolist()
+        for _, others in alone.groupby("trial"):
+            if others["blocks"].tolist() == depths:
+                expected = pytest.approx(others["scaled_distance"].tolist(), rel=1e-3)
+                assert rows["scaled_distance"].tolist() == expected
+                compared += 1
+    assert compared == alone["trial"].nunique()
+
+
+def test_networks_too_shallow_to_couple_are_trained_without(settings, tmp_path):
+    coupled = dataclasses.replace(settings, coupling=0.5, epsilon=0.01)
+    search = dataclasses.replace(SEARCH, start=1, max_blocks=3)
+    outcome = depth_study.run(tmp_path / "run", coupled, search)
+    trace = trace_of(tmp_path / "run")
+    assert set(trace["status"]) == {"completed"}
+    assert {1, 3} <= set(trace["blocks"])
+    assert outcome.status == "not satisfied"
+    oracle = tuning.read_search(tmp_path / "run" / "search")
+    for trial in oracle.in_order():
+        blocks = tuning.blocks(trial.hyperparameters)
+        network = build(coupled, blocks)
+        compile_for(network, coupled, 1)
+        is_coupled = isinstance(network.optimizer, training.GradientCoupling)
+        assert is_coupled == (max(blocks) > 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "search", "message"),
+    [
+        ({"depth": 20}, {}, r"`depth` must be left out.*Received: depth=20"),
+        ({"network": "wide"}, {}, r"`network` must be one of.*Received: network='wide'"),
+        (
+            {},
+            {"start": (3, 3)},
+            r"`start` must be an int, or one for each.*Received: start=\(3, 3\)",
+        ),
+        ({}, {"start": 9}, r"`start` must lie between.*Received: start=\(9, 9, 9\)"),
+        ({}, {"executions": 0}, r"`executions` must .*Received: executions=0"),
+        ({}, {"max_trials": 0}, r"`max_trials` must .*Received: max_trials=0"),
+        ({}, {"tolerance": -1}, r"`tolerance` must .*Received: tolerance=-1"),
+        (
+            {"coupling": 0.5, "coupling_from": 4},
+            {"start": 2, "max_blocks": 5},
+            r"`coupling` must .*two blocks or more.*coupling_from=4, max_blocks=5",
+        ),
+        ({"share_from": 1}, {"warm_start": True}, r"`warm_start` must .*Received: warm_start=True"),
+    ],
+)
+def test_wrong_arguments_write_nothing(settings, tmp_path, change, search, message):
+    with pytest.raises(ValueError, match=message):
+        depth_study.run(
+            tmp_path / "new",
+            dataclasses.replace(settings, **change),
+            dataclasses.replace(SEARCH, **search),
+        )
+    with pytest.raises(ValueError, match=r"`workers` must .*Received: workers=0"):
+        depth_study.run(tmp_path / "new", settings, SEARCH, workers=0)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,587 @@
+"""Probes by name on saved networks: a real run, and its network as a file on its own."""
+
+import json
+import shutil
+import zipfile
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+from reference.random_network import random_network
+
+import tfresidual as tfr
+from tfresidual import probes, registry, sources
+from tfresidual.jobs import probing, study
+
+SETTINGS = {"train_size": 64, "validation": 40, "test_size": 40, "batch_size": 32, "epochs": 1}
+FRAMES = {
+    "block_metrics": ["block_metrics", "computational_distance"],
+    "readout": ["readout"],
+    "drop_blocks": ["drop_blocks"],
+    "repeat_last_block": ["repetition_steps"],
+    "shuffle_blocks": ["shuffle_blocks"],
+    "convergence_indices": ["convergence_indices", "readout", "drop_blocks", "repeat_last_block"],
+    "borderline": ["borderline"],
+    "signal_propagation": ["signal_propagation"],
+    "effective_parameters": ["effective_parameters", "weight_deviations"],
+    "fixed_point": ["fixed_point"],
+}
+# Frames of what the weights alone tell.
+WITHOUT_IMAGES = ("effective_parameters", "weight_deviations")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a training of three stages of two blocks, all of which keep the shape."""
+    settings = study.Settings(
+        **SETTINGS, network="hauser", depth=2, data_dir=str(tmp_path_factory.mktemp("clutter"))
+    )
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    study.train(folder, settings)
+    return folder, settings
+
+
+@pytest.fixture(scope="module")
+def test_images(run):
+    return {"test": study.prepare(run[1])[2]}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_frames_are_those_of_the_probe(run, test_images, tmp_path, name):
+    options = registry.ProbeOptions(times=2, scale=0.5, at_chance="nan")
+    frames, paths = probing.probe(run[0], [name], tmp_path / "new" / "out", options=options)
+    assert list(frames) == FRAMES[name]
+    for frame_name, frame in frames.items():
+        saved = pd.read_csv(tmp_path / "new" / "out" / f"{frame_name}.csv")
+        assert saved.columns.tolist() == frame.columns.tolist()
+        assert len(saved) == len(frame) > 0
+    assert all(path.is_file() for path in paths)
+    assert any(path.suffix == ".png" for path in paths)
+    expected = {
+        "block_metrics": lambda c, d: probes.block_metrics(c, d),
+        "readout": lambda c, d: probes.readout(c, d),
+        "drop_blocks": lambda c, d: probes.drop_blocks(c, d),
+        "repeat_last_block": lambda c, d: probes.repeat_last_block(c, d, times=2, scale=0.5),
+        "shuffle_blocks": lambda c, d: probes.shuffle_blocks(c, d),
+        "convergence_indices": lambda c, d: probes.convergence_frames(c, d, 2, at_chance="nan")[1],
+        "borderline": lambda c, d: probes.borderline(c, d, times=2, scale=0.5),
+        "signal_propagation": lambda c, d: probes.signal_propagation(c, d),
+        "effective_parameters": lambda c, d: probes.effective_parameters(c),
+        "fixed_point": lambda c, d: probes.fixed_point(c, d, times=2),
+    }[name](tfr.chain(run[0] / "model.keras"), test_images)
+    pd.testing.assert_frame_equal(frames[FRAMES[name][0]], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_everything_by_default_beside_the_network(run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(run[0], folder)
+    frames, paths = probing.probe(folder, splits=("train", "test"), images=32)
+    assert set(frames) == {name for names in FRAMES.values() for name in names}
+    assert {path.parent for path in paths} == {folder / "probes"}
+    of_images = [frame for name, frame in frames.items() if name not in WITHOUT_IMAGES]
+    assert all(list(frame["split"].unique()) == ["train", "test"] for frame in of_images)
+    again, _ = probing.probe(folder / "model.keras", ["readout"], splits=("train",), images=32)
+    of_train = frames["readout"].query("split == 'train'").reset_index(drop=True)
+    pd.testing.assert_frame_equal(again["readout"], of_train)
+
+
+def test_indices_that_were_asked_for_are_refused_at_chance(run, tmp_path):
+    with pytest.raises(ValueError, match=r"errs less than chance.*Received: an error of 1\.0"):
+        probing.probe(run[0], ["convergence_indices"], tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_images_are_whole_batches(run, test_images, tmp_path):
+    part = {"test": test_images["test"].take(1)}
+    expected = probes.readout(run[0] / "model.keras", part)
+    for images in (1, 32):
+        frames, _ = probing.probe(run[0], ["readout"], tmp_path, images=images)
+        pd.testing.assert_frame_equal(frames["readout"], expected)
+
+
+def test_a_file_on_its_own_needs_data(run, tmp_path):
+    path = tmp_path / "net.keras"
+    shutil.copy(run[0] / "model.keras", path)
+    with pytest.raises(ValueError, match=r"`data` must be given.*Received: .*data=None"):
+        probing.probe(path, ["readout"])
+    data = {"data": "digitclutter", "data_dir": run[1].data_dir, **SETTINGS}
+    del data["epochs"]
+    frames, paths = probing.probe(path, ["readout"], changes=data)
+    assert paths[0] == tmp_path / "probes" / "net" / "readout.csv"
+    expected, _ = probing.probe(run[0], ["readout"], tmp_path / "other")
+    pd.testing.assert_frame_equal(frames["readout"], expected["readout"])
+
+
+def test_what_frames_were_measured_on_is_written_beside_them(run, tmp_path):
+    changes = data_changes(run)
+    one = random_network(input_shape=(32, 32, 1), classes=10, classifier_activation="sigmoid")
+    one.save(tmp_path / "one.keras")
+    tfr.export(one, tmp_path / "two")
+    for name, pixels in (("one.keras", "0-1"), ("two", "standardized")):
+        target = tmp_path / name
+        probing.probe(target, "effective_parameters", images=5, changes=changes, pixels=pixels)
+        probing.probe(target, "readout", images=40, changes=changes, pixels=pixels)
+        _, paths = probing.probe(target, "readout", images=5, changes=changes, pixels=pixels)
+        folder = tmp_path / "probes" / target.stem
+        assert folder / "probes.json" in paths
+        assert {path.parent for path in paths} == {folder}
+        known = json.loads((folder / "probes.json").read_text())
+        assert list(known) == ["effective_parameters", "weight_deviations", "readout"]
+        for what in known.values():
+            assert what["network"] == str(target)
+            assert what["data"] == "digitclutter" and what["pixels"] == pixels
+            # Whole batches of 32.
+            assert what["images"] == {"test": 32}
+    # What is known of the other frames is not written over.
+    (folder / "probes.json").write_text("{")
+    with pytest.raises(ValueError, match=r"probes\.json is damaged.*Remove it, to probe anew"):
+        probing.probe(tmp_path / "two", "readout", images=5, changes=changes)
+    assert (folder / "probes.json").read_text() == "{"
+
+
+def test_probes_that_a_network_has_blocks_for():
+    every = list(registry.ENTRIES)
+    bounded = random_network(transition="convolution", lipschitz=0.9)
+    assert registry.possible(tfr.chain(bounded)) == every
+    every.remove("lipschitz")
+    assert registry.possible(tfr.chain(random_network(transition="convolution"))) == every
+    # One block a stage: the first stage has it to repeat, no stage another to change places with.
+    single = tfr.chain(random_network(blocks=1))
+    assert set(every) - set(registry.possible(single)) == {"shuffle_blocks"}
+    changing = tfr.chain(random_network(blocks=1, widths=(4, 8), stem_width=3))
+    assert set(every) - set(registry.possible(changing)) == {
+        "repeat_last_block",
+        "fixed_point",
+        "shuffle_blocks",
+    }
+
+
+def test_lipschitz_bounds_of_a_file(run, tmp_path):
+    net = random_network(input_shape=(32, 32, 1), classes=10, blocks=1, lipschitz=0.9,
+                         classifier_activation="sigmoid")  # fmt: skip
+    net.save(tmp_path / "net.keras")
+    data = {"data": "digitclutter", "data_dir": run[1].data_dir, **SETTINGS}
+    del data["epochs"]
+    frames, paths = probing.probe(tmp_path / "net.keras", ["lipschitz"], changes=data)
+    pd.testing.assert_frame_equal(frames["lipschitz"], probes.lipschitz(net), rtol=1e-4)
+    assert paths[0] == tmp_path / "probes" / "net" / "lipschitz.csv"
+
+
+def test_a_probe_that_fails_loses_nothing(run, tmp_path):
+    probing.probe(run[0], ["readout"], tmp_path)
+    content = (tmp_path / "readout.csv").read_bytes()
+    options = registry.ProbeOptions(memory_limit=1)
+    with pytest.raises(ValueError, match="`memory_limit`"):
+        probing.probe(run[0], ["readout"], tmp_path, options=options)
+    assert (tmp_path / "readout.csv").read_bytes() == content
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"probes.json", "readout.csv", "readout.png"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"names": ["readouts"]}, "`names`.*'readouts'"),
+        ({"names": "readouts"}, "`names`.*'readouts'"),
+        ({"splits": ("validation",)}, "`splits`.*'validation'"),
+        ({"splits": ()}, r"`splits`.*splits=\[\]"),
+        ({"splits": None}, r"`splits`.*splits=\[\]"),
+        ({"images": 0}, "`images`.*images=0"),
+        ({"changes": {"data": "mnist"}}, "`data`.*'mnist'"),
+        ({"changes": {"data": "nix"}}, "^Argument `data` must.*data='nix'"),
+        ({"changes": {"data": None}}, "^Argument `data` must.*data=None"),
+        ({"changes": {"images": 3}}, "`changes`.*'images'"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(run, tmp_path, change, message):
+    with pytest.raises(ValueError, match=message) as raised:
+        probing.probe(run[0], folder=tmp_path, **change)
+    assert "Received: " in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("target", [None, 3, b"run", "a\0b"])
+def test_what_is_no_path(target):
+    with pytest.raises(ValueError, match=r"`target` must be a path.*Received: target="):
+        probing.probe(target)
+
+
+def test_a_name_does_for_a_list_of_it(run, tmp_path):
+    frames, _ = probing.probe(run[0], "readout", tmp_path, "test", images=1)
+    assert list(frames) == ["readout"]
+
+
+@pytest.mark.parametrize("below", ["", "new"])
+def test_a_folder_that_is_a_file_is_refused_before_anything_is_opened(run, tmp_path, below):
+    (tmp_path / "file").write_text("mine")
+    # Whoever opened it would find it damaged.
+    (tmp_path / "net.keras").write_text("no network")
+    folder = tmp_path / "file" / below
+    with pytest.raises(NotADirectoryError, match=r"`folder` must be.*Received: folder=.*is none$"):
+        probing.probe(tmp_path / "net.keras", folder=folder, changes=data_changes(run))
+    with pytest.raises(ValueError, match=r"`folder` must be a path.*Received: folder=3"):
+        probing.probe(tmp_path / "net.keras", folder=3, changes=data_changes(run))
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"times": 0}, {"scale": float("nan")}, {"chance": "largest_class"}, {"memory_limit": 0}],
+    ids=lambda change: next(iter(change)),
+)
+def test_bad_options(change):
+    (name,) = change
+    with pytest.raises(ValueError, match=rf"`{name}`.*Received: {name}="):
+        registry.ProbeOptions(**change)
+
+
+@pytest.mark.parametrize(
+    ("classes", "activation"), [(10, "sigmoid"), (100, "softmax")], ids=["labels", "classes"]
+)
+def test_data_of_another_kind_is_refused_before_it_is_loaded(tmp_path, classes, activation):
+    shape = {"input_shape": (32, 32, 3), "classes": classes, "classifier_activation": activation}
+    random_network(**shape, blocks=1).save(tmp_path / "net.keras")
+    with pytest.raises(ValueError, match=rf"`data`.*{classes} classes.*Received: data='cifar10'"):
+        probing.probe(tmp_path / "net.keras", changes={"data": "cifar10"})
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_data_of_another_rank_is_refused(run, tmp_path):
+    inputs = keras.Input((16,))
+    outputs = keras.layers.Dense(10, activation="sigmoid")(keras.layers.Dense(16)(inputs) + inputs)
+    keras.Model(inputs, outputs, name="flat").save(tmp_path / "net.keras")
+    message = (
+        r"`data` must .* shape \(16,\), which flat in .*net.keras' takes\. Received: data=.*32"
+    )
+    with pytest.raises(ValueError, match=message):
+        probing.probe(tmp_path / "net.keras", changes=data_changes(run))
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_epsilon_and_seed_are_those_of_the_run(run, tmp_path):
+    own, _ = probing.probe(run[0], ["block_metrics"], tmp_path)
+    same = registry.ProbeOptions(epsilon=run[1].epsilon)
+    other = registry.ProbeOptions(epsilon=run[1].epsilon / 10)
+    depths = [
+        probing.probe(run[0], ["block_metrics"], tmp_path, options=options)[0]
+        for options in (same, other)
+    ]
+    first, second = (frames["computational_distance"]["depth_asked_for"] for frames in depths)
+    pd.testing.assert_series_equal(first, own["computational_distance"]["depth_asked_for"])
+    assert (second.dropna() > first.dropna()).all()
+
+
+def test_a_chain_from_a_file(tmp_path):
+    net = random_network()
+    net.save(tmp_path / "net.keras")
+    images = np.ones((2, 8, 8, 3), "float32")
+    for path in (tmp_path / "net.keras", str(tmp_path / "net.keras")):
+        np.testing.assert_allclose(tfr.chain(path)(images), net(images), rtol=1e-6)
+
+
+def test_files_that_hold_no_network(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"Received: source='.*nothing.keras'"):
+        tfr.chain(tmp_path / "nothing.keras")
+    (tmp_path / "net.h5").write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"must be the path of a .keras file.*Received: "):
+        tfr.chain(tmp_path / "net.h5")
+    with pytest.raises(ValueError, match=r"must be the folder of a SavedModel.*Received: "):
+        tfr.chain(tmp_path)
+    whole = tmp_path / "whole.keras"
+    random_network().save(whole)
+    (tmp_path / "half.keras").write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    with pytest.raises(ValueError, match=r"whole .keras file.*Received: "):
+        tfr.chain(tmp_path / "half.keras")
+    inputs = keras.Input((3,))
+    keras.Model(inputs, keras.layers.Dense(2)(inputs)).save(tmp_path / "dense.keras")
+    with pytest.raises(ValueError, match=r"`source` must be.*Received: "):
+        tfr.chain(tmp_path / "dense.keras")
+    with zipfile.ZipFile(tmp_path / "empty.keras", "w") as archive:
+        archive.writestr("settings.json", json.dumps({}))
+    with pytest.raises(ValueError, match=r"whole .keras file.*Received: "):
+        tfr.chain(tmp_path / "empty.keras")
+
+
+def test_images_as_a_network_from_elsewhere_takes_them(run, tmp_path):
+    net = keras.saving.load_model(run[0] / "model.keras")
+    inputs = keras.Input((32, 32, 1))
+    standardized = keras.layers.Rescaling(1 / (255 * 0.2845), -0.4492 / 0.2845)(inputs)
+    keras.Model(inputs, net(standardized)).save(tmp_path / "elsewhere.keras")
+    expected, _ = probing.probe(run[0], "readout", tmp_path / "own")
+    found, _ = probing.probe(
+        tmp_path / "elsewhere.keras", "readout", changes=data_changes(run), pixels="0-255"
+    )
+    pd.testing.assert_frame_equal(found["readout"], expected["readout"], rtol=1e-3)
+    with pytest.raises(ValueError, match=r"Argument `pixels` must be .*Received: pixels='bytes'"):
+        probing.probe(run[0], "readout", tmp_path / "own", pixels="bytes")
+
+
+# SavedModels, and series of them
+
+
+def data_changes(run):
+    """What a network outside of the folder of the run needs to be told."""
+    data = {"data": "digitclutter", "data_dir": run[1].data_dir, **SETTINGS}
+    del data["epochs"]
+    return data
+
+
+@pytest.fixture(scope="module")
+def series(tmp_path_factory):
+    """Before the first epoch, and behind the second and the fourth; the network of the last."""
+    folder = tmp_path_factory.mktemp("series")
+    net = random_network(
+        input_shape=(32, 32, 1),
+        classes=10,
+        blocks=2,
+        widths=(2,),
+        classifier_activation="sigmoid",
+    )
+    chain = tfr.chain(net)
+    for number in (0, 2, 4):
+        for variable in net.trainable_variables:
+            variable.assign(1.1 * variable)
+        tfr.export(chain, folder / f"epoch{number:04d}")
+    return folder, net
+
+
+def test_a_saved_model_in_the_folder_of_its_run(run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(run[0], folder)
+    tfr.export(folder / "model.keras", folder / "saved")
+    assert probing.network_of(folder / "saved") == folder / "saved"
+    assert probing.network_of(str(folder)) == folder / "model.keras"
+    names = ["readout", "block_metrics"]
+    frames, paths = probing.probe(folder / "saved", names)
+    expected, _ = probing.probe(folder, names, tmp_path / "other")
+    assert {path.parent for path in paths} == {folder / "probes" / "saved"}
+    assert list(frames) == list(expected)
+    for name, frame in frames.items():
+        assert "epoch" not in frame
+        pd.testing.assert_frame_equal(frame, expected[name], rtol=1e-5)
+
+
+def test_a_saved_model_on_its_own_needs_data(run, series, tmp_path):
+    path = tmp_path / "net"
+    shutil.copytree(series[0] / "epoch0004", path)
+    with pytest.raises(ValueError, match=r"`data` must be given.*Received: .*data=None"):
+        probing.probe(path, ["readout"])
+    frames, paths = probing.probe(path, ["readout"], changes=data_changes(run), images=32)
+    assert paths[0] == tmp_path / "probes" / "net" / "readout.csv"
+    series[1].save(tmp_path / "net.keras")
+    expected, _ = probing.probe(
+        tmp_path / "net.keras", ["readout"], tmp_path / "other", ("test",), 32, data_changes(run)
+    )
+    pd.testing.assert_frame_equal(frames["readout"], expected["readout"])
+
+
+def test_a_series(run, series, tmp_path):
+    """Every network by itself, one behind the other, and figures over the epochs."""
+    names = ["block_metrics", "readout", "drop_blocks"]
+    changes = data_changes(run)
+    frames, paths = probing.probe(series[0], names, tmp_path, images=32, changes=changes)
+    assert set(frames) == {*names, "computational_distance"}
+    for name, frame in frames.items():
+        assert frame["epoch"].tolist() == sorted(frame["epoch"])
+        # Epochs of frames are counted from 0, as in the logs; before the first is -1.
+        assert frame["epoch"].unique().tolist() == [-1, 1, 3]
+        saved = pd.read_csv(tmp_path / f"{name}.csv")
+        assert saved["epoch"].tolist() == frame["epoch"].tolist()
+    alone, _ = probing.probe(
+        series[0] / "epoch0002", names, tmp_path / "alone", images=32, changes=changes
+    )
+    for name, frame in alone.items():
+        part = frames[name].query("epoch == 1").drop(columns="epoch").reset_index(drop=True)
+        pd.testing.assert_frame_equal(part, frame)
+    figures = {path.stem for path in paths if path.suffix == ".png"}
+    over_epochs = {"readout_by_epoch", "drop_blocks_by_epoch", "cosine_loss_by_epoch"}
+    assert figures >= over_epochs | {"l2_ratio_by_epoch", "readout", "drop_blocks"}
+    assert len(paths) == len(set(paths))
+    assert all(path.stat().st_size > 0 for path in paths)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [*(path.name for path in paths), "alone"]
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "effective_parameters",
+        pytest.param("readout", marks=pytest.mark.slow),
+        pytest.param("drop_blocks", marks=pytest.mark.slow),
+    ],
+)
+def test_a_series_beside_itself(run, series, tmp_path, name):
+    folder = tmp_path / "series"
+    shutil.copytree(series[0], folder)
+    changes = data_changes(run)
+    frames, paths = probing.probe(folder, [name], images=32, changes=changes)
+    assert {path.parent for path in paths} == {folder / "probes"}
+    assert frames[name]["epoch"].nunique() == 3
+    by_epoch = [path.stem for path in paths if path.stem.endswith("_by_epoch")]
+    assert by_epoch == ([] if name == "effective_parameters" else [f"{name}_by_epoch"])
+    # What it wrote is no part of the series.
+    again, _ = probing.probe(folder, [name], images=32, changes=changes)
+    pd.testing.assert_frame_equal(frames[name], again[name])
+
+
+def test_a_series_in_the_folder_of_a_run_has_its_data(run, series, tmp_path):
+    shutil.copytree(run[0], tmp_path / "run")
+    shutil.copytree(series[0] / "epoch0002", tmp_path / "run" / "series" / "epoch0002")
+    frames, _ = probing.probe(tmp_path / "run" / "series", ["readout"], images=32)
+    assert frames["readout"]["epoch"].unique().tolist() == [1]
+
+
+def content_of(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_one_of_a_series_leaves_the_frames_of_the_series_alone(run, series, tmp_path):
+    folder = tmp_path / "series"
+    shutil.copytree(series[0], folder)
+    changes = data_changes(run)
+    probing.probe(folder, ["effective_parameters"], changes=changes)
+    before = content_of(folder)
+    assert not (folder / "probes" / "unfinished").exists()
+    _, paths = probing.probe(folder / "epoch0002", ["effective_parameters"], changes=changes)
+    assert {path.parent for path in paths} == {folder / "probes" / "epoch0002"}
+    assert before.items() <= content_of(folder).items()
+    # What it wrote is no part of the series.
+    frames, _ = probing.probe(folder, ["effective_parameters"], changes=changes)
+    assert frames["effective_parameters"]["epoch"].nunique() == 3
+
+
+def remove_graph(path):
+    (path / "saved_model.pb").unlink()
+
+
+def remove_layout(path):
+    shutil.rmtree(path / "assets.extra")
+
+
+def break_layout(path):
+    (path / "assets.extra" / "tfresidual.json").write_text("{")
+
+
+def remove_variables(path):
+    shutil.rmtree(path / "variables")
+
+
+def empty_variables(path):
+    (path / "variables" / "variables.index").write_bytes(b"")
+
+
+def remove_graph_and_layout(path):
+    remove_graph(path)
+    remove_layout(path)
+
+
+DAMAGES = (
+    *(remove_graph, remove_layout, break_layout, remove_variables, empty_variables),
+    remove_graph_and_layout,
+)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_network_of_a_series_is_found_before_the_first_probe(
+    run, series, tmp_path, monkeypatch, damage
+):
+    folder = tmp_path / "series"
+    shutil.copytree(series[0], folder)
+    damage(folder / "epoch0004")
+    (folder / "probes").mkdir()
+    (folder / "probes" / "readout.csv").write_text("of an earlier time")
+    monkeypatch.setattr(sources, "chain", None)
+    with pytest.raises(ValueError, match=r"Received: .*epoch0004"):
+        probing.probe(folder, ["readout"], changes=data_changes(run))
+    assert [path.name for path in (folder / "probes").iterdir()] == ["readout.csv"]
+    assert (folder / "probes" / "readout.csv").read_text() == "of an earlier time"
+
+
+def truncate_variables(path):
+    """What only opening it finds."""
+    (data,) = (path / "variables").glob("*.data-*")
+    data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
+
+
+def replace_by_other_classes(path):
+    net = random_network(input_shape=(32, 32, 1), classes=7, blocks=1, widths=(2,),
+                         classifier_activation="sigmoid")  # fmt: skip
+    tfr.export(net, path, overwrite=True)
+
+
+def replace_by_other_images(path):
+    net = random_network(input_shape=(8, 8, 3), classes=10, blocks=1, widths=(2,),
+                         classifier_activation="sigmoid")  # fmt: skip
+    tfr.export(net, path, overwrite=True)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        truncate_variables,
+        pytest.param(replace_by_other_classes, marks=pytest.mark.slow),
+        pytest.param(replace_by_other_images, marks=pytest.mark.slow),
+    ],
+)
+def test_a_series_that_ends_early_leaves_whole_frames_as_they_were(run, series, tmp_path, damage):
+    folder, names = tmp_path / "series", ["effective_parameters", "readout"]
+    shutil.copytree(series[0], folder)
+    changes = data_changes(run)
+    frames, paths = probing.probe(folder, names, images=32, changes=changes)
+    before = content_of(folder / "probes")
+    assert set(before) == set(paths)
+    damage(folder / "epoch0004")
+    with pytest.raises(ValueError, match=r"epoch0004'"):
+        probing.probe(folder, names, images=32, changes=changes)
+    after = content_of(folder / "probes")
+    assert before.items() <= after.items()
+    # What was measured is not lost.
+    new = {
+        path.relative_to(folder / "probes" / "unfinished").as_posix()
+        for path in after
+        if path not in before
+    }
+    assert new == {"effective_parameters.csv", "weight_deviations.csv", "readout.csv"}
+    measured = pd.read_csv(folder / "probes" / "unfinished" / "readout.csv")
+    assert measured["epoch"].unique().tolist() == [-1, 1]
+    # And the next time, of what is left, everything is in its place.
+    shutil.rmtree(folder / "epoch0004")
+    probing.probe(folder, names, images=32, changes=changes)
+    assert set(content_of(folder / "probes")) == set(paths)
+    saved = pd.read_csv(folder / "probes" / "readout.csv")
+    assert len(saved) < len(frames["readout"])
+    assert saved["epoch"].unique().tolist() == [-1, 1]
+
+
+def test_only_names_as_they_are_written_make_a_series(run, series, tmp_path):
+    for name in ("epoch0002", "epoch2", "epoch00004"):
+        shutil.copytree(series[0] / "epoch0002", tmp_path / name)
+    frames, _ = probing.probe(tmp_path, ["effective_parameters"], changes=data_changes(run))
+    assert frames["effective_parameters"]["epoch"].unique().tolist() == [1]
+    # On its own it is a network like any other.
+    _, paths = probing.probe(tmp_path / "epoch2", ["effective_parameters"], tmp_path / "out",
+                             changes=data_changes(run))  # fmt: skip
+    assert paths
+
+
+def test_what_is_no_network_of_a_series(run, tmp_path):
+    (tmp_path / "epoch0001").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"`target` must be.*Received: target="):
+        probing.probe(tmp_path, ["readout"], changes=data_changes(run))
+    net = random_network(blocks=1, widths=(2,))
+    tfr.export(net, tmp_path / "epoch0001", probing=False, overwrite=True)
+    with pytest.raises(ValueError, match=r"`probing=False`.*Received: source="):
+        probing.probe(tmp_path, ["readout"], changes=data_changes(run))
+    assert [path.name for path in tmp_path.iterdir()] == ["epoch0001"]
+
+
+def test_paths_of_networks(series, tmp_path):
+    assert probing.network_of(series[0] / "epoch0000") == series[0] / "epoch0000"
+    (tmp_path / "file.keras").write_text("mine")
+    assert probing.network_of(tmp_path / "file.keras") == tmp_path / "file.keras"
+    for target in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(FileNotFoundError, match=r"`target` must be.*Received: target="):
+            probing.network_of(target)

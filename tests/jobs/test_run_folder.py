@@ -1,0 +1,92 @@
+"""Settings files that are damaged: nothing is trained, probed or searched on them."""
+
+import dataclasses
+import json
+
+import pytest
+
+from tfresidual.jobs import depth_study, probing, study
+from tfresidual.jobs.run_folder import claim, read_settings, refuse_other_settings
+from tfresidual.jobs.settings import Settings
+
+WHOLE = json.dumps({"settings": dataclasses.asdict(Settings(depth=8, width=4))}, indent=2)
+DAMAGED = {
+    "cut": (WHOLE[:100].encode(), "it is no JSON"),
+    "empty": (b"", "it is no JSON"),
+    "binary": (b"\x00\xff\xfe" * 30, "it is no JSON"),
+    "null": (b"null", "what it holds is no dict"),
+    "a list": (b"[1, 2]", "what it holds is no dict"),
+    "nested without end": (b"[" * 100_000, "it is no JSON"),
+    "no settings": (b"{}", "it does not hold the settings of the run"),
+    "settings that are a list": (b'{"settings": []}', "it does not hold the settings"),
+    "an unknown key": (
+        WHOLE.replace('"width"', '"breadth"').encode(),
+        "it has settings that this version of tfresidual does not know: 'breadth'",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+@pytest.mark.parametrize("job", ["train", "run", "search", "probe"])
+def test_a_damaged_settings_file_is_named(tmp_path, kind, job):
+    content, reason = DAMAGED[kind]
+    path = tmp_path / "run" / "settings.json"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    (tmp_path / "run" / "model.keras").write_bytes(b"a network")
+    jobs = {
+        "train": lambda: study.train(path.parent, Settings(depth=8, width=4)),
+        "run": lambda: study.run(path.parent, Settings(depth=8, width=4)),
+        "search": lambda: depth_study.run(path.parent, Settings(width=4)),
+        "probe": lambda: probing.probe(path.parent),
+    }
+    with pytest.raises(ValueError, match=r"^settings\.json is damaged: ") as raised:
+        jobs[job]()
+    message = str(raised.value)
+    assert reason in message
+    assert message.endswith(
+        f"Put it back, or remove the folder to begin anew. Received: path={str(path)!r}"
+    )
+    assert "\n" not in message
+    assert path.read_bytes() == content
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [
+        "model.keras",
+        "run",
+        "settings.json",
+    ]
+
+
+def test_a_value_that_is_no_setting(tmp_path):
+    (tmp_path / "settings.json").write_text(WHOLE.replace('"width": 4', '"width": "wide"'))
+    (tmp_path / "model.keras").touch()
+    with pytest.raises(ValueError, match=r"settings\.json is damaged: .*`width`.*Received: path="):
+        probing.probe(tmp_path)
+
+
+def test_a_search_whose_settings_are_damaged(tmp_path):
+    parts = {"settings": Settings(), "search": depth_study.SearchSettings()}
+    claim(tmp_path, parts)
+    content = read_settings(tmp_path)
+    refuse_other_settings(tmp_path, parts)
+    for search in (None, [], {"starts": 3}):
+        (tmp_path / "settings.json").write_text(json.dumps(content | {"search": search}))
+        with pytest.raises(ValueError, match=r"settings\.json is damaged: .*Received: path="):
+            refuse_other_settings(tmp_path, parts)
+
+
+def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path):
+    (tmp_path / "settings.json").mkdir()
+    with pytest.raises(IsADirectoryError, match=r"settings\.json"):
+        study.train(tmp_path, Settings(depth=8, width=4))
+
+
+@pytest.mark.parametrize("content", [b"", b"null", b"{", b"\xff"])
+def test_a_damaged_record_of_probes_stays(tmp_path, content):
+    """Said before anything is probed."""
+    claim(tmp_path, {"settings": Settings()})
+    (tmp_path / "model.keras").write_bytes(b"not looked at")
+    (tmp_path / "probes").mkdir()
+    (tmp_path / "probes" / "probes.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"probes\.json is damaged.*Remove it.*Received: path="):
+        probing.probe(tmp_path)
+    assert (tmp_path / "probes" / "probes.json").read_bytes() == content

@@ -1,0 +1,487 @@
+"""The main job on a tiny Digitclutter, from nothing to the report.
+
+Not covered: CIFAR and MNIST, which need their data.
+"""
+
+import dataclasses
+import html.parser
+import json
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from tfresidual import chain, datasets, probes, tuning
+from tfresidual.jobs import settings as settings_module
+from tfresidual.jobs import study
+
+TINY = {
+    "depth": 8,
+    "width": 4,
+    "epochs": 2,
+    "batch_size": 32,
+    "train_size": 64,
+    "validation": 40,
+    "test_size": 40,
+}
+FRAMES = [
+    "block_metrics",
+    "block_metrics_by_epoch",
+    "borderline",
+    "computational_distance",
+    "convergence_indices",
+    "drop_blocks",
+    "effective_parameters",
+    "readout",
+    "repeat_last_block",
+    "repetition_steps",
+    "repetition_steps_scaled",
+    "signal_propagation",
+    "weight_deviations",
+]
+
+
+def contents(folder):
+    """Every file below a folder by name."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def checkpoint_times(folder):
+    """When the checkpoints of the training were written, by name."""
+    return {path.name: path.stat().st_mtime_ns for path in folder.glob("checkpoints/*")}
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("clutter"))
+
+
+@pytest.fixture(scope="module")
+def settings(data_dir):
+    return study.Settings(**TINY, data_dir=data_dir)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory, settings):
+    """The folder of a study that was not interrupted, as a tuple of one."""
+    folder = tmp_path_factory.mktemp("runs") / "new" / "tiny"
+    report = study.run(folder, settings)
+    assert report == folder / "report.html"
+    return (folder,)
+
+
+def test_files(done):
+    names = contents(done[0])
+    figures = [name for name in names if name.startswith("figures/")]
+    assert len(figures) >= 8
+    assert {"figures/cosine_loss.png", "figures/computational_distance.png"} <= set(figures)
+    assert set(names) - set(figures) == {
+        "settings.json",
+        "log.csv",
+        "model.keras",
+        "checkpoints/epoch-0001.keras",
+        "report.html",
+        *(f"frames/{name}.csv" for name in FRAMES),
+    }
+
+
+def test_settings_file(done, settings):
+    content = json.loads((done[0] / "settings.json").read_text())
+    assert content["settings"] == dataclasses.asdict(settings)
+    assert content["versions"]["keras"] == keras.__version__
+    assert set(content) == {"settings", "versions", "machine"}
+
+
+def test_figures_show_something(done):
+    for path in (done[0] / "figures").iterdir():
+        with Image.open(path) as image:
+            assert image.format == "PNG"
+            assert min(image.size) > 200
+            pixels = np.asarray(image.convert("RGB")).reshape(-1, 3)
+        assert len(np.unique(pixels, axis=0)) > 20, path
+
+
+def test_log(done):
+    log = pd.read_csv(done[0] / "log.csv")
+    assert list(log["epoch"]) == [0, 1]
+    keys = {"loss", "exact_match", "val_loss", "val_exact_match", "learning_rate"}
+    keys |= {"stage1/block0/cosine_loss", "stage1/block0/perturbation", "stage1/depth"}
+    assert keys <= set(log)
+    assert log[sorted(keys)].notna().all(axis=None)
+    # Digitclutter's recipe over 2 x 2 steps: 0.05 for two of them, then 0.01 and 0.002.
+    assert list(log["learning_rate"]) == pytest.approx([0.05, 0.01])
+
+
+@pytest.fixture(scope="module")
+def saved(done, settings):
+    """The network on the disk, and the images of the probes, loaded again."""
+    network = keras.saving.load_model(done[0] / "model.keras")
+    train, _, test = study.prepare(settings)
+    return network, {"train": datasets.plain(train), "test": test}
+
+
+def test_block_metrics_are_those_of_the_saved_network(done, saved):
+    expected = probes.block_metrics(*saved)
+    frame = pd.read_csv(done[0] / "frames" / "block_metrics.csv")
+    assert list(frame.columns) == list(expected.columns)
+    pd.testing.assert_frame_equal(frame, expected, check_dtype=False, rtol=1e-5)
+    assert len(frame) == 2 * 3  # splits and blocks
+
+
+def test_distances_are_those_of_the_saved_network(done, saved, settings):
+    expected = probes.computational_distance(*saved)
+    frame = pd.read_csv(done[0] / "frames" / "computational_distance.csv")
+    assert list(frame.columns) == [*expected.columns, "depth_asked_for"]
+    # Stages are ints and "all"; in a file all of them are text.
+    frame["stage"], expected["stage"] = frame["stage"].astype(str), expected["stage"].astype(str)
+    pd.testing.assert_frame_equal(
+        frame[expected.columns], expected, check_dtype=False, rtol=1e-5, atol=1e-7
+    )
+    first = frame[frame["stage"] == "1"]
+    assert len(first) == 2  # splits
+    for _, row in first.iterrows():
+        asked_for = tuning.depth_for(row["scaled_distance"], settings.epsilon)
+        assert row["depth_asked_for"] == asked_for
+
+
+def test_metrics_by_epoch_are_those_of_the_log(done):
+    log = pd.read_csv(done[0] / "log.csv")
+    frame = pd.read_csv(done[0] / "frames" / "block_metrics_by_epoch.csv")
+    pd.testing.assert_frame_equal(frame, probes.from_logs(log), check_dtype=False)
+    assert set(frame["epoch"]) == {0, 1}
+
+
+class Page(html.parser.HTMLParser):
+    """Counts the elements of a page and checks that they are closed in order."""
+
+    EMPTY = frozenset({"meta", "wbr", "img", "br", "hr", "link", "input", "col"})
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.count, self.sources, self.text = [], {}, [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.count[tag] = self.count.get(tag, 0) + 1
+        self.sources += [value for key, value in attributes if key in ("src", "href")]
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if tag not in self.EMPTY:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def test_report(done, saved):
+    page = Page((done[0] / "report.html").read_text("utf-8"))
+    assert page.open == []
+    figures = len(list((done[0] / "figures").iterdir()))
+    assert page.count["img"] == figures
+    assert all(source.startswith(("data:", "#")) for source in page.sources)
+    text = " ".join(" ".join(page.text).split())
+    assert "Digitclutter, 3 digits" in text
+    error = 1 - saved[0].evaluate(saved[1]["test"], return_dict=True, verbose=0)["exact_match"]
+    assert f"{error:.1%}" in text
+    assert "3 blocks" in text
+    # Answers are told by marks too, and counted.
+    assert re.search(r"\d+ of these 16 answers are right", text)
+    assert "\N{CHECK MARK} in blue" in text and "\N{BALLOT X} in orange" in text
+    blocks = pd.read_csv(done[0] / "frames" / "block_metrics.csv").query("split == 'test'")
+    certain = (blocks["cosine_loss"] + 2 * blocks["cosine_loss_se"] < 0).sum()
+    counted = blocks["cosine_loss"].notna().sum()
+    assert re.search(rf"move down the loss gradient {certain} of {counted} mean", text)
+    assert "train_size" in text and "64" in text
+
+
+def test_the_settings_of_the_report_are_those_used(done):
+    page = (done[0] / "report.html").read_text("utf-8")
+    rows = dict(re.findall(r'<tr><th scope="row">settings \S+ (\w+)</th><td>(.*?)</td>', page))
+    assert rows["depth"] == "8"
+    assert rows["recipe"] == "digitclutter"
+    assert "none" not in rows.values()
+    assert {"coupling", "kernel", "coupling_from", "lipschitz", "gamma"}.isdisjoint(rows)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected", "missing"),
+    [
+        ({}, {"depth": 20, "train_size": 20_000, "test_size": 2_000}, {"kernel", "gamma"}),
+        ({"depth": 8, "train_size": 64, "test_size": 40}, {"depth": 8, "train_size": 64}, set()),
+        ({"network": "hauser"}, {"depth": 6}, {"width"}),
+        ({"network": "wide"}, {"network": "wide"}, {"depth", "width"}),
+        # What validation leaves of the 50,000.
+        ({"data": "cifar10"}, {"train_size": 48_000, "test_size": 10_000}, {"digits"}),
+        ({"coupling": 0.5}, {"coupling": 0.5, "kernel": "uniform", "coupling_from": 0}, set()),
+        ({"recipe": "mnist", "gamma": 0.1}, {"recipe": "mnist", "gamma": 0.1}, set()),
+    ],
+)
+def test_settings_used(changes, expected, missing):
+    used = settings_module.used(study.Settings(**changes))
+    assert {name: used[name] for name in expected} == expected
+    assert missing.isdisjoint(used)
+    assert None not in used.values()
+
+
+def of_frames(cosines, errors, error=0.5, indices=(0.8, float("nan"), 0.1)):
+    """What the tiles of the summary are computed from, on 100 test images."""
+    names = ("convergence_index", "recurrence_index", "divergence_index")
+    place = {"split": "test", "basis": "labels", "stage": "mean", "error": error, "chance": 0.9}
+    return {
+        "block_metrics": pd.DataFrame(
+            {"split": "test", "cosine_loss": cosines, "cosine_loss_se": errors}
+        ),
+        "convergence_indices": pd.DataFrame([place | dict(zip(names, indices, strict=True))]),
+        "borderline": pd.DataFrame([{"split": "test", "group": "all", "images": 100}]),
+    }
+
+
+def test_tiles_count_no_sign_that_is_undecided():
+    frames = of_frames([-0.02] * 5 + [-0.0005, 0.01], [0.004] * 7)
+    _, value, note = study._gradient_tile(frames)
+    assert value == "5 of 7"
+    assert "1 undecided" in note
+    _, value, note = study._gradient_tile(of_frames([-0.02, np.nan], [0.004, np.nan]))
+    assert (value, "0 undecided" in note) == ("1 of 1", True)
+
+
+def test_tile_of_indices():
+    ((_, value, _),) = study._index_tile(of_frames([], []))
+    assert value == "0.80 / \N{EN DASH} / 0.10"
+    # 0.04 below chance, with a standard error of 0.035; and no index at all.
+    assert study._index_tile(of_frames([], [], error=0.86)) == []
+    assert study._index_tile(of_frames([], [], indices=[np.nan] * 3)) == []
+
+
+def test_the_same_command_reads_the_finished_training(done, settings):
+    folder = done[0]
+    before, times = contents(folder), checkpoint_times(folder)
+    study.run(folder, settings)
+    # A training writes checkpoints; one that is read does not.
+    assert checkpoint_times(folder) == times
+    assert times
+    after = contents(folder)
+    assert set(after) == set(before)
+    for name in before:
+        if name != "report.html":  # which says how long the command took
+            assert after[name] == before[name], name
+
+
+def test_train_reads_it_too(done, settings):
+    before = contents(done[0])
+    result = study.train(done[0], settings)
+    assert contents(done[0]) == before
+    assert len(result.log) == 2
+    assert result.metric == "exact_match"
+
+
+@pytest.mark.parametrize(
+    "change", [{"epochs": 3}, {"seed": 1}, {"digits": 4}, {"layout": "original", "width": 8}]
+)
+def test_other_settings_are_refused(done, settings, change):
+    before = contents(done[0])
+    with pytest.raises(ValueError, match="must be new") as raised:
+        study.run(done[0], dataclasses.replace(settings, **change))
+    received = str(raised.value).split("Received: ")[1]
+    assert str(done[0]) in received
+    for key, value in change.items():
+        assert f"{key} was {getattr(settings, key)!r}" in str(raised.value)
+        assert f"{key}={value!r}" in received
+    assert contents(done[0]) == before
+
+
+INTERRUPTED = """
+import os, signal, sys
+from tfresidual.jobs import study
+
+def watch(event, arguments):
+    # Just before the second epoch's checkpoint takes its place.
+    if event == "os.rename" and os.fsdecode(arguments[1]).endswith("epoch-0001.keras"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(watch)
+study.run(sys.argv[1], study.Settings(**eval(sys.argv[2])))
+"""
+
+
+def test_a_killed_study_goes_on(tmp_path, done, settings):
+    arguments = [str(tmp_path), repr(dataclasses.asdict(settings))]
+    result = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+    )
+    assert result.returncode == -signal.SIGKILL, result.stderr
+    assert {"log.csv", "model.keras", "checkpoints/epoch-0000.keras"} <= set(contents(tmp_path))
+    assert "report.html" not in contents(tmp_path)
+    study.run(tmp_path, settings)
+    before, after = contents(done[0]), contents(tmp_path)
+    assert set(after) == set(before)
+    for name in before:
+        if name.endswith((".csv", ".png")):
+            assert after[name] == before[name], name
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("data", "imagenet"),
+        ("data", None),
+        ("digits", 7),
+        ("digits", "3"),
+        ("network", "resnet50"),
+        ("network", "ResidualNetwork"),
+        ("network", ["resnet"]),
+        ("depth", 7),
+        ("depth", 0),
+        ("depth", -4),
+        ("depth", "20"),
+        ("width", 0),
+        ("width", 2.5),
+        ("width", "16"),
+        ("layout", "none"),
+        ("shortcut", "none"),
+        ("epochs", 0),
+        ("epochs", 1.5),
+        ("batch_size", 0),
+        ("batch_size", "64"),
+        ("recipe", "none"),
+        ("recipe", ""),
+        ("train_size", 0),
+        ("train_size", -5),
+        ("validation", 0),
+        ("validation", None),
+        ("test_size", 0),
+        ("epsilon", 0),
+        ("epsilon", -0.1),
+        ("epsilon", float("nan")),
+        ("epsilon", "0.1"),
+        ("dtype", "float33"),
+        ("seed", -1),
+        ("seed", 0.5),
+        ("seed", 2**32),
+    ],
+)
+def test_a_setting_that_cannot_be_used_writes_nothing(tmp_path, settings, setting, value):
+    with pytest.raises(ValueError, match=r"Received: [^.]") as raised:
+        study.run(tmp_path / "new", dataclasses.replace(settings, **{setting: value}))
+    received = str(raised.value).split("Received: ")[1]
+    assert repr(value) in received
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_setting_that_the_network_does_not_have_is_refused(settings):
+    changed = dataclasses.replace(settings, network="wide", depth=8, width=study.Settings.width)
+    with pytest.raises(ValueError, match=r"`depth`.*Received: depth=8"):
+        study.build(changed)
+    changed = dataclasses.replace(settings, network="single_representation", depth=None, width=8)
+    with pytest.raises(ValueError, match=r"`width`.*Received: width=8"):
+        study.build(changed)
+
+
+def test_more_images_than_the_dataset_has(tmp_path, settings):
+    changed = dataclasses.replace(settings, data="cifar10", train_size=49_000, validation=2_000)
+    with pytest.raises(ValueError, match=r"50000.*Received: train_size=49000, validation=2000"):
+        study.run(tmp_path / "new", changed)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_dataset_fails_at_once(tmp_path, settings):
+    (tmp_path / "empty").mkdir()
+    changed = dataclasses.replace(settings, data="cifar10", data_dir=str(tmp_path / "empty"))
+    for job in (study.run, study.train):
+        begun = time.monotonic()
+        with pytest.raises(FileNotFoundError, match="CIFAR-10 is not prepared"):
+            job(tmp_path / "new", changed)
+        assert time.monotonic() - begun < 30
+    # The folder is free for other settings.
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_data_folder_may_be_a_path(tmp_path, data_dir, settings):
+    changed = dataclasses.replace(settings, data_dir=pathlib.Path(data_dir), epochs=1)
+    study.train(tmp_path, changed)
+    content = json.loads((tmp_path / "settings.json").read_text())
+    assert content["settings"]["data_dir"] == data_dir
+    study.train(tmp_path, dataclasses.replace(changed, data_dir=data_dir))
+
+
+def test_a_folder_that_is_a_file(tmp_path, settings):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(OSError):
+        study.train(tmp_path / "file", settings)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_the_seed_decides(settings):
+    networks = []
+    for seed in (3, 3, 4):
+        keras.utils.set_random_seed(seed)
+        networks.append(study.build(settings).get_weights())
+    same, other = networks[1:]
+    for one, two in zip(networks[0], same, strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert any(not np.array_equal(a, b) for a, b in zip(networks[0], other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "blocks"),
+    [({"depth": None}, [3, 3, 3]), ({"depth": 14}, [2, 2, 2])],
+)
+def test_depths_of_resnet(settings, change, blocks):
+    network = study.build(dataclasses.replace(settings, **change))
+    assert [len(stage.blocks) for stage in chain(network).stages] == blocks
+
+
+def test_depth_of_hauser(settings):
+    network = study.build(
+        dataclasses.replace(settings, network="hauser", depth=None, width=study.Settings.width)
+    )
+    stages = chain(network).stages
+    assert [sum(block.keeps_shape for block in stage.blocks) for stage in stages] == [6, 6, 6]
+
+
+def test_a_coupling_of_nothing_leaves_no_folder(tmp_path):
+    settings = study.Settings(data_dir=str(tmp_path / "data"), depth=8, width=4, coupling=0.5)
+    with pytest.raises(ValueError, match=r"two blocks or more to couple.*Received: coupling="):
+        study.train(tmp_path / "run", settings)
+    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kernel": "triangular"}, r"`kernel` .*must go with `coupling`.*Received: kernel='tri"),
+        ({"coupling_from": 2}, r"`coupling_from` .*must go with `coupling`.*coupling_from=2"),
+        (
+            {"coupling": 2.0},
+            r"`coupling` must be a finite number .*Received: coupling=2",
+        ),
+        ({"gamma": float("nan")}, r"`gamma` must be a finite number.*Received: gamma=nan"),
+    ],
+)
+def test_settings_of_coupling_are_checked(changes, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        study.train(tmp_path / "run", study.Settings(**changes))
+    assert not (tmp_path / "run").exists()

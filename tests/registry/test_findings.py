@@ -1,0 +1,260 @@
+"""What a report says was found: on frames made so that it holds, fails, or is undecided."""
+
+import io
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+from plots.make_frames import block_frame
+
+from tfresidual.registry.figures import FIGURES, study_figures, study_sections
+from tfresidual.report import findings
+
+NAN = float("nan")
+
+
+def cosines(*pairs, splits=(None,)):
+    """A block metrics frame of one stage with these means and standard errors."""
+    rows = [
+        {"stage": 1, "block": block, "cosine_loss": mean, "cosine_loss_se": error}
+        | ({} if split is None else {"split": split})
+        for split in splits
+        for block, (mean, error) in enumerate(pairs)
+    ]
+    return pd.DataFrame(rows)
+
+
+def steps(*stages, scale=1.0, split="test"):
+    """A repetitions frame: for each stage the means and standard errors from repetition 0 on."""
+    rows = [
+        {
+            **{"split": split, "stage": stage, "repetition": repetition, "scale": scale},
+            **{"cosine_loss": mean, "l2_ratio": 0.1, "cosine_loss_se": error},
+        }
+        for stage, pairs in enumerate(stages, start=1)
+        for repetition, (mean, error) in enumerate(pairs)
+    ]
+    return pd.DataFrame(rows)
+
+
+BELOW, ABOVE, UNDECIDED = (-0.3, 0.1), (0.3, 0.1), (-0.1, 0.1)
+# Steps below zero up to repetition 1, up to 2, and up to one of them.
+SHORT, LONG = [BELOW, BELOW, ABOVE, ABOVE], [BELOW, BELOW, BELOW, ABOVE]
+OPEN = [BELOW, BELOW, UNDECIDED, ABOVE]
+
+
+@pytest.mark.parametrize(
+    ("mean", "error", "sign"),
+    [
+        (-0.3, 0.1, -1),
+        (-0.0005, 0.004, 0),
+        (-0.2, 0.1, 0),  # just two standard errors
+        (-0.2001, 0.1, -1),
+        (0.1999, 0.1, 0),
+        (0.3, 0.1, 1),
+        (0, 0, 0),
+        (-1e-9, 0, -1),
+        (-0.5, NAN, 0),  # a single image
+        (NAN, NAN, 0),
+    ],
+)
+def test_signs(mean, error, sign):
+    assert findings.signs([mean], [error]).tolist() == [sign]
+
+
+def test_error_of_a_share():
+    # Of 25 images 10 are wrong: their standard deviation over the square root of their number.
+    values = np.array([1.0] * 10 + [0.0] * 15)
+    assert findings.error_of_share(0.4, 25) == pytest.approx(values.std() / 5)
+
+
+class TestCosineLoss:
+    @pytest.mark.parametrize(
+        ("pairs", "counts", "words"),
+        [
+            ([BELOW] * 3, (3, 0, 0), "3 of 3 blocks lie below zero and 0 above, by more than"),
+            ([ABOVE, ABOVE], (0, 0, 2), "0 of 2 blocks lie below zero and 2 above, by more than"),
+            ([BELOW, ABOVE, UNDECIDED], (1, 1, 1), "1 of 3 blocks lie below zero and 1 above"),
+            ([UNDECIDED], (0, 1, 0), "0 of 1 block lie below zero and 0 above"),
+            ([BELOW, (NAN, NAN)], (1, 0, 0), "1 of 1 block lie below"),
+        ],
+        ids=["holds", "fails", "all three", "undecided", "shape"],
+    )
+    def test_counts(self, pairs, counts, words):
+        frame = cosines(*pairs)
+        assert findings.count_signs(frame) == counts
+        text = findings.of_cosine_loss({"block_metrics": frame})
+        assert text.startswith("On the images measured, ")
+        assert words in text
+        assert "two standard errors over the images" in text
+        assert ("undecided" in text) == (counts[1] > 0)
+
+    def test_a_mean_just_below_zero_is_not_counted(self):
+        # What stood in a report as "6 of 7 blocks follow the gradient".
+        pairs = [(-0.02, 0.004)] * 5 + [(-0.0005, 0.004), (0.01, 0.004)]
+        assert findings.count_signs(cosines(*pairs)) == (5, 1, 1)
+
+    def test_test_images_are_those_spoken_of(self):
+        train = cosines(BELOW, splits=["train"])
+        test = cosines(ABOVE, splits=["test"])
+        text = findings.of_cosine_loss({"block_metrics": pd.concat([test, train])})
+        assert text.startswith("On the test images, 0 of 1 block")
+
+    def test_frames_without_standard_errors_say_nothing(self):
+        frame = cosines(BELOW).drop(columns="cosine_loss_se")
+        assert findings.count_signs(frame) is None
+        assert findings.of_cosine_loss({"block_metrics": frame}) is None
+        nothing = cosines((NAN, NAN))
+        assert findings.of_cosine_loss({"block_metrics": nothing}) is None
+
+
+class TestRepetitions:
+    @pytest.mark.parametrize(
+        ("pairs", "words"),
+        [
+            ([BELOW] * 4, "stage 1 up to repetition 3, the last one measured."),
+            ([BELOW, BELOW, ABOVE, BELOW], "stage 1 up to repetition 1."),
+            ([BELOW, BELOW, UNDECIDED, ABOVE], "stage 1 up to repetition 1 (perhaps up to 2)."),
+            ([BELOW, UNDECIDED, BELOW, BELOW], "stage 1 as trained (perhaps up to 3)."),
+            ([BELOW, ABOVE, BELOW], "stage 1 as trained only."),
+            ([ABOVE, BELOW, BELOW], "stage 1 not even as trained."),
+            ([UNDECIDED, BELOW, ABOVE], "stage 1 undecided already as trained."),
+            ([BELOW, BELOW, (NAN, NAN)], "stage 1 up to repetition 1."),
+            ([BELOW, (-0.5, NAN), ABOVE], "stage 1 as trained (perhaps up to 1)."),
+        ],
+    )
+    def test_how_long(self, pairs, words):
+        text = findings.of_repetition_steps({"repetition_steps": steps(pairs)})
+        assert text.startswith("On the test images, the cosine stays below zero by more than two ")
+        assert text.endswith(words)
+
+    def test_rows_in_any_order(self):
+        frame = steps([BELOW, BELOW, ABOVE], [BELOW, ABOVE, ABOVE])
+        mixed = frame.sample(frac=1, random_state=0)
+        told = [findings.of_repetition_steps({"repetition_steps": f}) for f in (frame, mixed)]
+        assert told[0] == told[1]
+        assert "stage 1 up to repetition 1; stage 2 as trained only." in told[0]
+
+    @pytest.mark.parametrize(
+        ("scaled", "whole", "words"),
+        [
+            (LONG, SHORT, "longer in stage 1."),
+            (SHORT, LONG, "shorter in stage 1."),
+            (SHORT, SHORT, "equally long in stage 1."),
+            ([BELOW] * 4, [BELOW] * 4, "equally long in stage 1."),
+            (OPEN, SHORT, "undecided in stage 1."),
+            (LONG, OPEN, "undecided in stage 1."),
+            (OPEN, OPEN, "undecided in stage 1."),
+        ],
+    )
+    def test_a_scaled_branch_against_the_whole_one(self, scaled, whole, words):
+        frames = {
+            "repetition_steps": steps(whole),
+            "repetition_steps_scaled": steps(scaled, scale=0.3),
+        }
+        text = findings.of_scaled_repetition_steps(frames)
+        assert text.endswith(f"Compared with the whole branch: {words}")
+
+    def test_stages_are_told_apart(self):
+        frames = {
+            "repetition_steps": steps(SHORT, LONG, [ABOVE] * 4, SHORT),
+            "repetition_steps_scaled": steps(LONG, SHORT, [ABOVE] * 4, LONG),
+        }
+        text = findings.of_scaled_repetition_steps(frames)
+        assert text.endswith("whole branch: longer in stages 1, 4, shorter in stage 2.")
+
+    def test_without_anything_to_compare(self):
+        scaled = steps(SHORT)
+        alone = findings.of_scaled_repetition_steps({"repetition_steps_scaled": scaled})
+        assert "up to repetition 1" in alone
+        assert "Compared" not in alone
+        old = {"repetition_steps": steps(SHORT).drop(columns="cosine_loss_se")}
+        assert findings.of_repetition_steps(old) is None
+        old["repetition_steps_scaled"] = scaled
+        assert "Compared" not in findings.of_scaled_repetition_steps(old)
+        nowhere = {name: steps([ABOVE] * 4) for name in old}
+        assert "Compared" not in findings.of_scaled_repetition_steps(nowhere)
+
+
+def index_frames(error, chance, images):
+    indices = pd.DataFrame({"split": ["train", "test"], "error": [0.1, error], "chance": chance})
+    groups = pd.DataFrame({"split": ["train", "test"], "group": "all", "images": [9, images]})
+    return {"convergence_indices": indices, "borderline": groups}
+
+
+@pytest.mark.parametrize(
+    ("error", "chance", "images", "is_less"),
+    [
+        (0.5, 0.9, 100, True),
+        (0.988, 0.992, 256, False),  # 0.004 below, with a standard error of 0.007
+        (0.988, 0.992, 4000, True),
+        (0.95, 0.9, 100, False),
+        (0.9, 0.9, 100, False),
+    ],
+)
+def test_indices_need_an_error_below_chance(error, chance, images, is_less):
+    frames = index_frames(error, chance, images)
+    assert findings.count_images(frames) == images
+    assert findings.errs_less_than_chance(frames) == is_less
+    text = findings.of_indices(frames)
+    assert (text is None) == is_less
+    if text:
+        assert text.startswith("On the test images the error of the whole network is not below ")
+
+
+def test_indices_of_unknown_images_say_nothing():
+    frames = index_frames(0.95, 0.9, 100)
+    del frames["borderline"]
+    assert findings.of_indices(frames) is None
+
+
+# In the report
+
+
+def test_findings_stand_in_their_sections():
+    frame = block_frame(3, splits=("test",)).assign(cosine_loss_se=1e-6)
+    frames = {"block_metrics": frame}
+    sections = {s.title: s for s in study_sections(frames, study_figures(frames, 0.1))}
+    measured = frame["cosine_loss"].dropna()
+    section = sections["Do blocks move down the loss gradient?"]
+    assert f"{(measured < 0).sum()} of {len(measured)} blocks lie below zero" in section.finding
+    assert sections["Where is the gradient?"].finding is None
+    # The frame of another network, and other words.
+    frames = {"block_metrics": frame.assign(cosine_loss=-frame["cosine_loss"])}
+    others = {s.title: s for s in study_sections(frames, study_figures(frames, 0.1))}
+    assert others[section.title].finding != section.finding
+    assert others[section.title].reading == section.reading
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
+def test_fixed_words_claim_nothing(figure):
+    """What depends on the numbers is computed; the rest says how to read a figure."""
+    words = f"{figure.title} {figure.question} {figure.reading}"
+    for claim in (
+        "so that the cosine",
+        "for longer",
+        "small perturbations",
+        "healthy",
+        "follow the",
+    ):
+        assert claim not in words
+    assert not (figure.source or "").startswith("after")
+    assert "behind" not in words
+
+
+@pytest.mark.parametrize("epsilon", [0, -1, "0.1", None, True, float("nan")])
+def test_figures_refuse_a_wrong_epsilon(epsilon):
+    with pytest.raises(ValueError, match=r"`epsilon` must be a finite number over 0.*Received: "):
+        study_figures({}, epsilon)
+
+
+def test_figures_are_laid_out_once():
+    frames = {"block_metrics": block_frame(3)}
+    figure = study_figures(frames, 0.1)["cosine_loss"]
+    (axes,) = figure.axes
+    before = axes.get_position().bounds
+    # Laid out, and so not where an empty figure has them.
+    assert before != Figure().add_subplot().get_position().bounds
+    figure.savefig(io.BytesIO(), format="svg")
+    assert axes.get_position().bounds == before

@@ -1,0 +1,217 @@
+"""A chain that does not compute what its network does is refused, by probes and by `export`.
+
+Not covered: networks so deep that rounding alone changes what they answer.
+"""
+
+import dataclasses
+import gc
+import weakref
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+import tfresidual as tfr
+from tfresidual import networks, probes
+from tfresidual.routing import agreement, evaluate
+from tfresidual.routing.routes import follow, repeat_last, unperturbed
+
+RNG = np.random.default_rng(0)
+IMAGES, LABELS = RNG.normal(size=(6, 8, 8, 1)).astype("float32"), RNG.integers(0, 5, 6)
+DATA = IMAGES, LABELS
+OTHER = r"`chain` must compute what its network does.*reference=None.*Received: .*differ by up to"
+
+
+def functional(body=lambda state: state, activation="softmax"):
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((8, 8, 1))
+    state = layers.Conv2D(4, 3, padding="same")(inputs)
+    for _ in range(2):
+        state = state + layers.Conv2D(4, 3, padding="same", activation="relu")(body(state))
+    state = layers.GlobalAveragePooling2D()(state)
+    return keras.Model(inputs, layers.Dense(5, activation)(state))
+
+
+def small_network(**settings):
+    keras.utils.set_random_seed(3)
+    return networks.ResidualNetwork((8, 8, 1), 5, blocks=2, widths=(4,), **settings)
+
+
+def routed(chain):
+    return evaluate(chain, [unperturbed(chain)], DATA)
+
+
+def of_gradients(chain):
+    return probes.block_metrics(chain, DATA)
+
+
+def broken(chain, changed=1e-2):
+    """The chain with a head that returns something else."""
+    return dataclasses.replace(
+        chain,
+        head=lambda state: chain.head(state * (1 + changed)),
+        compiled={},
+        compared={},
+    )
+
+
+@pytest.mark.parametrize("source", ["network", "functional", "saved"])
+def test_another_function_than_the_network_is_refused(source, tmp_path):
+    net = functional() if source == "functional" else small_network()
+    if source == "saved":
+        tfr.export(net, tmp_path / "net")
+        net = tmp_path / "net"
+    chain = tfr.chain(net)
+    of_gradients(chain)
+    for probe, change in ((routed, 1e-2), (routed, np.nan), (of_gradients, 1e-2)):
+        with pytest.raises(ValueError, match=OTHER):
+            probe(broken(chain, change))
+    # On purpose, or by less than rounding explains.
+    routed(dataclasses.replace(broken(chain), reference=None))
+    routed(broken(chain, 1e-6))
+
+
+@pytest.mark.parametrize("probing", [True, False])
+def test_export_refuses_it_and_leaves_what_is_there(probing, tmp_path):
+    chain = tfr.chain(functional())
+    tfr.export(chain, tmp_path / "net", probing)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    wrong = broken(chain)
+    for target, overwrite in (("net", True), ("new", False)):
+        with pytest.raises(ValueError, match=OTHER):
+            tfr.export(wrong, tmp_path / target, probing, overwrite)
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert not (tmp_path / "new").exists()
+
+
+class Noise(layers.Layer):
+    """Draws without training, too."""
+
+    def call(self, inputs):
+        return inputs + tf.random.normal(tf.shape(inputs))
+
+
+@pytest.mark.parametrize("use", [routed, of_gradients, lambda c: tfr.export(c, "never/written")])
+def test_a_network_that_draws_at_random_is_told_so(use, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    chain = tfr.chain(functional(Noise()))
+    with pytest.raises(ValueError, match=r"same outputs for the same images.*drawn at random"):
+        use(chain)
+    assert not any(tmp_path.iterdir())
+
+
+def test_outputs_that_are_not_finite_agree(tmp_path):
+    net = functional(activation=None)
+    kernel = net.layers[-1].kernel
+    for value in (np.inf, 1e38, np.nan):
+        kernel.assign(np.full(kernel.shape, value, "float32"))
+        routed(tfr.chain(net))
+    tfr.export(net, tmp_path / "net")
+    routed(tfr.chain(tmp_path / "net"))
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_rounding_is_no_difference(policy, tmp_path):
+    net = small_network(dtype=policy)
+    net.layers[-1].kernel.assign(net.layers[-1].kernel * 1e4)
+    routed(tfr.chain(net))
+    tfr.export(net, tmp_path / "net")
+    routed(tfr.chain(tmp_path / "net"))
+
+
+def test_bounded_networks_and_routes_of_their_own_agree():
+    net = small_network(lipschitz=0.9)
+    chain = tfr.chain(net)
+    routed(chain)
+    for weight in net.trainable_weights:
+        weight.assign(weight * 1.5)
+    routed(chain)
+    changed = follow(chain, repeat_last(chain, 1, 2))
+    assert changed.reference is None
+    routed(changed)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "share"),
+    [
+        ([[1.0, 0.0]], [[1.0, 0.0]], 0),
+        ([[1.0, 0.1]], [[1.0, 0.0]], 0.1),
+        ([[np.nan, 1.0]], [[np.inf, 1.0]], 0),
+        ([[np.nan, 1.0]], [[2.0, 1.0]], np.inf),
+        # A number close to zero may be a difference of large ones.
+        ([[2.0], [1e-9], [1.0]], [[2.0], [3e-9], [1.0]], 2e-9),
+        # One image that explodes does not hide the others.
+        ([[1e20], [1.0], [1.5]], [[1e20], [1.0], [1.0]], 0.5 / 1.5),
+        ([[1e300]], [[-1e300]], 2),
+        ([1.0, 2.0], [[1.0, 2.0]], np.inf),
+    ],
+)
+def test_differences_by_hand(found, expected, share):
+    found, expected = ({"outputs": np.array(values)} for values in (found, expected))
+    np.testing.assert_allclose(agreement._difference(found, expected)[0], share)
+
+
+def test_logits_are_compared_where_there_are_some():
+    chain = tfr.chain(functional())
+    net = functional()
+    # Probabilities that rounding turns from 0 to 1.
+    net.layers[-1].kernel.assign(net.layers[-1].kernel * 1e9)
+    routed(tfr.chain(net))
+    outputs = chain(IMAGES)
+    moved = chain(IMAGES)
+    moved._keras_logits = outputs._keras_logits + 1.0
+    agreement.check_agreement(chain, tf.constant(IMAGES), {"outputs": ops.copy(outputs)})
+    with pytest.raises(ValueError, match=OTHER):
+        agreement.check_agreement(
+            chain, tf.constant(IMAGES), {"outputs": outputs, "logits": moved._keras_logits}
+        )
+
+
+def test_the_chain_does_not_keep_its_model():
+    for make in (functional, small_network):
+        net = make()
+        chain, kept = tfr.chain(net), weakref.ref(net)
+        routed(chain)
+        of_gradients(chain)
+        del net
+        gc.collect()
+        assert kept() is None
+        routed(chain)
+
+
+def test_sizes_that_are_not_known_and_indices_are_found_for_an_export(tmp_path):
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((None,))
+    state = layers.Embedding(2, 8)(inputs)
+    for _ in range(2):
+        state = state + layers.Conv1D(8, 3, padding="same")(state)
+    net = keras.Model(inputs, layers.Dense(3)(layers.GlobalMaxPooling1D()(state)))
+    chain = tfr.chain(net)
+    tfr.export(chain, tmp_path / "net")
+    assert [key for key in chain.compared if key[0] == "reference"]
+    with pytest.raises(ValueError, match=OTHER):
+        tfr.export(broken(chain), tmp_path / "other")
+
+
+class Positive(layers.Layer):
+    """Takes no numbers up to 4."""
+
+    def call(self, inputs):
+        with tf.control_dependencies([tf.debugging.assert_greater(inputs, 4.0)]):
+            return tf.identity(inputs)
+
+
+@pytest.mark.parametrize("probing", [True, False])
+def test_export_refuses_a_network_that_takes_no_images_to_compare(probing, tmp_path):
+    inputs = keras.Input((8, 8, 1))
+    model = keras.Model(inputs, functional()(Positive()(inputs)))
+    with pytest.raises(ValueError, match=r"`net` must take .*reference=None.*shape \(8, 8, 1\)"):
+        tfr.export(model, tmp_path / "net", probing)
+    assert not any(tmp_path.iterdir())
+    tfr.export(dataclasses.replace(tfr.chain(model), reference=None), tmp_path / "net", probing)
+    loaded = tf.saved_model.load(tmp_path / "net")
+    expected = model.predict(IMAGES + 9, verbose=0)
+    outputs = loaded.signatures["serving_default"](images=tf.constant(IMAGES + 9))["outputs"]
+    np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-6)

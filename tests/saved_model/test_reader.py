@@ -1,0 +1,897 @@
+"""Chains from SavedModels: the frames of all probes, losses, memory, and damaged folders.
+
+    python test_reader.py FOLDER NAME [NAME ...]
+
+is what the tests start as another process: it opens the SavedModels FOLDER/NAME, without the code
+that builds networks, and writes the frames of all probes on them as FOLDER/NAME.pickle. They are
+compared with those of the live network, number by number: they are equal, but for gradients that
+TensorFlow adds up in another order, where blocks take an anchor and in models by hand. There they
+agree to 1e-5 of the largest number of a column, in bfloat16 to 0.5 %.
+
+Not covered: SavedModels that another version of TensorFlow or of this package wrote.
+"""
+
+import dataclasses
+import json
+import pathlib
+import pickle
+import shutil
+import subprocess
+import sys
+import time
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tfresidual as tfr
+from tfresidual import probes, training
+from tfresidual.exporting import export
+from tfresidual.routing import Block, Chain, Stage, evaluator, routes
+from tfresidual.routing.losses import loss_from, loss_of
+from tfresidual.routing.plan import plan_of
+from tfresidual.saved_model.format import LAYOUT_FILE
+from tfresidual.sources.outputs import kind_of
+
+# Networks whose first stage has a block that keeps the shape, and whose last has another one.
+TWO_STAGES = {"blocks": (1, 2), "widths": (2, 3), "transition": "convolution"}
+NETWORKS = {
+    # Its second stage is one block, which changes the shape.
+    "ordinary": {"blocks": (2, 1), "widths": (2, 3)},
+    "shared": TWO_STAGES | {"share_from": 0, "batch_norm": "unshared"},
+    "coupled": TWO_STAGES | {"recurrent_initialization": True},
+    "convergent": TWO_STAGES | {"lipschitz": 0.95, "anchor": "input"},
+    "bounded": {"blocks": (3,), "widths": (3,), "lipschitz": 0.95, "anchor": "previous"},
+    "functional": None,
+}
+BFLOAT16 = "mixed_bfloat16"
+IMAGES = 4
+
+
+def network_of(kind, dtype="float32"):
+    """A network, after a step of training where it is one that is coupled."""
+    from reference.random_network import random_batch, random_network
+
+    if NETWORKS[kind] is None:
+        return functional_network(dtype)
+    if kind != "coupled":
+        return random_network(**NETWORKS[kind], dtype=dtype)
+    # Its blocks begin with equal weights, and a step that is mixed keeps them near each other.
+    net = tfr.networks.ResidualNetwork((8, 8, 3), 5, **NETWORKS[kind], dtype=dtype)
+    optimizer = training.GradientCoupling(keras.optimizers.SGD(0.1), coupling=0.7)
+    net.compile(optimizer, "sparse_categorical_crossentropy")
+    net.fit(*random_batch(net, images=6, seed=4), verbose=0)
+    return net
+
+
+def functional_network(dtype="float32"):
+    """A model by hand, with a layer that nobody else knows."""
+
+    class Gate(layers.Layer):
+        def build(self, shape):
+            self.gate = self.add_weight(shape=shape[-1:], initializer="random_normal", name="gate")
+
+        def call(self, inputs):
+            return inputs * keras.ops.sigmoid(self.gate)
+
+    def convolution(channels, size, strides=1):
+        return layers.Conv2D(channels, size, strides, padding="same", dtype=dtype)
+
+    inputs = keras.Input((8, 8, 3))
+    state = convolution(3, 3)(inputs)
+    for channels, strides in ((3, 1), (4, 2), (4, 1)):
+        branch = layers.BatchNormalization(dtype=dtype)(state)
+        branch = layers.Activation("relu", dtype=dtype)(branch)
+        shortcut = state if strides == 1 else convolution(channels, 1, strides)(branch)
+        branch = Gate(dtype=dtype)(convolution(channels, 3, strides)(branch))
+        state = branch + shortcut
+    state = layers.GlobalAveragePooling2D(dtype=dtype)(state)
+    outputs = layers.Dense(5, activation="softmax", dtype="float32")(state)
+    return keras.Model(inputs, outputs, name="functional")
+
+
+def probes_of(chain, data):
+    """All probes by name, as functions without arguments that return a frame or an array."""
+    images, _ = data
+    block = chain.blocks[1]
+    place = block.stage, block.step
+    state, _ = chain.lead_to(chain.stem(images), *place)
+    vectors = np.random.default_rng(2).normal(size=state.shape).astype("float32")
+    chosen = [routes.unperturbed(chain), routes.drop(chain, (1, 0)), routes.read_out(chain, 1, 0)]
+    found = {
+        "block_metrics": lambda: probes.block_metrics(chain, data, per_image=True),
+        "perturbation": lambda: probes.perturbation(chain, data),
+        "computational_distance": lambda: probes.computational_distance(chain, data),
+        "readout": lambda: probes.readout(chain, data),
+        "drop_blocks": lambda: probes.drop_blocks(chain, data),
+        "repeat_last_block": lambda: probes.repeat_last_block(chain, data, times=2),
+        "repeat_last_block, scaled": lambda: probes.repeat_last_block(chain, data, 2, scale=0.5),
+        "convergence_indices": lambda: probes.convergence_frames(
+            chain, data, times=2, at_chance="nan"
+        )[1],
+        "borderline": lambda: probes.borderline(chain, data, blocks=2, times=2),
+        "signal_propagation": lambda: probes.signal_propagation(chain, data, per_image=True),
+        "effective_parameters": lambda: probes.effective_parameters(chain),
+        "weight_deviations": lambda: probes.weight_deviations(chain),
+        "fixed_point": lambda: probes.fixed_point(chain, data, times=3),
+        "evaluate_routes": lambda: probes.evaluate_routes(chain, data, chosen, per_image=True),
+        "metric_product": lambda: probes.metric_product(chain, images, *place, vectors),
+        "metric_eigenvalues": lambda: probes.metric_eigenvalues(chain, data, *place, count=2),
+        "line_element": lambda: probes.line_element(chain, data, per_image=True),
+        "path_lengths": lambda: probes.path_lengths(chain, data),
+        "line_between": lambda: probes.line_between(chain, images[:2], images[2:], points=2),
+    }
+    if chain.name != "functional":
+        found["shuffle_blocks"] = lambda: probes.shuffle_blocks(chain, data)
+    if any(block.lipschitz is not None for block in chain.blocks):
+        found["lipschitz"] = lambda: probes.lipschitz(chain)
+    return found
+
+
+def frames_of(source, data):
+    return {name: probe() for name, probe in probes_of(tfr.chain(source), data).items()}
+
+
+def open_and_probe(folder, *names):
+    """What the other process does."""
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("a SavedModel is opened without the code of its network")
+
+    # What the chain of a SavedModel has no need for.
+    tfr.networks.ResidualNetwork.__init__ = tfr.layers.ResidualUnit.__init__ = refuse
+    tfr.layers.ResidualUnit.__call__ = tfr.layers.BatchNormalization.__call__ = refuse
+    keras.saving.load_model = keras.Model.__init__ = refuse
+    with np.load(pathlib.Path(folder, "data.npz")) as data:
+        data = data["images"], data["labels"]
+    for name in names:
+        path = pathlib.Path(folder, f"{name}.pickle")
+        frames = frames_of(pathlib.Path(folder, name), data)
+        path.with_suffix(".half").write_bytes(pickle.dumps(frames))
+        path.with_suffix(".half").rename(path)
+
+
+class Elsewhere:
+    """The frames of SavedModels, computed in another process."""
+
+    def __init__(self, folder, kinds):
+        from reference.random_network import random_batch
+
+        self.folder, self.live = folder, {}
+        for name, (kind, dtype) in kinds.items():
+            keras.utils.set_random_seed(3)
+            self.live[name] = network_of(kind, dtype)
+            export(self.live[name], folder / name)
+        self.data = random_batch(next(iter(self.live.values())), images=IMAGES)
+        np.savez(folder / "data.npz", images=self.data[0], labels=self.data[1])
+        with (folder / "errors").open("w") as errors:
+            command = [sys.executable, __file__, folder, *kinds]
+            self.process = subprocess.Popen(list(map(str, command)), stdout=errors, stderr=errors)
+
+    def frames(self, name):
+        path, deadline = self.folder / f"{name}.pickle", time.monotonic() + 500
+        while not path.exists():
+            if self.process.poll() is not None and not path.exists():
+                raise AssertionError((self.folder / "errors").read_text()[-3000:])
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        return pickle.loads(path.read_bytes())
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+
+
+DEFAULT = {
+    "ordinary": ("ordinary", "float32"),
+    "shared": ("shared", "float32"),
+    "coupled": ("coupled", BFLOAT16),
+    "convergent": ("convergent", "float32"),
+}
+FURTHER = {
+    f"{kind}, {dtype}": (kind, dtype)
+    for kind in NETWORKS
+    for dtype in ("float32", BFLOAT16)
+    # Opened as in `test_a_layer_by_hand_in_mixed_precision`.
+    if (kind, dtype) not in (*DEFAULT.values(), ("functional", BFLOAT16))
+}
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    other = Elsewhere(tmp_path_factory.mktemp("exports"), DEFAULT)
+    yield other
+    other.close()
+
+
+@pytest.fixture(scope="module")
+def further(tmp_path_factory):
+    other = Elsewhere(tmp_path_factory.mktemp("further"), FURTHER)
+    yield other
+    other.close()
+
+
+# Of what little is compiled.
+CHEAP = ("readout", "drop_blocks", "borderline", "weight_deviations", "perturbation")
+# Of what gradients are not a part.
+FORWARD = (
+    *("perturbation", "computational_distance", "readout", "drop_blocks", "borderline"),
+    *("convergence_indices", "effective_parameters", "weight_deviations", "fixed_point"),
+    *("evaluate_routes", "shuffle_blocks", "lipschitz"),
+)
+
+
+def assert_frames_agree(frames, expected, dtype="float32", is_exact=True):
+    assert list(frames) == list(expected)
+    for name, frame in frames.items():
+        if is_exact or name in FORWARD:
+            if isinstance(frame, pd.DataFrame):
+                pd.testing.assert_frame_equal(frame, expected[name], check_exact=True, obj=name)
+            else:
+                np.testing.assert_array_equal(frame, expected[name], err_msg=name)
+        else:
+            assert_close(frame, expected[name], 1e-5 if dtype == "float32" else 0.005, name)
+
+
+def assert_close(frame, expected, allowed, name):
+    """Numbers may differ by a share of the largest of their column."""
+    if isinstance(frame, pd.DataFrame):
+        assert frame.columns.tolist() == expected.columns.tolist()
+        assert len(frame) == len(expected)
+        columns = {column: (frame[column], expected[column]) for column in frame}
+    else:
+        columns = {"": (frame, expected)}
+    for column, values in columns.items():
+        values = [np.asarray(value) for value in values]
+        if values[0].dtype.kind not in "fiu":
+            np.testing.assert_array_equal(*values)
+            continue
+        np.testing.assert_array_equal(*map(np.isnan, values), err_msg=f"{name} {column}")
+        largest = np.nanmax(np.abs(values[1]), initial=0)
+        if column == "residual":
+            # Shares of an eigenvalue.
+            largest = max(largest, 1)
+        difference = np.nanmax(np.abs(values[0] - values[1]), initial=0)
+        assert difference <= allowed * largest, f"{name} {column}: {difference} of {largest}"
+
+
+def is_exact(kind):
+    return kind not in ("convergent", "bounded", "functional")
+
+
+@pytest.mark.parametrize("name", DEFAULT)
+def test_frames_of_a_saved_model_are_those_of_the_network(elsewhere, name):
+    kind, dtype = DEFAULT[name]
+    expected = frames_of(elsewhere.live[name], elsewhere.data)
+    frames = elsewhere.frames(name)
+    assert_frames_agree(frames, expected, dtype, is_exact(kind))
+    assert np.isfinite(frames["block_metrics"]["gradient_norm"]).any()
+    assert (frames["block_metrics"]["gradient_norm"] > 0).any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FURTHER)
+def test_frames_of_further_saved_models_are_those_of_the_network(further, name):
+    kind, dtype = FURTHER[name]
+    expected = frames_of(further.live[name], further.data)
+    assert_frames_agree(further.frames(name), expected, dtype, is_exact(kind))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", BFLOAT16])
+@pytest.mark.parametrize("kind", [kind for kind in NETWORKS if kind != "functional"])
+def test_frames_of_a_keras_file_are_those_of_the_network(tmp_path, kind, dtype):
+    from reference.random_network import random_batch
+
+    net = network_of(kind, dtype)
+    data = random_batch(net, images=IMAGES)
+    net.save(tmp_path / "net.keras")
+    frames, expected = frames_of(tmp_path / "net.keras", data), frames_of(net, data)
+    assert_frames_agree(frames, expected, dtype)
+
+
+def test_routes_on_a_keras_file_are_those_of_the_network(elsewhere, tmp_path):
+    """The other probes, and networks, are among the slow tests."""
+    elsewhere.live["shared"].save(tmp_path / "net.keras")
+    live, file = (
+        probes_of(tfr.chain(source), elsewhere.data)
+        for source in (elsewhere.live["shared"], tmp_path / "net.keras")
+    )
+    frames, expected = ({name: of[name]() for name in CHEAP} for of in (file, live))
+    assert_frames_agree(frames, expected)
+
+
+def test_the_chain_says_what_the_live_one_says(elsewhere):
+    for name, net in elsewhere.live.items():
+        live, loaded = tfr.chain(net), tfr.chain(elsewhere.folder / name)
+        assert str(loaded) == str(live)
+        assert loaded.input_shape == live.input_shape
+        assert loaded.outputs == live.outputs
+        assert [w.shape for w in loaded.weights] == [w.shape for w in live.weights]
+        for block, other in zip(loaded.blocks, live.blocks, strict=True):
+            assert block.keeps_shape == other.keeps_shape
+            assert block.takes_anchor == other.takes_anchor
+            assert list(block.weights) == list(other.weights)
+            for role, weight in block.weights.items():
+                np.testing.assert_array_equal(weight, other.weights[role])
+                assert any(weight is known for known in loaded.weights)
+
+
+def test_shared_weights_are_shared(elsewhere):
+    chain = tfr.chain(elsewhere.folder / "shared")
+    one, other = chain.stages[1].blocks
+    kernels = [role for role in one.weights if role.endswith("kernel")]
+    assert kernels
+    assert all(one.weights[role] is other.weights[role] for role in kernels)
+    assert not all(one.weights[role] is other.weights[role] for role in one.weights)
+
+
+def test_a_layer_by_hand_in_mixed_precision(tmp_path):
+    net = functional_network(BFLOAT16)
+    export(net, tmp_path / "net")
+    images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype("float32")
+    expected = net.predict(images, verbose=0)
+    np.testing.assert_allclose(tfr.chain(tmp_path / "net")(images), expected, rtol=0.02)
+
+
+# Small chains, one block each
+
+
+def small_network(activation="softmax", classes=3, loss=None, scale=1.0):
+    keras.utils.set_random_seed(2)
+    inputs = keras.Input((4, 4, 1))
+    state = layers.Conv2D(2, 3, padding="same")(inputs)
+    state = state + layers.Conv2D(2, 3, padding="same", activation="relu")(state)
+    state = layers.GlobalAveragePooling2D()(state)
+    model = keras.Model(inputs, layers.Dense(classes, activation=activation)(state), name="small")
+    model.layers[-1].kernel.assign(scale * model.layers[-1].kernel)
+    if loss is not None:
+        model.compile("sgd", loss)
+    return model
+
+
+def small_images(images=4):
+    return np.random.default_rng(0).normal(size=(images, 4, 4, 1)).astype("float32")
+
+
+INDICES = np.array([0, 2, 1, 2])
+ROWS = np.eye(3, dtype="float32")[INDICES]
+SEVERAL = np.float32([[1, 1, 0], [0, 0, 0], [1, 1, 1], [0, 1, 0]])
+ANY_LABELS = (INDICES, INDICES.astype("int32"), INDICES[:, None], ROWS, ROWS.astype("int64"))
+
+
+def squares_by_hand(labels, outputs):
+    labels = keras.ops.cast(labels, outputs.dtype)
+    return keras.ops.mean(keras.ops.square(labels - outputs), axis=-1)
+
+
+def squares_of_floats(labels, outputs):
+    return keras.ops.mean(keras.ops.square(labels - outputs), axis=-1)
+
+
+def sparse_by_hand(labels, outputs):
+    return keras.losses.sparse_categorical_crossentropy(labels, outputs)
+
+
+@keras.saving.register_keras_serializable("tests")
+class OwnLoss(keras.losses.Loss):
+    def call(self, labels, outputs):
+        return squares_by_hand(labels, outputs)
+
+
+of_name = keras.losses
+# The loss, the labels it takes, and the last activation.
+LOSSES = {
+    "not compiled": (None, ANY_LABELS, "softmax"),
+    "not compiled, logits": (None, ANY_LABELS, None),
+    "not compiled, labels": (None, (SEVERAL,), "sigmoid"),
+    "sparse": ("sparse_categorical_crossentropy", ANY_LABELS, "softmax"),
+    "categorical": ("categorical_crossentropy", ANY_LABELS, "softmax"),
+    "a function": (of_name.categorical_crossentropy, ANY_LABELS, "softmax"),
+    "an object": (of_name.SparseCategoricalCrossentropy(), ANY_LABELS, "softmax"),
+    "an object, logits": (
+        of_name.CategoricalCrossentropy(from_logits=True),
+        ANY_LABELS,
+        None,
+    ),
+    "label smoothing": (
+        of_name.CategoricalCrossentropy(label_smoothing=0.1),
+        (ROWS, ROWS.astype("int64")),
+        "softmax",
+    ),
+    "focal": (of_name.CategoricalFocalCrossentropy(gamma=1.5), (ROWS,), "softmax"),
+    "binary": ("binary_crossentropy", (SEVERAL,), "sigmoid"),
+    "binary, logits": (
+        of_name.BinaryCrossentropy(from_logits=True, label_smoothing=0.2),
+        (SEVERAL,),
+        None,
+    ),
+    "several labels": (training.MultiLabelCrossentropy(), (SEVERAL,), "sigmoid"),
+    "mse": ("mse", (ROWS,), "softmax"),
+    "an object of squares": (of_name.MeanSquaredError(), (ROWS,), None),
+    "by hand": (squares_by_hand, (ROWS,), "softmax"),
+    "by hand, of floats": (squares_of_floats, (ROWS,), "softmax"),
+    "by hand, of indices": (sparse_by_hand, (INDICES, INDICES[:, None]), "softmax"),
+    "a class by hand": (OwnLoss(), (ROWS, ROWS.astype("int64")), "sigmoid"),
+}
+BY_HAND = ("by hand", "by hand, of floats", "by hand, of indices", "a class by hand")
+IN_DEFAULT = ("label smoothing", "several labels", "not compiled, labels", *BY_HAND)
+
+
+def loss_and_gradient(chain, labels, images):
+    with tf.GradientTape() as tape:
+        state = chain.stem(images)
+        tape.watch(state)
+        _, last = chain.walk(state)
+        losses = chain.loss(tf.convert_to_tensor(labels), chain.head(last))
+    assert losses.shape == (len(images),)
+    return losses.numpy(), tape.gradient(losses, state).numpy()
+
+
+def assert_losses_agree(chain, other, labels):
+    images = small_images()
+    values = loss_and_gradient(chain, labels, images)
+    expected = loss_and_gradient(other, labels, images)
+    for value, known in zip(values, expected, strict=True):
+        np.testing.assert_allclose(value, known, rtol=1e-6, atol=1e-7)
+    assert np.abs(expected[1]).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name,
+            marks=[] if name in IN_DEFAULT else [pytest.mark.slow],
+        )
+        for name in LOSSES
+    ],
+)
+def test_losses_are_those_of_the_network(tmp_path, name):
+    loss, kinds, activation = LOSSES[name]
+    net = small_network(activation, loss=loss)
+    export(net, tmp_path / "net")
+    loaded = tfr.chain(tmp_path / "net")
+    for labels in kinds:
+        assert_losses_agree(loaded, tfr.chain(net), labels)
+
+
+@pytest.mark.parametrize("name", [name for name in LOSSES if name not in BY_HAND])
+def test_a_loss_is_made_again_from_what_names_it(name):
+    loss, kinds, activation = LOSSES[name]
+    net = small_network(activation, loss=loss)
+    live = loss_of(net, kind_of(net))
+    again = loss_from(json.loads(json.dumps(live.description)))
+    outputs = net(small_images())
+    for labels in kinds:
+        np.testing.assert_array_equal(again(labels, outputs), live(labels, outputs))
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_losses_by_hand_have_no_name(name):
+    loss, _, activation = LOSSES[name]
+    assert not hasattr(loss_of(small_network(activation, loss=loss), None), "description")
+
+
+def test_a_function_that_is_called_like_one_of_keras_is_not_taken_for_it(tmp_path):
+    def mean_squared_error(labels, outputs):
+        return 3 * squares_by_hand(labels, outputs)
+
+    net = small_network(loss=mean_squared_error)
+    export(net, tmp_path / "net")
+    assert_losses_agree(tfr.chain(tmp_path / "net"), tfr.chain(net), ROWS)
+
+
+def test_labels_that_a_traced_loss_does_not_take(tmp_path):
+    export(small_network(loss=sparse_by_hand), tmp_path / "net")
+    chain = tfr.chain(tmp_path / "net")
+    with pytest.raises(ValueError, match=r"`data` must hold labels.*Received: labels of shape"):
+        chain.loss(tf.zeros((4, 3, 1)), chain(small_images()))
+
+
+def test_a_sure_softmax_keeps_its_gradient(tmp_path):
+    """The head carries the logits: probabilities of 1 would pass none."""
+    net = small_network(scale=1000.0)
+    export(net, tmp_path / "net")
+    live, loaded = tfr.chain(net), tfr.chain(tmp_path / "net")
+    assert np.max(net.predict(small_images(), verbose=0), axis=-1).min() == 1
+    for labels in (INDICES, ROWS):
+        assert_losses_agree(loaded, live, labels)
+    best = np.argmax(live(small_images()), axis=-1)
+    _, gradient = loss_and_gradient(loaded, best, small_images())
+    np.testing.assert_array_equal(gradient, loss_and_gradient(live, best, small_images())[1])
+
+
+def test_a_traced_loss_of_a_sure_softmax_is_that_of_the_network(tmp_path):
+    net = small_network(loss=sparse_by_hand, scale=1000.0)
+    export(net, tmp_path / "net")
+    assert_losses_agree(tfr.chain(tmp_path / "net"), tfr.chain(net), INDICES)
+
+
+# Chains that are exported again
+
+
+def exported_and_opened(chain, path):
+    export(chain, path)
+    return tfr.chain(path)
+
+
+@pytest.mark.parametrize("name", ["shared", pytest.param("convergent", marks=pytest.mark.slow)])
+def test_a_chain_of_a_saved_model_is_exported_again(elsewhere, tmp_path, name):
+    first = tfr.chain(elsewhere.folder / name)
+    again = exported_and_opened(first, tmp_path / "again")
+    assert str(again) == str(first)
+    layouts = [
+        json.loads((folder / LAYOUT_FILE).read_text())
+        for folder in (elsewhere.folder / name, tmp_path / "again")
+    ]
+    assert layouts[0] == layouts[1]
+    frames, expected = (
+        {key: of[key]() for key in ("lipschitz", *CHEAP) if key in of}
+        for of in (probes_of(chain, elsewhere.data) for chain in (again, first))
+    )
+    assert_frames_agree(frames, expected)
+
+
+def routes_of(chain):
+    return {
+        "a block less": routes.drop(chain, (2, 0)),
+        "no block": routes.drop(chain, (1, 0)),
+        "repeated": routes.repeat_last(chain, 2, 2),
+        "repeated, scaled": routes.repeat_last(chain, 2, 1, scale=0.5),
+        "shuffled": routes.swap(chain, 2, 0, 1),
+    }
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("live", "repeated, scaled"),
+        ("loaded", "no block"),
+        pytest.param("live", "no block", marks=pytest.mark.slow),
+        pytest.param("loaded", "repeated, scaled", marks=pytest.mark.slow),
+    ],
+)
+def test_a_route_is_exported_as_a_chain(elsewhere, tmp_path, source, name):
+    live = tfr.chain(elsewhere.live["shared"])
+    start = live if source == "live" else tfr.chain(elsewhere.folder / "shared")
+    followed = routes.follow(start, routes_of(start)[name])
+    opened = exported_and_opened(followed, tmp_path / "net")
+    images, labels = elsewhere.data
+    expected = routes.follow(live, routes_of(live)[name])(images)
+    np.testing.assert_allclose(opened(images), expected, rtol=2e-6, atol=1e-7)
+    assert opened.name == routes_of(start)[name].name
+    assert [len(stage.blocks) for stage in opened.stages] == [
+        len(stage.blocks) for stage in followed.stages
+    ]
+    frames = [probes.readout(chain, (images, labels)) for chain in (opened, followed)]
+    pd.testing.assert_frame_equal(*frames, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ordinary", "convergent"])
+def test_every_route_is_exported_as_a_chain(tmp_path, kind):
+    from reference.random_network import random_batch
+
+    net = network_of(kind) if kind != "ordinary" else network_of("coupled")
+    data, chain = random_batch(net, images=IMAGES), tfr.chain(net)
+    for name, route in routes_of(chain).items():
+        followed = routes.follow(chain, route)
+        opened = exported_and_opened(followed, tmp_path / name)
+        assert_frames_agree(
+            {"metrics": probes.block_metrics(opened, data)},
+            {"metrics": probes.block_metrics(followed, data)},
+            is_exact=False,
+        )
+
+
+def test_blocks_in_another_order_are_read_in_that_order(tmp_path):
+    chain = tfr.chain(random_chain_of_three())
+    (stage,) = chain.stages
+    stages = (Stage(1, stage.blocks[::-1], stage.transition),)
+    turned = dataclasses.replace(chain, stages=stages, compiled={})
+    with pytest.raises(ValueError, match="must compute what its network does"):
+        export(turned, tmp_path / "net")
+    turned = dataclasses.replace(turned, reference=None, compiled={})
+    export(turned, tmp_path / "net")
+    loaded = tfr.chain(tmp_path / "net")
+    np.testing.assert_array_equal(loaded(small_images()), tf.function(turned)(small_images()))
+    assert np.abs(loaded(small_images()) - chain(small_images())).max() > 1e-3
+
+
+def random_chain_of_three():
+    from reference.random_network import random_network
+
+    return random_network(input_shape=(4, 4, 1), blocks=(3,), widths=(2,))
+
+
+def test_a_chain_by_hand(tmp_path):
+    """Without a branch, weights or a known loss, and with an anchor."""
+    blocks = (
+        Block(1, 0, True, lambda state, anchor: anchor + tf.tanh(state), takes_anchor=True),
+        Block(1, 1, True, lambda state: 2 * state),
+    )
+    chain = Chain(
+        name="by hand",
+        stem=lambda images: tf.cast(images, tf.float32),
+        stages=(Stage(1, blocks),),
+        head=lambda state: tf.reduce_mean(state, [1, 2]),
+        loss=lambda labels, outputs: tf.reduce_sum(tf.square(outputs - labels), -1),
+        input_shape=(None, None, 3),
+        outputs="values",
+        notes=("a note",),
+    )
+    opened = exported_and_opened(chain, tmp_path / "net")
+    assert str(opened) == str(chain)
+    data = np.random.default_rng(0).normal(size=(4, 5, 6, 3)).astype("float32"), ROWS
+    np.testing.assert_array_equal(opened(data[0]), chain(data[0]))
+    frames = [probes.block_metrics(of, data) for of in (opened, chain)]
+    pd.testing.assert_frame_equal(*frames, check_exact=True)
+    assert opened.weights == ()
+
+
+# Memory
+
+
+def bytes_of_image(chain):
+    """What the evaluator reckons with for an image, on routes of several kinds."""
+    chosen = [routes.unperturbed(chain), routes.drop(chain, (1, 0))]
+    chosen.append(routes.repeat_last(chain, 1, 2, scale=0.5))
+    images = tf.zeros([1, *chain.input_shape])
+    runner = evaluator._Runner(chain, plan_of(chain, chosen), images, tf.zeros([1], tf.int64))
+    return runner.bytes_per_image
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name,
+        )
+        for name in DEFAULT
+    ],
+)
+def test_memory_is_estimated_as_for_the_network(elsewhere, name):
+    live, loaded = tfr.chain(elsewhere.live[name]), tfr.chain(elsewhere.folder / name)
+    assert bytes_of_image(loaded) == pytest.approx(bytes_of_image(live), rel=0.3)
+
+
+# Folders that cannot be opened
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "net"
+    export(small_network(), path)
+    return path
+
+
+@pytest.fixture
+def damaged(saved, tmp_path):
+    """A copy to be damaged."""
+    shutil.copytree(saved, tmp_path / "net")
+    return tmp_path / "net"
+
+
+def assert_refused(path, words, error=ValueError):
+    with pytest.raises(error) as raised:
+        tfr.chain(path)
+    message = str(raised.value)
+    assert message.startswith("Argument `source` must be ")
+    assert words in message
+    assert message[message.rindex("Received: ") :].startswith(f"Received: source={str(path)!r}")
+    assert "\n" not in message
+
+
+def test_the_whole_folder_is_opened(damaged):
+    for source in (damaged, str(damaged)):
+        assert tfr.chain(source).name == "small"
+
+
+def test_what_is_no_exported_network(tmp_path):
+    assert_refused(tmp_path / "nothing", "does not exist", FileNotFoundError)
+    assert_refused(tmp_path, "there is no saved_model.pb in it")
+    (tmp_path / "file").write_text("mine")
+    assert_refused(tmp_path / "file", ".keras file")
+    (tmp_path / "folder.keras").mkdir()
+    assert_refused(tmp_path / "folder.keras", "there is no saved_model.pb in it")
+
+
+def test_saved_models_of_others(tmp_path):
+    small_network().export(tmp_path / "keras", verbose=False)
+    assert_refused(tmp_path / "keras", "only such a one holds what probes read")
+    tf.saved_model.save(tf.Module(), str(tmp_path / "tf"))
+    assert_refused(tmp_path / "tf", "only such a one holds what probes read")
+
+
+def test_a_saved_model_to_serve_alone(tmp_path):
+    export(small_network(), tmp_path / "net", probing=False)
+    assert_refused(tmp_path / "net", "exported with `probing=False`")
+
+
+@pytest.mark.parametrize("version", [2, 17])
+def test_newer_formats(damaged, version):
+    change_layout(damaged, format=version, tfresidual="9.8.7")
+    assert_refused(damaged, "tfresidual 9.8.7 wrote a newer one. Update tfresidual")
+
+
+def change_layout(folder, **changes):
+    layout = json.loads((folder / LAYOUT_FILE).read_text())
+    (folder / LAYOUT_FILE).write_text(json.dumps(layout | changes))
+
+
+@pytest.mark.parametrize("text", ["", "{", "null", "[]", "3", '"x"', "{}", '{"format": 1}'])
+def test_layouts_that_are_none(damaged, text):
+    (damaged / LAYOUT_FILE).write_text(text)
+    assert_refused(damaged, "damaged or incomplete")
+
+
+def test_a_layout_of_other_bytes(damaged):
+    (damaged / LAYOUT_FILE).write_bytes(b"\xff\xfe\x00{")
+    assert_refused(damaged, "damaged or incomplete")
+
+
+def test_layouts_that_lack_a_key(damaged):
+    whole = json.loads((damaged / LAYOUT_FILE).read_text())
+    for key in whole:
+        rest = {name: value for name, value in whole.items() if name != key}
+        (damaged / LAYOUT_FILE).write_text(json.dumps(rest))
+        assert_refused(damaged, f"damaged or incomplete (KeyError: '{key}')")
+
+
+CHANGES = {
+    "pieces that are not there": {"pieces": ["stem", "head", "nothing"]},
+    "fewer pieces": {"pieces": ["stem"]},
+    "pieces that are no names": {"pieces": [3]},
+    "no list of pieces": {"pieces": None},
+    "more parameters": {"parameters": 99},
+    "fewer parameters": {"parameters": 1},
+    "parameters that are no number": {"parameters": "many"},
+    "stages that are none": {"stages": "xy"},
+    "no stages": {"stages": None},
+    "no shape": {"input_shape": None},
+    "a block that lacks keys": {"stages": [{"stage": 1, "blocks": [{}]}]},
+    "a stage too few": {"stages": []},
+    "a format that is no number": {"format": "1"},
+    "a format that is none": {"format": True},
+    "the format before the first": {"format": 0},
+    "another kind of outputs": {"outputs": "numbers"},
+    "no kind of outputs": {"outputs": None},
+    "no name": {"name": None},
+    "a shape of letters": {"input_shape": "abc"},
+    "one note": {"notes": "abc"},
+    "neither with probes nor without": {"probing": "false"},
+    "a loss that is none": {"loss": "mse"},
+}
+
+
+def change_block(layout, **changes):
+    layout["stages"][0]["blocks"][0] |= changes
+
+
+def without(layout, part):
+    layout["pieces"] = [name for name in layout["pieces"] if not name.endswith(part)]
+
+
+EDITS = {
+    "another stage": lambda layout: layout["stages"][0].update(stage=7),
+    "a stage by name": lambda layout: layout["stages"][0].update(stage="1"),
+    "a shape kept by name": lambda layout: change_block(layout, keeps_shape="no"),
+    "an anchor by name": lambda layout: change_block(layout, takes_anchor=None),
+    "a weight counted from behind": lambda layout: change_block(layout, weights={"kernel": -1}),
+    "a weight too many": lambda layout: change_block(layout, weights={"kernel": 99}),
+    "a bound of nothing": lambda layout: change_block(layout, lipschitz=3),
+    "no whole block": lambda layout: without(layout, "block0/apply"),
+    "no join": lambda layout: without(layout, "block0/join"),
+    "no blocks": lambda layout: layout["stages"][0].update(blocks=None),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_layouts_with_one_thing_wrong(damaged, name):
+    layout = json.loads((damaged / LAYOUT_FILE).read_text())
+    EDITS[name](layout)
+    change_layout(damaged, **layout)
+    assert_refused(damaged, "damaged or incomplete (ValueError: tfresidual.json: ")
+
+
+def test_a_layout_that_is_a_folder(damaged):
+    (damaged / LAYOUT_FILE).unlink()
+    (damaged / LAYOUT_FILE).mkdir()
+    assert_refused(damaged, "damaged or incomplete (IsADirectoryError")
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_layouts_that_do_not_fit_the_folder(damaged, name):
+    change_layout(damaged, **CHANGES[name])
+    assert_refused(damaged, "damaged or incomplete")
+
+
+def halved(path, share=0.5):
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * share)])
+
+
+DAMAGES = {
+    "half a graph": lambda net: halved(net / "saved_model.pb"),
+    "most of a graph": lambda net: halved(net / "saved_model.pb", 0.999),
+    "an empty graph": lambda net: halved(net / "saved_model.pb", 0),
+    "no graph": lambda net: (net / "saved_model.pb").unlink(),
+    "half of the values": lambda net: halved(next(net.glob("variables/*data*"))),
+    "no values": lambda net: next(net.glob("variables/*data*")).unlink(),
+    "half of an index": lambda net: halved(net / "variables" / "variables.index"),
+    "no index": lambda net: (net / "variables" / "variables.index").unlink(),
+    "no variables": lambda net: shutil.rmtree(net / "variables"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damaged_folders(damaged, name):
+    DAMAGES[name](damaged)
+    assert_refused(damaged, "damaged or incomplete")
+
+
+def test_values_that_were_changed(damaged):
+    path = next(damaged.glob("variables/*data*"))
+    content = bytearray(path.read_bytes())
+    content[5] ^= 255
+    path.write_bytes(content)
+    assert_refused(damaged, "Checksum does not match")
+
+
+def test_a_folder_that_lacks_the_layout(damaged):
+    (damaged / LAYOUT_FILE).unlink()
+    assert_refused(damaged, "This one has no assets.extra/tfresidual.json")
+
+
+EXECUTED = {"module": "os", "class_name": "system", "config": {"command": "touch executed"}}
+# What no loss is called.
+NO_LOSSES = {
+    "a function of Python": {"loss": "os.system", "config": None},
+    "nothing of this package": {"loss": "tfresidual>Nothing", "config": None},
+    "nothing of Keras": {"loss": "nothing", "config": {}},
+    "a module": {"loss": "keras", "config": None},
+    "inside of a module": {"loss": "__builtins__", "config": None},
+    "no name": {"loss": 3, "config": None},
+    "no config": {"loss": "mse"},
+    "another config": {"loss": "MeanSquaredError", "config": {"command": "touch executed"}},
+    "a dtype": {"loss": "MeanSquaredError", "config": {"dtype": EXECUTED}},
+    "settings of ours": {"loss": "cross_entropy", "config": {"code": "touch executed"}},
+    "no dict": "mse",
+    "a list": ["mse"],
+    "what finds losses": {"loss": "get", "config": None},
+    "what makes objects": {"loss": "deserialize", "config": {"name": EXECUTED}},
+    "what writes objects": {"loss": "serialize", "config": None},
+    "a network": {
+        "loss": "tfresidual>ResidualNetwork",
+        "config": {"input_shape": [8, 8, 1], "classes": 3},
+    },
+    "an optimizer": {
+        "loss": "tfresidual>GradientCoupling",
+        "config": {"inner": "sgd", "coupling": 0.5},
+    },
+}
+
+
+@pytest.mark.parametrize("name", NO_LOSSES)
+def test_a_layout_cannot_name_what_is_no_loss(damaged, monkeypatch, name):
+    monkeypatch.chdir(damaged.parent)
+    change_layout(damaged, loss=NO_LOSSES[name])
+    assert_refused(damaged, "damaged or incomplete")
+    assert [path.name for path in damaged.parent.iterdir()] == ["net"]
+
+
+def test_a_layout_without_a_loss_needs_the_functions(damaged):
+    """That of a network whose loss is traced, of which the functions are gone."""
+    change_layout(damaged, loss=None)
+    chain = tfr.chain(damaged)
+    with pytest.raises(ValueError, match=r"`chain` must be of a network whose loss.*Received: "):
+        probes.block_metrics(chain, (small_images(), INDICES))
+    assert len(probes.perturbation(chain, (small_images(), INDICES))) == 1
+
+
+if __name__ == "__main__":
+    open_and_probe(*sys.argv[1:])

@@ -1,0 +1,154 @@
+"""Chains of the published architectures in `keras.applications`, with random weights.
+
+What is computed with them is compared in tests marked slow. Not covered: trained weights, which
+would have to be downloaded.
+"""
+
+import collections
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from reference.random_network import randomise
+
+import tfresidual as tfr
+from tfresidual.routing import evaluate
+from tfresidual.routing.gradients import walk_with_gradients
+from tfresidual.routing.routes import drop
+
+# Of every architecture the blocks of each stage, and how many have which shortcut.
+ARCHITECTURES = {
+    "ResNet50": ([3, 4, 6, 3], {"identity": 12, "projection": 4}),
+    "ResNet50V2": ([3, 4, 6, 3], {"identity": 9, "resampling": 3, "projection": 4}),
+    "MobileNetV2": ([1, 2, 3, 2, 2], {"identity": 10}),
+    "MobileNetV3Small": ([1, 2, 1, 2], {"identity": 6}),
+    "EfficientNetB0": ([1, 1, 2, 2, 3], {"identity": 9}),
+    "EfficientNetV2B0": ([1, 1, 2, 4, 7], {"identity": 15}),
+    "ConvNeXtTiny": ([3, 3, 9, 3], {"identity": 18}),
+    "Xception": ([1, 1, 9, 1], {"identity": 8, "projection": 4}),
+}
+SIZES = {"Xception": 71, "InceptionV3": 75, "InceptionResNetV2": 75}
+
+
+def application(name, **kwargs):
+    size = SIZES.get(name, 64)
+    build = getattr(keras.applications, name)
+    return build(weights=None, input_shape=(size, size, 3), classes=10, **kwargs)
+
+
+def random_application(name):
+    """With all weights and statistics at random and logits for outputs, its chain and a batch."""
+    model = application(name, classifier_activation=None)
+    randomise(model)
+    for weight in model.weights:
+        # The scales of ConvNeXt begin too small for its branches to matter.
+        if weight.name.startswith("variable"):
+            weight.assign(np.ones(weight.shape))
+    rng = np.random.default_rng(0)
+    images = rng.uniform(0, 255, (2, *model.input_shape[1:])).astype("float32")
+    return model, tfr.chain(model), images, np.array([1, 2])
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_blocks(name):
+    stages, shortcuts = ARCHITECTURES[name]
+    chain = tfr.chain(application(name))
+    assert [len(stage.blocks) for stage in chain.stages] == stages
+    assert collections.Counter(block.shortcut for block in chain.blocks) == shortcuts
+    changes = [block.shortcut for block in chain.blocks if not block.keeps_shape]
+    assert collections.Counter(changes) == {k: n for k, n in shortcuts.items() if k != "identity"}
+    entered = [stage.index for stage in chain.stages if stage.transition is not None]
+    has_transitions = name.startswith(("Mobile", "Efficient", "ConvNeXt"))
+    assert entered == (list(range(2, len(stages) + 1)) if has_transitions else [])
+    assert chain.outputs == "probabilities"
+    assert chain.notes == ()
+    for stage in chain.stages:
+        roles = [
+            [name for name in block.weights if not name.endswith("bias")]
+            for block in stage.blocks
+            if block.shortcut == "identity"
+        ]
+        assert all(kinds == roles[0] for kinds in roles)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("VGG16", "no addition"),
+        ("DenseNet121", "no addition"),
+        ("InceptionV3", "no addition"),
+        (
+            "InceptionResNetV2",
+            r"no addition; .*: CustomScaleLayer \(40: custom_scale_layer, .*\)",
+        ),
+    ],
+)
+def test_architectures_without_blocks(name, found):
+    with pytest.raises(ValueError, match=rf"on one trunk.*Received: .* with {found}$"):
+        tfr.chain(application(name))
+
+
+@pytest.mark.slow
+def test_additions_beside_the_trunk_are_no_blocks():
+    with pytest.raises(
+        ValueError, match=r"Received: .* additions: off the trunk \(\d+: \w+, \w+, \w+, \.\.\.\)"
+    ):
+        tfr.chain(keras.applications.NASNetMobile(weights=None))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_numbers(name):
+    model, chain, images, labels = random_application(name)
+    expected = model.predict(images, batch_size=2, verbose=0)
+    np.testing.assert_array_equal(tf.function(chain)(tf.constant(images)), expected)
+
+    # A block whose branch is zero might as well not be there.
+    movable = [block for block in chain.blocks if block.shortcut == "identity"]
+    size = np.abs(expected).max()
+    for block in movable[-2:]:
+        route = drop(chain, (block.stage, block.step))
+        outputs = evaluate(chain, [route], (images, labels), with_outputs=True).outputs[0]
+        assert np.abs(outputs - expected).max() > 1e-4 * size
+        last = list(block.weights)[-1].partition("/")[0]
+        weights = [w for role, w in block.weights.items() if role.partition("/")[0] == last]
+        before = [keras.ops.convert_to_numpy(weight).copy() for weight in weights]
+        for weight in weights:
+            weight.assign(np.zeros(weight.shape))
+        without = model.predict(images, batch_size=2, verbose=0)
+        np.testing.assert_allclose(outputs, without, rtol=0, atol=3e-6 * size)
+        for weight, value in zip(weights, before, strict=True):
+            weight.assign(value)
+
+
+# Layers that return the state before a block, and the block's stage and step.
+LAYERS = {
+    "ResNet50": ("conv3_block2_out", 2, 2),
+    "ResNet50V2": ("conv3_block2_out", 2, 2),
+    "MobileNetV2": ("block_8_add", 3, 2),
+    "MobileNetV3Small": ("expanded_conv_4_add", 2, 1),
+    "EfficientNetB0": ("block6c_add", 5, 2),
+    "EfficientNetV2B0": ("block6d_add", 5, 3),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYERS)
+def test_gradients(name):
+    model, chain, images, labels = random_application(name)
+    layer, stage, step = LAYERS[name]
+    place = [(block.stage, block.step) for block in chain.blocks].index((stage, step))
+    walk = tf.function(lambda x, y: walk_with_gradients(chain, x, y).__dict__)(images, labels)
+    state = model.get_layer(layer).output
+    before = keras.Model(model.inputs[0], state)(images, training=False)
+    limit = 1e-5 * float(tf.reduce_max(tf.abs(before)))
+    np.testing.assert_allclose(walk["steps"][place][0], before, rtol=0, atol=limit)
+    tail = keras.Model(state, model.outputs[0])
+    before = walk["steps"][place][0]
+    with tf.GradientTape() as tape:
+        tape.watch(before)
+        losses = chain.loss(labels, tail(before, training=False))
+    expected = tape.gradient(losses, before)
+    limit = 1e-4 * float(tf.reduce_max(tf.abs(expected)))
+    np.testing.assert_allclose(walk["gradients"][place], expected, rtol=0, atol=limit)

@@ -1,0 +1,445 @@
+"""The depth of a network searched in one folder: trials, the answer, a report.
+
+`run` does all of it. `python -m tfresidual.jobs.depth_study FOLDER` is one process of a search that
+`run` supervises.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+import os
+import pathlib
+import sys
+import time
+
+import keras
+import keras_tuner
+import tensorflow as tf
+
+from tfresidual import datasets, report, tuning
+from tfresidual.arguments import check_int
+from tfresidual.console import say
+from tfresidual.files import checked_path, replacing, written
+from tfresidual.jobs.probing import write_frames_and_figures
+from tfresidual.jobs.run_folder import (
+    MODEL_FILE,
+    SETTINGS_FILE,
+    claim,
+    read_settings,
+    refuse_other_settings,
+    settings_of,
+)
+from tfresidual.jobs.settings import (
+    MOST_BLOCKS,
+    STAGES,
+    Settings,
+    build,
+    check,
+    check_any_depth,
+    check_training_fits,
+    compile_for,
+    describe,
+    has_blocks_to_couple,
+    nothing_to_couple,
+    prepare,
+    used,
+)
+from tfresidual.locks import locked
+from tfresidual.memory import check_fits
+from tfresidual.probes.logs import log_key
+from tfresidual.training.progress import TrainingProgress
+from tfresidual.tuning.depth_search import load_trained
+from tfresidual.tuning.workers import IP, check_environment, is_worker
+
+# The project of keras-tuner in the folder, and where supervised processes write.
+PROJECT, LOGS = "search", "logs"
+# What a process takes that has loaded TensorFlow.
+WORKER_BYTES = 400 * 2**20
+# What may change when a search goes on.
+MAY_CHANGE = ("max_blocks", "tolerance", "max_trials")
+# Seconds. A supervised worker ends with its supervisor, and its chief may take long to load.
+PATIENCE_OF_SUPERVISED = 600.0
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchSettings:
+    """How a depth is searched; see `tfresidual.tuning.DepthSearch`.
+
+    Attributes:
+        start: blocks of each stage to begin with, an int or one a stage.
+        min_blocks: the smallest depth, an int or one a stage.
+        max_blocks: the largest depth, an int or one a stage.
+        tolerance: by how many blocks a stage of the answer may be deeper than it must.
+        executions: trainings per trial, whose measurements are averaged.
+        max_trials: the most trials, or `None`.
+        warm_start: whether trials begin with the weights of shallower ones.
+    """
+
+    start: int | tuple = 4
+    min_blocks: int | tuple = 1
+    max_blocks: int | tuple = 64
+    tolerance: int = 0
+    executions: int = 1
+    max_trials: int | None = None
+    warm_start: bool = False
+
+    def __post_init__(self):
+        for name in ("start", "min_blocks", "max_blocks"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+
+
+def run(folder, settings=None, search=None, console=None, workers=1):
+    """Searches the depth of a network and writes one folder.
+
+    A folder that an interrupted search left goes on: finished trials stay, a half-finished one
+    begins anew. With the environment of a chief or a worker (see `tfresidual.tuning.workers`) it
+    takes that part in a search by several machines, which must all see the folder.
+
+    - `settings.json`: the settings, the versions of the packages, the machine;
+    - `search/`: keras-tuner's project, a folder for each trial;
+    - `frames/trace.csv`, `figures/depth_search.png`: what was tried and measured;
+    - `outcome.json`: what was found;
+    - `model.keras`: the network with the fewest blocks, if one meets the rule;
+    - `report.html`: all of it on one page.
+
+    Args:
+        folder: where to write, made if it is not there.
+        settings: a `tfresidual.jobs.settings.Settings`, without a depth.
+        search: a `SearchSettings`.
+        console: a `rich.console.Console` for progress, or `None` for silence.
+        workers: int, how many networks are trained at once, each by a process of its own.
+
+    Returns:
+        The `tfresidual.tuning.Outcome`, or `None` in a process that is a worker.
+
+    Raises:
+        ValueError: if a setting or the environment cannot be used, or the folder holds a run of
+            other settings.
+        FileNotFoundError: if the dataset is not on the disk.
+        tfresidual.locks.FolderInUseError: if another process writes to the folder.
+        ConnectionError: in a worker without a chief.
+        tfresidual.tuning.SearchError: if too many trials failed in a row, or workers die.
+    """
+    check_environment()
+    settings, search = settings or Settings(), search or SearchSettings()
+    check_int("workers", workers, at_least=1)
+    check_fits(
+        workers * WORKER_BYTES,
+        "Argument `workers` must fit the machine: so many processes",
+        f"workers={workers}",
+    )
+    if workers > 1 and IP in os.environ:
+        raise ValueError(
+            f"Argument `workers` must be 1 where {IP} says that this process is a chief or a "
+            "worker; give each worker a process of its own. "
+            f"Received: workers={workers}, {IP}={os.environ[IP]!r}"
+        )
+    check(settings)
+    check_any_depth(settings)
+    folder = checked_path("folder", folder)
+    _check_search(settings, search)
+    # It is the chief that holds the folder.
+    with contextlib.nullcontext() if is_worker() else _alone_in_run(folder):
+        return _run(folder, settings, search, console, workers)
+
+
+def _run(folder, settings, search, console, workers):
+    parts = {"settings": settings, "search": search}
+    refuse_other_settings(folder, parts, MAY_CHANGE)
+    watch = _Watch(folder / PROJECT, console)
+    # The network, too, is known to be possible before anything is written.
+    check_training_fits(build(settings, _depths(search.start)), settings)
+    train, validation, test = prepare(settings, console)
+    if is_worker():
+        if not (folder / SETTINGS_FILE).exists():
+            claim(folder, parts)
+        _search(folder, settings, search, train, validation, console, watch)
+        return None
+    claim(folder, parts)
+    begun = time.monotonic()
+    if workers > 1:
+        say(console, f"{workers} workers; what they say is in {folder / LOGS}")
+        # -P: this package, whatever lies in the folder this runs in.
+        command = [sys.executable, "-P", "-m", "tfresidual.jobs.depth_study", str(folder)]
+        tuning.supervise(command, workers, folder / LOGS, watch)
+    else:
+        _search(folder, settings, search, train, validation, console, watch)
+    return _conclude(folder, settings, test, console, time.monotonic() - begun)
+
+
+@contextlib.contextmanager
+def _alone_in_run(folder):
+    """Holds the folder of a run for this process, unless another searches in it."""
+    with locked(folder):
+        if (folder / PROJECT).exists():
+            # By `DepthSearch`, without `run`, or left over from a supervisor that was killed.
+            with locked(folder / PROJECT):
+                pass
+        yield
+
+
+def member(folder):
+    """One process of a supervised search: what it does is in the folder and the environment."""
+    settings = settings_of(folder)
+    search = SearchSettings(**read_settings(folder)["search"])
+    train, validation, _ = prepare(settings)
+    kind = functools.partial(_Logged, chief_timeout=PATIENCE_OF_SUPERVISED)
+    _search(pathlib.Path(folder), settings, search, train, validation, None, None, kind)
+
+
+def _search(folder, settings, search, train, validation, console, watch, kind=tuning.DepthSearch):
+    """Runs the search, or takes part in it, with a kind of `DepthSearch`."""
+    hypermodel = _Hypermodel(settings, int(train.cardinality()), train, console, watch)
+    with _silent():
+        tuner = _tuner(folder, settings, search, hypermodel, kind)
+        # A chief calls it.
+        tuner.oracle.watch = watch
+        tuner.search(train, validation_data=validation, epochs=settings.epochs, verbose=0)
+    if watch is not None:
+        watch()
+
+
+class _Logged(tuning.DepthSearch):
+    """Says of each trial on stderr, the log of a supervised process, when it begins and ends."""
+
+    def run_trial(self, trial, *args, **kwargs):
+        depths = tuning.blocks(trial.hyperparameters)
+        text = f"trial {int(trial.trial_id) + 1}: {' '.join(map(str, depths))} blocks"
+        _log(f"{text} begin")
+        try:
+            measured = super().run_trial(trial, *args, **kwargs)
+        except Exception as error:
+            # TensorFlow's errors may be pages.
+            _log(f"{text} failed, {type(error).__name__}: {' '.join(str(error).split())[:400]}")
+            raise
+        stages = range(1, len(depths) + 1)
+        means = [measured.get(log_key("mean_scaled_perturbation", s), math.nan) for s in stages]
+        error = measured.get("error", math.nan)
+        _log(f"{text} end{_told(means, error, measured['seconds'])}")
+        return measured
+
+
+def _log(line):
+    print(time.strftime("%Y-%m-%d %H:%M:%S"), line, file=sys.stderr, flush=True)
+
+
+def _told(means, error, seconds):
+    """What was measured in a trial, to be put after what it is."""
+    # A stage whose blocks all change the shape of the state has no mean.
+    means = " ".join("none" if math.isnan(value) else f"{value:.3g}" for value in means)
+    return f", mean scaled perturbation {means}, error {error:.1%}, {seconds:.0f} s"
+
+
+def _tuner(folder, settings, search, hypermodel, kind):
+    return kind(
+        hypermodel,
+        epsilon=settings.epsilon,
+        start=_depths(search.start),
+        min_blocks=search.min_blocks,
+        max_blocks=search.max_blocks,
+        tolerance=search.tolerance,
+        warm_start=search.warm_start,
+        max_trials=search.max_trials,
+        executions_per_trial=search.executions,
+        seed=settings.seed % 2**31,
+        directory=folder,
+        project_name=PROJECT,
+    )
+
+
+class _Hypermodel(keras_tuner.HyperModel):
+    """Builds and trains the network of a trial the way a study does."""
+
+    def __init__(self, settings, steps, train, console, watch):
+        super().__init__()
+        self.settings, self.steps, self.train = settings, steps, train
+        self.console, self.watch = console, watch
+        self.metric = None
+
+    def build(self, hp):
+        network = build(self.settings, tuning.blocks(hp))
+        self.metric = compile_for(network, self.settings, self.steps)
+        return network
+
+    def fit(self, hp, model, *args, callbacks=(), **kwargs):
+        callbacks = [
+            keras.callbacks.LambdaCallback(
+                on_epoch_begin=lambda epoch, logs: datasets.set_epoch(self.train, epoch)
+            ),
+            *callbacks,
+        ]
+        if self.watch is not None:
+            self.watch()
+        progress = None
+        if self.console is not None:
+            say(self.console, f"training {' '.join(map(str, tuning.blocks(hp)))} blocks")
+            progress = TrainingProgress(kwargs["epochs"], self.steps, self.metric, self.console)
+            callbacks.append(progress)
+        try:
+            # The dataset shuffles itself.
+            return model.fit(*args, callbacks=callbacks, shuffle=False, **kwargs)
+        finally:
+            if progress is not None:
+                progress.close()
+
+
+class _Watch:
+    """Says of every trial, once, how it ended."""
+
+    def __init__(self, project, console):
+        self.project, self.console = project, console
+        self.said = set()
+
+    def __call__(self):
+        if self.console is None or not (self.project / "oracle.json").exists():
+            return
+        oracle = tuning.read_search(self.project)
+        for trial, rows in tuning.trace_of(oracle).groupby("trial"):
+            first = rows.iloc[0]
+            if trial in self.said or first["status"] == "running":
+                continue
+            self.said.add(trial)
+            text = f"trial {trial + 1}: {' '.join(map(str, rows['blocks']))} blocks"
+            if first["status"] == "failed":
+                say(self.console, f"{text} failed")
+                continue
+            means = rows["mean_scaled_perturbation"]
+            met = "meets the rule" if rows["meets_rule"].all() else "does not meet the rule"
+            told = _told(means, first["error"], first["seconds"])
+            say(self.console, f"{text}{told}: {met}")
+
+
+def _conclude(folder, settings, test, console, seconds):
+    """Writes what was found; the outcome."""
+    oracle = tuning.read_search(folder / PROJECT)
+    (outcome,) = tuning.outcomes_of(oracle)
+    trace = tuning.trace_of(oracle)
+    sections = report.search_sections(trace, settings.epsilon)
+    figures = {"depth_search": sections[0].figure}
+    write_frames_and_figures(folder, {"trace": trace}, figures)
+    error = None
+    best = None if outcome.trial is None else oracle.in_order()[outcome.trial]
+    if best is None or not oracle.is_kept_met(best):
+        # What an earlier run of the command has found is no answer any more.
+        (folder / MODEL_FILE).unlink(missing_ok=True)
+    else:
+        say(console, "measuring the error on the test images")
+        network = build(settings, outcome.blocks)
+        metric = compile_for(network, settings, 1)
+        load_trained(network, oracle.weights_path(best))
+        error = 1 - network.evaluate(test, return_dict=True, verbose=0)[metric]
+        with replacing(folder / MODEL_FILE) as path:
+            network.save(path)
+    with written(folder / "outcome.json") as path:
+        content = dataclasses.asdict(outcome) | {"epsilon": settings.epsilon, "test_error": error}
+        path.write_text(json.dumps(content, indent=2) + "\n")
+    report.write(
+        folder / "report.html",
+        f"Depth of {settings.network} on {describe(settings).title}",
+        sections,
+        summary=_summary(settings, outcome, trace, error, seconds),
+        settings=_told_settings(folder, settings),
+    )
+    return outcome
+
+
+def _told_settings(folder, settings):
+    """What the report says of the settings: those that were used."""
+    content = read_settings(folder)
+    # The depth is what was searched.
+    content["settings"] = {name: v for name, v in used(settings).items() if name != "depth"}
+    content["search"] = {name: v for name, v in content["search"].items() if v is not None}
+    return content
+
+
+def _summary(settings, outcome, trace, error, seconds):
+    trials = trace.drop_duplicates("trial")
+    found = {"found": "Depth found", "searching": "Shallowest so far"}.get(outcome.status)
+    depths = "none" if outcome.blocks is None else " ".join(map(str, outcome.blocks))
+    tiles = [
+        (found or "Depth", depths, outcome.message),
+        (
+            "Rule",
+            f"mean scaled perturbation {settings.epsilon:g} or less",
+            "in every stage, over the blocks that keep the shape of the state",
+        ),
+        (
+            "Trials",
+            str(int((trials["status"] == "completed").sum())),
+            f"completed, {trials['seconds'].sum() / 60:.1f} min in all",
+        ),
+    ]
+    if error is not None:
+        kind = describe(settings)
+        images = "images with any digit wrong" if kind.multi_label else "images misclassified"
+        note = f"{images}; chance {kind.chance_error:.1%}"
+        tiles.append(("Error on test images", f"{error:.1%}", note))
+    took = f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"
+    tiles.append(("Time", took, "of this run of the command"))
+    return tiles
+
+
+def _check_search(settings, search):
+    """Raises a `ValueError` unless the search can be made with these settings."""
+    check_int("executions", search.executions, at_least=1)
+    for name in ("start", "min_blocks", "max_blocks"):
+        depths = getattr(search, name)
+        if isinstance(depths, tuple) and len(depths) != STAGES:
+            raise ValueError(
+                f"Argument `{name}` must be an int, or one for each of the {STAGES} stages. "
+                f"Received: {name}={depths!r}"
+            )
+        for depth in _depths(depths):
+            check_int(name, depth, at_least=1, at_most=MOST_BLOCKS)
+    if settings.share_from is not None and settings.share_from >= max(_depths(search.max_blocks)):
+        raise ValueError(
+            "Argument `share_from` must be a block of networks that may be tried, less than "
+            f"`max_blocks`. Received: share_from={settings.share_from!r}, "
+            f"max_blocks={search.max_blocks!r}"
+        )
+    if settings.coupling is not None:
+        # Deeper ones have nothing to couple where these have not, and take longer to build.
+        enough = settings.coupling_from + 3
+        deepest = [min(depth, enough) for depth in _depths(search.max_blocks)]
+        if not has_blocks_to_couple(build(settings, deepest), settings):
+            raise nothing_to_couple(settings, f"max_blocks={search.max_blocks!r}")
+    tuning.DepthOracle(
+        _depths(search.start),
+        settings.epsilon,
+        search.min_blocks,
+        search.max_blocks,
+        search.tolerance,
+        max_trials=search.max_trials,
+    )
+    if search.warm_start and settings.share_from is not None:
+        raise ValueError(
+            "Argument `warm_start` must be left out where blocks are shared. Received: "
+            f"warm_start=True, share_from={settings.share_from!r}"
+        )
+
+
+def _depths(depths):
+    return (depths,) * STAGES if isinstance(depths, int) else depths
+
+
+@contextlib.contextmanager
+def _silent():
+    """Keeps what keras-tuner prints off stdout, which holds results alone.
+
+    And TensorFlow's warning that every network is compiled anew.
+    """
+    logger = tf.get_logger()
+    level = logger.level
+    logger.setLevel("ERROR")
+    try:
+        with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+if __name__ == "__main__":
+    member(sys.argv[1])

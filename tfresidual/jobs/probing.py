@@ -1,0 +1,195 @@
+"""Runs probes on saved networks: what `tfresidual probe` does."""
+
+import contextlib
+import dataclasses
+import math
+from importlib import metadata
+
+import pandas as pd
+
+from tfresidual import datasets, sources
+from tfresidual.arguments import check_int
+from tfresidual.console import say
+from tfresidual.files import check_folder, checked_path
+from tfresidual.jobs.frames import known_records, record, write_frames_and_figures
+from tfresidual.jobs.settings import prepare
+from tfresidual.jobs.targets import check_fit, folder_of, network_of, settings_for, whole_series
+from tfresidual.locks import locked
+from tfresidual.registry import ENTRIES, ProbeOptions, possible
+from tfresidual.registry.figures import study_figures
+
+SPLITS = ("train", "test")
+# Where the frames and figures of a series are until all of them are there.
+UNFINISHED = "unfinished"
+
+
+def probe(
+    target,
+    names=None,
+    folder=None,
+    splits=("test",),
+    images=None,
+    changes=None,
+    options=None,
+    console=None,
+    pixels="standardized",
+):
+    """Runs probes on a saved network, and writes their frames and figures.
+
+    Args:
+        target: the folder of a run, a `.keras` file, a SavedModel that `tfresidual.export` wrote,
+            or the folder of a series of them, see `tfresidual.callbacks.ExportForProbing`. The
+            data is that of the run in whose folder it lies, unless `changes` say otherwise.
+        names: names of probes, or one of them, see `tfresidual.registry.ENTRIES`; by default
+            all that the network has blocks for.
+        folder: where to write, by default `probes` in the folder of the run or of the series, and
+            `probes/NAME` beside a network of another name. `probes.json` there says of every
+            frame what it was measured on. The frames of a series
+            have the column `epoch`, counted from 0 (-1 is before the first); beside the figures
+            of its last network stand those over the epochs. Until a series is through, its files
+            are in the folder `unfinished` there, and those of an earlier probe stay.
+        splits: `"train"`, `"test"` or both.
+        images: int, how many images of each split, rounded up to whole batches; by default all of
+            the test images, and as many training images.
+        changes: dict of fields of `tfresidual.jobs.study.Settings` that name the data.
+        options: a `ProbeOptions`.
+        console: a `rich.console.Console` for progress, or `None` for silence.
+        pixels: what the images hold, see `tfresidual.datasets.load`: what the network was trained
+            on, where that was not done here.
+
+    Returns:
+        A tuple of the frames by name, and the list of the `pathlib.Path`s written.
+
+    Raises:
+        FileNotFoundError: if there is no such network, or the dataset is not on the disk.
+        NotADirectoryError: if `folder` cannot be a folder.
+        tfresidual.locks.FolderInUseError: if another process writes to `folder`.
+        ValueError: if an argument cannot be used, a network or another file is damaged, or the
+            data does not fit a network.
+    """
+    names, splits = _listed(names) or None, _listed(splits)
+    for name in names or ():
+        if name not in ENTRIES:
+            raise ValueError(
+                f"Argument `names` must hold names of probes: {', '.join(map(repr, ENTRIES))}. "
+                f"Received: {name!r}"
+            )
+    if not splits or any(split not in SPLITS for split in splits):
+        raise ValueError(
+            f"Argument `splits` must hold 'train', 'test' or both. Received: splits={splits!r}"
+        )
+    if images is not None:
+        check_int("images", images, at_least=1)
+    if pixels not in datasets.PIXELS:
+        raise ValueError(
+            f"Argument `pixels` must be one of {', '.join(map(repr, datasets.PIXELS))}. "
+            f"Received: pixels={pixels!r}"
+        )
+    options = options or ProbeOptions()
+    if names is None:
+        # Who did not ask for the indices gets the other probes without them.
+        options = dataclasses.replace(options, at_chance="nan")
+    target = checked_path("target", target)
+    series = whole_series(target)
+    networks = {epoch - 1: path for epoch, path in series.items()} or {None: network_of(target)}
+    settings = settings_for(target, next(iter(networks.values())), changes or {})
+    folder = folder_of(target if series else networks[None]) if folder is None else folder
+    folder = checked_path("folder", folder)
+    # A series that is not through leaves the whole frames of an earlier probe as they are.
+    written_to = folder / UNFINISHED if series else folder
+    check_folder("folder", folder, UNFINISHED if series else "")
+    options = dataclasses.replace(
+        options,
+        epsilon=settings.epsilon if options.epsilon is None else options.epsilon,
+        seed=settings.seed if options.seed is None else options.seed,
+    )
+    with locked(folder):
+        known = known_records(folder)
+        data, frames, paths, last = None, {}, {}, [*networks.values()][-1]
+        for epoch, path in networks.items():
+            say(console, f"opening {path}")
+            chain = sources.chain(path)
+            if data is None:
+                say(console, str(chain))
+            check_fit(chain, settings, path)
+            if data is None:
+                data = _data(settings, splits, images, pixels, console)
+                counts = {split: _count(part) for split, part in data.items()}
+                say(console, f"on {counts} images of {settings.data}, pixels {pixels}")
+                what = {
+                    "network": str(target),
+                    "tfresidual": metadata.version("tfresidual"),
+                    "data": settings.data,
+                    "images": counts,
+                    "pixels": pixels,
+                    "options": dataclasses.asdict(options),
+                }
+            for name in names or _measured_at_once(chain):
+                say(console, f"running {name}")
+                measured = ENTRIES[name].run(chain, data, options, console is not None)
+                # Of a series the last network is drawn.
+                figures = study_figures(measured, options.epsilon) if path == last else {}
+                if epoch is not None:
+                    measured = _with_epoch(measured, epoch, frames)
+                # At once: an interruption loses the probe that runs, not those before it.
+                written_now = write_frames_and_figures(written_to, measured, figures, flat=True)
+                paths |= dict.fromkeys(written_now)
+                frames |= measured
+                if not series:
+                    paths[record(folder, known, measured, what)] = None
+        if series:
+            figures = study_figures(_by_epoch(frames), options.epsilon)
+            paths |= dict.fromkeys(write_frames_and_figures(written_to, {}, figures, flat=True))
+            paths = [path.replace(folder / path.name) for path in paths]
+            paths.append(record(folder, known, frames, what))
+            # What an interrupted probe of other names left there stays.
+            with contextlib.suppress(OSError):
+                written_to.rmdir()
+        return frames, list(paths)
+
+
+def _measured_at_once(chain):
+    """The names of all probes that can be run, but for those whose frames come with another's."""
+    names = possible(chain)
+    return [name for name in names if ENTRIES[name].measured_by not in names]
+
+
+def _listed(names):
+    # One name does for a list of it.
+    return [names] if isinstance(names, str) else list(dict.fromkeys(names or ()))
+
+
+def _by_epoch(frames):
+    """What the figures over the epochs are drawn from, out of the frames of a series."""
+    found = {}
+    if "block_metrics" in frames:
+        found["block_metrics_by_epoch"] = frames["block_metrics"]
+    if "readout" in frames:
+        columns = [c for c in ("split", "stage", "block", "epoch") if c in frames["readout"]]
+        read = frames["readout"][[*columns, "error"]]
+        blocks = found.get("block_metrics_by_epoch", read[columns])
+        found["block_metrics_by_epoch"] = blocks.merge(read, "left", columns)
+    others = {
+        name: frame for name, frame in frames.items() if name not in ("block_metrics", "readout")
+    }
+    return found | {f"{name}_by_epoch": frame for name, frame in others.items()}
+
+
+def _with_epoch(measured, epoch, frames):
+    """The frames of a network of a series, behind those of the networks before it."""
+    measured = {name: frame.assign(epoch=epoch) for name, frame in measured.items()}
+    return {
+        name: pd.concat([frames[name], frame], ignore_index=True) if name in frames else frame
+        for name, frame in measured.items()
+    }
+
+
+def _data(settings, splits, images, pixels, console):
+    train, _, test = prepare(settings, console, pixels=pixels)
+    batches = math.ceil(images / settings.batch_size) if images else int(test.cardinality())
+    parts = {"train": datasets.plain(train), "test": test}
+    return {split: parts[split].take(batches) for split in splits}
+
+
+def _count(dataset):
+    return sum(len(images) for images, _ in dataset)

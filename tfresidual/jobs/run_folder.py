@@ -1,0 +1,130 @@
+"""The folder of a run: what it was made with, and that nothing else is written into it."""
+
+import dataclasses
+import json
+import pathlib
+import platform
+from importlib import metadata
+
+from tfresidual.files import check_folder, damaged, read_json, replacing
+from tfresidual.jobs.settings import Settings, check
+
+SETTINGS_FILE = "settings.json"
+MODEL_FILE = "model.keras"
+ANEW = "Put it back, or remove the folder to begin anew"
+PACKAGES = (
+    "tfresidual",
+    "tensorflow",
+    "keras",
+    "keras-tuner",
+    "tensorflow-datasets",
+    "numpy",
+    "pandas",
+)
+
+
+def refuse_other_settings(folder, parts, free=()):
+    """Raises an error unless a folder is new, or holds a run of the same settings.
+
+    Args:
+        folder: `pathlib.Path` of the folder.
+        parts: dict of dataclasses by name, the settings in groups.
+        free: names of settings that may change from one start of the run to the next.
+
+    Raises:
+        NotADirectoryError: if it cannot be a folder.
+        ValueError: if other settings made it.
+    """
+    check_folder("folder", folder)
+    if not (folder / SETTINGS_FILE).exists():
+        return
+    content = read_settings(folder)
+    if set(parts) - set(content):
+        raise ValueError(
+            "Argument `folder` must be new, or hold a run of the same kind; this one holds a "
+            f"training, not a search. Received: folder={str(folder)!r}"
+        )
+    changed, before = {}, {}
+    for name, part in parts.items():
+        _check_known(folder, content, name, type(part))
+        # A setting that the run does not know had its default.
+        earlier = _plain(type(part)()) | content[name]
+        for key, value in _plain(part).items():
+            if key not in free and earlier[key] != value:
+                before[key], changed[key] = earlier[key], value
+    if "search" in content and "search" not in parts:
+        raise ValueError(
+            "Argument `folder` must be new, or hold a run of the same kind; this one holds a "
+            f"search. Received: folder={str(folder)!r}"
+        )
+    if changed:
+        raise ValueError(
+            "Argument `folder` must be new, or hold a run of the same settings. "
+            + ", ".join(f"{key} was {before[key]!r}" for key in changed)
+            + f". Received: folder={str(folder)!r} with "
+            + ", ".join(f"{key}={changed[key]!r}" for key in changed)
+        )
+
+
+def claim(folder, parts):
+    """Makes the folder, and writes the settings, with versions and machine, where they changed.
+
+    Args:
+        folder: `pathlib.Path` of the folder.
+        parts: dict of dataclasses by name, the settings in groups.
+    """
+    path = folder / SETTINGS_FILE
+    settings = {name: _plain(part) for name, part in parts.items()}
+    if path.exists():
+        content = read_settings(folder)
+        if all(content[name] == part for name, part in settings.items()):
+            return
+        content |= settings
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        versions = {"python": platform.python_version()}
+        versions |= {package: metadata.version(package) for package in PACKAGES}
+        machine = {"system": platform.platform(), "processor": platform.machine()}
+        content = {**settings, "versions": versions, "machine": machine}
+    with replacing(path) as written:
+        written.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def read_settings(folder):
+    """The content of a run's settings file, a dict.
+
+    Raises:
+        ValueError: if the file is damaged.
+        OSError: if it cannot be read.
+    """
+    content = read_json(pathlib.Path(folder) / SETTINGS_FILE, ANEW)
+    _check_known(folder, content, "settings", Settings)
+    return content
+
+
+def settings_of(folder):
+    """The `Settings` of a run; raises what `read_settings` does."""
+    content = read_settings(folder)["settings"]
+    try:
+        settings = Settings(**content)
+        check(settings)
+    except (TypeError, ValueError) as error:
+        raise damaged(pathlib.Path(folder) / SETTINGS_FILE, error, ANEW) from error
+    return settings
+
+
+def _check_known(folder, content, name, kind):
+    """Raises a `ValueError` unless a group of settings holds fields of a dataclass alone."""
+    path, group = pathlib.Path(folder) / SETTINGS_FILE, content.get(name)
+    if not isinstance(group, dict):
+        raise damaged(path, f"it does not hold the {name} of the run", ANEW)
+    unknown = set(group) - {field.name for field in dataclasses.fields(kind)}
+    if unknown:
+        names = ", ".join(map(repr, sorted(unknown)))
+        reason = f"it has settings that this version of tfresidual does not know: {names}"
+        raise damaged(path, reason, ANEW)
+
+
+def _plain(part):
+    """A dataclass as JSON gives it back."""
+    return json.loads(json.dumps(dataclasses.asdict(part)))

@@ -1,0 +1,371 @@
+"""What a study trains on what, and how."""
+
+import dataclasses
+import math
+import os
+
+import keras
+import numpy as np
+
+from tfresidual import datasets, layers, networks, training
+from tfresidual.arguments import check_bool, check_int, check_number
+from tfresidual.console import say
+from tfresidual.datasets.load import sizes_of
+from tfresidual.files import checked_path
+from tfresidual.memory import TooLargeError, check_fits
+from tfresidual.networks import weight_groups
+from tfresidual.registry.entry import check_epsilon
+
+# Layers, or blocks of a stage; a network of more takes hours to build.
+MOST_BLOCKS = 10_000
+# Networks whose stages can have any number of blocks; each has STAGES of them.
+ANY_DEPTH, STAGES = ("resnet", "hauser", "resnet101"), 3
+# What the setting `depth` stands for where it is `None`.
+DEPTHS = {"resnet": 20, "hauser": 6, "resnet101": 16}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What is trained on what, and how; the same settings and seed give the same numbers.
+
+    Attributes:
+        data: name of a dataset, see `tfresidual.datasets.load`.
+        digits: digits on an image of Digitclutter.
+        data_dir: folder of tensorflow-datasets, or `None` for its default.
+        network: name of a function in `tfresidual.networks`.
+        depth: layers of `"resnet"`, or blocks per stage of `"hauser"` and `"resnet101"`; `None`
+            for 20, 6 and 16.
+        width: channels of the first stage of `"resnet"` and `"resnet101"`, doubled from stage to
+            stage.
+        layout: layout of the residual units.
+        shortcut: shortcut of the residual units.
+        gamma: what the scale of the units' batch normalization begins with; `None` for 0.1 where
+            `batch_norm` is `"unshared"`, else 1.
+        share_from: block from which on the blocks of a stage are one, or `None`.
+        batch_norm: what each application of a shared block has of its own, see
+            `tfresidual.networks.ResidualNetwork`.
+        recurrent: whether the blocks of a stage begin with equal weights.
+        coupling: of the gradients of a stage's blocks, from 0 to 1, see
+            `tfresidual.training.GradientCoupling`; `None` for an optimizer without it.
+        kernel: how the coupling falls off with the distance of two blocks.
+        coupling_from: the first block of a stage that is coupled.
+        lipschitz: the largest Lipschitz constant of the blocks' branches, or `None`.
+        anchor: to what blocks add their branch, `"previous"` or `"input"`.
+        epochs: how long to train.
+        batch_size: images in a step.
+        recipe: name of a recipe, see `tfresidual.training.recipe`; `None` for the dataset's own.
+        train_size: images to train on, `None` for the dataset's default.
+        validation: images held out to choose the best epoch.
+        test_size: images of the test set, `None` for the dataset's default.
+        epsilon: mean scaled perturbation of the stopping rule.
+        dtype: dtype policy of the network.
+        seed: decides on the first weights, the order of the images and their augmentation.
+    """
+
+    data: str = "digitclutter"
+    digits: int = 3
+    data_dir: str | None = None
+    network: str = "resnet"
+    depth: int | None = None
+    width: int = 16
+    layout: str = "full_preactivation"
+    shortcut: str = "identity"
+    gamma: float | None = None
+    share_from: int | None = None
+    batch_norm: str = "shared"
+    recurrent: bool = False
+    coupling: float | None = None
+    kernel: str = "uniform"
+    coupling_from: int = 0
+    lipschitz: float | None = None
+    anchor: str = "previous"
+    epochs: int = 4
+    batch_size: int = 64
+    recipe: str | None = None
+    train_size: int | None = None
+    validation: int = 2000
+    test_size: int | None = None
+    epsilon: float = 0.1
+    dtype: str = "float32"
+    seed: int = 0
+
+    def __post_init__(self):
+        if self.data_dir is not None:
+            object.__setattr__(self, "data_dir", os.fspath(self.data_dir))
+        for field in dataclasses.fields(self):
+            # JSON knows no numbers of NumPy.
+            value = getattr(self, field.name)
+            if isinstance(value, np.generic):
+                object.__setattr__(self, field.name, value.item())
+
+
+def check(settings):
+    """Raises a `ValueError` unless every setting can be used, without building anything.
+
+    What only the network or the data can tell is left to `build` and `tfresidual.datasets.load`.
+    """
+    for name in ("width", "epochs", "batch_size", "validation"):
+        check_int(name, getattr(settings, name), at_least=1)
+    for name in ("train_size", "test_size"):
+        check_int(name, getattr(settings, name), at_least=1, or_none=True)
+    check_int("depth", settings.depth, at_least=1, at_most=MOST_BLOCKS, or_none=True)
+    check_int("seed", settings.seed, at_least=0, at_most=2**32 - 1)
+    check_bool("recurrent", settings.recurrent)
+    check_epsilon(settings.epsilon)
+    describe(settings)
+    recipe_of(settings)
+    check_int("coupling_from", settings.coupling_from, at_least=0)
+    coupling = check_number("coupling", settings.coupling, at_least=0, at_most=1, or_none=True)
+    training.coupling_kernel([0, 1], coupling or 0.0, settings.kernel)
+    for name in ("kernel", "coupling_from"):
+        if settings.coupling is None and getattr(settings, name) != getattr(Settings, name):
+            raise ValueError(
+                f"Argument `{name}` says how gradients are coupled, so it must go with `coupling`. "
+                f"Received: {name}={getattr(settings, name)!r}, coupling=None"
+            )
+    check_number("gamma", settings.gamma, at_least=-1e9, at_most=1e9, or_none=True)
+    check_number("lipschitz", settings.lipschitz, at_least=1e-9, at_most=1e9, or_none=True)
+    if settings.data_dir is not None:
+        checked_path("data_dir", settings.data_dir)
+
+
+def describe(settings):
+    """What the data of a study is about, see `tfresidual.datasets.describe`."""
+    return datasets.describe(settings.data, digits=settings.digits)
+
+
+def recipe_of(settings):
+    """How a study trains, a `tfresidual.training.Recipe`."""
+    return training.recipe(settings.data if settings.recipe is None else settings.recipe)
+
+
+def build(settings, blocks=None):
+    """The untrained network of a study.
+
+    Args:
+        settings: a `Settings`.
+        blocks: tuple of ints, blocks of each stage, in place of the setting `depth`; for networks
+            that come in any depth.
+
+    Returns:
+        A `tfresidual.networks.ResidualNetwork`.
+
+    Raises:
+        ValueError: if a setting cannot be used.
+    """
+    description = describe(settings)
+    if settings.network not in networks.PRESETS:
+        raise ValueError(
+            f"Argument `network` must be one of {', '.join(map(repr, networks.PRESETS))}. "
+            f"Received: network={settings.network!r}"
+        )
+    try:
+        keras.dtype_policies.get(settings.dtype)
+    except ValueError as error:
+        raise ValueError(
+            "Argument `dtype` must be a dtype policy of Keras, such as 'float32' or "
+            f"'mixed_bfloat16'. Received: dtype={settings.dtype!r}"
+        ) from error
+    share_from, batch_norm = settings.share_from, settings.batch_norm
+    if blocks is not None and share_from is not None and share_from >= max(blocks):
+        # A search begins with networks that are too shallow to share anything.
+        share_from, batch_norm = None, "shared"
+    kwargs = {
+        "input_shape": description.input_shape,
+        "classes": description.classes,
+        "classifier_activation": "sigmoid" if description.multi_label else "softmax",
+        "layout": settings.layout,
+        "shortcut": settings.shortcut,
+        "share_from": share_from,
+        "batch_norm": batch_norm,
+        "recurrent_initialization": settings.recurrent,
+        "lipschitz": settings.lipschitz,
+        "anchor": settings.anchor,
+        "dtype": settings.dtype,
+    }
+    if settings.gamma is not None:
+        kwargs["gamma_initializer"] = keras.initializers.Constant(settings.gamma)
+    unused = {"depth", "width"}
+    if blocks is not None:
+        check_any_depth(settings)
+    if settings.network == "resnet":
+        kwargs["widths"] = tuple(settings.width * 2**stage for stage in range(3))
+        if blocks is not None:
+            return networks.ResidualNetwork(blocks=blocks, name="resnet", **kwargs)
+        kwargs["depth"] = settings.depth or DEPTHS["resnet"]
+        unused = {}
+    elif settings.network == "hauser":
+        kwargs["blocks"] = blocks or settings.depth or DEPTHS["hauser"]
+        unused = {"width"}
+    elif settings.network == "resnet101":
+        kwargs["width"] = settings.width
+        kwargs["blocks"] = blocks or settings.depth or DEPTHS["resnet101"]
+        unused = {}
+    for name in unused:
+        if getattr(settings, name) != getattr(Settings, name):
+            raise ValueError(
+                f"Argument `{name}` must be left out: {settings.network} has one of its own. "
+                f"Received: {name}={getattr(settings, name)!r}"
+            )
+    try:
+        return getattr(networks, settings.network)(**kwargs)
+    except TooLargeError as error:
+        raise ValueError(
+            f"Arguments `depth` and `width` must fit the machine: the weights {error.amounts}. "
+            f"Received: depth={settings.depth!r}, width={settings.width!r}"
+        ) from error
+
+
+def check_training_fits(network, settings):
+    """Raises a `ValueError` if training a network takes more memory than the machine has.
+
+    Counted are weights, gradients and momentum, and what every layer keeps of a batch for the
+    backward pass: three states for a residual unit, which keeps four or more, or three.
+    """
+    train_size, _, _ = sizes_of(
+        settings.data, settings.train_size, settings.validation, settings.test_size
+    )
+    images = min(settings.batch_size, train_size)
+    bytes_each = 4 if network.compute_dtype == "float32" else 2
+    kept = sum(
+        math.prod(layer.output.shape[1:]) * (3 if isinstance(layer, layers.ResidualUnit) else 1)
+        for layer in network.layers
+    )
+    named = {"width": settings.width, "depth": settings.depth, "batch_size": settings.batch_size}
+    check_fits(
+        network.count_params() * 4 * 3 + images * kept * bytes_each,
+        f"Arguments {', '.join(f'`{name}`' for name in named)} must fit the machine: the training",
+        ", ".join(f"{name}={value!r}" for name, value in named.items()),
+    )
+
+
+def used(settings):
+    """What a study used: the settings, with the defaults that stood for `None`.
+
+    Args:
+        settings: a `Settings` that passes `check`.
+
+    Returns:
+        A dict. What is off, or had no effect, is left out.
+    """
+    train_size, _, test_size = sizes_of(
+        settings.data, settings.train_size, settings.validation, settings.test_size
+    )
+    values = dataclasses.asdict(settings) | {
+        "depth": settings.depth or DEPTHS.get(settings.network),
+        "recipe": recipe_of(settings).name,
+        "train_size": train_size,
+        "test_size": test_size,
+    }
+    without_effect = set()
+    if describe(settings).digits is None:
+        without_effect.add("digits")
+    if settings.network not in ("resnet", "resnet101"):
+        without_effect.add("width")
+    if settings.coupling is None:
+        without_effect |= {"kernel", "coupling_from"}
+    return {
+        name: value
+        for name, value in values.items()
+        if value is not None and name not in without_effect
+    }
+
+
+def compile_for(network, settings, steps):
+    """Compiles a network the way a study trains it.
+
+    Args:
+        network: what `build` returned.
+        settings: a `Settings`.
+        steps: int, optimizer steps in an epoch.
+
+    Returns:
+        The name of the metric.
+    """
+    coupling = {}
+    # A search begins with networks that are too shallow to couple anything.
+    if settings.coupling is not None and has_blocks_to_couple(network, settings):
+        coupling = {
+            "coupling": settings.coupling,
+            "kernel": settings.kernel,
+            "first_block": settings.coupling_from,
+        }
+    return training.compile_network(
+        network,
+        recipe_of(settings).name,
+        settings.epochs,
+        steps,
+        describe(settings).multi_label,
+        **coupling,
+    )
+
+
+def has_blocks_to_couple(network, settings):
+    """Whether a network has two blocks that the settings' coupling couples."""
+    blocks = weight_groups.blocks_of(network.trainable_variables)
+    groups = weight_groups.groups_of(blocks, settings.coupling_from)
+    return any(len(group.variables) > 1 for group in groups)
+
+
+def nothing_to_couple(settings, where):
+    """The error of a coupling that has no two blocks to couple.
+
+    Args:
+        settings: a `Settings` with a coupling.
+        where: str, what they are looked for in, as `name=value`.
+    """
+    return ValueError(
+        "Argument `coupling` must go with a network that has two blocks or more to couple in a "
+        "stage, from block `coupling_from` on, of those that keep the shape of the state. "
+        f"Received: coupling={settings.coupling!r}, coupling_from={settings.coupling_from!r}, "
+        f"{where}"
+    )
+
+
+def check_any_depth(settings):
+    """Raises a `ValueError` unless the network comes with any number of blocks in its stages."""
+    if settings.network not in ANY_DEPTH:
+        raise ValueError(
+            f"Argument `network` must be one of {', '.join(map(repr, ANY_DEPTH))} for a search of "
+            f"its depth. Received: network={settings.network!r}"
+        )
+    if settings.depth is not None:
+        raise ValueError(
+            "Argument `depth` must be left out where the depth is searched. "
+            f"Received: depth={settings.depth!r}"
+        )
+
+
+def prepare(settings=None, console=None, download=False, pixels="standardized"):
+    """Loads the data of a study; Digitclutter is drawn where it is not on the disk.
+
+    Args:
+        settings: a `Settings`, by default those of the embedded study.
+        console: a `rich.console.Console` for progress, or `None` for silence.
+        download: whether tensorflow-datasets may download what is missing.
+        pixels: what the images hold, see `tfresidual.datasets.load`.
+
+    Returns:
+        A tuple `(train, validation, test)` of `tf.data.Dataset`.
+
+    Raises:
+        ValueError: if a setting cannot be used.
+        FileNotFoundError: if the dataset is not on the disk.
+    """
+    settings = settings or Settings()
+    check(settings)
+    say(console, f"preparing {settings.data}")
+    return datasets.load(
+        settings.data,
+        settings.batch_size,
+        digits=settings.digits,
+        train_size=settings.train_size,
+        test_size=settings.test_size,
+        validation=settings.validation,
+        # A recipe that augments does so where the data bears it: not to digits.
+        augment=None if recipe_of(settings).augment else False,
+        seed=settings.seed,
+        data_dir=settings.data_dir,
+        download=download,
+        pixels=pixels,
+    )

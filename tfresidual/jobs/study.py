@@ -1,0 +1,272 @@
+"""The main job: train a network, probe it, and write one folder with everything that came out.
+
+`train` is the first half, `run` all of it.
+"""
+
+import dataclasses
+import math
+import time
+
+import keras
+import numpy as np
+
+from tfresidual import datasets, plots, probes, sources, training
+from tfresidual.console import say
+from tfresidual.files import checked_path
+from tfresidual.jobs.frames import write_frames_and_figures
+from tfresidual.jobs.run_folder import claim, read_settings, refuse_other_settings
+from tfresidual.jobs.settings import (
+    Settings,
+    build,
+    check,
+    check_training_fits,
+    compile_for,
+    describe,
+    has_blocks_to_couple,
+    nothing_to_couple,
+    prepare,
+    used,
+)
+from tfresidual.locks import locked
+from tfresidual.plots.style import RIGHT, WRONG
+from tfresidual.registry import ENTRIES, ProbeOptions, possible, watching
+from tfresidual.registry.figures import study_figures, study_sections
+from tfresidual.report import Section, findings, write
+
+# Images that the callbacks probe after every epoch: stable means at little cost.
+IMAGES_PER_EPOCH = 512
+EXAMPLES = 16
+# Training images that are probed after training: as many as the test set has by default.
+TRAIN_IMAGES = 2000
+
+
+@dataclasses.dataclass(frozen=True)
+class _Data:
+    train: object
+    validation: object
+    test: object
+    description: datasets.Description
+
+
+def run(folder, settings=None, console=None):
+    """Trains a network, runs every probe on it and writes one folder.
+
+    A folder that an interrupted study left goes on from its last whole epoch.
+
+    - `settings.json`: the settings, the versions of the packages, the machine;
+    - `log.csv`: every epoch's losses, metrics and block metrics;
+    - `model.keras`: the network of the best epoch;
+    - `frames/*.csv`: what the probes returned;
+    - `figures/*.png`: the figures;
+    - `report.html`: all of it on one page.
+
+    Args:
+        folder: where to write, made if it is not there.
+        settings: a `Settings`, by default those of the embedded study.
+        console: a `rich.console.Console` for progress, or `None` for silence.
+
+    Returns:
+        The `pathlib.Path` of the report.
+
+    Raises:
+        ValueError: if a setting cannot be used, the folder holds a run of other settings, or a
+            file in it is damaged.
+        tfresidual.locks.FolderInUseError: if another process writes to the folder.
+        FileNotFoundError: if the dataset is not on the disk.
+    """
+    settings, folder = settings or Settings(), checked_path("folder", folder)
+    check(settings)
+    with locked(folder):
+        return _run(folder, settings, console)
+
+
+def _run(folder, settings, console):
+    begun = time.monotonic()
+    data, result = _train(folder, settings, console)
+    seconds = time.monotonic() - begun
+    frames = _probe(result, data, settings, console)
+    say(console, "drawing the figures")
+    figures = study_figures(frames, settings.epsilon)
+    examples = _examples(result, data)
+    sections = [examples, *study_sections(frames, figures)]
+    write_frames_and_figures(
+        folder,
+        {name: frame for name, frame in frames.items() if name != "log"},
+        figures | {"images": examples.figure},
+        console=console,
+    )
+    say(console, "measuring the error on the test images")
+    error = 1 - result.network.evaluate(data.test, return_dict=True, verbose=0)[result.metric]
+    say(console, "writing the report")
+    return write(
+        folder / "report.html",
+        f"{result.network.name} on {data.description.title}",
+        sections,
+        summary=_summary(result, frames, data.description, error, seconds),
+        settings=read_settings(folder) | {"settings": used(settings)},
+    )
+
+
+def train(folder, settings=None, console=None, more_callbacks=None):
+    """Trains a network into a folder, without probing it; see `run` for the folder.
+
+    Args:
+        folder: where to write, made if it is not there.
+        settings: a `Settings`, by default those of the embedded study.
+        console: a `rich.console.Console` for progress, or `None` for silence.
+        more_callbacks: function from a few validation images, a `tf.data.Dataset`, to a list of
+            callbacks whose numbers join those of the study in the log.
+
+    Returns:
+        A `tfresidual.training.Training`.
+
+    Raises:
+        ValueError: if a setting cannot be used, the folder holds a run of other settings, or a
+            file in it is damaged.
+        tfresidual.locks.FolderInUseError: if another process writes to the folder.
+        FileNotFoundError: if the dataset is not on the disk.
+    """
+    settings, folder = settings or Settings(), checked_path("folder", folder)
+    check(settings)
+    with locked(folder):
+        return _train(folder, settings, console, more_callbacks)[1]
+
+
+def _train(folder, settings, console, more_callbacks=None):
+    refuse_other_settings(folder, {"settings": settings})
+    keras.utils.set_random_seed(settings.seed)
+    network = build(settings)
+    check_training_fits(network, settings)
+    if settings.coupling is not None and not has_blocks_to_couple(network, settings):
+        raise nothing_to_couple(settings, f"network={network.name}")
+    description = describe(settings)
+    data = _Data(*prepare(settings, console), description)
+    # From here on nothing is wrong with the settings: the folder is theirs.
+    claim(folder, {"settings": settings})
+    metric = compile_for(network, settings, int(data.train.cardinality()))
+    probed = data.validation.take(_batches(IMAGES_PER_EPOCH, settings))
+    result = training.train(
+        network,
+        data.train,
+        data.validation,
+        folder,
+        settings.epochs,
+        metric,
+        callbacks=[
+            keras.callbacks.LambdaCallback(
+                on_epoch_begin=lambda epoch, logs: datasets.set_epoch(data.train, epoch)
+            ),
+            *watching(probed, settings.epsilon),
+            *(more_callbacks(probed) if more_callbacks else ()),
+        ],
+        console=console,
+    )
+    return data, result
+
+
+def _probe(result, data, settings, console):
+    chain = sources.chain(result.network)
+    images = {"train": datasets.plain(data.train).take(_batches(TRAIN_IMAGES, settings))}
+    images["test"] = data.test
+    options = ProbeOptions(at_chance="nan", epsilon=settings.epsilon, seed=settings.seed)
+    frames = {}
+    for name in possible(chain):
+        for study in ENTRIES[name].studies:
+            if not study.when(chain):
+                continue
+            say(console, f"running {name}")
+            parts = {split: images[split] for split in study.splits}
+            if study.images is not None:
+                batches = _batches(study.images, settings)
+                parts = {split: part.take(batches) for split, part in parts.items()}
+            changed = dataclasses.replace(options, **study.changes)
+            measured = ENTRIES[name].run(chain, parts, changed, console is not None)
+            frames |= {study.renamed.get(key, key): frame for key, frame in measured.items()}
+    return frames | {"block_metrics_by_epoch": probes.from_logs(result.log), "log": result.log}
+
+
+def _batches(images, settings):
+    return math.ceil(images / settings.batch_size)
+
+
+def _examples(result, data):
+    """A section with the first test images and what the network answers."""
+    pictures, labels = next(iter(data.test.take(1).as_numpy_iterator()))
+    pictures, labels = pictures[:EXAMPLES], labels[:EXAMPLES]
+    outputs = result.network.predict(pictures, verbose=0)
+    # As many answers as the image has labels, the highest first.
+    counts = labels.sum(axis=1).astype(int) if labels.ndim == 2 else [1] * len(labels)
+    answers = [np.argsort(-row)[:count] for row, count in zip(outputs, counts, strict=True)]
+    truths = [np.flatnonzero(row) if labels.ndim == 2 else [row] for row in labels]
+    are_right = [set(answer) == set(truth) for answer, truth in zip(answers, truths, strict=True)]
+    figure = plots.images(
+        pictures, [" ".join(map(str, sorted(answer))) for answer in answers], are_right
+    )
+    return Section(
+        "Images",
+        "The first test images, and the classes that the network names.",
+        figure=figure,
+        reading=f"{RIGHT} in blue: a right answer; {WRONG} in orange, with a broken "
+        "frame: a wrong one"
+        + ("; all classes of an image must be named." if data.description.multi_label else "."),
+        finding=f"{sum(are_right)} of these {len(are_right)} answers are right.",
+    )
+
+
+def _index_tile(frames):
+    """The mean indices on the test images, if the network errs less than chance for certain."""
+    indices = frames["convergence_indices"]
+    row = indices.query("split == 'test' and basis == 'labels' and stage == 'mean'").iloc[0]
+    names = ("convergence_index", "recurrence_index", "divergence_index")
+    values = [row[name] for name in names]
+    if not findings.errs_less_than_chance(frames) or all(map(math.isnan, values)):
+        return []
+    return [
+        (
+            "Convergence, recurrence, divergence",
+            " / ".join("\N{EN DASH}" if math.isnan(value) else f"{value:.2f}" for value in values),
+            "indices on test images, mean over stages; 1, 1 and 0 if every stage had its result "
+            "after the first block and kept it",
+        )
+    ]
+
+
+def _gradient_tile(frames):
+    """How many blocks move down the gradient, as far as the standard errors tell."""
+    below, undecided, above = findings.count_signs(frames["block_metrics"])
+    return (
+        "Blocks that move down the loss gradient",
+        f"{below} of {below + undecided + above}",
+        f"mean cosine below zero by more than two standard errors on test images; {undecided} "
+        "undecided; blocks that change the shape are not counted",
+    )
+
+
+def _summary(result, frames, description, error, seconds):
+    network, log = result.network, result.log
+    best = log.set_index("epoch").loc[result.best_epoch, f"val_{result.metric}"]
+    chain = sources.chain(network)
+    images = findings.count_images(frames)
+    reach = findings.ERRORS * findings.error_of_share(error, images)
+    kind = "images with any digit wrong" if description.multi_label else "images misclassified"
+    return [
+        (
+            "Error on test images",
+            f"{error:.1%}",
+            f"{kind}, \N{PLUS-MINUS SIGN} {100 * reach:.1f} points (two standard errors over "
+            f"{images:,} images); chance {description.chance_error:.1%}",
+        ),
+        (
+            "Best epoch",
+            f"{result.best_epoch + 1} of {len(log)}",
+            f"validation {result.metric} {best:.3f}",
+        ),
+        (
+            "Network",
+            f"{len(chain.blocks)} blocks",
+            f"{network.count_params():,} parameters, stages: {len(chain.stages)}",
+        ),
+        *_index_tile(frames),
+        _gradient_tile(frames),
+        ("Time", f"{seconds / 60:.1f} min", "data and training in this run of the command"),
+    ]

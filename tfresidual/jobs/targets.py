@@ -1,0 +1,118 @@
+"""What is probed: a saved network or a series of them, its data, and whether they fit."""
+
+import dataclasses
+import os
+
+import numpy as np
+
+from tfresidual import datasets
+from tfresidual.files import checked_path
+from tfresidual.jobs.run_folder import MODEL_FILE, SETTINGS_FILE, settings_of
+from tfresidual.jobs.settings import Settings, describe
+from tfresidual.routing.outputs import is_binary
+from tfresidual.saved_model.format import check_whole, is_saved_model, series_of
+
+
+def network_of(target):
+    """The path of a network.
+
+    Args:
+        target: the folder of a run, a `.keras` file, or a SavedModel.
+
+    Returns:
+        A `pathlib.Path`.
+
+    Raises:
+        FileNotFoundError: if there is none.
+    """
+    target = checked_path("target", target)
+    if is_saved_model(target):
+        return target
+    path = target / MODEL_FILE if target.is_dir() else target
+    if not path.exists():
+        raise FileNotFoundError(
+            "Argument `target` must be the folder of a run, a .keras file, a SavedModel, or the "
+            f"folder of a series of them; there is no {path}. Received: target={str(target)!r}"
+        )
+    return path
+
+
+def whole_series(target):
+    """`series_of` a folder, each of which looks as if it can be opened."""
+    series = series_of(target)
+    named = series_of(target, is_member=os.path.lexists) if series else {}
+    lost = [path.name for epoch, path in named.items() if epoch not in series]
+    if lost:
+        raise ValueError(
+            "Argument `target` must be the folder of a series of whole SavedModels. "
+            f"Received: target={str(target)!r}, in which {', '.join(lost)} is none"
+        )
+    for path in series.values():
+        check_whole(path)
+    return series
+
+
+def folder_of(path):
+    """Where the frames of a network, or of the series in a folder, are written by default."""
+    path = path.absolute()
+    if series_of(path):
+        return path / "probes"
+    is_of_run = path.name == MODEL_FILE and (path.parent / SETTINGS_FILE).exists()
+    # Networks side by side leave each other's frames alone.
+    name = path.name if path.is_dir() else path.stem
+    return path.parent / "probes" / ("" if is_of_run else name)
+
+
+def settings_for(target, path, changes):
+    """The settings of the run in whose folder a network lies, if it lies in one."""
+    path = path.absolute()
+    folders = [folder for folder in path.parents[:2] if (folder / SETTINGS_FILE).exists()]
+    if folders:
+        settings = settings_of(folders[0])
+    elif "data" in changes:
+        settings = Settings()
+    else:
+        raise ValueError(
+            "Argument `data` must be given for a network outside of the folder of a run. "
+            f"Received: target={str(target)!r}, data=None"
+        )
+    unknown = set(changes) - {field.name for field in dataclasses.fields(Settings)}
+    if unknown:
+        raise ValueError(
+            "Argument `changes` must hold fields of `tfresidual.jobs.study.Settings`. "
+            f"Received: {', '.join(map(repr, sorted(unknown)))}"
+        )
+    settings = dataclasses.replace(settings, **changes)
+    try:
+        datasets.describe(settings.data)
+    except ValueError as error:
+        raise ValueError(
+            "Argument `data` must name a dataset, see `tfresidual.datasets.load`. "
+            f"Received: data={settings.data!r}"
+        ) from error
+    return settings
+
+
+def check_fit(chain, settings, path):
+    """Refuses data that does not fit a network, that of the first before any is loaded."""
+    name = f"{chain.name} in {str(path)!r}"
+    description = describe(settings)
+    shape = description.input_shape
+    expected = chain.input_shape
+    if len(expected) != len(shape) or any(
+        size not in (None, given) for size, given in zip(expected, shape, strict=True)
+    ):
+        raise ValueError(
+            f"Argument `data` must name a dataset of images of shape {expected}, which "
+            f"{name} takes. Received: data={settings.data!r} with images of shape {shape}"
+        )
+    classes = chain(np.zeros((1, *shape), "float32")).shape[-1]
+    has_labels = chain.outputs.startswith("label")
+    if is_binary(chain.outputs, classes):
+        classes, has_labels = 2, False
+    if classes != description.classes or has_labels != description.multi_label:
+        kind = "with several labels an image" if has_labels else "with one label an image"
+        raise ValueError(
+            f"Argument `data` must name a dataset of {classes} classes {kind}, which {name} was "
+            f"made for. Received: data={settings.data!r}"
+        )

@@ -1,0 +1,1 @@
+"""What is known of each probe, one file per probe, named after it."""

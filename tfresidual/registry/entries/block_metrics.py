@@ -1,0 +1,163 @@
+"""The entry of `tfresidual.probes.block_metrics`."""
+
+import pandas as pd
+
+from tfresidual import callbacks, plots, probes, tuning
+from tfresidual.registry.entry import HAUSER, INFERENCE, LINES, Entry, Figure, Study
+from tfresidual.report import findings
+
+
+def run(chain, data, options, progress):
+    """The metrics of all blocks, the distances, and the depth the stopping rule asks for."""
+    blocks = probes.block_metrics(chain, data, progress=progress)
+    # The distances are sums of the perturbations just measured.
+    distances = probes.distances_of(blocks)
+    in_stages = distances[distances["stage"] != probes.ALL_STAGES]
+    measured = in_stages["blocks"] > 0
+    asked_for = pd.Series(
+        tuning.depth_for(in_stages.loc[measured, "scaled_distance"], options.epsilon),
+        index=in_stages.index[measured],
+    )
+    distances["depth_asked_for"] = asked_for.reindex(distances.index).astype("Int64")
+    return {"block_metrics": blocks, "computational_distance": distances}
+
+
+ENTRY = Entry(
+    name="block_metrics",
+    run=run,
+    studies=(Study(),),
+    watch=lambda data, epsilon: [
+        callbacks.BlockMetrics(data),
+        callbacks.Perturbation(data, epsilon=epsilon),
+    ],
+    figures=(
+        Figure(
+            name="cosine_loss",
+            frames=("block_metrics",),
+            column="cosine_loss",
+            draw=lambda frame, epsilon: plots.cosine_loss(frame),
+            title="Do blocks move down the loss gradient?",
+            question=(
+                "The cosine between what a block adds to the state and the gradient of the loss "
+                "there, averaged over images."
+            ),
+            reading=(
+                "Below zero, a block moves the state so that the loss falls, to first order. Near "
+                "zero, its step is across the gradient. The columns that end in _se are standard "
+                "errors over the images. Blocks that change the shape of the state add nothing to "
+                "the state they take, and are left out."
+            ),
+            source=f"{INFERENCE}, figure 4",
+            has_table=True,
+            finding=findings.of_cosine_loss,
+        ),
+        Figure(
+            name="l2_ratio",
+            frames=("block_metrics",),
+            column="l2_ratio",
+            draw=lambda frame, epsilon: plots.l2_ratio(frame),
+            title="How much does a block change?",
+            question="The norm of what a block adds, divided by the norm of the state it takes.",
+            reading=(
+                "A block with a ratio near or over 1 replaces much of the state, one with a small "
+                "ratio adjusts it. The smaller the ratio, the better the cosine above tells how "
+                "the loss changes."
+            ),
+            source=f"{INFERENCE}, figure 2",
+        ),
+        Figure(
+            name="gradient_norm",
+            frames=("block_metrics",),
+            column="gradient_norm",
+            draw=lambda frame, epsilon: plots.gradient_norm(frame),
+            title="Where is the gradient?",
+            question="The norm of the gradient of an image's loss at the state before each block.",
+            reading=(
+                "A norm that grows or shrinks by orders of magnitude along the network marks "
+                "gradients that explode or vanish."
+            ),
+        ),
+        Figure(
+            name="perturbation",
+            frames=("block_metrics",),
+            column="perturbation",
+            draw=lambda frame, epsilon: plots.perturbation(frame),
+            title="Perturbation",
+            question="The norm of what each block adds to the state.",
+            reading=(
+                "The heights are steps on the way of an image through the network; all steps of a "
+                "stage together are the distance it travels there."
+            ),
+            source=f"{HAUSER}, figure 2",
+        ),
+        Figure(
+            name="scaled_perturbation",
+            frames=("block_metrics",),
+            column="scaled_perturbation",
+            draw=lambda frame, epsilon: plots.scaled_perturbation(frame, epsilon=epsilon),
+            title="Scaled perturbation",
+            question=(
+                "The same, divided by the norm of the state: the step relative to where it starts."
+            ),
+            reading=(
+                "The broken line is the mean that the stopping rule asks of a stage. The nearer "
+                "to 0 a block is, the nearer it is to the identity."
+            ),
+            source=f"{HAUSER}, figure 5",
+        ),
+        Figure(
+            name="computational_distance",
+            frames=("computational_distance",),
+            column="distance",
+            draw=lambda frame, epsilon: plots.computational_distance(frame),
+            title="Distance through each stage",
+            question=(
+                "The steps of all blocks of a stage added up, absolute and scaled, and the number "
+                "of blocks at which the mean scaled step would be down at the broken line above."
+            ),
+            reading=(
+                "A stage with fewer blocks than the depth asked for takes larger steps than the "
+                "stopping rule allows; the rule assumes that the distance stays the same in a "
+                "deeper network."
+            ),
+            source=f"{HAUSER}, figures 3 and 6, section 2.3",
+            has_table=True,
+        ),
+        Figure(
+            name="cosine_loss_by_epoch",
+            frames=("block_metrics_by_epoch",),
+            column="cosine_loss",
+            draw=lambda frame, epsilon: plots.cosine_loss(frame),
+            title="The cosine over training",
+            question=(
+                "The cosine between block output and loss gradient on validation images, epoch by "
+                "epoch."
+            ),
+            reading=LINES,
+            source=f"{INFERENCE}, figure 13, with the gradient through the network",
+        ),
+        Figure(
+            name="readout_cosine_loss_by_epoch",
+            frames=("block_metrics_by_epoch",),
+            column="readout_cosine_loss",
+            draw=lambda frame, epsilon: plots.readout_cosine_loss(frame),
+            title="The cosine of the read-out",
+            question=(
+                "The same in the last stage, with the gradient of the classifier applied straight "
+                "to the block's input."
+            ),
+            reading=LINES,
+            source=f"{INFERENCE}, figure 13",
+        ),
+        Figure(
+            name="l2_ratio_by_epoch",
+            frames=("block_metrics_by_epoch",),
+            column="l2_ratio",
+            draw=lambda frame, epsilon: plots.l2_ratio(frame),
+            title="The size of the steps over training",
+            question="The norm of what a block adds over the norm of its input, epoch by epoch.",
+            reading=LINES,
+            source=f"{INFERENCE}, figure 14",
+        ),
+    ),
+)

@@ -1,0 +1,64 @@
+"""The entry of `tfresidual.probes.borderline`."""
+
+from tfresidual import plots, probes
+from tfresidual.registry.entry import (
+    INFERENCE,
+    UNROLLED,
+    UNROLLED_SCALE,
+    Entry,
+    Figure,
+    Study,
+    needs_classes,
+)
+
+
+def run(chain, data, options, progress):
+    """Groups of images behind the last blocks, and along the repeated last block."""
+    frame = probes.borderline(
+        chain,
+        data,
+        times=options.times,
+        scale=options.scale,
+        memory_limit=options.memory_limit,
+        progress=progress,
+    )
+    return {"borderline": frame}
+
+
+ENTRY = Entry(
+    name="borderline",
+    run=run,
+    is_possible=needs_classes,
+    studies=(Study(changes={"times": UNROLLED, "scale": UNROLLED_SCALE}),),
+    figures=(
+        Figure(
+            name="borderline",
+            frames=("borderline",),
+            column="accuracy",
+            draw=lambda frame, epsilon: plots.borderline(frame),
+            title="Which images do the last blocks help?",
+            question=(
+                "Accuracy, cross-entropy and entropy after the last blocks, for images that are "
+                "near the decision at the first of them, for those that are right there, and for "
+                "all."
+            ),
+            reading=(
+                "The first point decides on the groups: there the accuracy of the correct ones is "
+                "1, and can only fall from there. What to look for is whether that of the "
+                "borderline ones rises."
+            ),
+            source=f"{INFERENCE}, figure 6",
+        ),
+        Figure(
+            name="borderline_repeated",
+            frames=("borderline",),
+            column="accuracy",
+            draw=lambda frame, epsilon: plots.borderline(frame, along="repetitions"),
+            title="Which images does repeating the last block help?",
+            question="The same along extra applications of the last block.",
+            reading="The first point is the trained network, which decides on the groups.",
+            source=f"{INFERENCE}, figure 7",
+            select=lambda frame: frame[frame["along"] == "repetitions"],
+        ),
+    ),
+)

@@ -1,0 +1,43 @@
+"""The entry of `tfresidual.probes.fixed_point`."""
+
+from tfresidual import plots, probes
+from tfresidual.registry.entry import (
+    CONVERGENCE,
+    UNROLLED,
+    Entry,
+    Figure,
+    Study,
+    has_bounds,
+    needs_repetition,
+)
+
+
+def run(chain, data, options, progress):
+    """Where every stage goes when its last block is applied on and on."""
+    return {"fixed_point": probes.fixed_point(chain, data, options.times, progress)}
+
+
+ENTRY = Entry(
+    name="fixed_point",
+    run=run,
+    is_possible=needs_repetition,
+    studies=(Study(splits=("test",), changes={"times": UNROLLED}, when=has_bounds),),
+    figures=(
+        Figure(
+            name="fixed_point",
+            frames=("fixed_point",),
+            column="change",
+            draw=lambda frame, epsilon: plots.fixed_point(frame),
+            title="Is there a fixed point?",
+            question=(
+                "How far the state moves with every further application of a stage's last block."
+            ),
+            reading=(
+                "A straight line down on the logarithmic axis is what a contraction gives, on the "
+                "way to a fixed point. A change that levels off far above rounding leads on and "
+                "on."
+            ),
+            source=f"{CONVERGENCE}, section 4.2",
+        ),
+    ),
+)

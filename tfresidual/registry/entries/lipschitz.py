@@ -1,0 +1,33 @@
+"""The entry of `tfresidual.probes.lipschitz`."""
+
+from tfresidual import plots, probes
+from tfresidual.registry.entry import CONVERGENCE, Entry, Figure, Study, has_bounds
+
+
+def run(chain, data, options, progress):
+    """What bounds the blocks; reads no images."""
+    return {"lipschitz": probes.lipschitz(chain, progress)}
+
+
+ENTRY = Entry(
+    name="lipschitz",
+    run=run,
+    is_possible=has_bounds,
+    studies=(Study(),),
+    figures=(
+        Figure(
+            name="lipschitz_bounds",
+            frames=("lipschitz",),
+            column="estimate",
+            draw=lambda frame, epsilon: plots.lipschitz_bounds(frame, mu=frame["lipschitz"].max()),
+            title="What bounds the blocks",
+            question=(
+                "The bound on the Lipschitz constant of every branch before it is divided, from "
+                "below and from above, and the divisor."
+            ),
+            reading="Where the divisor is over 1, the bound is at work.",
+            source=f"{CONVERGENCE}, section 4.2",
+            has_table=True,
+        ),
+    ),
+)

@@ -1,0 +1,54 @@
+"""The entry of `tfresidual.probes.readout`."""
+
+from tfresidual import callbacks, plots, probes
+from tfresidual.registry.entry import INFERENCE, LINES, Entry, Figure, needs_classes
+
+
+def run(chain, data, options, progress):
+    """Every stage left behind each of its blocks."""
+    return {"readout": probes.readout(chain, data, options.memory_limit, progress)}
+
+
+ENTRY = Entry(
+    name="readout",
+    run=run,
+    is_possible=needs_classes,
+    measured_by="convergence_indices",
+    watch=lambda data, epsilon: [callbacks.Readout(data)],
+    figures=(
+        Figure(
+            name="readout",
+            frames=("readout",),
+            column="error",
+            draw=lambda frame, epsilon: plots.readout(frame),
+            title="Reading out early",
+            question=(
+                "The accuracy of the network when a stage is left after each of its blocks and "
+                "the next stage, or the classifier, follows at once."
+            ),
+            reading=(
+                "A stage whose line rises in small steps comes nearer to its result with every "
+                "block; one that stays low until the last block builds something that only then "
+                "can be read."
+            ),
+            source=f"{INFERENCE}, figure 5, at the end of training",
+        ),
+        Figure(
+            name="readout_by_epoch",
+            frames=("block_metrics_by_epoch",),
+            column="error",
+            draw=lambda frame, epsilon: plots.readout(frame),
+            title="Reading out over training",
+            question=(
+                "The accuracy on validation images when a stage is left after each of its blocks, "
+                "epoch by epoch."
+            ),
+            reading=(
+                f"{LINES} Lines one above the other in this order mean that each further block "
+                "comes nearer to the answer."
+            ),
+            source=f"{INFERENCE}, figure 5, and the same for the earlier stages",
+            select=lambda frame: frame.rename(columns={"readout_error": "error"}),
+        ),
+    ),
+)

@@ -1,0 +1,79 @@
+"""The entry of `tfresidual.probes.repeat_last_block`."""
+
+from tfresidual import plots, probes
+from tfresidual.registry.entry import (
+    INFERENCE,
+    UNROLLED,
+    UNROLLED_SCALE,
+    Entry,
+    Figure,
+    Study,
+    needs_classes,
+    needs_repetition,
+)
+from tfresidual.report import findings
+
+
+def run(chain, data, options, progress):
+    """Every stage's last block repeated, and what its steps do."""
+    frame = probes.repeat_last_block(
+        chain,
+        data,
+        options.times,
+        options.scale,
+        memory_limit=options.memory_limit,
+        progress=progress,
+    )
+    return {"repetition_steps": frame}
+
+
+ENTRY = Entry(
+    name="repeat_last_block",
+    run=run,
+    is_possible=lambda chain: needs_classes(chain) and needs_repetition(chain),
+    studies=(
+        # A few images give the mean of what single steps do, which takes backward passes.
+        Study(images=256, changes={"times": UNROLLED}),
+        Study(
+            images=256,
+            changes={"times": UNROLLED, "scale": UNROLLED_SCALE},
+            renamed={"repetition_steps": "repetition_steps_scaled"},
+        ),
+    ),
+    figures=(
+        Figure(
+            name="repetition_steps",
+            frames=("repetition_steps",),
+            column="l2_ratio",
+            draw=lambda frame, epsilon: plots.repetition_steps(frame),
+            title="Does a repeated block go on refining?",
+            question=(
+                "Cosine loss and l2 ratio of the last application, when the last block of a stage "
+                "is applied again and again."
+            ),
+            reading=(
+                "As long as the cosine is below zero, one more application lowers the loss to "
+                "first order. Repetition 0 is the block where it was trained."
+            ),
+            source=f"{INFERENCE}, figure 20, left",
+            finding=findings.of_repetition_steps,
+        ),
+        Figure(
+            name="repetition_steps_scaled",
+            frames=("repetition_steps_scaled",),
+            column="l2_ratio",
+            draw=lambda frame, epsilon: plots.repetition_steps(frame),
+            title="And with a scaled branch?",
+            question=(
+                "The same with the branch of the extra applications multiplied by the number in "
+                "the title of the figure."
+            ),
+            reading=(
+                "Under 1, the extra steps are smaller. Compare with the figure above: at how many "
+                "repetitions does the cosine leave the side below zero?"
+            ),
+            source=f"{INFERENCE}, figure 20, right",
+            finding=findings.of_scaled_repetition_steps,
+        ),
+    ),
+)

@@ -1,0 +1,74 @@
+"""The figures and sections of the report on one network."""
+
+from tfresidual import plots
+from tfresidual.arguments import check_number
+from tfresidual.registry import ENTRIES
+from tfresidual.registry.entry import Figure
+from tfresidual.report.section import Section
+
+_TRAINING = Figure(
+    name="training_curves",
+    frames=("log",),
+    column="loss",
+    draw=lambda frame, epsilon: plots.training_curves(frame),
+    title="Training",
+    question="Loss and accuracy on the training and the validation images, epoch by epoch.",
+    reading=(
+        "The network of the epoch with the best validation value is the one probed below. "
+        "Training values are means over the epoch, while the weights change. Overfitting shows as "
+        "a training loss that falls while the validation loss rises."
+    ),
+)
+FIGURES = (_TRAINING, *(figure for entry in ENTRIES.values() for figure in entry.figures))
+
+
+def study_figures(frames, epsilon):
+    """Draws the figures of a study of one network.
+
+    Args:
+        frames: frames by name: those that `FIGURES` name. A figure is left out where one of its
+            frames is missing, or its column holds no number (of a stage whose only block changes
+            the shape, say).
+        epsilon: mean scaled perturbation of the stopping rule.
+
+    Returns:
+        A dict of `matplotlib.figure.Figure` by name.
+
+    Raises:
+        ValueError: if `epsilon` is not a finite number over 0.
+    """
+    check_number("epsilon", epsilon, over=0)
+    figures = {}
+    for figure in FIGURES:
+        parts = figure.parts(frames)
+        if parts is not None:
+            drawn = figures[figure.name] = figure.draw(*parts, epsilon=epsilon)
+            # Laid out once for all formats it is saved in: a quarter of the time.
+            drawn.draw_without_rendering()
+            drawn.set_layout_engine(None)
+    return figures
+
+
+def study_sections(frames, figures):
+    """Puts the figures and tables of a study into sections of a report.
+
+    Args:
+        frames: see `study_figures`.
+        figures: what `study_figures` returned.
+
+    Returns:
+        A list of `Section`.
+    """
+    return [
+        Section(
+            figure.title,
+            figure.question,
+            figure=figures[figure.name],
+            frame=frames[figure.frames[0]] if figure.has_table else None,
+            reading=figure.reading,
+            source=figure.source,
+            finding=None if figure.finding is None else figure.finding(frames),
+        )
+        for figure in FIGURES
+        if figure.name in figures
+    ]

@@ -1,0 +1,9 @@
+"""The chain, one face of every residual network, and the routes through it."""
+
+from tfresidual.routing import routes
+from tfresidual.routing.chain import Block, Chain, Stage
+from tfresidual.routing.evaluator import evaluate
+from tfresidual.routing.plan import plan_of
+from tfresidual.routing.routes import Route
+
+__all__ = ["Block", "Chain", "Route", "Stage", "evaluate", "plan_of", "routes"]

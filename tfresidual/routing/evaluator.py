@@ -1,0 +1,344 @@
+"""Runs routes over a dataset. TensorFlow only."""
+
+import dataclasses
+import functools
+import itertools
+import math
+
+import numpy as np
+import tensorflow as tf
+
+from tfresidual.arguments import check_bool, is_number
+from tfresidual.metrics import change_of, norm
+from tfresidual.routing.agreement import check_agreement
+from tfresidual.routing.batches import (
+    batches_of,
+    check_images,
+    progress_bar,
+    rebatched,
+    spec_of,
+)
+from tfresidual.routing.chain import checked_chain
+from tfresidual.routing.losses import takes_signs
+from tfresidual.routing.outputs import LOGITS, OUTPUTS, check_labels, is_binary, named_outputs
+from tfresidual.routing.plan import BLOCK, DISTANCE, HEAD, STEM, TRANSITION, plan_of
+from tfresidual.routing.routes import checked_routes
+from tfresidual.routing.scores import label_sets, prediction_scores
+
+# More images at once make a block no faster per image.
+MOST_IMAGES = 256
+MEMORY_LIMIT = 1024
+# So many images are compared with the network itself: enough to tell, and little to compute.
+COMPARED = 32
+MIB = 2**20
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+# What the runtime takes beside the tensors, measured on networks of 9 and 54 blocks: kernels for a
+# new size of batch, and memory that lies between the tensors.
+RUNTIME_MIB = 24
+RUNTIME_SHARE = 0.15
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RouteValues:
+    """What routes over a dataset gave, as arrays whose first axes are route and image.
+
+    Attributes:
+        wrong: 1.0 where the prediction is wrong, see
+            `tfresidual.routing.scores.prediction_scores`.
+        cross_entropy: in nats, 0 or more.
+        entropy: of the prediction, in nats, 0 or more.
+        margin: how far, in probability, the label is before the best other class, in [-1, 1].
+        agreement: 1.0 where the prediction is that of the unperturbed network.
+        distance: `(routes, images, stages)`, the Euclidean distance of the stage's last state to
+            that of the unperturbed network, 0 or more.
+        outputs: `(routes, images, classes)`, or `None` where they were not asked for.
+        predicted: bool, `(routes, images, classes)`, the classes that are named; `None` with the
+            outputs.
+        is_finite: bool, whether the outputs are; those that are not name no class.
+        labels: those of the images, as the data has them: without an axis of routes.
+        label_sets: which classes are the labels of an image, bool, `(images, classes)`; of one
+            output that tells two classes apart whether it is 1, `(images, 1)`.
+        classes: int, how many the network tells apart; 2 where one output is that of a label.
+    """
+
+    wrong: np.ndarray
+    cross_entropy: np.ndarray
+    entropy: np.ndarray
+    margin: np.ndarray
+    agreement: np.ndarray
+    distance: np.ndarray
+    outputs: np.ndarray | None
+    predicted: np.ndarray | None
+    is_finite: np.ndarray
+    labels: np.ndarray
+    label_sets: np.ndarray
+    classes: int
+
+
+def evaluate(chain, routes, data, memory_limit=MEMORY_LIMIT, with_outputs=False, progress=False):
+    """Runs routes over a dataset, each block applied once to what routes have in common.
+
+    Every block is compiled once for a chain and a shape of image, whatever the routes are.
+
+    On the first images, 32 at most, the unperturbed route is compared with the network itself:
+    one more forward pass of these in every call, and its compilation in the first one.
+
+    Args:
+        chain: a `tfresidual.routing.Chain`.
+        routes: `Route`s through it.
+        data: a `tf.data.Dataset` of batches `(images, labels)` or a pair of arrays. The images
+            are put together anew, so the size of its batches does not matter.
+        memory_limit: MiB that the call may take beside data, results and compiled functions: for
+            the states that wait, and what is computed inside of the block at work. Fewer images
+            are taken at once where it is low.
+        with_outputs: whether the network's outputs, and the classes that they name, are returned
+            too.
+        progress: whether to show a progress bar.
+
+    Returns:
+        A `RouteValues`, whose first axis is that of `routes`.
+
+    Raises:
+        ValueError: if an argument cannot be used, the outputs of the network are no classes,
+            `memory_limit` is too low for one image, or the unperturbed route gives other outputs
+            than the network, by more than rounding.
+    """
+    chain = checked_chain(chain)
+    check_scored(chain)
+    check_memory_limit(memory_limit)
+    check_bool("with_outputs", with_outputs)
+    check_bool("progress", progress)
+    if chain.prepare is not None:
+        chain.prepare()
+    routes = checked_routes(chain, routes)
+    plan = plan_of(chain, routes)
+    batches, count = batches_of(data)
+    first = next(batches, None)
+    if first is None:
+        raise ValueError(
+            f"Argument `data` must hold at least one batch with images. Received: data={data!r}"
+        )
+    runner = _Runner(chain, plan, *first)
+    of_image = (1 + RUNTIME_SHARE) * runner.bytes_per_image / MIB
+    at_once = int(min(MOST_IMAGES, (memory_limit - RUNTIME_MIB) / of_image))
+    if at_once < 1:
+        raise ValueError(
+            f"Argument `memory_limit` must be {math.ceil(RUNTIME_MIB + of_image)} MiB or more: so "
+            f"much takes one image. Received: memory_limit={memory_limit!r}"
+        )
+    parts, all_labels = [], []
+    with progress_bar("routes" if progress else None, count) as advance:
+        for images, labels in rebatched(itertools.chain([first], batches), at_once):
+            share = len(images) / len(first[0]) / len(plan.steps)
+            advance_share = functools.partial(advance, share)
+            parts.append(runner.run(images, labels, with_outputs, advance_share))
+            if len(parts) == 1:
+                found = {name: part[:COMPARED] for name, part in runner.unperturbed.items()}
+                check_agreement(chain, images[:COMPARED], found)
+            all_labels.append(labels.numpy())
+    # The plan's routes begin with the unperturbed one; those of one path have one result.
+    places = {}
+    for index, route in enumerate(plan.routes):
+        places.setdefault(route.stages, index)
+    chosen = [places[route.stages] for route in routes]
+    joined = {
+        name: np.concatenate([part[name] for part in parts], axis=1)[chosen] for name in parts[0]
+    }
+    labels = np.concatenate(all_labels)
+    joined = {
+        "outputs": None,
+        "predicted": None,
+        "labels": labels,
+        "label_sets": label_sets(chain.outputs, labels, runner.outputs),
+        "classes": runner.classes,
+    } | joined
+    return RouteValues(**joined)
+
+
+def check_scored(chain):
+    """Raises a `ValueError` unless it is known what is right and wrong for a chain's outputs."""
+    if chain.outputs == "values":
+        raise ValueError(
+            "Argument `chain` must return classes or labels: what is right and wrong on a route "
+            "is not defined for other outputs. Where a row of outputs for each image stands for "
+            "classes all the same, `dataclasses.replace(chain, outputs='logits')` says so. "
+            f"Received: {chain.name}, whose outputs are values"
+        )
+
+
+def check_memory_limit(memory_limit):
+    """Raises a `ValueError` unless an argument is a number of MiB."""
+    is_endless = isinstance(memory_limit, float) and memory_limit == math.inf
+    if not is_endless and not (is_number(memory_limit) and memory_limit > 0):
+        raise ValueError(
+            "Argument `memory_limit` must be a number of MiB over 0. "
+            f"Received: memory_limit={memory_limit!r}"
+        )
+
+
+class _Runner:
+    """The functions of a plan, compiled, and the memory they take."""
+
+    def __init__(self, chain, plan, images, labels):
+        check_images(chain, images)
+        self.plan, self.kind = plan, chain.outputs
+        self.has_signs = takes_signs(chain.loss)
+        self.stages = len(chain.stages)
+        specs, labels = {-1: spec_of(images)}, spec_of(labels)
+        self.functions, inner = [], []
+        for step in plan.steps:
+            anchor = specs.get(step.reference)
+            function, of_image = _compiled(
+                chain, step.operation, specs[step.source], anchor, labels
+            )
+            self.functions.append(function)
+            inner.append(of_image)
+            if step.target is not None:
+                (output,) = function.outputs
+                specs[step.target] = tf.TensorSpec(output.shape, output.dtype)
+            if step.operation.kind == HEAD:
+                self.outputs = function.structured_outputs[OUTPUTS].shape[-1]
+                self.classes = 2 if is_binary(chain.outputs, self.outputs) else self.outputs
+        sizes = {place: _bytes(spec) for place, spec in specs.items()}
+        self.bytes_per_image = sizes[-1] + plan.most_held(sizes, inner)
+
+    def run(self, images, labels, with_outputs, advance):
+        """All values of some images, as arrays `(routes, images, ...)` by name."""
+        check_labels(self.kind, labels.numpy(), self.outputs, self.has_signs)
+        routes = len(self.plan.routes)
+        values = {"distance": np.zeros((routes, len(images), self.stages), np.float32)}
+        states = {-1: images}
+        for step, function in zip(self.plan.steps, self.functions, strict=True):
+            operation, passing = step.operation, list(step.routes)
+            state = states[step.source]
+            if operation.kind == DISTANCE:
+                distance = function(state, states[step.reference])
+                values["distance"][passing, :, operation.stage - 1] = distance.numpy()
+            elif operation.kind == HEAD:
+                found = function(state, labels)
+                outputs = {name: found.pop(name) for name in (OUTPUTS, LOGITS) if name in found}
+                # The plan's routes begin with it.
+                if 0 in passing:
+                    self.unperturbed = outputs
+                if with_outputs:
+                    found[OUTPUTS] = outputs[OUTPUTS]
+                for name, array in found.items():
+                    array = array.numpy()
+                    if name not in values:
+                        values[name] = np.zeros((routes, *array.shape), array.dtype)
+                    values[name][passing] = array
+            else:
+                anchor = [] if step.reference is None else [states[step.reference]]
+                scale = [tf.constant(operation.scale)] if _is_scaled(operation) else []
+                states[step.target] = function(state, *anchor, *scale)
+                del anchor
+            del state
+            for place in step.frees:
+                del states[place]
+            advance()
+        predicted = values["predicted"] if with_outputs else values.pop("predicted")
+        agrees = (predicted == predicted[0]).all(axis=-1)
+        # A prediction that is not finite names nothing.
+        values["agreement"] = (agrees & values["is_finite"]).astype(np.float32)
+        return values
+
+
+def _is_scaled(operation):
+    return operation.kind == BLOCK and operation.scale != 1
+
+
+def _compiled(chain, operation, state, reference, labels):
+    """The function of an operation for states and labels of some `tf.TensorSpec`s.
+
+    Beside it stands what an image takes inside of it, see `_inner_bytes`. Both are kept on the
+    chain. Blocks whose branch is scaled share one function for all scales.
+    """
+    signature = [state]
+    if operation.kind == HEAD:
+        signature.append(labels)
+    if reference is not None:
+        signature.append(reference)
+    if _is_scaled(operation):
+        signature.append(tf.TensorSpec([], tf.float32))
+    key = (
+        "routes",
+        *operation[:-1],
+        _is_scaled(operation),
+        *((tuple(spec.shape[1:]), spec.dtype) for spec in signature),
+    )
+    if key not in chain.compiled:
+        function = tf.function(
+            _function_of(chain, operation), input_signature=signature, autograph=False
+        )
+        concrete = function.get_concrete_function()
+        chain.compiled[key] = concrete, _inner_bytes(concrete.graph, chain.graphs)
+    return chain.compiled[key]
+
+
+def _function_of(chain, operation):
+    """The function of an operation, with the parameters it is called with and no others.
+
+    TensorFlow binds arguments to a compiled function's parameters; where one has a default, that
+    fails, and the message, which nobody sees, prints the tensors: 5 ms a call.
+    """
+    if operation.kind == HEAD:
+        return lambda state, labels: _head_values(chain, state, labels)
+    if operation.kind == DISTANCE:
+        return lambda state, reference: norm(change_of(reference, state))
+    if operation.kind == STEM:
+        return lambda images: chain.stem(images)
+    stage = chain.stages[operation.stage - 1]
+    if operation.kind == TRANSITION:
+        return lambda state: stage.transition(state)
+    block = stage.blocks[operation.step]
+    if block.takes_anchor and _is_scaled(operation):
+        return lambda state, anchor, scale: block(state, anchor, scale)
+    if block.takes_anchor:
+        return lambda state, anchor: block(state, anchor)
+    if _is_scaled(operation):
+        return lambda state, scale: block(state, scale=scale)
+    return lambda state: block(state)
+
+
+def _head_values(chain, state, labels):
+    outputs = chain.head(state)
+    if len(outputs.shape) != 2:
+        raise ValueError(
+            "Argument `chain` must return one row of outputs for each image: what is right and "
+            "wrong on a route is not defined for outputs of other shapes. "
+            f"Received: {chain.name}, whose outputs have the shape {tuple(outputs.shape)}"
+        )
+    scores = prediction_scores(chain.outputs, labels, outputs)
+    named = named_outputs(outputs)
+    return scores | {name: tf.cast(values, tf.float32) for name, values in named.items()}
+
+
+def _bytes(spec):
+    """The bytes of one image's share of a tensor."""
+    return int(np.prod(spec.shape[1:], dtype=np.int64)) * spec.dtype.size
+
+
+def _inner_bytes(graph, graphs):
+    """At most what one image takes inside of a function: all that is computed, as if kept.
+
+    Args:
+        graph: that of the function.
+        graphs: those of functions that it may call, by name.
+    """
+    operations = graph.get_operations()
+    called = [
+        graphs[operation.get_attr("f").name]
+        for operation in operations
+        if operation.type in CALLS and operation.get_attr("f").name in graphs
+    ]
+    tensors = {
+        tensor.ref(): tensor
+        for operation in operations
+        if operation.type not in ("Placeholder", "Identity", "IdentityN", *CALLS)
+        for tensor in operation.outputs
+    }
+    return sum(_inner_bytes(other, graphs) for other in called) + sum(
+        _bytes(tensor)
+        for tensor in tensors.values()
+        if tensor.shape.rank and tensor.shape[0] is None and tensor.shape[1:].is_fully_defined()
+    )

@@ -1,0 +1,84 @@
+"""One forward and one backward pass: every state, and the loss gradient there. TensorFlow only."""
+
+import dataclasses
+
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class Walk:
+    """What one pass over a batch leaves behind.
+
+    Attributes:
+        steps: for every block, the pair of states before and after it, each
+            `(images, height, width, channels)`.
+        gradients: for every block, the gradient of each image's loss with respect to the state
+            before the block, through the rest of the network.
+        readout_gradients: for every block of the last stage whose state the head can take, the
+            gradient of the loss of the head applied straight to the state before it; `None` for
+            all other blocks.
+    """
+
+    steps: list
+    gradients: list
+    readout_gradients: list
+
+
+def walk_with_gradients(chain, images, labels):
+    """Runs a batch through a chain and back.
+
+    The losses are summed over the images, so that every image's gradient is its own. Weights are
+    not watched: their gradients are never computed.
+
+    Args:
+        chain: a `tfresidual.routing.Chain`.
+        images: `(images, height, width, channels)`.
+        labels: what the chain's loss takes.
+
+    Returns:
+        A `Walk`.
+
+    Raises:
+        ValueError: if the loss has no gradient at the states.
+    """
+    # The stem needs no gradient, so it stays outside the tape.
+    state = chain.stem(images)
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(state)
+        steps, last = chain.walk(state)
+        total = tf.reduce_sum(chain.loss(labels, chain.head(last)))
+        # Copies cut off from the network, so that the read-outs add nothing to its gradients.
+        readouts = {
+            index: tf.stop_gradient(before)
+            for index, (block, (before, _)) in enumerate(zip(chain.blocks, steps, strict=True))
+            if block.stage == chain.stages[-1].index and before.shape[1:] == last.shape[1:]
+        }
+        for copy in readouts.values():
+            tape.watch(copy)
+        if readouts:
+            # The head treats images alone, so all read-outs go through it as one batch.
+            states = [tf.cast(copy, last.dtype) for copy in readouts.values()]
+            outputs = chain.head(tf.concat(states, axis=0))
+            repeats = [len(readouts)] + [1] * (len(labels.shape) - 1)
+            total += tf.reduce_sum(chain.loss(tf.tile(labels, repeats), outputs))
+    gradients, copies = tape.gradient(total, [[before for before, _ in steps], readouts])
+    gradients = known_gradients(chain, [before for before, _ in steps], gradients)
+    return Walk(steps, gradients, [copies.get(index) for index in range(len(steps))])
+
+
+def known_gradients(chain, states, gradients):
+    """The gradients at a chain's states, zeros at states that nothing behind them reads.
+
+    Raises:
+        ValueError: if there is none at any of them.
+    """
+    if all(gradient is None for gradient in gradients):
+        raise ValueError(
+            "Argument `chain` must have a loss with a gradient at its states; `stop_gradient`, or "
+            "a function outside of TensorFlow, passes none. "
+            f"Received: {chain.name}, whose head or loss has none"
+        )
+    return [
+        tf.zeros_like(state) if gradient is None else gradient
+        for state, gradient in zip(states, gradients, strict=True)
+    ]

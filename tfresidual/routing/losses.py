@@ -1,0 +1,304 @@
+"""The loss of one image, as probes follow it."""
+
+import inspect
+import itertools
+import json
+import math
+
+import keras
+import numpy as np
+from keras import ops
+
+# The cross-entropy of this file among the names of losses.
+CROSS_ENTROPY = "cross_entropy"
+# Labels and outputs, of which every loss takes some.
+_LABELS = tuple(
+    np.array(labels, "float32")
+    for labels in (
+        [[0, 1, 0], [1, 0, 0], [0, 0, 1], [0, 1, 0]],
+        [[-1, 1, 1], [1, -1, -1], [-1, -1, 1], [1, 1, -1]],
+        [[0.3, -7.0, 2.5], [11.0, 0.0, -0.2], [4.0, 1.5, -3.0], [0.1, 0.6, 0.9]],
+        [[1], [0], [2], [1]],
+    )
+)
+_OUTPUTS = tuple(
+    np.array(outputs, "float32")
+    for outputs in (
+        [[0.2, 0.7, 0.1], [0.05, 0.9, 0.05], [0.5, 0.25, 0.25], [0.1, 0.3, 0.6]],
+        [[-3.0, 2.0, 0.5], [1.0, -12.0, 4.0], [0.2, 0.1, 25.0], [-0.6, 0.0, 7.0]],
+    )
+)
+_CROSS_ENTROPIES = (
+    keras.losses.categorical_crossentropy,
+    keras.losses.sparse_categorical_crossentropy,
+)
+
+
+def loss_of(model, kind=None):
+    """The loss of one image under a model, as a function of labels and outputs.
+
+    It is the loss the model was compiled with. For a model that was not compiled it is inferred
+    from the model's last activation and the labels: cross-entropy against class indices (one int
+    an image) or one-hot rows, or, for a sigmoid, the mean binary cross-entropy over the outputs.
+
+    A cross-entropy behind a softmax keeps its gradient for images of which the network is sure,
+    see `softmax_cross_entropy`. Any other loss is the very object the model was compiled with.
+
+    Args:
+        model: a `keras.Model` with one output.
+        kind: what the model's last activation returns, as `tfresidual.sources.outputs.kind_of`
+            says it.
+
+    Returns:
+        A function `(labels, outputs) -> losses` of shape `(images,)`. Its attribute `description`,
+        where it has one, is what `loss_from` makes the same loss of.
+
+    Raises:
+        ValueError: if the model was compiled with several losses.
+    """
+    loss = single(model.loss) if model.compiled else None
+    if isinstance(loss, (list, tuple, dict)):
+        raise ValueError(
+            "Argument `model` must have one loss, since a probe follows one gradient. "
+            f"Received: loss={loss!r}"
+        )
+    if loss is None:
+        if kind == "label_probabilities":
+            return loss_from({"loss": "binary_crossentropy", "config": None})
+        from_logits = kind != "probabilities"
+        return loss_from({"loss": CROSS_ENTROPY, "config": {"from_logits": from_logits}})
+    function = keras.losses.get(loss)
+    losses = _per_image(_of_images(function))
+    description = _description(function)
+    is_plain = function in _CROSS_ENTROPIES
+    if description is None or not (is_plain or _is_rebuilt(losses, description)):
+        return losses
+    if description["loss"] == CROSS_ENTROPY:
+        return loss_from(description)
+    losses.description = description
+    return losses
+
+
+def loss_from(description):
+    """The loss of one image, from what names it.
+
+    Args:
+        description: dict with the name of a loss of Keras or of this package, `"loss"`, and the
+            arguments it is made with, `"config"`; `None` for a function.
+
+    Returns:
+        A function as `loss_of` returns it. Its attribute `description` is the dict.
+
+    Raises:
+        ValueError: if there is no such loss.
+    """
+    name, config = description["loss"], description["config"]
+    if name == CROSS_ENTROPY:
+        losses = _cross_entropy(**config)
+    else:
+        loss = _known_loss(name)
+        if loss is None:
+            raise ValueError(
+                "Argument `description` must name a loss of Keras or of this package. "
+                f"Received: description={description!r}"
+            )
+        losses = _per_image(_of_images(loss if config is None else loss(**config)))
+    losses.description = description
+    return losses
+
+
+def single(loss):
+    """The loss out of a list or dict that holds nothing else."""
+    while isinstance(loss, (list, tuple, dict)) and len(loss) == 1:
+        loss = next(iter(loss.values())) if isinstance(loss, dict) else loss[0]
+    return loss
+
+
+def takes_signs(loss):
+    """Whether a loss, as `loss_of` returns it, is a hinge, which calls the other class -1."""
+    description = getattr(loss, "description", None) or {"loss": ""}
+    return description["loss"].lower().replace("_", "") in ("hinge", "squaredhinge")
+
+
+@ops.custom_gradient
+def softmax_cross_entropy(labels, logits):
+    """Cross-entropy of a softmax, with a gradient that holds where the network is sure.
+
+    The gradient with respect to the logits is p - y, for labels that sum to one. Where the
+    probability p of the right class is close to 1 the difference cancels: at 1 - p = 1e-6 float32
+    leaves two digits of it, and its direction is lost. Here 1 - p is the sum of the other
+    probabilities, so that each component is as exact as the probabilities are.
+
+    Args:
+        labels: rows of weights, 0 or more, `(images, classes)`.
+        logits: `(images, classes)`.
+
+    Returns:
+        Losses, `(images,)`, 0 or more.
+    """
+    losses = -ops.sum(labels * ops.log_softmax(logits), axis=-1)
+
+    def gradient(upstream):
+        p = ops.softmax(logits)
+        is_highest = ops.one_hot(ops.argmax(p, axis=-1), p.shape[-1], dtype=p.dtype)
+        others = ops.sum(p * (1 - is_highest), axis=-1, keepdims=True)
+        rest = is_highest * others + (1 - is_highest) * (1 - p)
+        total = ops.sum(labels, axis=-1, keepdims=True)
+        return None, upstream[..., None] * (p * (total - labels) - labels * rest)
+
+    return losses, gradient
+
+
+def _description(function):
+    """What names a loss, see `loss_from`; `None` for one that somebody else has written.
+
+    A loss need not be all that it says of itself, see `_is_rebuilt`.
+    """
+    if function in _CROSS_ENTROPIES:
+        return {"loss": CROSS_ENTROPY, "config": {"from_logits": False}}
+    if isinstance(function, keras.losses.Loss):
+        if _is_plain_cross_entropy(function):
+            from_logits = function.get_config()["from_logits"]
+            return {"loss": CROSS_ENTROPY, "config": {"from_logits": from_logits}}
+        kind = type(function)
+    elif inspect.isfunction(function):
+        kind = function
+    else:
+        return None
+    for name in (kind.__name__, keras.saving.get_registered_name(kind)):
+        if _known_loss(name) is kind:
+            config = None if kind is function else function.get_config()
+            return {"loss": name, "config": config}
+    return None
+
+
+def _is_rebuilt(losses, description):
+    """Whether a loss that is made from a description gives what the described one gives.
+
+    Keras' `Huber` does not say its `delta`, nor does any loss what was set on it later. Both are
+    tried on labels and outputs of every kind.
+
+    Args:
+        losses: the loss of one image, as `loss_of` returns it.
+        description: see `loss_from`.
+    """
+    if description["config"] is None:
+        return True
+    try:
+        rebuilt = loss_from(json.loads(json.dumps(description)))
+    except Exception:
+        # What a class of somebody's own says of itself may be anything.
+        return False
+    pairs = itertools.product(_LABELS, _OUTPUTS)
+    if description["loss"] == CROSS_ENTROPY:
+        # It takes labels of either kind, which the described one need not.
+        outputs = _OUTPUTS[description["config"]["from_logits"]]
+        pairs = [(labels, outputs) for labels in (_LABELS[0], _LABELS[-1])]
+        pairs = [pair for pair in pairs if _values_of(losses, *pair) is not None]
+    compared = 0
+    for labels, outputs in pairs:
+        values = [_values_of(function, labels, outputs) for function in (losses, rebuilt)]
+        if not any(value is None for value in values):
+            compared += 1
+            if not np.allclose(*values, rtol=1e-5, atol=1e-7, equal_nan=True):
+                return False
+        elif not all(value is None for value in values):
+            return False
+    return compared > 0
+
+
+def _values_of(function, labels, outputs):
+    """What a loss gives, as an array; `None` where it does not take such labels and outputs."""
+    try:
+        return ops.convert_to_numpy(function(labels, ops.convert_to_tensor(outputs)))
+    except Exception:
+        return None
+
+
+def _known_loss(name):
+    """A loss of Keras, or of this package, whose names begin with its own."""
+    is_own = name.startswith("tfresidual>")
+    found = (
+        keras.saving.get_registered_object(name) if is_own else getattr(keras.losses, name, None)
+    )
+    is_loss = isinstance(found, type) and issubclass(found, keras.losses.Loss)
+    is_function = inspect.isfunction(found) and [*inspect.signature(found).parameters][:2] == [
+        "y_true",
+        "y_pred",
+    ]
+    return found if is_loss or is_function else None
+
+
+def _of_images(loss):
+    # A loss object averages over the images when it is called; its `call` does not.
+    return loss.call if isinstance(loss, keras.losses.Loss) else loss
+
+
+def _is_plain_cross_entropy(loss):
+    """Whether a loss object is a cross-entropy without any further setting."""
+    kinds = (keras.losses.CategoricalCrossentropy, keras.losses.SparseCategoricalCrossentropy)
+    if type(loss) not in kinds:
+        return False
+    ignored = ("name", "reduction", "dtype", "from_logits")
+    config, plain = loss.get_config(), type(loss)().get_config()
+    return all(config[key] == plain[key] for key in config if key not in ignored)
+
+
+def _cross_entropy(from_logits):
+    """Cross-entropy against class indices or one-hot rows."""
+
+    def function(labels, outputs):
+        is_sparse = len(labels.shape) < len(outputs.shape) or labels.shape[-1] != outputs.shape[-1]
+        # Keras leaves the logits on the tensor that a softmax returns, for its own losses.
+        logits = outputs if from_logits else getattr(outputs, "_keras_logits", None)
+        if logits is None:
+            sparse, dense = reversed(_CROSS_ENTROPIES)
+            return sparse(labels, outputs) if is_sparse else dense(labels, outputs)
+        logits = ops.cast(logits, "float32")
+        if is_sparse:
+            if math.prod(labels.shape[1:]) != math.prod(logits.shape[1:-1]):
+                raise ValueError("There must be one index for each row of outputs.")
+            indices = ops.reshape(labels, ops.shape(logits)[:-1])
+            rows = ops.one_hot(indices, logits.shape[-1], dtype=logits.dtype)
+        else:
+            rows = ops.cast(labels, logits.dtype)
+        return softmax_cross_entropy(rows, logits)
+
+    return _per_image(function)
+
+
+def _per_image(function):
+    """The function averaged over all axes but the first, with labels as Keras hands them over."""
+
+    def losses(labels, outputs):
+        labels, outputs = ops.convert_to_tensor(labels), ops.convert_to_tensor(outputs)
+        is_double = keras.backend.standardize_dtype(outputs.dtype) == "float64"
+        labels = ops.cast(labels, "float64" if is_double else "float32")
+        if len(labels.shape) + 1 == len(outputs.shape) and outputs.shape[-1] == 1:
+            labels = ops.expand_dims(labels, axis=-1)
+        try:
+            values = function(labels, outputs)
+        except (ValueError, TypeError) as error:
+            (reason, *_) = str(error).splitlines() or [""]
+            raise ValueError(
+                "Argument `data` must hold labels as the loss of the network takes them. "
+                f"{_name_of(function)} says: {reason} Received: labels of shape "
+                f"{tuple(labels.shape)} for outputs of shape {tuple(outputs.shape)}"
+            ) from error
+        images, numbers = outputs.shape[0], values.shape[0] if len(values.shape) else 1
+        # As many numbers whatever the images are, or a number of them that no image can share.
+        is_fixed = numbers is not None and images is None
+        if is_fixed or (numbers is not None and images and numbers % images):
+            raise ValueError(
+                "Argument `loss` of `compile` must be a loss that returns one number for each "
+                f"image, not one for all of them. Received: loss={_name_of(function)}"
+            )
+        return ops.mean(ops.reshape(values, (ops.shape(outputs)[0], -1)), axis=-1)
+
+    return losses
+
+
+def _name_of(function):
+    """The name of a loss: that of the class where it is the `call` of an object."""
+    owner = getattr(function, "__self__", None)
+    return getattr(function, "__name__", repr(function)) if owner is None else type(owner).__name__

@@ -1,0 +1,203 @@
+"""How many routes are run at the cost of what they do not share.
+
+The routes are put into a prefix tree, whose edges are what is applied to a state. A walk over the
+tree, depth first, is the plan: everything is applied once, whichever routes pass it, and a state
+is given up as soon as nothing more follows from it. The unperturbed route comes first, since the
+states of the others are compared to its own; from where the others leave it, the edge that most
+routes pass comes last, so that no more than a few states wait beside those of the unperturbed
+route, however many the routes are.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+from tfresidual.routing.chain import checked_chain
+from tfresidual.routing.routes import Route, checked_routes, unperturbed
+
+STEM, TRANSITION, BLOCK, DISTANCE, HEAD = "stem", "transition", "block", "distance", "head"
+
+
+class Operation(NamedTuple):
+    """What is applied to a state.
+
+    Attributes:
+        kind: `"stem"`, `"transition"` (into the stage), `"block"`, `"distance"` (of the stage's
+            last state to that of the unperturbed route) or `"head"`.
+        stage: int, counted from 1; 0 for stem and head.
+        step: int, the block.
+        scale: float, what the block's branch is multiplied by.
+    """
+
+    kind: str
+    stage: int = 0
+    step: int = 0
+    scale: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Step:
+    """One step of a plan. States have places, counted from 0; the images have -1.
+
+    Attributes:
+        operation: an `Operation`.
+        source: int, the place of the state it takes.
+        target: int, the place of the state it returns; `None` for a distance and a head.
+        reference: int, the place of the state that a distance is taken to, or that a block joins
+            its branch to where it takes the stage's anchor; else `None`.
+        frees: tuple of ints, the places whose states nothing takes any more.
+        routes: tuple of ints, the routes that pass here.
+    """
+
+    operation: Operation
+    source: int
+    target: int | None
+    reference: int | None
+    frees: tuple[int, ...]
+    routes: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """What is done for a set of routes, in order.
+
+    Attributes:
+        routes: tuple of `Route`s. The first is the unperturbed one, asked for or not.
+        steps: tuple of `Step`s.
+
+    Example:
+
+    >>> print(plan_of(chain, [routes.drop(chain, (1, 0)), routes.drop(chain, (1, 1))]))
+    3 routes: 15 block applications instead of 16
+    """
+
+    routes: tuple[Route, ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def applications(self):
+        """How many times a block is applied to a batch of images."""
+        return sum(step.operation.kind == BLOCK for step in self.steps)
+
+    @property
+    def plain_applications(self):
+        """How many times a block would be applied if every route were run by itself."""
+        return sum(route.applications for route in self.routes)
+
+    def most_held(self, sizes, extras):
+        """The most that is held at any time.
+
+        Args:
+            sizes: the size of the state at every place.
+            extras: for every step, the size of what it needs beside states.
+
+        Returns:
+            The largest sum of sizes.
+        """
+        held, most = 0, 0
+        for step, extra in zip(self.steps, extras, strict=True):
+            held += 0 if step.target is None else sizes[step.target]
+            most = max(most, held + extra)
+            held -= sum(sizes[place] for place in step.frees)
+        return most
+
+    def __str__(self):
+        return (
+            f"{len(self.routes)} routes: {self.applications:,} block applications instead of "
+            f"{self.plain_applications:,}"
+        )
+
+
+def plan_of(chain, routes):
+    """Plans how a set of routes is run; nothing is computed.
+
+    Args:
+        chain: a `tfresidual.routing.Chain`.
+        routes: `Route`s through it.
+
+    Returns:
+        A `Plan`.
+
+    Raises:
+        ValueError: if something is no route, or a route of another chain.
+    """
+    chain = checked_chain(chain)
+    reference = unperturbed(chain)
+    routes = checked_routes(chain, routes)
+    routes = (reference, *(route for route in routes if route.stages != reference.stages))
+    root = _Node()
+    for index, route in enumerate(routes):
+        node = root
+        for operation in _operations(chain, route):
+            node = node.children.setdefault(operation, _Node())
+            node.routes.append(index)
+    return Plan(routes, _with_frees(_walk(chain, root)))
+
+
+class _Node:
+    """A node of the prefix tree: what may follow, and the routes that pass, in order."""
+
+    def __init__(self):
+        self.children = {}
+        self.routes = []
+
+
+def _operations(chain, route):
+    yield Operation(STEM)
+    for stage, applications in zip(chain.stages, route.stages, strict=True):
+        if stage.transition is not None:
+            yield Operation(TRANSITION, stage.index)
+        for application in applications:
+            yield Operation(BLOCK, stage.index, *application)
+        yield Operation(DISTANCE, stage.index)
+    yield Operation(HEAD)
+
+
+def _walk(chain, root):
+    """The steps of a walk over the tree, depth first; states are not yet given up."""
+    steps, references, places = [], {}, 0
+    waiting = [(operation, node, -1, -1) for operation, node in root.children.items()]
+    while waiting:
+        operation, node, source, anchor = waiting.pop()
+        place, target, reference, needed = source, None, None, True
+        if operation.kind == DISTANCE:
+            if 0 in node.routes[:1]:
+                references[operation.stage] = source
+            reference = references[operation.stage]
+            # The unperturbed route is at distance 0 from itself.
+            needed = reference != source
+        elif operation.kind != HEAD:
+            place = target = places
+            places += 1
+            block = _block(chain, operation)
+            reference = anchor if block and block.takes_anchor else None
+        if needed:
+            steps.append(Step(operation, source, target, reference, (), tuple(node.routes)))
+        # What begins a stage, or changes the shape, leaves the anchor of what follows.
+        if target is not None and (block is None or not block.keeps_shape):
+            anchor = target
+        elif operation.kind == DISTANCE:
+            anchor = source
+        # The last in the list is taken first.
+        following = sorted(node.children.items(), key=lambda item: _order(item[1]), reverse=True)
+        waiting += [(operation, child, place, anchor) for operation, child in following]
+    return steps
+
+
+def _block(chain, operation):
+    if operation.kind != BLOCK:
+        return None
+    return chain.stages[operation.stage - 1].blocks[operation.step]
+
+
+def _order(node):
+    return 0 not in node.routes[:1], len(node.routes)
+
+
+def _with_frees(steps):
+    """The steps, each giving up the states that nothing behind it takes; the images stay."""
+    needed, done = {-1}, []
+    for step in reversed(steps):
+        taken = [p for p in (step.source, step.target, step.reference) if p is not None]
+        done.append(dataclasses.replace(step, frees=tuple(sorted(set(taken) - needed))))
+        needed.update(taken)
+    return tuple(reversed(done))

@@ -1,0 +1,406 @@
+"""Routes: the ways through the blocks of a chain, of which one is the unperturbed network's."""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from tfresidual.arguments import check_int, is_int, is_number
+from tfresidual.routing.chain import Stage, checked_chain, multiplied
+
+# A route, and what is computed for it, grows with every application.
+MOST_TIMES = 1000
+
+
+class Application(NamedTuple):
+    """One block applied once: its step in the stage, and what its branch is multiplied by."""
+
+    step: int
+    scale: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    """The blocks applied, in order.
+
+    Stages, transitions and head keep their places; within a stage any block that keeps the shape
+    of the state may be left out, applied again, or moved.
+
+    Attributes:
+        name: str, what the route does.
+        stages: for every stage the tuple of `Application`s.
+
+    Example:
+
+    >>> print(drop(chain, (1, 1)))
+    without stage 1 block 1: 0 | 0 1 | 0 1
+    """
+
+    name: str
+    stages: tuple[tuple[Application, ...], ...]
+
+    @property
+    def applications(self):
+        """How many blocks are applied."""
+        return sum(map(len, self.stages))
+
+    def __str__(self):
+        return f"{self.name}: {' | '.join(map(_steps_text, self.stages))}"
+
+
+def unperturbed(chain):
+    """The route of the network as it was trained.
+
+    Args:
+        chain: a `tfresidual.routing.Chain`.
+
+    Returns:
+        A `Route`.
+    """
+    stages = checked_chain(chain).stages
+    return Route(
+        "unperturbed",
+        tuple(tuple(Application(block.step) for block in stage.blocks) for stage in stages),
+    )
+
+
+def drop(chain, *blocks):
+    """The route without one or several blocks.
+
+    Args:
+        chain: a `tfresidual.routing.Chain`.
+        *blocks: pairs (stage, block), stages counted from 1 and blocks from 0.
+
+    Returns:
+        A `Route`.
+
+    Raises:
+        ValueError: if a block is not there, named twice, or changes the shape of the state.
+
+    Reference:
+        Veit et al. 2016, https://arxiv.org/abs/1605.06431; Jastrzebski et al. 2018, fig. 3.
+    """
+    chain = checked_chain(chain)
+    received = f"blocks={blocks!r}"
+    for pair in blocks:
+        is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
+        if not is_pair or any(isinstance(part, (tuple, list)) for part in pair):
+            raise ValueError(
+                f"Argument `blocks` must be pairs (stage, block). Received: {received}"
+            )
+    dropped = [_movable(chain, "blocks", *pair, "dropped", received) for pair in blocks]
+    if not dropped or len(set(dropped)) < len(dropped):
+        raise ValueError(
+            "Argument `blocks` must be pairs (stage, block), at least one and none of them twice. "
+            f"Received: {received}"
+        )
+    route = unperturbed(chain)
+    stages = tuple(
+        tuple(a for a in applications if (index, a.step) not in dropped)
+        for index, applications in enumerate(route.stages, start=1)
+    )
+    names = " and ".join(f"stage {stage} block {step}" for stage, step in dropped)
+    return Route(f"without {names}", stages)
+
+
+def read_out(chain, stage, after):
+    """The route that leaves a stage early and goes on with the next stage, or with the head.
+
+    Args:
+        chain: a `tfresidual.routing.Chain`.
+        stage: int, the stage to leave, counted from 1.
+        after: int, the last block of the stage that is applied, counted from 0.
+
+    Returns:
+        A `Route`; behind the last block it is that of the unperturbed network.
+
+    Raises:
+        ValueError: if there is no such block, or a later block of the stage changes the shape of
+            the state.
+
+    Reference:
+        "Iterative convergent computation is not a useful inductive bias for ResNets", section
+        3.3 and fig. 2a; Jastrzebski et al. 2018, fig. 5.
+    """
+    chain = checked_chain(chain)
+    blocks, received = _stage(chain, stage).blocks, f"after={after!r}"
+    _block(chain, "after", stage, after, received)
+    for block in blocks[after + 1 :]:
+        _movable(chain, "after", stage, block.step, "skipped", received)
+    kept = tuple(Application(block.step) for block in blocks[: after + 1])
+    return _replaced(chain, stage, kept, f"stage {stage} read out behind block {after}")
+
+
+def repeat_last(chain, stage, times, scale=1.0):
+    """The route that applies the last block of a stage again.
+
+    Args:
+        chain: a `tfresidual.routing.Chain`.
+        stage: int, counted from 1.
+        times: int, how many more times the block is applied, 1 or more.
+        scale: float, what the block's branch is multiplied by in the extra applications.
+
+    Returns:
+        A `Route`.
+
+    Raises:
+        ValueError: if there is no such stage, its last block changes the shape of the state, or
+            `times` or `scale` cannot be used.
+
+    Reference:
+        Jastrzebski et al. 2018, section 4.4; "Iterative convergent computation is not a useful
+        inductive bias for ResNets", section 3.3 and fig. 2a.
+    """
+    chain = checked_chain(chain)
+    blocks = _stage(chain, stage).blocks
+    check_times(times)
+    check_scale(scale)
+    if not blocks:
+        raise ValueError(
+            f"Argument `stage` must be a stage of {chain.name} with a block. "
+            f"Received: stage={stage}"
+        )
+    _movable(chain, "stage", stage, blocks[-1].step, "repeated", f"stage={stage}")
+    extra = (Application(blocks[-1].step, float(scale)),) * times
+    name = f"stage {stage} block {blocks[-1].step} applied {_counted(times, 'more time')}"
+    name += "" if scale == 1 else f", scaled by {scale:g}"
+    return _replaced(chain, stage, unperturbed(chain).stages[stage - 1] + extra, name)
+
+
+def swap(chain, stage, first, second):
+    """The route with two blocks of a stage in each other's place.
+
+    Args:
+        chain: a `tfresidual.routing.Chain`.
+        stage: int, counted from 1.
+        first: int, a block of the stage, counted from 0.
+        second: int, another block of the stage.
+
+    Returns:
+        A `Route`.
+
+    Raises:
+        ValueError: if a block is not there or changes the shape of the state, or both are one.
+
+    Reference:
+        Veit et al. 2016, https://arxiv.org/abs/1605.06431.
+    """
+    chain = checked_chain(chain)
+    _stage(chain, stage)
+    for name, step in (("first", first), ("second", second)):
+        _movable(chain, name, stage, step, "moved", f"{name}={step!r}")
+    parts = _parts(chain.stages[stage - 1])
+    if first == second or parts[first] != parts[second]:
+        raise ValueError(
+            "Arguments `first` and `second` must be two blocks without one between them that "
+            f"changes the shape of the state. Received: first={first}, second={second}"
+        )
+    order = [a.step for a in unperturbed(chain).stages[stage - 1]]
+    order[first], order[second] = order[second], order[first]
+    steps = tuple(map(Application, order))
+    return _replaced(chain, stage, steps, f"stage {stage} blocks {first} and {second} swapped")
+
+
+def shuffle(chain, stage, seed=0, swaps=None):
+    """The route with the blocks of a stage in a random order.
+
+    Blocks that change the shape of the state keep their places.
+
+    Args:
+        chain: a `tfresidual.routing.Chain`.
+        stage: int, counted from 1.
+        seed: int, 0 or more; the same seed gives the same order.
+        swaps: int, how many random pairs of blocks change places, one after the other, or `None`
+            for any order with equal chance.
+
+    Returns:
+        A `Route`.
+
+    Raises:
+        ValueError: if there is no such stage, it has less than two blocks that keep the shape of
+            the state, or `seed` or `swaps` cannot be used.
+
+    Reference:
+        Veit et al. 2016, https://arxiv.org/abs/1605.06431.
+    """
+    chain = checked_chain(chain)
+    blocks = _stage(chain, stage).blocks
+    check_int("seed", seed, at_least=0, at_most=None)
+    if swaps is not None:
+        check_int("swaps", swaps, at_least=1)
+    runs = movable_runs(chain.stages[stage - 1])
+    if not runs:
+        raise ValueError(
+            "Argument `stage` must have two blocks or more that can change places: that keep the "
+            f"shape of the state. Received: stage={stage} of {chain.name}"
+        )
+    rng = np.random.default_rng(seed)
+    order = [block.step for block in blocks]
+    if swaps is None:
+        for run in runs:
+            for place, step in zip(run, rng.permutation(run).tolist(), strict=True):
+                order[place] = step
+    pairs = [pair for run in runs for pair in itertools.combinations(run, 2)]
+    for first, second in rng.choice(pairs, swaps or 0):
+        order[first], order[second] = order[second], order[first]
+    how = "shuffled" if swaps is None else f"shuffled by {_counted(swaps, 'swap')}"
+    steps = tuple(map(Application, order))
+    return _replaced(chain, stage, steps, f"stage {stage} {how} (seed {seed})")
+
+
+def follow(chain, route):
+    """The chain whose blocks are the applications of a route.
+
+    What reads a chain can so be asked of a perturbed network. The blocks of each stage are
+    counted anew, from 0.
+
+    Args:
+        chain: a `tfresidual.routing.Chain`.
+        route: a `Route` through it.
+
+    Returns:
+        A `tfresidual.routing.Chain` of the same stem, transitions and head, without a reference.
+    """
+    chain = checked_chain(chain)
+    checked_routes(chain, [route], "route")
+    stages = [
+        Stage(
+            stage.index,
+            tuple(
+                _applied(stage.blocks[application.step], place, application.scale)
+                for place, application in enumerate(applications)
+            ),
+            stage.transition,
+        )
+        for stage, applications in zip(chain.stages, route.stages, strict=True)
+    ]
+    changes = {"name": route.name, "stages": tuple(stages), "reference": None, "compiled": {}}
+    return dataclasses.replace(chain, **changes)
+
+
+def checked_routes(chain, routes, name="routes"):
+    """The routes as a list; raises a `ValueError` unless all of them lead through a chain."""
+    if isinstance(routes, Route) or not isinstance(routes, Iterable):
+        raise ValueError(f"Argument `routes` must be a list of routes. Received: routes={routes!r}")
+    routes = list(routes)
+    for route in routes:
+        fits = isinstance(route, Route) and len(route.stages) == len(chain.stages)
+        if not fits or not all(map(_leads_through, chain.stages, route.stages)):
+            raise ValueError(
+                f"Argument `{name}` must hold routes through {chain.name}, made by the functions "
+                f"of `tfresidual.routes`. Received: {route!r}"
+            )
+    return routes
+
+
+def _leads_through(stage, applications):
+    """Whether applications take the shape of the state from the stage's first to its last."""
+    parts, changes = _parts(stage), [b.step for b in stage.blocks if not b.keeps_shape]
+    passed = []
+    for step, _ in applications:
+        if step not in range(len(stage.blocks)) or parts[step] != len(passed):
+            return False
+        if step in changes:
+            passed.append(step)
+    return passed == changes
+
+
+def movable_runs(stage):
+    """The steps that can change places with each other: on one side of a change of the shape."""
+    parts = _parts(stage)
+    runs = [
+        [block.step for block in stage.blocks if block.keeps_shape and parts[block.step] == part]
+        for part in sorted(set(parts))
+    ]
+    return [run for run in runs if len(run) > 1]
+
+
+def _parts(stage):
+    """For every block, how many before it change the shape of the state."""
+    return list(itertools.accumulate((not b.keeps_shape for b in stage.blocks), initial=0))[:-1]
+
+
+def _applied(block, place, scale):
+    """A block, with its branch scaled, at another place."""
+    if scale == 1:
+        return dataclasses.replace(block, step=place)
+
+    def branch(state):
+        return multiplied(scale, block.branch(state))
+
+    return dataclasses.replace(
+        block,
+        step=place,
+        apply=functools.partial(block, scale=scale),
+        branch=None if block.branch is None else branch,
+    )
+
+
+def _replaced(chain, stage, applications, name):
+    stages = list(unperturbed(chain).stages)
+    stages[stage - 1] = applications
+    return Route(name, tuple(stages))
+
+
+def _stage(chain, stage):
+    check_int("stage", stage, at_least=1)
+    if stage > len(chain.stages):
+        raise ValueError(
+            f"Argument `stage` must be a stage of {chain.name}, from 1 to {len(chain.stages)}. "
+            f"Received: stage={stage}"
+        )
+    return chain.stages[stage - 1]
+
+
+def _block(chain, name, stage, step, received):
+    """A block of a stage; `name` and `received` are the argument's, for the error."""
+    blocks = _stage(chain, stage).blocks
+    if not is_int(step) or step not in range(len(blocks)):
+        raise ValueError(
+            f"Argument `{name}` must be a block of stage {stage} of {chain.name}, from 0 to "
+            f"{len(blocks) - 1}. Received: {received}"
+        )
+    return blocks[step]
+
+
+def _movable(chain, name, stage, step, what, received):
+    """The pair (stage, step) of a block, if the block keeps the shape of the state."""
+    block = _block(chain, name, stage, step, received)
+    if not block.keeps_shape:
+        raise ValueError(
+            f"Argument `{name}` asks for {block} of {chain.name} to be {what}, but it changes the "
+            f"shape of the state, and what follows needs the new one. Received: {received}"
+        )
+    return block.stage, block.step
+
+
+def check_times(times, at_least=1):
+    """How often a block is applied, as an int; raises a `ValueError` unless it can be."""
+    return check_int("times", times, at_least, MOST_TIMES)
+
+
+def check_scale(scale):
+    """Raises a `ValueError` unless branches can be multiplied by a number."""
+    # A float32 holds no more than this.
+    if not is_number(scale) or not abs(float(scale)) < 3e38:
+        raise ValueError(f"Argument `scale` must be a finite number. Received: scale={scale!r}")
+
+
+def _counted(count, noun):
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _steps_text(applications):
+    """`0 1 2 3 (x4)`: an application that is repeated stands once."""
+    if not applications:
+        return "none"
+    parts = []
+    for application, group in itertools.groupby(applications):
+        count = len(list(group))
+        text = str(application.step)
+        text += "" if application.scale == 1 else f"*{application.scale:g}"
+        parts.append(text + ("" if count == 1 else f" (x{count})"))
+    return " ".join(parts)

@@ -1,0 +1,146 @@
+"""What a network's predictions are worth, image by image."""
+
+import numpy as np
+from keras import ops
+
+from tfresidual.routing.outputs import is_binary
+
+
+def prediction_scores(kind, labels, outputs):
+    """What a prediction is worth, image by image.
+
+    Outputs that are not finite (a network that explodes) name no class: they are wrong, agree
+    with nothing, and their cross-entropy and entropy may be infinite or NaN.
+
+    A single output of a label is a choice between two classes: the label is 1 or 0, and 1 is named
+    where its probability is over 1/2.
+
+    Args:
+        kind: what the outputs are, see `tfresidual.routing.Chain`.
+        labels: class indices, `(images,)` or `(images, 1)`, or one-hot rows, or k-hot rows where
+            an image has several labels; 0 or 1 where one output tells two classes apart. -1
+            stands for 0.
+        outputs: `(images, classes)`.
+
+    Returns:
+        A dict of tensors with a leading axis of images:
+
+        - `wrong`: 1.0 where the highest output is not the label, or, of n labels an image, the n
+          highest outputs are not the labels (`exact_match`);
+        - `cross_entropy`: in nats, 0 or more; of several labels the sum over them;
+        - `entropy`: of the prediction, in nats, from 0 to log(classes); of several labels the sum
+          over them, each up to log(2);
+        - `margin`: the probability of the label minus the highest of another class, in [-1, 1];
+          of several labels the lowest probability of a label minus the highest of another; of two
+          classes with one output that of the right one minus that of the wrong one;
+        - `predicted`: bool, `(images, classes)`, the class or the classes that are named; of one
+          output whether it is 1 that is named;
+        - `is_finite`: bool, whether the outputs, or the logits behind them, are.
+    """
+    outputs = ops.convert_to_tensor(outputs)
+    classes = outputs.shape[-1]
+    labels = ops.convert_to_tensor(labels)
+    has_two_classes = is_binary(kind, classes)
+    if has_two_classes:
+        labels = ops.reshape(labels, (-1, 1))
+    elif len(labels.shape) == 1 or labels.shape[-1] != classes:
+        labels = ops.one_hot(ops.reshape(labels, (-1,)), classes)
+    # A hinge calls the other class -1.
+    labels = ops.maximum(ops.cast(labels, "float32"), 0)
+    # Keras leaves the logits on the tensor that a softmax or a sigmoid returns.
+    logits = outputs if kind.endswith("logits") else getattr(outputs, "_keras_logits", None)
+    if logits is not None:
+        logits = ops.cast(logits, "float32")
+    outputs = ops.cast(outputs, "float32")
+    if kind.startswith("label"):
+        if logits is None:
+            logits = ops.log(_inside(outputs)) - ops.log(_inside(1 - outputs))
+        p = ops.sigmoid(logits)
+        log_p, log_rest = -ops.softplus(-logits), -ops.softplus(logits)
+        cross_entropy = -ops.sum(labels * log_p + (1 - labels) * log_rest, axis=-1)
+        entropy = -ops.sum(p * log_p + (1 - p) * log_rest, axis=-1)
+    else:
+        log_p = ops.log(_inside(outputs)) if logits is None else ops.log_softmax(logits)
+        cross_entropy = -ops.sum(labels * log_p, axis=-1)
+        p = ops.exp(log_p)
+        entropy = -ops.sum(p * log_p, axis=-1)
+    if has_two_classes:
+        predicted, is_label = logits > 0, labels > 0.5
+        wrong = ops.cast(predicted[:, 0] != is_label[:, 0], "float32")
+        margin = ops.where(is_label, 1.0, -1.0)[:, 0] * (2 * p[:, 0] - 1)
+    elif kind.startswith("label"):
+        # Probabilities near 1 are equal in float32 where logits are not.
+        ranks = ops.argsort(ops.argsort(-logits, axis=-1), axis=-1)
+        # Smoothed labels are those over 1/2, as in `_margin`.
+        count = ops.sum(ops.cast(labels > 0.5, "float32"), axis=-1, keepdims=True)
+        predicted = ops.cast(ranks, "float32") < count
+        wrong = 1 - exact_match(labels, logits)
+        margin = _margin(labels, p)
+    else:
+        named, label = ops.argmax(outputs, axis=-1), ops.argmax(labels, axis=-1)
+        predicted = ops.one_hot(named, classes, dtype="bool")
+        wrong = ops.cast(named != label, "float32")
+        margin = _margin(ops.one_hot(label, classes), p)
+    is_finite = ops.all(ops.isfinite(outputs if logits is None else logits), axis=-1)
+    return {
+        "wrong": ops.where(is_finite, wrong, ops.ones_like(wrong)),
+        "cross_entropy": cross_entropy,
+        "entropy": entropy,
+        # Without another class, or without a label, there is nothing to be behind.
+        "margin": ops.clip(margin, -1.0, 1.0),
+        "predicted": ops.logical_and(predicted, is_finite[:, None]),
+        "is_finite": is_finite,
+    }
+
+
+def label_sets(kind, labels, outputs):
+    """Which classes are an image's labels, as `prediction_scores` takes them.
+
+    Of classes that exclude one another it is the one with the highest weight, of others all with
+    a weight over 1/2: labels may be smoothed, or 1 and -1.
+
+    Args:
+        kind: what the outputs are, see `tfresidual.routing.Chain`.
+        labels: array of labels, as `prediction_scores` takes them.
+        outputs: int, the number of outputs of an image.
+
+    Returns:
+        A bool array `(images, outputs)`.
+    """
+    if is_binary(kind, outputs):
+        return labels.reshape(-1, 1) > 0.5
+    is_row = labels.ndim == 2 and labels.shape[1] == outputs
+    if is_row and kind.startswith("label"):
+        return labels > 0.5
+    indices = labels.argmax(axis=1) if is_row else labels.reshape(-1).astype(int)
+    return np.arange(outputs) == indices[:, None]
+
+
+def exact_match(labels, outputs):
+    """Whether an image's highest outputs are just its labels, 1.0 or 0.0 an image.
+
+    With n labels on an image, its n highest outputs must be those labels; a tie between a label
+    and another output does not count.
+
+    Args:
+        labels: k-hot rows, `(images, classes)`.
+        outputs: scores of any range, `(images, classes)`.
+
+    Reference:
+        "Iterative convergent computation is not a useful inductive bias for ResNets",
+        on Digitclutter.
+    """
+    return ops.cast(_margin(labels, ops.cast(outputs, "float32")) > 0, "float32")
+
+
+def _margin(labels, values):
+    """The lowest value of a label minus the highest of another class, `(images,)`."""
+    is_label = ops.cast(labels, "float32") > 0.5
+    lowest_label = ops.min(ops.where(is_label, values, np.inf), axis=-1)
+    highest_other = ops.max(ops.where(is_label, -np.inf, values), axis=-1)
+    return lowest_label - highest_other
+
+
+def _inside(probabilities):
+    """Probabilities whose logarithm is finite."""
+    return ops.maximum(probabilities, 1e-37)

@@ -1,0 +1,168 @@
+"""The format of a SavedModel that can be probed: its files, its names and its layout."""
+
+import json
+import pathlib
+import re
+
+import tensorflow as tf
+from google.protobuf.message import DecodeError
+
+from tfresidual.routing.chain import OUTPUT_KINDS
+
+# What the reader and the writer agree on. A reader takes what was written in its own format and
+# in older ones.
+FORMAT = 1
+LAYOUT_FILE = pathlib.PurePath("assets.extra", "tfresidual.json")
+GRAPH_FILE = "saved_model.pb"
+STEM, HEAD, LOSS = "stem", "head", "loss"
+# The functions of a block. The first is not put together from the others: TensorFlow would round
+# otherwise in bfloat16 than where it compiles the block as a whole.
+PARTS = ("apply", "branch", "join")
+# What TensorFlow, and the chain that is put together, raise where something is missing or damaged.
+UNREADABLE = (
+    *(OSError, ValueError, KeyError, AttributeError, IndexError, TypeError),
+    *(tf.errors.OpError, DecodeError),
+)
+SERVE = "serving_default"
+
+
+def transition_name(stage):
+    """The name of the function that leads into a stage."""
+    return f"stage{stage}/transition"
+
+
+def block_name(stage, step, part):
+    """The name of a block's function, one of `PARTS`."""
+    return f"stage{stage}/block{step}/{part}"
+
+
+def is_saved_model(path):
+    """Whether a folder holds, or held, a SavedModel."""
+    path = pathlib.Path(path)
+    return (path / GRAPH_FILE).exists() or (path / LAYOUT_FILE).exists()
+
+
+def series_path(folder, epoch):
+    """Where the SavedModel of an epoch is in a series; epochs count from 1, 0 is the beginning."""
+    return pathlib.Path(folder) / f"epoch{epoch:04d}"
+
+
+def series_of(folder, is_member=is_saved_model):
+    """The SavedModels in the folder of a series, as a dict from epoch to path, in order.
+
+    Args:
+        folder: the folder. It need not be there.
+        is_member: the function of a path that says whether what has such a name belongs to it.
+    """
+    found = {}
+    for path in pathlib.Path(folder).glob("epoch*"):
+        match = re.fullmatch("epoch([0-9]+)", path.name)
+        # `epoch1` beside `epoch0001` is not written by `series_path`.
+        if match and path.name == series_path("", int(match[1])).name and is_member(path):
+            found[int(match[1])] = path
+    return dict(sorted(found.items()))
+
+
+def check_whole(path):
+    """Raises a `ValueError` unless a SavedModel can be probed, as far as is seen without loading.
+
+    Args:
+        path: the folder that `tfresidual.export` wrote.
+    """
+    layout_of(path)
+    for pattern in (GRAPH_FILE, "variables/variables.index", "variables/variables.data-*"):
+        if not any(file.stat().st_size for file in path.glob(pattern)):
+            raise damaged(path, FileNotFoundError(f"there is no {pattern} in it"))
+
+
+def layout_of(path):
+    """Reads the layout of a SavedModel for probing, a dict; a `ValueError` says what is wrong."""
+    if not is_saved_model(path):
+        raise ValueError(
+            "Argument `source` must be the folder of a SavedModel that `tfresidual.export` wrote; "
+            f"there is no {GRAPH_FILE} in it. Received: source={str(path)!r}"
+        )
+    if not (path / LAYOUT_FILE).exists():
+        raise ValueError(
+            "Argument `source` must be a SavedModel that `tfresidual.export` wrote: only such a "
+            "one holds what probes read. This one has no "
+            f"{LAYOUT_FILE}. Received: source={str(path)!r}"
+        )
+    try:
+        layout = json.loads((path / LAYOUT_FILE).read_text("utf-8"))
+        version, written_by = layout["format"], layout["tfresidual"]
+        is_for_probing = layout["probing"]
+        _require(_is_count(version) and version > 0, "format")
+        if version <= FORMAT:
+            _check_layout(layout)
+    except PermissionError:
+        # A file that may not be read is none that is damaged.
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise damaged(path, error) from error
+    if version > FORMAT:
+        raise ValueError(
+            f"Argument `source` must be a SavedModel of format {FORMAT} or older; tfresidual "
+            f"{written_by} wrote a newer one. Update tfresidual. "
+            f"Received: source={str(path)!r} of format {version!r}"
+        )
+    if not is_for_probing:
+        raise ValueError(
+            "Argument `source` must be a SavedModel with the functions for probing; this one was "
+            f"exported with `probing=False`. Received: source={str(path)!r}"
+        )
+    return layout
+
+
+def _check_layout(layout):
+    """Raises an error unless a layout says what a chain needs, and in the types it needs."""
+    _require(isinstance(layout["probing"], bool), "probing")
+    _require(isinstance(layout["name"], str), "name")
+    _require(layout["outputs"] in OUTPUT_KINDS, "outputs")
+    sizes = layout["input_shape"]
+    _require(_is_list(sizes) and all(size is None or _is_count(size) for size in sizes), "shape")
+    if not layout["probing"]:
+        return
+    notes, pieces, count = layout["notes"], layout["pieces"], layout["parameters"]
+    _require(_is_list(notes) and all(isinstance(note, str) for note in notes), "notes")
+    _require(_is_list(pieces) and {STEM, HEAD} <= set(pieces), "pieces")
+    _require(_is_count(count), "parameters")
+    _require(layout["loss"] is None or isinstance(layout["loss"], dict), "loss")
+    stages = layout["stages"]
+    _require(_is_list(stages) and len(stages) > 0, "stages")
+    for index, stage in enumerate(stages, start=1):
+        _require(stage["stage"] == index, "stage")
+        _require(_is_list(stage["blocks"]), "blocks")
+        for step, block in enumerate(stage["blocks"]):
+            parts = {part for part in PARTS if block_name(index, step, part) in pieces}
+            _require("apply" in parts and len(parts) != 2, f"pieces of block {step}")
+            _require(isinstance(block["keeps_shape"], bool), "keeps_shape")
+            _require(isinstance(block["takes_anchor"], bool), "takes_anchor")
+            for name in ("shortcut", "name"):
+                _require(block[name] is None or isinstance(block[name], str), name)
+            places = block["weights"].values()
+            _require(all(_is_count(place) and place < count for place in places), "weights")
+            bounds = block["lipschitz"]
+            _require(bounds is None or isinstance(bounds, dict), "lipschitz")
+
+
+def _require(is_right, name):
+    if not is_right:
+        raise ValueError(f"{LAYOUT_FILE.name}: {name!r} is not what it must be")
+
+
+def _is_list(value):
+    return isinstance(value, list)
+
+
+def _is_count(value):
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def damaged(path, error):
+    """Returns the error of a SavedModel that is damaged or incomplete."""
+    reason = str(error).strip().splitlines()
+    return ValueError(
+        "Argument `source` must be a whole SavedModel; this one is damaged or incomplete "
+        f"({type(error).__name__}: {reason[0] if reason else ''}). Received: source={str(path)!r}"
+    )

@@ -1,0 +1,155 @@
+"""Chains from the sources they can come from."""
+
+import dataclasses
+import os
+import pathlib
+import zipfile
+
+import keras
+
+from tfresidual.layers import BatchNormalization, ResidualUnit
+from tfresidual.networks import ResidualNetwork
+from tfresidual.routing.chain import Block, Chain, Stage
+from tfresidual.routing.losses import loss_of
+from tfresidual.saved_model.format import UNREADABLE
+from tfresidual.saved_model.reader import saved_model_chain
+from tfresidual.sources.functional import functional_chain, preparation, unit_parts
+from tfresidual.sources.graph import reference_of
+from tfresidual.sources.outputs import kind_of, outputs_of
+
+# What Keras raises of files that it cannot read.
+DAMAGED = (*UNREADABLE, RuntimeError, zipfile.BadZipFile)
+
+
+def chain(source):
+    """The chain of a network: what every probe reads.
+
+    Nothing is copied: the chain computes with the network's own layers, so it follows their
+    weights as training goes on. Loss and outputs are those the model was compiled for when the
+    chain was made.
+
+    Args:
+        source: a `tfresidual.networks.ResidualNetwork`; any functional `keras.Model` with
+            residual additions on one trunk, see
+            `tfresidual.sources.functional.functional_chain`; the path of a `.keras` file that
+            holds one of these; the path of a SavedModel that `tfresidual.export` wrote; or a
+            chain, which is returned as it is.
+
+    Returns:
+        A `tfresidual.routing.Chain`.
+
+    Raises:
+        FileNotFoundError: if there is no such file or folder.
+        ValueError: if the source is none of these, the model has no blocks that can be seen, or
+            the file is damaged, or holds classes that are not known here.
+    """
+    if isinstance(source, Chain):
+        return source
+    if isinstance(source, (str, os.PathLike)):
+        path = pathlib.Path(source)
+        return saved_model_chain(path) if path.is_dir() else _of_file(path)
+    if isinstance(source, ResidualNetwork):
+        return _of_residual_network(source)
+    if isinstance(source, keras.Model):
+        return functional_chain(source)
+    raise ValueError(
+        "Argument `source` must be a `tfresidual.networks.ResidualNetwork`, a functional "
+        "`keras.Model`, the path of a .keras file that holds one or of a SavedModel that "
+        "`tfresidual.export` wrote, or a `tfresidual.routing.Chain`. "
+        f"Received: source={source!r} of type {type(source).__name__}"
+    )
+
+
+def _of_file(path):
+    """The chain of the model in a `.keras` file."""
+    if not path.exists():
+        raise FileNotFoundError(
+            "Argument `source` must be the path of a .keras file or of a SavedModel. "
+            f"Received: source={str(path)!r}, which does not exist"
+        )
+    if path.suffix != ".keras":
+        raise ValueError(
+            "Argument `source` must be the path of a .keras file, as `model.save` writes it. "
+            f"Received: source={str(path)!r}"
+        )
+    # Keras says of a damaged file that it is not there.
+    if not _is_archive(path):
+        raise _unreadable(path, "it is no archive, or has no config.json")
+    model, notes = _loaded(path)
+    found = chain(model)
+    return dataclasses.replace(found, notes=(*found.notes, *notes))
+
+
+def _is_archive(path):
+    # A file that cannot be read is none that is damaged.
+    with path.open("rb") as file:
+        if not zipfile.is_zipfile(file):
+            return False
+        with zipfile.ZipFile(file) as archive:
+            return "config.json" in archive.namelist()
+
+
+def _loaded(path):
+    """The model in a `.keras` file, and what of it is not as it was saved."""
+    try:
+        return keras.saving.load_model(path), ()
+    except DAMAGED as error:
+        failure = error
+    try:
+        # What it was compiled with may be what is not known here.
+        model = keras.saving.load_model(path, compile=False)
+    except DAMAGED:
+        raise _unreadable(path, failure) from failure
+    return model, (
+        "what the model was compiled with cannot be loaded: the usual loss for its outputs "
+        "stands for its own",
+    )
+
+
+def _unreadable(path, reason):
+    (reason, *_) = str(reason).strip().splitlines() or [""]
+    return ValueError(
+        "Argument `source` must be the path of a whole .keras file, of classes that are known "
+        "here; a model with layers of your own, or with `Lambda`, has to be loaded by "
+        "`keras.saving.load_model` and handed over. "
+        f"Received: source={str(path)!r}, which is damaged, or not known here: {reason}"
+    )
+
+
+def _of_residual_network(network):
+    network.converge()
+    stem, sections, head = network.sections()
+    stages = []
+    for index, (transition, units) in enumerate(sections, start=1):
+        blocks = tuple(_block(network, index, step, unit) for step, unit in enumerate(units))
+        stages.append(Stage(index, blocks, transition and _sequence([transition])))
+    return Chain(
+        name=network.name,
+        stem=_sequence(stem),
+        stages=tuple(stages),
+        head=_sequence(head),
+        loss=loss_of(network, kind_of(network)),
+        input_shape=network.input_shape[1:],
+        outputs=outputs_of(network),
+        weights=network.parameters(),
+        prepare=preparation(unit for _, units in sections for unit in units),
+        reference=reference_of(network),
+    )
+
+
+def _block(network, stage, step, unit):
+    keeps_shape = unit.resizing is None
+    takes_anchor = keeps_shape and network.anchor == "input"
+    return Block(stage=stage, step=step, keeps_shape=keeps_shape, **unit_parts(unit, takes_anchor))
+
+
+def _sequence(layers):
+    """The layers one after the other, at inference, as a function."""
+
+    def function(state):
+        for layer in layers:
+            has_two_modes = isinstance(layer, (BatchNormalization, ResidualUnit))
+            state = layer(state, training=False) if has_two_modes else layer(state)
+        return state
+
+    return function

@@ -1,0 +1,109 @@
+"""The implicit masks of Keras, which are lost where a graph is cut into functions of their own."""
+
+import inspect
+import warnings
+
+import keras
+
+KNOWN_PACKAGES = ("keras", "tfresidual")
+
+
+def check_masks(model, graph, borders):
+    """Raises a `ValueError` if a layer reads a mask that comes from across a border.
+
+    Keras hangs a mask on the tensor that it belongs to. Past a border there is another tensor of
+    the same numbers, and the layers there would compute without the mask.
+
+    Args:
+        model: the `keras.Model`, for the message.
+        graph: its `tfresidual.sources.graph.Graph`.
+        borders: pairs of the index of a node and a tensor that is handed on after it.
+    """
+    if not any(_may_mask(node.operation) for node in graph.nodes):
+        return
+    trace = _Trace(graph)
+    with warnings.catch_warnings():
+        # Keras warns wherever a mask ends.
+        warnings.simplefilter("ignore")
+        trace.compute_output_spec(graph.input)
+    for index, tensor in borders:
+        crossing = trace.makers_of([tensor])
+        for node in graph.nodes[index + 1 :]:
+            makers = trace.makers_of(node.inputs) & crossing
+            if makers and _may_read_mask(node.operation):
+                maker = graph.nodes[min(makers)]
+                raise ValueError(
+                    "Argument `source` must be a model whose implicit masks of Keras do not lead "
+                    "from one part of it to another: a chain's parts are computed one by one, and "
+                    "such models cannot be probed yet. Without the mask, such as by "
+                    "`mask_zero=False` or without a `Masking` layer, the model can be probed; "
+                    "padding then counts as any other input. "
+                    f"Received: source={model.name}, where {_named(maker)} makes a mask "
+                    f"and {_named(node)} reads it"
+                )
+
+
+class _Trace(keras.Operation):
+    """Runs a graph and notes what has a mask. Traced by Keras, nothing is computed.
+
+    Attributes:
+        masked: dict from the id of each of the graph's tensors that has a mask to the indices of
+            the nodes that this mask may come from: those that return one and take none.
+    """
+
+    def __init__(self, graph):
+        super().__init__()
+        self.graph, self.masked = graph, {}
+
+    def makers_of(self, tensors):
+        """The indices of the nodes that the masks of some of the graph's tensors come from."""
+        return set().union(*(self.masked.get(id(tensor), ()) for tensor in tensors))
+
+    def call(self, inputs):
+        values = {id(self.graph.input): inputs}
+        for index, node in enumerate(self.graph.nodes):
+            results = node(values)
+            values |= results
+            makers = self.makers_of(node.inputs) or {index}
+            # At once: a layer may hang a mask on the very tensor that it takes.
+            for key, value in results.items():
+                if getattr(value, "_keras_mask", None) is not None:
+                    self.masked[key] = makers
+        return values[id(self.graph.output)]
+
+
+def _parts(operation):
+    """A layer, and those that it is wrapped around; none for an operation of `keras.ops`."""
+    while isinstance(operation, keras.layers.Layer):
+        yield operation
+        operation = operation.layer if isinstance(operation, keras.layers.Wrapper) else None
+
+
+def _is_opaque(layer):
+    """Whether other layers may be called inside of a layer."""
+    is_known = type(layer).__module__.partition(".")[0] in KNOWN_PACKAGES
+    return not is_known or isinstance(layer, (keras.Model, keras.layers.Lambda))
+
+
+def _may_mask(operation):
+    """Whether what an operation returns may have a mask where what it takes has none."""
+    return any(
+        _is_opaque(part)
+        or isinstance(part, keras.layers.Masking)
+        or getattr(part, "mask_zero", False)
+        for part in _parts(operation)
+    )
+
+
+def _may_read_mask(operation):
+    """Whether what an operation computes may depend on the mask of what it takes."""
+    return any(
+        _is_opaque(part) or any("mask" in name for name in inspect.signature(part.call).parameters)
+        for part in _parts(operation)
+        # Masks change what it learns from a batch, and nothing without training.
+        if not isinstance(part, keras.layers.BatchNormalization)
+    )
+
+
+def _named(node):
+    return f"{node.operation.name} ({type(node.operation).__name__})"

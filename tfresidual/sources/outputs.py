@@ -1,0 +1,189 @@
+"""What the outputs of a model are: classes or values, probabilities or logits."""
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfresidual.routing.losses import single
+from tfresidual.sources.graph import is_of_keras
+
+# What a last activation can return.
+PROBABILITIES = ("probabilities", "label_probabilities")
+_KINDS = {
+    keras.activations.softmax: "probabilities",
+    keras.activations.sigmoid: "label_probabilities",
+    keras.activations.linear: "logits",
+}
+# Numbers that tell activations from one another.
+_ROWS = np.array([[-9.0, 0.0, 9.0, 0.0], [1.0, 2.0, -3.0, 0.5]], "float32")
+_BINARY_CROSS_ENTROPIES = (
+    *(keras.losses.BinaryCrossentropy, keras.losses.binary_crossentropy),
+    *(keras.losses.BinaryFocalCrossentropy, keras.losses.binary_focal_crossentropy),
+)
+_LABEL_LOSSES = (
+    *_BINARY_CROSS_ENTROPIES,
+    *(keras.losses.Hinge, keras.losses.hinge),
+    *(keras.losses.SquaredHinge, keras.losses.squared_hinge),
+)
+_LOSSES_OF_PROBABILITIES = (
+    *_BINARY_CROSS_ENTROPIES,
+    *(keras.losses.CategoricalCrossentropy, keras.losses.categorical_crossentropy),
+    *(keras.losses.SparseCategoricalCrossentropy, keras.losses.sparse_categorical_crossentropy),
+    *(keras.losses.CategoricalFocalCrossentropy, keras.losses.categorical_focal_crossentropy),
+    keras.losses.CategoricalGeneralizedCrossEntropy,
+    keras.losses.categorical_generalized_cross_entropy,
+    *(keras.losses.KLDivergence, keras.losses.kl_divergence),
+)
+_REGRESSIONS = (
+    *(keras.losses.MeanSquaredError, keras.losses.mean_squared_error),
+    *(keras.losses.MeanAbsoluteError, keras.losses.mean_absolute_error),
+    *(keras.losses.MeanAbsolutePercentageError, keras.losses.mean_absolute_percentage_error),
+    *(keras.losses.MeanSquaredLogarithmicError, keras.losses.mean_squared_logarithmic_error),
+    *(keras.losses.Huber, keras.losses.huber),
+    *(keras.losses.LogCosh, keras.losses.log_cosh),
+    *(keras.losses.CosineSimilarity, keras.losses.cosine_similarity),
+    *(keras.losses.Poisson, keras.losses.poisson),
+)
+# Pooling, which leaves the mean of probabilities.
+_MEANS = (
+    keras.layers.GlobalAveragePooling1D,
+    keras.layers.GlobalAveragePooling2D,
+    keras.layers.GlobalAveragePooling3D,
+)
+
+
+def outputs_of(model, last=None):
+    """What a model returns, as `tfresidual.routing.Chain.outputs` says it.
+
+    The last activation tells first, by what it does to numbers, however it is written: a softmax
+    or a sigmoid returns probabilities, even where the model was trained on squares. Otherwise the
+    loss tells that the model was compiled with:
+
+    - a loss of regression, such as `"mse"`, is of values that are no classes; so are
+      `"cosine_similarity"` and `"poisson"`;
+    - a binary cross-entropy, or a hinge of -1 and 1, has one label an output; any other loss has
+      classes;
+    - a cross-entropy without `from_logits`, or a divergence, takes probabilities. A layer that is
+      known to end without an activation returns logits all the same: its outputs have any sign
+      and any sum, whatever the loss makes of them.
+
+    Where neither tells anything, the outputs are logits.
+
+    Args:
+        model: a `keras.Model` with one output.
+        last: the layer or operation that returns the outputs, by default the model's last layer.
+
+    Returns:
+        `"probabilities"`, `"logits"`, `"label_probabilities"`, `"label_logits"` or `"values"`.
+    """
+    kind = kind_of(model, last)
+    if kind in PROBABILITIES:
+        return kind
+    loss = keras.losses.get(single(model.loss)) if model.compiled else None
+    if _is_one_of(loss, _REGRESSIONS):
+        return "values"
+    labels = "label_" if _is_one_of(loss, _LABEL_LOSSES) else ""
+    takes_probabilities = _is_one_of(loss, _LOSSES_OF_PROBABILITIES) and not (
+        getattr(loss, "from_logits", False)
+    )
+    is_known = kind is not None
+    return labels + ("probabilities" if takes_probabilities and not is_known else "logits")
+
+
+def last_operation(graph):
+    """The operation that tells what a graph's outputs are.
+
+    Args:
+        graph: a `tfresidual.sources.graph.Graph`.
+
+    Returns:
+        The softmax or sigmoid behind which nothing changes a probability (what clips or casts
+        does not, nor a mean); without one the last operation that changes any number.
+    """
+    tensor, last = graph.output, None
+    for node in reversed(graph.nodes):
+        if tensor is not node.outputs[0]:
+            continue
+        if _kind_of_operation(node.operation) in PROBABILITIES:
+            return node.operation
+        keeps_all = _keeps(node, -3.0, 3.0)
+        if last is None and not keeps_all:
+            last = node.operation
+        if not (keeps_all or isinstance(node.operation, _MEANS) or _keeps(node, 0.05, 0.95)):
+            break
+        (tensor,) = node.inputs
+    return graph.nodes[-1].operation if last is None else last
+
+
+def kind_of(model, last=None):
+    """What the last activation of a model returns; `None` where that is not known.
+
+    Args:
+        model: a `keras.Model` with one output.
+        last: the layer or operation that returns the outputs, by default the model's last layer.
+    """
+    return _kind_of_operation(model.layers[-1] if last is None else last)
+
+
+def _is_one_of(loss, known):
+    return any(isinstance(loss, one) if isinstance(one, type) else loss is one for one in known)
+
+
+def _kind_of_operation(operation):
+    while isinstance(operation, keras.layers.Wrapper):
+        operation = operation.layer
+    if isinstance(operation, keras.layers.Softmax) or is_of_keras(operation, "Softmax"):
+        return "probabilities" if operation.axis == -1 else None
+    if not isinstance(operation, keras.layers.Layer):
+        return "label_probabilities" if is_of_keras(operation, "Sigmoid") else None
+    is_lambda = isinstance(operation, keras.layers.Lambda)
+    activation = operation if is_lambda else getattr(operation, "activation", None)
+    for known, kind in _KINDS.items():
+        if activation is known:
+            return kind
+    if isinstance(activation, keras.layers.Layer) and not is_lambda:
+        # Not called: it may have no weights yet.
+        return _kind_of_operation(activation)
+    return None if activation is None else _kind_by_numbers(activation)
+
+
+def _kind_by_numbers(activation):
+    """What a function of rows is, told by what it makes of some."""
+    try:
+        values = ops.convert_to_numpy(activation(ops.convert_to_tensor(_ROWS))).astype(float)
+    except Exception:
+        # Somebody else's function may fail in any way on what it was not made for.
+        return None
+    if values.shape != _ROWS.shape:
+        return None
+    shift = values - _ROWS
+    # A softmax does not see what is added to all of a row: neither does it see a log-softmax.
+    if np.allclose(shift, shift[:, :1], atol=1e-3):
+        return "logits"
+    if (values >= 0).all() and np.allclose(values.sum(axis=-1), 1, atol=1e-3):
+        return "probabilities"
+    is_sigmoid = np.allclose(values[0], [0, 0.5, 1, 0.5], atol=1e-3)
+    return "label_probabilities" if is_sigmoid else None
+
+
+def _keeps(node, low, high):
+    """Whether an operation of a graph returns numbers between two bounds as they are."""
+    operation = node.operation
+    # Nothing that somebody else wrote is run: it may count, or draw, or remember.
+    is_known = type(operation).__module__.startswith(("keras.", "tfresidual."))
+    if not is_known or len(node.inputs) != 1 or getattr(operation, "weights", ()):
+        return False
+    (tensor,) = node.inputs
+    shape = (1, *tensor.shape[1:])
+    if None in shape:
+        return False
+    values = np.linspace(low, high, np.prod(shape, dtype=int)).astype("float32")
+    try:
+        given = ops.cast(ops.reshape(values, shape), tensor.dtype)
+        result = ops.cast(node({id(tensor): given})[id(node.outputs[0])], "float32")
+        result = ops.convert_to_numpy(result)
+    except Exception:
+        # A function in a `Lambda` may fail in any way.
+        return False
+    # bfloat16 rounds by 0.4 %.
+    return result.size == values.size and np.allclose(result.ravel(), values, atol=0.02)
