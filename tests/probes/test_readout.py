@@ -53,7 +53,7 @@ def test_last_row_of_a_stage_is_the_unperturbed_network():
     net, batch = network(NETWORKS["only block changes shape"])
     frame = probes.readout(net, batch)
     last = frame.groupby("stage").last()
-    whole = probes.evaluate_routes(net, batch, [routes.unperturbed(net)]).iloc[0]
+    whole = probes.evaluate_routes(net, batch, [routes.unperturbed(tfr.chain(net))]).iloc[0]
     for name in METRICS[:-1]:
         assert last[name].tolist() == [whole[name]] * 3
     assert last["distance"].tolist() == [0, 0, 0]

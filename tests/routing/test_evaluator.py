@@ -91,7 +91,7 @@ def some_routes(chain):
 
 def check_rebuilt(net, routes):
     images, labels = random_batch(net, images=6)
-    values = evaluate(net, routes, (images, labels), with_outputs=True)
+    values = evaluate(tfr.chain(net), routes, (images, labels), with_outputs=True)
     assert values.outputs.shape == (len(routes), 6, net.classes)
     for route, outputs in zip(routes, values.outputs, strict=True):
         expected = rebuilt(net, route).predict(images, verbose=0)
@@ -126,7 +126,7 @@ def test_equals_networks_of_low_precision_built_anew():
     chain = tfr.chain(net)
     routes = [unperturbed(chain), *some_routes(chain)]
     images, labels = random_batch(net, images=6)
-    outputs = evaluate(net, routes, (images, labels), with_outputs=True).outputs
+    outputs = evaluate(tfr.chain(net), routes, (images, labels), with_outputs=True).outputs
     for route, measured in zip(routes, outputs, strict=True):
         expected = rebuilt(net, route).predict(images, verbose=0)
         np.testing.assert_allclose(measured, expected, atol=0.03, err_msg=str(route))
@@ -153,7 +153,7 @@ def expected_of(net, routes, images, labels):
 def check_numpy(net, routes, images=5):
     pictures, _ = random_batch(net, images=images)
     labels = labels_for(net, images)
-    values = evaluate(net, routes, (pictures, labels), with_outputs=True)
+    values = evaluate(tfr.chain(net), routes, (pictures, labels), with_outputs=True)
     for name, expected in expected_of(net, routes, pictures, labels).items():
         measured = getattr(values, name)
         assert measured.dtype == np.float32
@@ -225,8 +225,8 @@ def test_images_of_other_precision(dtype):
     images, labels = random_batch(net)
     images = np.round(images * 10 + 100)
     routes = some_routes(tfr.chain(net))
-    expected = evaluate(net, routes, (images, labels), with_outputs=True)
-    values = evaluate(net, routes, (images.astype(dtype), labels), with_outputs=True)
+    expected = evaluate(tfr.chain(net), routes, (images, labels), with_outputs=True)
+    values = evaluate(tfr.chain(net), routes, (images.astype(dtype), labels), with_outputs=True)
     np.testing.assert_allclose(values.outputs, expected.outputs, **TOLERANCE)
     np.testing.assert_allclose(values.distance, expected.distance, **TOLERANCE)
 
@@ -364,7 +364,7 @@ def test_rows_are_those_asked_for():
 
 def test_no_routes():
     net = random_network()
-    values = evaluate(net, [], random_batch(net, images=4), with_outputs=True)
+    values = evaluate(tfr.chain(net), [], random_batch(net, images=4), with_outputs=True)
     shapes = {name: getattr(values, name).shape for name in SCORES}
     assert shapes == dict.fromkeys(SCORES, (0, 4)) | {"distance": (0, 4, 3), "outputs": (0, 4, 5)}
 
@@ -712,5 +712,5 @@ def test_routes_that_leave_out_a_change_of_the_shape():
 
 
 def test_bad_chain():
-    with pytest.raises(ValueError, match=r"`source` must be.*Received: source=3"):
+    with pytest.raises(ValueError, match=r"`chain` must be a .*Chain.*Received: chain=3"):
         evaluate(3, [], (np.zeros((1, 8, 8, 3)), np.zeros(1)))

@@ -367,5 +367,5 @@ def test_what_changes_the_shape_stays(stage):
 
 
 def test_bad_chain():
-    with pytest.raises(ValueError, match=r"`source` must be.*Received: source=3"):
+    with pytest.raises(ValueError, match=r"`chain` must be a .*Chain.*Received: chain=3"):
         plan_of(3, [])

@@ -104,12 +104,6 @@ def test_counts_its_applications(chain):
     assert shuffle(chain, 1).applications == swap(chain, 1, 0, 1).applications == 12
 
 
-def test_takes_a_network_as_well_as_its_chain():
-    net = random_network(blocks=(2, 3, 2))
-    assert drop(net, (2, 1)) == drop(tfr.chain(net), (2, 1))
-    assert shuffle(net, 2, 3) == shuffle(tfr.chain(net), 2, 3)
-
-
 def test_is_a_value(chain):
     assert drop(chain, (1, 2)) == drop(chain, (1, 2))
     assert len({drop(chain, (1, 2)), drop(chain, (1, 2)), drop(chain, (1, 3))}) == 2
@@ -266,8 +260,9 @@ def test_bad_arguments(projecting, make, message):
 @pytest.mark.parametrize("function", [unperturbed, drop, shuffle, repeat_last])
 def test_bad_chain(function):
     arguments = {unperturbed: (), drop: ((1, 1),), shuffle: (1,), repeat_last: (1, 1)}[function]
-    with pytest.raises(ValueError, match=r"`source` must be.*Received: source=3"):
-        function(3, *arguments)
+    for other in (3, random_network()):
+        with pytest.raises(ValueError, match=r"`chain` must be a .*Chain.*Received: chain="):
+            function(other, *arguments)
 
 
 def test_a_read_out_may_not_skip_a_change_of_the_shape():
