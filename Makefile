@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: study test test-slow benchmarks clean
+.PHONY: study test test-slow format benchmarks clean
 
 study: .venv/package
 	$(BIN)/tfresidual study
@@ -14,6 +14,10 @@ test: .venv/test
 
 test-slow: .venv/test
 	$(BIN)/pytest -m slow
+
+format: .venv/test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
 benchmarks: .venv/benchmarks
 	$(BIN)/python benchmarks/run.py

@@ -135,13 +135,15 @@ def killed_until_done(server, home, command, name, seed):
     rng = random.Random(seed)
     seconds = float((home / f"{command[0]}.seconds").read_text())
     log = home / f"{name}.log"
-    count = 0
+    count, length = 0, seconds
     while True:
-        lives = [life(home, command, name, kill=rng.uniform(0, seconds))]
+        lives = [life(home, command, name, kill=rng.uniform(0, length))]
+        # On a busy machine nothing may come to its end in the time of a quiet one.
+        length *= 1.1
         if rng.random() < 0.3:
             # It begins before the other is killed, or when nothing but its folder is left.
             begin = rng.uniform(0, seconds)
-            lives.append(life(home, command, name, begin, begin + rng.uniform(0, seconds)))
+            lives.append(life(home, command, name, begin, begin + rng.uniform(0, length)))
         before = log.read_text() if log.exists() else ""
         codes = server(home, *lives)
         said = log.read_text()[len(before) :]

@@ -1,0 +1,87 @@
+"""The five steps of CONTRIBUTING.md, applied to a copy of the package."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pandas as pd
+from reference.random_network import random_network
+
+import tfresidual as tfr
+
+ROOT = pathlib.Path(__file__).parents[2]
+# A path in bold or at its first mention, and the code below it.
+STEP = re.compile(r"`((?:tfresidual|callbacks)/[\w/]+\.py)`[^`]*?```python\n(.*?)```", re.S)
+
+PROBED = """
+import sys
+import tfresidual_cli
+tfresidual_cli.main(sys.argv[1:])
+import numpy as np
+import tfresidual as tfr
+from tfresidual import callbacks
+from tfresidual.registry import ENTRIES, figures
+
+net = tfr.networks.ResidualNetwork((8, 8, 1), 10, blocks=2, widths=(4,))
+net.compile("sgd", "sparse_categorical_crossentropy")
+data = np.ones((4, 8, 8, 1), "float32"), np.zeros(4, int)
+history = net.fit(*data, callbacks=[callbacks.StateRank(data)], verbose=0).history
+print(sorted(key for key in history if "rank" in key))
+chain = tfr.chain(net)
+frames = ENTRIES["state_rank"].run(chain, {"test": data}, None, False)
+(section,) = figures.study_sections(frames, figures.study_figures(frames, 0.1))
+print(section.title)
+"""
+
+
+def test_a_probe_is_added_in_five_steps(tmp_path):
+    site = tmp_path / "site"
+    installed = pathlib.Path(tfr.__file__).parent
+    shutil.copytree(installed, site / "tfresidual", symlinks=False)
+    shutil.copy(ROOT / "tfresidual_cli.py", site)
+    steps = STEP.findall((ROOT / "CONTRIBUTING.md").read_text())
+    for name, code in steps:
+        path = site / (name if name.startswith("tfresidual/") else f"tfresidual/{name}")
+        if path.name == "__init__.py":
+            add_line(path, code)
+        else:
+            assert not path.exists()
+            path.write_text(code)
+    assert len(steps) == 8
+    # Images of Digitclutter have several labels.
+    settings = {"classes": 10, "blocks": 1, "classifier_activation": "sigmoid"}
+    net = random_network(input_shape=(32, 32, 1), **settings)
+    net.save(tmp_path / "net.keras")
+
+    command = ["probe", "net.keras", "--data", "digitclutter", "--probe", "state_rank"]
+    command += ["--data-dir", "data", "--test-size", "40", "--images", "40", "--out", "out"]
+    result = subprocess.run(
+        [sys.executable, "-P", "-c", PROBED, *command],
+        env=os.environ | {"PYTHONPATH": str(site)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    frame = pd.read_csv(tmp_path / "out" / "state_rank.csv")
+    assert frame["state_rank"].ge(1).all() and len(frame) == len(tfr.chain(net).blocks)
+    assert (tmp_path / "out" / "state_rank.png").stat().st_size > 0
+    *_, keys, title = result.stdout.splitlines()
+    assert keys == "['stage1/block0/state_rank', 'stage1/block1/state_rank']"
+    assert title == "How many directions do the states use?"
+
+
+def add_line(path, code):
+    """Adds a name to what a file imports, and to its lists."""
+    text = path.read_text()
+    name = code.split(" import ")[1].strip()
+    if path.parent.name == "registry":
+        text = text.replace("import (\n", f"import (\n    {name},\n", 1)
+        text = text.replace("    for module in (\n", f"    for module in (\n        {name},\n", 1)
+    else:
+        text = text.replace("\n\n__all__ = [\n", f'\n{code}\n__all__ = [\n    "{name}",\n', 1)
+    assert text.count(name) >= 2
+    path.write_text(text)
