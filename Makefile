@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: study test test-slow format benchmarks clean
+.PHONY: study test test-system test-slow format benchmarks clean
 
 study: .venv/package
 	$(BIN)/tfresidual study
@@ -11,6 +11,9 @@ test: .venv/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pytest -n 2 --dist loadfile
+
+test-system: .venv/test
+	$(BIN)/pytest -n 2 --dist loadfile -m 'system and not slow'
 
 test-slow: .venv/test
 	$(BIN)/pytest -m slow

@@ -22,6 +22,8 @@ import pytest
 
 import tfresidual_cli
 
+pytestmark = pytest.mark.system
+
 COMMAND = pathlib.Path(sys.executable).with_name("tfresidual")
 # Noise of the libraries, and errors that nobody caught.
 NOISE = ("onednn", "cuda", "absl", "warning", "i0000", "traceback", "e0000", "w0000")

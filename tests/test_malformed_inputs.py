@@ -31,6 +31,8 @@ from tfresidual import callbacks, datasets, export, layers, networks, probes, tr
 from tfresidual.jobs import study
 from tfresidual.routing import evaluate, routes
 
+pytestmark = pytest.mark.system
+
 # No refusal may take longer; most take milliseconds.
 SECONDS = 20
 HUGE = "99999999999999999999"

@@ -20,6 +20,8 @@ import time
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.system
+
 KILLS = 30
 EPOCHS = 3
 IMAGES = np.random.default_rng(5).normal(size=(6, 4, 4, 1)).astype("float32")

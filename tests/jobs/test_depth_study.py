@@ -23,6 +23,8 @@ from tfresidual.jobs import depth_study, study
 from tfresidual.jobs.settings import Settings, build, compile_for, prepare
 from tfresidual.locks import FolderInUseError, locked
 
+pytestmark = pytest.mark.system
+
 TINY = {
     "width": 2,
     "epochs": 1,

@@ -24,6 +24,8 @@ import zipfile
 
 import pytest
 
+pytestmark = pytest.mark.system
+
 KILLS = {"train": 100, "tune": 40}
 SIZES = ["--train-size", "64", "--validation", "40", "--test-size", "40", "--batch-size", "32"]
 TRAIN = ["train", *SIZES, "--width", "4", "--depth", "8", "--epochs", "4"]

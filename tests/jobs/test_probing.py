@@ -14,6 +14,8 @@ import tfresidual as tfr
 from tfresidual import probes, registry, sources
 from tfresidual.jobs import probing, study
 
+pytestmark = pytest.mark.system
+
 SETTINGS = {"train_size": 64, "validation": 40, "test_size": 40, "batch_size": 32, "epochs": 1}
 FRAMES = {
     "block_metrics": ["block_metrics", "computational_distance"],

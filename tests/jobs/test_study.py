@@ -23,6 +23,8 @@ from tfresidual import chain, datasets, probes, tuning
 from tfresidual.jobs import settings as settings_module
 from tfresidual.jobs import study
 
+pytestmark = pytest.mark.system
+
 TINY = {
     "depth": 8,
     "width": 4,

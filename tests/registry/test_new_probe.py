@@ -8,9 +8,12 @@ import subprocess
 import sys
 
 import pandas as pd
+import pytest
 from reference.random_network import random_network
 
 import tfresidual as tfr
+
+pytestmark = pytest.mark.system
 
 ROOT = pathlib.Path(__file__).parents[2]
 # A path in bold or at its first mention, and the code below it.

@@ -17,6 +17,8 @@ import tfresidual as tfr
 from tfresidual.exporting import export
 from tfresidual.locks import FolderInUseError, locked
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture(scope="module")
 def chain():

@@ -22,6 +22,8 @@ import time
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.system
+
 KILLS = 20
 EVENTS = {
     "moves": ("os.rename", "os.remove"),

@@ -22,6 +22,8 @@ import time
 
 import pytest
 
+pytestmark = pytest.mark.system
+
 # How long a test waits for what must happen.
 PATIENCE = 60.0
 SLEEP = 0.05
