@@ -376,8 +376,7 @@ def _folder(data_dir, *names):
 
 @contextlib.contextmanager
 def _damaged(path):
-    """Reports errors of tensorflow-datasets on reading a folder as a damaged or unreadable
-    folder."""
+    """Reports errors of tensorflow-datasets on reading a folder as damaged or unreadable data."""
     try:
         yield
     except (PermissionError, tf.errors.PermissionDeniedError) as error:

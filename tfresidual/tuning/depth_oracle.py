@@ -78,8 +78,8 @@ class DepthOracle(keras_tuner.Oracle):
     depth; after two, the saturating curve (or power law) through them does. Once depths are known
     that fail and that meet the rule, proposals are between the deepest that fails and the
     shallowest that meets it. The search ends when a trained network meets the rule in all stages
-    and every stage is known to fail with `tolerance + 1` blocks less, or when a stage fails at its
-    largest depth. Proposals depend only on the finished trials.
+    and every stage is known to fail with at most `tolerance + 1` blocks less, or when a stage fails
+    at its largest depth. Proposals depend only on the finished trials.
 
     If several trials run at once, further proposals surround the first: one block less, one block
     more, and half-way to the known depths.
@@ -305,8 +305,7 @@ class DepthOracle(keras_tuner.Oracle):
         return f"mean scaled perturbation {' '.join(means)}, {rule} of {self.epsilon:g} or less"
 
     def get_best_trials(self, num_trials=1):
-        """Returns the trials that meet the rule in all stages, those with the fewest blocks
-        first."""
+        """Returns the trials that meet the rule in all stages, the fewest blocks first."""
         met = [t for t in self.in_order() if t.status == COMPLETED and t.score < NOT_MET]
         return sorted(met, key=lambda trial: trial.score)[:num_trials]
 

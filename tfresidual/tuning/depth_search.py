@@ -419,11 +419,11 @@ class DepthSearch(keras_tuner.Tuner):
     def get_best_models(self, num_models=1):
         """Returns the trained networks that meet the rule, the fewest blocks first.
 
-        If a trial has several executions, both their average and the network that was kept must
-        meet the rule.
+        If a trial has several executions, both their average and the kept network must meet the
+        rule.
 
         Raises:
-            RuntimeError: if no trial meets the rule.
+            RuntimeError: if there is no such network.
         """
         trials = self._best_trials(None)
         kept = [trial for trial in trials if self._current().is_kept_met(trial)][:num_models]
