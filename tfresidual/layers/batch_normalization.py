@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-# The kernel silently raises a smaller epsilon to this value.
+# The fused kernel silently increases a smaller epsilon to this value.
 SMALLEST_FUSED_EPSILON = 1.001e-5
 
 

@@ -1,4 +1,4 @@
-"""The ways in which a residual unit joins its state and its branch (He et al. 2016, fig. 2)."""
+"""Shortcuts: layers that join the state and the branch of a unit (He et al. 2016, fig. 2)."""
 
 import keras
 from keras import ops

@@ -144,7 +144,7 @@ def converged(kernel, vector, strides, tolerance=TOLERANCE, most_iterations=500)
     return vector, iterations
 
 
-# Not inlined: a graph may call it once for every convolution.
+# Not inlined, because a graph may call it once for every convolution.
 @tf.function(experimental_attributes={"_noinline": True})
 def singular_vector(kernel, grid, strides):
     """Runs `converged` from noise. The same kernel always gives the same vector.

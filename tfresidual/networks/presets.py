@@ -5,7 +5,7 @@ from tfresidual.networks.residual_network import ResidualNetwork
 
 CIFAR_SHAPE = (32, 32, 3)
 LAYERS_PER_BLOCK = {False: 2, True: 3}
-# The functions of this file.
+# Names of the functions in this file.
 PRESETS = (
     "resnet",
     "hauser",

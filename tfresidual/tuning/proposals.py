@@ -170,7 +170,7 @@ def _beside(setting, measured, failed, best, limits, epsilon):
 
 
 class _Stage:
-    """One stage between the deepest depth that fails and the shallowest above it that meets.
+    """Bracket of one stage: its deepest failing depth and the shallowest one above that meets.
 
     If a whole network meets the rule, failures of the stage at that network's depth or deeper (due
     to noise or to the other stages) no longer count.
@@ -207,8 +207,7 @@ class _Stage:
         return list(dict.fromkeys(other for other in around if first <= other <= last))
 
     def _expected(self, first, last):
-        """Returns the smallest depth expected to meet the rule, or the best guess below a known
-        one."""
+        """Returns the smallest depth expected to meet the rule, or a depth to try below `high`."""
         if self.high is not None:
             # Only a depth more than `tolerance` below a known one that meets the rule is an
             # improvement.

@@ -228,7 +228,7 @@ class _Answers:
 
     def GetTrial(self, request, context):
         if request.trial_id not in self.oracle.trials:
-            # The worker is left over from a search that is gone.
+            # The worker belongs to an earlier search that no longer exists.
             context.abort(grpc.StatusCode.NOT_FOUND, f"There is no trial {request.trial_id!r}.")
         return self._answer(self.servicer.GetTrial, request, context)
 
