@@ -17,7 +17,7 @@ __all__ = [
 
 
 def __getattr__(name):
-    # tensorflow-datasets, Pillow and matplotlib are imported when they are first needed.
+    # tensorflow-datasets, Pillow and matplotlib are imported only when first needed.
     if name in ("Digitclutter", "DigitclutterConfig"):
         from tfresidual.datasets import digitclutter
 

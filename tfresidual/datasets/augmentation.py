@@ -1,4 +1,4 @@
-"""Random flips and crops of a batch of images, as pure functions of the images and a seed."""
+"""Random flips and crops of image batches, as pure functions of the images and a seed."""
 
 import tensorflow as tf
 
@@ -18,7 +18,7 @@ def random_flip(images, seed):
         Tensor of the shape and dtype of `images`.
 
     Raises:
-        ValueError: If `images` is not of rank 4 or `seed` not of shape `[2]`.
+        ValueError: If `images` is not of rank 4 or `seed` is not of shape `[2]`.
     """
     images, seed = _checked(images, seed)
     count, height, width, _ = tf.unstack(tf.shape(images))
@@ -28,21 +28,22 @@ def random_flip(images, seed):
 
 
 def random_crop(images, seed, padding=4):
-    """Pads each image with zeros on all sides and cuts its size out again at a random place.
+    """Pads each image with zeros on all sides and crops it to its size at a random position.
 
-    Each of the `(2 * padding + 1) ** 2` places is equally likely, so that an image moves by
+    Each of the `(2 * padding + 1) ** 2` positions is equally likely, so an image moves by
     `-padding` to `padding` pixels along either axis.
 
     Args:
         images: Tensor `[N, H, W, C]` of any dtype.
         seed: Integer tensor of shape `[2]`. Equal seeds give equal crops.
-        padding: Non-negative integer, the zeros added to each side.
+        padding: Non-negative integer, the number of zeros added on each side.
 
     Returns:
         Tensor of the shape and dtype of `images`.
 
     Raises:
-        ValueError: If `images` is not of rank 4, `seed` not of shape `[2]` or `padding` negative.
+        ValueError: If `images` is not of rank 4, `seed` is not of shape `[2]` or `padding` is
+            negative.
 
     Reference:
         - [He et al., 2016](https://arxiv.org/abs/1512.03385), section 4.2
@@ -52,7 +53,7 @@ def random_crop(images, seed, padding=4):
 
 
 def flip_and_crop(images, seed, padding=4):
-    """The augmentation of the papers for CIFAR: a random flip, then a random crop.
+    """Applies the CIFAR augmentation of the papers: a random flip, then a random crop.
 
     Args:
         images: Tensor `[N, H, W, C]` of any dtype.
@@ -63,7 +64,7 @@ def flip_and_crop(images, seed, padding=4):
         Tensor of the shape and dtype of `images`.
 
     Raises:
-        ValueError: As `random_flip` and `random_crop`.
+        ValueError: As in `random_flip` and `random_crop`.
     """
     images, seed = _checked(images, seed)
     flip_seed, crop_seed = tf.unstack(tf.random.split(seed, 2))
@@ -86,13 +87,13 @@ def _checked(images, seed):
 
 
 def _flipped(columns, width, seed):
-    """Column numbers `[N, W]`, counted from the other side for a random half of the images."""
+    """Returns column indices `[N, W]`, reversed for each image with probability one half."""
     chosen = tf.random.stateless_uniform(tf.shape(columns)[:1], seed) < 0.5
     return tf.where(chosen[:, None], width - 1 - columns, columns)
 
 
 def _cropped(images, padding, seed):
-    """The row and column numbers, `[N, H]` and `[N, W]`, of random crops of padded images."""
+    """Returns row and column indices, `[N, H]` and `[N, W]`, of random crops of padded images."""
     padding = check_int("padding", padding, at_least=0)
     count, height, width, _ = tf.unstack(tf.shape(images))
     moves = tf.random.stateless_uniform(
@@ -102,15 +103,16 @@ def _cropped(images, padding, seed):
 
 
 def _rearranged(images, rows, columns):
-    """Pixel `[n, y, x]` becomes `images[n, rows[n, y], columns[n, x]]`, or zero outside of it."""
-    # One gather of whole pixels: several times as fast on a CPU as tf.pad, tf.reverse and tf.where.
+    """Sets pixel `[n, y, x]` to `images[n, rows[n, y], columns[n, x]]`, or to zero outside."""
+    # One gather of whole pixels is several times faster on a CPU than tf.pad, tf.reverse and
+    # tf.where.
     count, height, width, channels = tf.unstack(tf.shape(images))
     outside = -count * height * width
     starts = (tf.range(count)[:, None] * height + rows) * width
     starts = tf.where((rows >= 0) & (rows < height), starts, outside)
     columns = tf.where((columns >= 0) & (columns < width), columns, outside)
     places = tf.maximum(starts[:, :, None] + columns[:, None, :], -1)
-    # A black pixel is put in front, where place -1 finds it.
+    # A black pixel is prepended; index -1 refers to it.
     black = tf.zeros([1, channels], images.dtype)
     pixels = tf.concat([black, tf.reshape(images, [-1, channels])], axis=0)
     return tf.ensure_shape(tf.gather(pixels, places + 1), images.shape)

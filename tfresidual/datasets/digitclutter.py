@@ -1,6 +1,6 @@
-"""Digitclutter: several digits that occlude one another, all of them to be named.
+"""Digitclutter: images of several digits that occlude one another and must all be named.
 
-The images are drawn here, with Pillow, and kept by tensorflow-datasets:
+The images are drawn by this module with Pillow and stored by tensorflow-datasets:
 
 ```python
 import tensorflow_datasets as tfds
@@ -39,10 +39,11 @@ FONT_SIZE = 384  # pixels of the canvas
 HORIZONTAL = 0.29  # offsets are uniform in +-0.29 of the width ...
 VERTICAL = 0.19  # ... and in 0.076 +- 0.19 of the height
 VERTICAL_SHIFT = 0.076
-# Offsets go from the middle of the canvas to the middle of a digit's line of text. How far that
-# lies above the baseline differs between fonts; the shift of 0.076 belongs to Helvetica Bold, whose
-# line reaches from 0.77 above to 0.23 below: it brings the digits to the middle of the canvas, and
-# +-0.19 then takes them just to its edges. So the middle of that line is the one that counts here.
+# Offsets are measured from the middle of the canvas to the middle of a digit's line of text. The
+# height of this middle above the baseline differs between fonts. The shift of 0.076 is made for
+# Helvetica Bold, whose line extends from 0.77 above the baseline to 0.23 below: it moves the digits
+# to the middle of the canvas, so that +-0.19 then takes them just to its edges. Therefore the
+# middle of that line is used here.
 MIDDLE = 0.27  # of the font size, above the baseline
 
 SPLITS = ("train", "validation", "test")
@@ -50,12 +51,12 @@ SPLITS = ("train", "validation", "test")
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
-    """What is on one image.
+    """Content of an image.
 
     Attributes:
-        digits: The digits 0 to 9 in the order in which they are painted, the last one on top.
-        offsets: For each digit how far right and down of the canvas' middle its own middle lies, in
-            pixels of the 512x512 canvas.
+        digits: Digits from 0 to 9 in the order in which they are painted, the last one on top.
+        offsets: For each digit, how far to the right of and below the middle of the canvas its own
+            middle is, in pixels of the 512x512 canvas.
     """
 
     digits: tuple[int, ...]
@@ -63,26 +64,28 @@ class Scene:
 
 
 def sample_scene(index, digits=3, split="train", seed=0):
-    """Samples what is on one image; it depends on the arguments alone.
+    """Samples the content of an image, which depends only on the arguments.
 
     Args:
-        index: Integer, the number of the image in its split, from 0.
-        digits: Integer 1 to 10, how many different digits are on the image.
+        index: Integer, the index of the image in its split, from 0.
+        digits: Integer from 1 to 10, the number of different digits on the image.
         split: `"train"`, `"validation"` or `"test"`.
         seed: Non-negative integer.
 
     Returns:
-        A `Scene`: different digits, every choice equally likely, the horizontal offsets uniform in
-        +-0.29 and the vertical ones in 0.076 +- 0.19 of the canvas, rounded to pixels.
+        A `Scene`. The digits are different, and every choice is equally likely. Horizontal offsets
+        are uniform in +-0.29 and vertical offsets in 0.076 +- 0.19 of the canvas, rounded to
+        pixels.
 
     Raises:
-        ValueError: If an argument is none of these.
+        ValueError: If an argument is invalid.
     """
     index = check_int("index", index, at_least=0)
     digits = check_int("digits", digits, at_least=1, at_most=10)
     seed = check_int("seed", seed, at_least=0, at_most=None)
     check_choice("split", split, SPLITS)
-    # The bits of a generator are the same in every version of NumPy, its distributions need not be.
+    # The raw bits of a generator are the same in every version of NumPy; its distributions may
+    # differ.
     bits = np.random.PCG64(np.random.SeedSequence([seed, digits, SPLITS.index(split), index]))
     uniform = (bits.random_raw(10 + 2 * digits) >> 11) * 2.0**-53
     chosen = np.argsort(uniform[:10])[:digits]
@@ -110,7 +113,7 @@ def draw(scene):
 
 @functools.cache
 def _stamp(digit):
-    """A digit in the middle of the canvas: ink, opacity, and the corner at which to paste them."""
+    """Returns ink, opacity and top left corner of a digit in the middle of the canvas."""
     path = Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans-Bold.ttf")
     font = ImageFont.truetype(path, FONT_SIZE, layout_engine=ImageFont.Layout.BASIC)
     place = (CANVAS // 2, CANVAS // 2 + round(MIDDLE * FONT_SIZE))
@@ -126,21 +129,21 @@ def _stamp(digit):
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class DigitclutterConfig(tfds.core.BuilderConfig):
-    """Which images to draw.
+    """Configuration of the images to draw.
 
-    The name follows from the rest, for example `digits3-20000-2000-2000-seed0` (the sizes are those
-    of train, validation and test). Image i of a split depends on the seed, on `digits` and on i
-    alone, so that a smaller split is the beginning of a larger one.
+    The name is derived from the other fields, for example `digits3-20000-2000-2000-seed0` (the
+    sizes are those of train, validation and test). Image i of a split depends only on the split,
+    the seed, `digits` and i, so that a smaller split is the beginning of a larger one.
 
     Args:
-        digits: 3, 4 or 5, the digits on each image.
+        digits: 3, 4 or 5, the number of digits on each image.
         train_size: Positive integer.
         validation_size: Positive integer.
         test_size: Positive integer.
         seed: Non-negative integer.
 
     Raises:
-        ValueError: If one of them is out of range.
+        ValueError: If an argument is out of range.
     """
 
     name: str = dataclasses.field(init=False)
@@ -164,7 +167,7 @@ class DigitclutterConfig(tfds.core.BuilderConfig):
 
     @classmethod
     def from_name(cls, name):
-        """The config of that name, or None if there is no such config."""
+        """Returns the config of that name, or None if there is no such config."""
         numbers = re.fullmatch(r"digits(\d+)-(\d+)-(\d+)-(\d+)-seed(\d+)", name)
         if numbers is None:
             return None
@@ -185,9 +188,9 @@ class DigitclutterConfig(tfds.core.BuilderConfig):
 class Digitclutter(tfds.core.GeneratorBasedBuilder):
     """Images of digits that occlude one another, drawn on this machine without a download.
 
-    A config is given as a `DigitclutterConfig` or by its name; besides the listed ones, any
-    `digits{n}-{train}-{validation}-{test}-seed{seed}` will do. Several processes may prepare the
-    same data at once: one draws it, the others wait.
+    A config is given as a `DigitclutterConfig` or by its name. Besides the listed configs, any name
+    of the form `digits{n}-{train}-{validation}-{test}-seed{seed}` is accepted. Several processes
+    may prepare the same data at once: one draws it, and the others wait.
 
     Reference:
         - [Spoerer et al., 2017](https://doi.org/10.3389/fpsyg.2017.01551)
@@ -210,7 +213,7 @@ class Digitclutter(tfds.core.GeneratorBasedBuilder):
 
     @classmethod
     def get_builder_config(cls, name, version=None):
-        """The config of that name, listed or not, or None if there is no such config."""
+        """Returns the config of that name, listed or not, or None if there is no such config."""
         return super().get_builder_config(name, version) or DigitclutterConfig.from_name(name)
 
     def _info(self):
@@ -234,7 +237,7 @@ class Digitclutter(tfds.core.GeneratorBasedBuilder):
         )
 
     def download_and_prepare(self, **kwargs):
-        """Draws the images and writes them, unless they are there. Arguments as in tfds."""
+        """Draws and writes the images unless they exist. The arguments are those of tfds."""
         if self.data_path.exists():
             super().download_and_prepare(**kwargs)
             return
@@ -249,7 +252,7 @@ class Digitclutter(tfds.core.GeneratorBasedBuilder):
 
     @contextlib.contextmanager
     def _progress(self):
-        """Shows how many images are drawn, and nothing of a download, which there is none of."""
+        """Shows the number of images drawn and hides the messages about a download."""
         sizes = [getattr(self.builder_config, f"{split}_size") for split in SPLITS]
         bar = Progress(
             console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()

@@ -1,4 +1,4 @@
-"""Points of the plane for the inverse problem: infer z from x = (a1 z1, a2 z2)."""
+"""Points in the plane for the inverse problem: infer z from x = (a1 z1, a2 z2)."""
 
 import numpy as np
 
@@ -7,19 +7,20 @@ from tfresidual.networks.inverse_problem import SLOPES, checked_slopes
 
 
 def inverse_problem(count, slopes=SLOPES, seed=0, limit=2.0):
-    """Draws points z and what is observed of them, x = (a1 z1, a2 z2).
+    """Draws points z and their observations x = (a1 z1, a2 z2).
 
-    Both coordinates of z are uniform between -limit and limit. The first points do not depend on
-    how many are drawn.
+    Both coordinates of z are uniform between -limit and limit. The first points are the same for
+    any `count`.
 
     Args:
-        count: Positive integer, how many points.
+        count: Positive integer, the number of points.
         slopes: The two numbers a, not 0.
         seed: Non-negative integer.
         limit: Number over 0.
 
     Returns:
-        `(x, z)`, two float32 arrays `[count, 2]`: what a network is given, and what it is to find.
+        `(x, z)`, two float32 arrays `[count, 2]`: the input of a network, and the output it should
+        find.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -32,7 +33,7 @@ def inverse_problem(count, slopes=SLOPES, seed=0, limit=2.0):
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", section 3.
-        It leaves the distribution of z open.
+        The paper does not state the distribution of z.
     """
     count = check_int("count", count, at_least=1)
     seed = check_int("seed", seed, at_least=0, at_most=None)

@@ -21,14 +21,15 @@ __all__ = ["Description", "describe", "load", "plain", "set_epoch"]
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """What a dataset is about.
+    """Description of a dataset.
 
     Attributes:
         name: String, as for `load`.
         input_shape: Height, width and channels of an image.
         classes: Integer, the number of classes.
-        multi_label: Whether an image belongs to several classes at once (labels are then k-hot).
-        digits: How many digits are on each image of Digitclutter, otherwise None.
+        multi_label: Whether an image belongs to several classes at once (the labels are then
+            k-hot).
+        digits: The number of digits on each image of Digitclutter, otherwise None.
         chance_error: Error rate of guessing: `1 - 1 / classes`, or for Digitclutter, where all n
             digits must be named, `1 - 1 / C(10, n)`.
         title: String for headings.
@@ -51,9 +52,9 @@ _TITLES = {
 }
 _SIZES = {"cifar10": (50_000, 10_000), "cifar100": (50_000, 10_000), "mnist": (60_000, 10_000)}
 
-# Mean and standard deviation of the training images per channel, where 255 counts as 1. CIFAR and
-# MNIST: the values in general use. Digitclutter: measured here, over the first 100,000 training
-# images of seed 0, for 3, 4 and 5 digits.
+# Mean and standard deviation of the training images per channel, on a scale where 255 is 1. CIFAR
+# and MNIST: the values in common use. Digitclutter: our own measurements, over the first 100,000
+# training images of seed 0, for 3, 4 and 5 digits.
 _STATISTICS = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
@@ -65,17 +66,18 @@ _STATISTICS = {
     },
 }
 
-# What stands for the deviation: a pixel, up to 255, is divided by 255 times that.
+# Used in place of the standard deviation: a pixel, up to 255, is divided by 255 times this value.
 _UNITS = {"0-1": 1.0, "0-255": 1 / 255}
 PIXELS = ("standardized", *_UNITS)
 
 
 def describe(name, digits=3):
-    """Says what a dataset is about, without its data.
+    """Describes a dataset without loading its data.
 
     Args:
         name: `"cifar10"`, `"cifar100"`, `"mnist"` or `"digitclutter"`.
-        digits: 3, 4 or 5, the digits on each image of Digitclutter. The others ignore it.
+        digits: 3, 4 or 5, the number of digits on each image of Digitclutter. Other datasets ignore
+            it.
 
     Returns:
         A `Description`.
@@ -129,42 +131,44 @@ def load(
     """Loads a dataset as `tf.data` pipelines for `model.fit` and the probes.
 
     The images are read into memory once, as uint8. Elements are batches `(images, labels)`: images
-    float32 `[B, H, W, C]`, by default each channel with the mean of the training set taken off and
-    divided by its standard deviation; labels int64 `[B]`, or for Digitclutter k-hot float32
+    are float32 `[B, H, W, C]`; by default, each channel is standardized with the mean and standard
+    deviation of the training set. Labels are int64 `[B]`, or for Digitclutter k-hot float32
     `[B, 10]`. The last batch may be smaller.
 
-    The training pipeline counts the epochs: each time it is iterated, the next one begins. Order
-    and augmentation of epoch e follow from `seed` and e alone; `set_epoch` chooses e.
+    The training pipeline counts epochs: each iteration over it is the next epoch. Order and
+    augmentation of epoch e are determined by `seed` and e alone; `set_epoch` sets e.
 
     Args:
         name: `"cifar10"`, `"cifar100"`, `"mnist"` or `"digitclutter"`.
         batch_size: Positive integer.
-        digits: 3, 4 or 5, the digits on each image of Digitclutter. The others ignore it.
-        train_size: Number of images to train on, the first ones. None stands for all that
-            validation leaves, and for 20,000 of Digitclutter.
-        test_size: Number of test images, the first ones. None stands for all, and for 2,000 of
-            Digitclutter.
-        validation: Number of images to hold out, or a fraction of the training images between 0
-            and 1. They are the last of the training set; Digitclutter has images of their own. None
-            holds out none.
-        augment: Whether to flip and crop the training images at random (`training.augmentation`).
-            None does so for CIFAR, like the papers. True does it to digits, too.
-        shuffle: Whether to shuffle the training images, over the whole set.
-        seed: Non-negative integer, decides on order and augmentation. Digitclutter's images are the
-            same for all seeds.
-        data_dir: Folder of tensorflow-datasets; None stands for its default,
+        digits: 3, 4 or 5, the number of digits on each image of Digitclutter. Other datasets ignore
+            it.
+        train_size: Number of images to train on, taken from the start of the training set. None
+            means all that are not held out for validation, or the first 20,000 of Digitclutter.
+        test_size: Number of test images, taken from the start of the test set. None means all, or
+            the first 2,000 of Digitclutter.
+        validation: Number of images to hold out, or a fraction of the training images between 0 and
+            1. They are the last images of the training set; Digitclutter has separate validation
+            images. With None, no images are held out.
+        augment: Whether to flip and crop the training images at random
+            (`tfresidual.datasets.augmentation`). None does so only for CIFAR, as in the papers;
+            True also does so for digits.
+        shuffle: Whether to shuffle the training images, across the whole set.
+        seed: Non-negative integer, determines order and augmentation. The images of Digitclutter
+            are the same for all seeds.
+        data_dir: Data directory of tensorflow-datasets; None means its default,
             `~/tensorflow_datasets`. Digitclutter is drawn into it on the first call.
-        download: Whether tensorflow-datasets may download what is missing.
-        pixels: What the images hold: `"standardized"`, `"0-1"` or `"0-255"`, as networks that were
-            trained elsewhere may take them.
+        download: Whether tensorflow-datasets may download missing data.
+        pixels: Scale of the pixel values: `"standardized"`, `"0-1"` or `"0-255"`. The latter two
+            are for networks that were trained elsewhere.
 
     Returns:
         `(train, test)`, or `(train, validation, test)` if `validation` is given.
 
     Raises:
-        ValueError: If an argument is out of range, or the data on the disk is damaged.
+        ValueError: If an argument is out of range, or the data on disk is damaged.
         FileNotFoundError: If the data is not in `data_dir` and `download` is False.
-        OSError: If the data cannot be written or read.
+        OSError: If the data cannot be read or written.
 
     Example:
 
@@ -220,22 +224,22 @@ def load(
 
 
 def set_epoch(train, epoch):
-    """Makes the next iteration of a training pipeline epoch `epoch`, the one after it the next.
+    """Sets the epoch of the next iteration of a training pipeline; counting continues from there.
 
     Args:
-        train: The training pipeline as `load` returned it.
+        train: The training pipeline, as returned by `load`.
         epoch: Non-negative integer.
 
     Raises:
-        ValueError: If `train` is anything else (a pipeline derived from it has no epochs), or
-            `epoch` is negative or not an integer.
+        ValueError: If `train` is anything else (a pipeline derived from it does not count epochs),
+            or `epoch` is negative or not an integer.
     """
     counter = _remembered(train, "_tfresidual_epoch")
     counter.assign(check_int("epoch", epoch, at_least=0))
 
 
 def plain(train):
-    """The images of a training pipeline in their own order, not augmented: for the probes.
+    """Returns the images of a training pipeline for the probes: unshuffled and not augmented.
 
     Example:
 
@@ -243,7 +247,7 @@ def plain(train):
     >>> splits = {"train": plain(train).take(8), "test": test.take(8)}
 
     Args:
-        train: The training pipeline as `load` returned it.
+        train: The training pipeline, as returned by `load`.
 
     Returns:
         A `tf.data.Dataset` of batches, the same in every iteration.
@@ -255,7 +259,7 @@ def plain(train):
 
 
 def _remembered(train, name):
-    """What `load` left on a training pipeline."""
+    """Returns an attribute that `load` set on a training pipeline."""
     if not hasattr(train, name):
         raise ValueError(
             f"`train` must be the training dataset that `load` returned. Received: train={train!r}"
@@ -270,7 +274,7 @@ def _check_name(name, digits):
 
 
 def sizes_of(name, train_size, validation, test_size):
-    """The numbers of images to train on, to hold out and to test, where defaults are `None`."""
+    """Returns the numbers of images for training, validation and test; `None` means default."""
     available, available_test = _SIZES.get(name, (None, None))
     train_size = check_int("train_size", train_size, at_least=1, or_none=True)
     test_size = check_int("test_size", test_size, at_least=1, or_none=True)
@@ -309,12 +313,12 @@ def sizes_of(name, train_size, validation, test_size):
 
 
 def _digitclutter(digits, train_size, validation_size, test_size, data_dir):
-    """The builder of Digitclutter, its images drawn."""
+    """Returns the builder of Digitclutter after drawing its images."""
     from tfresidual.datasets.digitclutter import Digitclutter, DigitclutterConfig
 
     drawn = train_size + 2 * max(validation_size, test_size)
     check_fits(
-        # They are read into memory as bytes.
+        # The images are read into memory as bytes.
         drawn * 32 * 32,
         "Arguments `train_size`, `validation` and `test_size` must fit the machine: the images",
         f"train_size={train_size}, validation={validation_size}, test_size={test_size}",
@@ -322,7 +326,7 @@ def _digitclutter(digits, train_size, validation_size, test_size, data_dir):
     config = DigitclutterConfig(
         digits=int(digits),
         train_size=train_size,
-        # As many as test images, so that asking for them later does not draw everything anew.
+        # At least as many as test images, so that requesting them later does not redraw everything.
         validation_size=max(validation_size, test_size),
         test_size=test_size,
     )
@@ -334,7 +338,7 @@ def _digitclutter(digits, train_size, validation_size, test_size, data_dir):
 
 
 def _downloaded(name, data_dir, download):
-    """The builder of a public dataset, its files on the disk."""
+    """Returns the builder of a public dataset whose files are on disk."""
     import tensorflow_datasets as tfds
 
     with _damaged(_folder(data_dir, name)):
@@ -350,8 +354,8 @@ def _downloaded(name, data_dir, download):
             f'python -c "import tensorflow_datasets as tfds; tfds.load({name!r}{where})". '
             f"Received: name={name!r}, data_dir={data_dir!r}"
         )
-    # tensorflow-datasets prints to stdout, which belongs to the caller's own output, and draws bars
-    # into logs.
+    # tensorflow-datasets prints to stdout, which is reserved for the caller's output, and would
+    # write progress bars into logs.
     terminal = sys.stderr
     bars = terminal if terminal.isatty() else io.StringIO()
     with (
@@ -364,7 +368,7 @@ def _downloaded(name, data_dir, download):
 
 
 def _folder(data_dir, *names):
-    """Where tensorflow-datasets keeps what has these names."""
+    """Returns the folder in which tensorflow-datasets stores the data of these names."""
     import tensorflow_datasets as tfds
 
     return pathlib.Path(data_dir or tfds.core.constants.DATA_DIR).expanduser().joinpath(*names)
@@ -372,20 +376,20 @@ def _folder(data_dir, *names):
 
 @contextlib.contextmanager
 def _damaged(path):
-    """Says of a folder that it is damaged where tensorflow-datasets cannot read it."""
+    """Reports errors of tensorflow-datasets on reading a folder as damaged or unreadable data."""
     try:
         yield
     except (PermissionError, tf.errors.PermissionDeniedError) as error:
         raise PermissionError(f"The data cannot be read. Received: path={str(path)!r}") from error
     except Exception as error:
-        # tensorflow-datasets raises whatever its parts raise.
+        # tensorflow-datasets passes on errors of many kinds from its dependencies.
         reason = re.sub(r"{{.*}}|\[Op:.*", "", getattr(error, "message", str(error)))
         raise damaged(path, reason, "Remove the folder and prepare the data anew") from error
 
 
 @contextlib.contextmanager
 def _with_room(builder):
-    """Says of a full disk that it is full where tensorflow-datasets has an error of its own."""
+    """Reports errors of tensorflow-datasets that are caused by a full disk as such."""
     try:
         yield
     except Exception as error:
@@ -425,7 +429,7 @@ def _read_all(builder, split):
 
 
 def _in_memory(images, labels):
-    # On the CPU, where tf.data runs.
+    # tf.data runs on the CPU.
     with tf.device("CPU:0"):
         return tf.constant(images), tf.constant(labels)
 
@@ -436,7 +440,7 @@ def _epoch_counter():
 
 
 def _training_pipeline(images, labels, batch_size, epoch, seed, shuffle, augment, finish):
-    """Batches in a new order each epoch, augmented, passed through `finish`."""
+    """Returns batches in a new order each epoch, augmented and passed through `finish`."""
     count = len(images)
     steps = math.ceil(count / batch_size)
 
@@ -473,7 +477,7 @@ def _training_pipeline(images, labels, batch_size, epoch, seed, shuffle, augment
 
 
 def _fixed_pipeline(images, labels, batch_size, finish):
-    """Batches in the order of the images, passed through `finish`."""
+    """Returns batches in the order of the images, passed through `finish`."""
     steps = math.ceil(len(images) / batch_size)
 
     def batch(step):

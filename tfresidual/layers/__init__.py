@@ -1,4 +1,4 @@
-"""Layers of residual networks. They know nothing of networks."""
+"""Layers of residual networks. This package does not depend on `tfresidual.networks`."""
 
 from tfresidual.layers.batch_normalization import BatchNormalization
 from tfresidual.layers.pointwise_convolution import PointwiseConvolution

@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-# The kernel silently raises a smaller epsilon to this value.
+# The fused kernel silently increases a smaller epsilon to this value.
 SMALLEST_FUSED_EPSILON = 1.001e-5
 
 
@@ -12,15 +12,15 @@ SMALLEST_FUSED_EPSILON = 1.001e-5
 class BatchNormalization(keras.layers.BatchNormalization):
     """`keras.layers.BatchNormalization` on TensorFlow's fused kernel.
 
-    Takes the same arguments, holds the same weights under the same names and gives the same
-    outputs, gradients and moving statistics to rounding, in less time. Weight files of the one
-    load into the other. Second-order gradients in training differ, since Keras stops one of their
-    terms: the kernel's agree with finite differences.
+    It takes the same arguments, has the same weights under the same names, and gives the same
+    outputs, gradients and moving statistics up to rounding, in less time. Weight files of either
+    layer load into the other. Second-order gradients in training differ, since Keras stops the
+    gradient of one of their terms; those of the fused kernel agree with finite differences.
 
-    The fused kernel serves inputs of rank 4 whose last axis is normalised, in float32,
-    bfloat16 or float16. Everything else (other ranks and axes, float64, masks, `renorm`,
-    `synchronized` over several replicas, an epsilon under 1.001e-5, other Keras backends)
-    goes through Keras' own computation.
+    The fused kernel is used for inputs of rank 4, in float32, bfloat16 or float16, when the last
+    axis is normalised. All other cases (other ranks and axes, float64, masks, `renorm`,
+    `synchronized` over several replicas, an epsilon under 1.001e-5, other Keras backends) use
+    Keras' own computation.
 
     Example:
 
@@ -36,16 +36,16 @@ class BatchNormalization(keras.layers.BatchNormalization):
     """
 
     def share(self, other, statistics=False, scale=False):
-        """Lets this layer hold weights of another one instead of its own; before it is built.
+        """Makes this layer use weights of another layer. Must be called before it is built.
 
         Args:
             other: a built `BatchNormalization` of the same number of channels.
-            statistics: whether the moving mean and variance are those of the other layer.
-            scale: whether gamma and beta are.
+            statistics: whether to use the moving mean and variance of the other layer.
+            scale: whether to use its gamma and beta.
         """
         names = ("moving_mean", "moving_variance") if statistics else ()
         names += ("gamma", "beta") if scale else ()
-        # Inside of a function, since Keras would take a layer for a part of this one.
+        # Hidden in a function, since Keras would track a layer in an attribute as a sublayer.
         self._shared = lambda name: getattr(other, name) if name in names else None
 
     def add_weight(self, *args, name=None, **kwargs):
@@ -61,12 +61,12 @@ class BatchNormalization(keras.layers.BatchNormalization):
         if len(variables) == len(self.variables):
             super().load_own_variables(store)
             return
-        # What is shared stands in the file where the other layer does.
+        # The shared variables are stored with the other layer.
         for index, variable in enumerate(variables):
             variable.assign(store[str(index)])
 
     def _unshared(self):
-        """The variables of its own, in the order in which Keras stores those of a layer."""
+        """Returns the layer's own variables, in the order in which Keras stores them."""
         if not hasattr(self, "_shared"):
             return self.variables
         return [variable for variable in self.variables if self._shared(variable.name) is None]
@@ -78,11 +78,11 @@ class BatchNormalization(keras.layers.BatchNormalization):
         return outputs
 
     def call_with_slope(self, inputs, training=None):
-        """The outputs, and what each channel of the inputs was multiplied by.
+        """Returns the outputs and the factor by which each input channel was multiplied.
 
         Returns:
             A tuple `(outputs, slope)`: `slope` is gamma / sqrt(variance + epsilon), `(channels,)`,
-            with the variance of the batch in training and the moving one otherwise. Gradients
+            with the variance of the batch in training and the moving variance otherwise. Gradients
             flow through both.
         """
         of_batch = training and self.trainable
@@ -98,13 +98,13 @@ class BatchNormalization(keras.layers.BatchNormalization):
         return outputs, self.slope(variance)
 
     def slope(self, variance=None):
-        """gamma / sqrt(variance + epsilon), `(channels,)`; by default of the moving variance."""
+        """Returns gamma / sqrt(variance + epsilon), `(channels,)`; default: the moving variance."""
         variance = ops.convert_to_tensor(self.moving_variance if variance is None else variance)
         slope = ops.rsqrt(variance + self.epsilon)
         return slope * self.gamma if self.scale else slope
 
     def _fused(self, inputs, training):
-        """The outputs, and the mean and variance they were normalised with."""
+        """Returns the outputs, and the mean and variance they were normalised with."""
         gamma = tf.convert_to_tensor(self.gamma if self.scale else tf.ones_like(self.moving_mean))
         beta = tf.convert_to_tensor(self.beta if self.center else tf.zeros_like(self.moving_mean))
         if not (training and self.trainable):
@@ -114,7 +114,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
         outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
             inputs, gamma, beta, epsilon=self.epsilon, is_training=True
         )
-        # The kernel returns the variance with Bessel's correction, Keras keeps the plain one.
+        # The kernel returns the variance with Bessel's correction; Keras stores it without.
         count = _count(inputs, variance.dtype)
         variance *= tf.maximum(count - 1, 1) / count
         for moving, value in ((self.moving_mean, mean), (self.moving_variance, variance)):
@@ -136,10 +136,10 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
 
 def _normalize(inputs, gamma, beta, mean, variance, epsilon):
-    """The fused kernel with given statistics, and a backward pass that does no more than asked.
+    """Applies the fused kernel with given statistics; computes only the requested gradients.
 
-    The kernel's own gradient always computes those of gamma and beta beside that of the inputs;
-    the probes ask for the latter alone.
+    The kernel's own gradient function always computes the gradients of gamma and beta as well as
+    that of the inputs. The probes need only the latter.
     """
 
     @tf.custom_gradient
@@ -168,7 +168,7 @@ def _normalize(inputs, gamma, beta, mean, variance, epsilon):
 
 
 def _with_gradient(inputs, mean, variance):
-    """The kernel's variance of the batch, with the gradient that the kernel leaves out."""
+    """Returns the kernel's batch variance with the gradient that the kernel does not provide."""
 
     @tf.custom_gradient
     def function(inputs):
@@ -184,7 +184,7 @@ def _with_gradient(inputs, mean, variance):
 
 
 def _count(inputs, dtype):
-    """How many values of each channel a batch has."""
+    """Returns the number of values per channel in a batch."""
     return tf.cast(tf.size(inputs, tf.int64) // inputs.shape[-1], dtype)
 
 

@@ -9,12 +9,12 @@ from tfresidual.arguments import check_int, check_ints
 
 @keras.saving.register_keras_serializable(package="tfresidual")
 class PointwiseConvolution(keras.layers.Conv2D):
-    """`keras.layers.Conv2D` with a 1x1 kernel, which skips rows and columns before it convolves.
+    """`keras.layers.Conv2D` with a 1x1 kernel that skips rows and columns before it convolves.
 
-    A 1x1 convolution with a stride reads only every `strides`-th row and column, so that dropping
-    the others first gives the same numbers. On CPUs it is also the safe way: the oneDNN kernel
-    behind the weight gradient of a strided 1x1 convolution writes beyond its memory for some
-    sizes with few channels (oneDNN issue 6035), and the process crashes some time later.
+    A 1x1 convolution with a stride reads only every `strides`-th row and column, so dropping the
+    others first gives the same numbers. It also avoids a crash on CPUs: the oneDNN kernel for the
+    weight gradient of a strided 1x1 convolution writes out of bounds for some sizes with few
+    channels (oneDNN issue 6035), and the process crashes some time later.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""The residual unit in the five layouts of He et al. 2016."""
+"""Residual unit in the five layouts of He et al. 2016."""
 
 import contextlib
 import contextvars
@@ -15,8 +15,8 @@ from tfresidual.layers.pointwise_convolution import PointwiseConvolution
 from tfresidual.layers.shortcuts import ConvolutionShortcut, IdentityShortcut, get_shortcut
 from tfresidual.layers.subsampling import Subsampling
 
-# Each layout is the pattern repeated for every convolution of the branch, and how many steps at
-# the end of the branch stand behind the addition instead (He et al. 2016, fig. 4).
+# For each layout: the pattern that is repeated for every convolution of the branch, and the number
+# of operations at the end that come after the addition instead (He et al. 2016, fig. 4).
 LAYOUTS = {
     "original": (("convolution", "normalization", "relu"), 1),
     "bn_after_addition": (("convolution", "normalization", "relu"), 2),
@@ -26,17 +26,17 @@ LAYOUTS = {
 }
 PREACTIVATION_LAYOUTS = ("relu_only_preactivation", "full_preactivation")
 RESIZES = ("projection", "zero_padding")
-# What a unit that shares another one's convolutions shares of its batch normalization:
-# statistics, and scale and offset.
+# Whether a unit that shares the convolutions of another unit also shares, in batch normalization,
+# its statistics and its scale and offset.
 BATCH_NORMS = {
     "shared": (True, True),
     "unshared_statistics": (False, True),
     "unshared_scale": (True, False),
     "unshared": (False, False),
 }
-# Weights that are learned, by name; the others are statistics and states.
+# Names of the weights that are learned; all other weights are statistics and states.
 PARAMETERS = ("kernel", "bias", "gamma", "beta")
-# Of power iteration, in a step of training, and the noise that is added to its vector.
+# Iterations of power iteration per training step, and the noise that is added to its vector.
 ITERATIONS = 2
 NOISE = 0.01
 _is_fixed = contextvars.ContextVar("whether norms are taken as they are kept", default=False)
@@ -47,14 +47,14 @@ BOTTLENECK_REDUCTION = 4
 class ResidualUnit(keras.layers.Layer):
     """One block of a residual network: `h -> after(shortcut(h, branch(h)))`.
 
-    Called with two tensors, `unit(h, anchor)`, it joins its branch to the second one instead:
-    `after(shortcut(anchor, branch(h)))`, the block of a properly convergent stage whose input is
-    the anchor.
+    Called with two tensors, `unit(h, anchor)`, it joins its branch to the second tensor:
+    `after(shortcut(anchor, branch(h)))`. This is the block of a properly convergent stage; the
+    anchor is the input of the stage.
 
-    The branch is two 3x3 convolutions or a bottleneck (1x1 to a quarter of the channels, 3x3,
-    1x1 back). Where the unit changes the number of channels or strides, the state is first
-    brought to the new shape, by a 1x1 convolution with bias or without weights. All
-    convolutions have a bias.
+    The branch is two 3x3 convolutions or a bottleneck (1x1 to a quarter of the channels, 3x3, 1x1
+    back). If the unit changes the number of channels or has a stride, the state is first brought to
+    the new shape, either by a 1x1 convolution with bias or without weights. All convolutions have a
+    bias.
 
     Example:
 
@@ -68,40 +68,41 @@ class ResidualUnit(keras.layers.Layer):
             `"bn_after_addition"`, `"relu_before_addition"`, `"relu_only_preactivation"` or
             `"full_preactivation"`.
         bottleneck: bool, whether the branch is a bottleneck of three convolutions.
-        shortcut: how state and branch are joined: `"identity"`, `"scaled"`,
-            `"exclusive_gate"`, `"shortcut_only_gate"`, `"conv1x1"`, `"dropout"`, or a
-            `Shortcut` layer.
+        shortcut: how the state and the branch are joined: `"identity"`, `"scaled"`,
+            `"exclusive_gate"`, `"shortcut_only_gate"`, `"conv1x1"`, `"dropout"`, or a `Shortcut`
+            layer.
         strides: int, stride of the branch's first convolution.
-        resize: how the state gets the branch's shape where the two differ: `"projection"` (1x1
-            convolution with the unit's stride) or `"zero_padding"` (`Subsampling`).
+        resize: how the state is brought to the branch's shape if the two differ: `"projection"`
+            (1x1 convolution with the unit's stride) or `"zero_padding"` (`Subsampling`).
         gamma_initializer: initializer of the scale of every batch normalization.
-        lipschitz: the largest Lipschitz constant that the branch may have, a float over 0: the
-            branch is divided by `max(bound / lipschitz, 1)`, where the bound is the product of
-            the spectral norms of its convolutions on their grid, batch normalization folded in.
-            In use, the norms belong to the weights as they are, to 1e-3 at worst and mostly to
-            1e-6: iterations from noise, run to convergence, approach them from below. They are
-            kept, and sought again by the first call after the weights were changed in whatever
-            way, in a copy or a saved model too. In training they follow the weights by a few
-            iterations a step. `None` for a branch as it is.
-        shares: a built `ResidualUnit` of the same arguments whose convolutions and shortcut this
-            unit applies once more, or `None`.
-        batch_norm: what a unit that shares has of its own in batch normalization: `"shared"`
-            nothing, `"unshared_statistics"` the statistics, `"unshared_scale"` scale and offset,
-            `"unshared"` both.
+        lipschitz: the largest Lipschitz constant that the branch may have, a float over 0, or
+            `None` for an unbounded branch. The branch is divided by `max(bound / lipschitz, 1)`,
+            where the bound is the product of the spectral norms of its convolutions on their grid,
+            with batch normalization folded in. At inference, the norms are those of the current
+            weights, with a relative error of at most 1e-3 and mostly about 1e-6; they are computed
+            by iterations from noise, run to convergence, which approach them from below. They are
+            stored, and computed again by the first call after any change of the weights, also in a
+            copy or a saved model. In training, a few iterations per step keep them up to date with
+            the weights.
+        shares: a built `ResidualUnit` with the same arguments whose convolutions and shortcut this
+            unit reuses, or `None`.
+        batch_norm: which parts of batch normalization a unit with `shares` does not share:
+            `"shared"`: none; `"unshared_statistics"`: the statistics; `"unshared_scale"`: scale and
+            offset; `"unshared"`: both.
         data_format: `"channels_last"`, `"channels_first"` or `None` for Keras' own setting.
 
     Input shape:
-        `(batch, height, width, channels)`, any height and width, which must be known where
+        `(batch, height, width, channels)`, with any height and width. They must be known if
         `lipschitz` is given.
 
     Output shape:
         `(batch, ceil(height / strides), ceil(width / strides), filters)`.
 
     Reference:
-        He et al. 2016, https://arxiv.org/abs/1603.05027, fig. 2 and 4. Sharing: Jastrzebski et
-        al. 2018, https://arxiv.org/abs/1710.04773, section 4.5. Lipschitz bound and anchor:
-        "Iterative convergent computation is not a useful inductive bias for ResNets", section 4.2
-        and appendix E; the paper prints the divisor's quotient upside down.
+        He et al. 2016, https://arxiv.org/abs/1603.05027, fig. 2 and 4. Sharing: Jastrzebski et al.
+        2018, https://arxiv.org/abs/1710.04773, section 4.5. Lipschitz bound and anchor: "Iterative
+        convergent computation is not a useful inductive bias for ResNets", section 4.2 and appendix
+        E; the quotient in the divisor is inverted in the paper.
     """
 
     def __init__(
@@ -141,7 +142,7 @@ class ResidualUnit(keras.layers.Layer):
         self.lipschitz = lipschitz
         self.batch_norm = batch_norm
         self.data_format = data_format or keras.config.image_data_format()
-        # Inside of a function, since Keras would take the unit for a part of this one.
+        # Hidden in a function, since Keras would track a unit in an attribute as a sublayer.
         self._shares = lambda: shares
         if shares is None:
             self.shortcut = get_shortcut(shortcut, self.data_format, self.dtype_policy)
@@ -162,7 +163,7 @@ class ResidualUnit(keras.layers.Layer):
             setattr(self, name, self._normalization(name, shares))
 
     def _kernels(self):
-        """Channels, kernel size and stride of every convolution of the branch."""
+        """Returns the channels, kernel size and stride of every convolution of the branch."""
         if not self.bottleneck:
             return [(self.filters, 3, self.strides), (self.filters, 3, 1)]
         inner = self.filters // BOTTLENECK_REDUCTION
@@ -204,7 +205,7 @@ class ResidualUnit(keras.layers.Layer):
             )
 
     def weights_by_role(self):
-        """The parameters, trainable or frozen, as a dict from role: `"convolution1/kernel"`, ..."""
+        """Returns the parameters, trainable or frozen, by role, such as `"convolution1/kernel"`."""
         names = [step for step in self._branch_steps + self._joined_steps if step[:4] != "relu"]
         layers = {name: getattr(self, name) for name in names}
         layers |= {"resizing": self.resizing, "shortcut": self.joining}
@@ -217,16 +218,15 @@ class ResidualUnit(keras.layers.Layer):
         }
 
     def scale_branch(self, factor):
-        """Multiplies the branch by a factor, in the weights of its last layer.
+        """Multiplies the branch by a factor, by changing the weights of its last layer.
 
-        A bounded branch becomes the factor times what it was, too: what it is divided by goes
-        into the weights.
+        A bounded branch is multiplied by the factor, too: its divisor is moved into the weights.
 
         Args:
-            factor: float, in [0, 1] where the branch is bounded.
+            factor: float, in [0, 1] if the branch is bounded.
 
         Raises:
-            ValueError: if the unit applies the convolutions of another.
+            ValueError: if the unit shares the convolutions of another unit.
         """
         if self.shares is not None:
             raise ValueError(
@@ -243,12 +243,12 @@ class ResidualUnit(keras.layers.Layer):
                 variable.assign(variable * factor)
 
     def keeps_shape(self, input_shape):
-        """Whether the unit returns states of the shape it takes: only then it has an identity."""
+        """Returns whether the output has the shape of the input; only then is there an identity."""
         return self.strides == 1 and input_shape[self._channel_axis] == self.filters
 
     @property
     def shares(self):
-        """The unit whose convolutions this one applies once more, or `None`."""
+        """The unit whose convolutions this unit shares, or `None`."""
         return self._shares()
 
     @property
@@ -303,17 +303,18 @@ class ResidualUnit(keras.layers.Layer):
             self._make_vectors(shapes)
 
     def _make_vectors(self, shapes):
-        """Makes the weights from which the norms come, for images of some shapes.
+        """Creates the weights from which the norms are computed, for the given input shapes.
 
-        Those of training, and those of everything else: so that a look at the network does not
-        change how it trains. And what the bound depended on when the latter were sought.
+        Training and inference have separate vectors, so that evaluating the network does not change
+        how it trains. Another weight records the values on which the bound depended when the
+        vectors of inference were computed.
         """
         for step, shape in shapes.items():
             if step.startswith("convolution"):
                 self.vectors.append(self._vector(step, shape, ""))
                 self.training_vectors.append(self._vector(step, shape, "training_"))
         self.known = self.add_weight(
-            # A branch of zeros, for which all vectors are right.
+            # Zeros stand for a branch of zeros, for which any vectors are correct.
             shape=(sum(math.prod(variable.shape) for variable in self._bounding()),),
             initializer="zeros",
             trainable=False,
@@ -321,12 +322,12 @@ class ResidualUnit(keras.layers.Layer):
             dtype=self.variable_dtype,
             name="known_weights",
         )
-        # In a graph, the weights get their values later.
+        # In a graph, the weights are initialized later.
         if tf.executing_eagerly():
             self.converge(training=True)
 
     def _vector(self, name, shape, prefix):
-        """The weight that holds a singular vector of a convolution of images of some shape."""
+        """Adds the weight that holds a singular vector of a convolution for a given input shape."""
         convolution = getattr(self, name)
         first = 1 if self.data_format == "channels_last" else 2
         grid, channels = tuple(shape)[first : first + 2], shape[self._channel_axis]
@@ -336,7 +337,7 @@ class ResidualUnit(keras.layers.Layer):
                 f"known: the bound is that of their grid. Received: lipschitz={self.lipschitz} "
                 f"and inputs of shape {tuple(shape)}"
             )
-        # The norm of a 1x1 convolution is that of its matrix, whatever the grid.
+        # The norm of a 1x1 convolution is that of its matrix and does not depend on the grid.
         grid = (1, 1) if convolution.kernel_size == (1, 1) else grid
         return self.add_weight(
             shape=(1, *grid, channels),
@@ -352,7 +353,7 @@ class ResidualUnit(keras.layers.Layer):
         return self.join(inputs if anchor is None else anchor, branch, training=training)
 
     def branch(self, inputs, training=None):
-        """The residual branch F alone, before the shortcut joins it."""
+        """Returns the residual branch F alone, before the shortcut joins it."""
         if self.lipschitz is None:
             return self._apply(self._branch_steps, inputs, training)
         given, known = tuple(inputs.shape)[1:], self.shape_of_inputs[1:]
@@ -378,16 +379,17 @@ class ResidualUnit(keras.layers.Layer):
         return branch / ops.cast(ops.maximum(bound / self.lipschitz, 1.0), branch.dtype)
 
     def _factors(self, slopes):
-        """Kernel and stride of every convolution of the branch, batch normalization folded in.
+        """Returns kernel and stride of every convolution, with batch normalization folded in.
 
-        ReLU multiplies by zeros and ones, which commutes with the slopes of a normalization: one
-        in front of the first convolution belongs to it, all others to the one before them.
+        A ReLU multiplies by zeros and ones, which commutes with the slopes of a normalization. A
+        normalization before the first convolution is folded into that convolution; every other one
+        is folded into the convolution before it.
         """
         factors, waiting = [], None
         for step in self._branch_steps:
             if step.startswith("convolution"):
                 layer = getattr(self, step)
-                # As the convolution itself takes it: rounded, in mixed precision.
+                # Cast as the convolution itself casts it: in mixed precision the kernel is rounded.
                 kernel = ops.cast(ops.cast(layer.kernel, self.compute_dtype), "float32")
                 factors.append((spectral.folded(kernel, waiting), layer.strides[0]))
                 waiting = None
@@ -401,19 +403,19 @@ class ResidualUnit(keras.layers.Layer):
         return factors
 
     def _training_vectors(self, factors):
-        """The vectors of the norms in a step of training, moved on by a few iterations."""
+        """Returns the vectors for the norms in a training step, updated by a few iterations."""
         values = []
         for vector, (kernel, strides) in zip(self.training_vectors, factors, strict=True):
             value = ops.convert_to_tensor(vector)
-            # It may have become a singular vector that is not the largest one's, which iterations
-            # alone would not leave.
+            # The vector may be a singular vector of a smaller singular value by now. Iterations
+            # alone would not leave it.
             value += NOISE * spectral.noise(vector.shape)
             values.append(spectral.power_iteration(kernel, value, strides, ITERATIONS))
             vector.assign(values[-1])
         return values
 
     def _inference_vectors(self, factors):
-        """The vectors of the norms without training: those kept, if they are of these weights."""
+        """Returns the vectors for the norms at inference: the stored ones if still valid."""
         parts = [ops.reshape(ops.cast(part, self.known.dtype), -1) for part in self._bounding()]
         current = ops.concatenate(parts)
 
@@ -434,25 +436,26 @@ class ResidualUnit(keras.layers.Layer):
         return tf.cond(ops.all(current == ops.convert_to_tensor(self.known)), kept, sought)
 
     def _bounding(self):
-        """All that the bound depends on at inference."""
+        """Returns everything that the bound depends on at inference."""
         parts = []
         for step in self._branch_steps:
             layer = getattr(self, step, None)
             if step.startswith("convolution"):
-                # As the convolution itself takes it: rounded, in mixed precision.
+                # Cast as the convolution itself casts it: in mixed precision the kernel is rounded.
                 parts.append(ops.cast(layer.kernel, self.compute_dtype))
             elif step.startswith("normalization"):
                 parts += [layer.moving_variance, *([layer.gamma] if layer.scale else [])]
         return parts
 
     def converge(self, training=False):
-        """Seeks the norms of the branch's convolutions if the weights changed, and keeps them.
+        """Computes and stores the norms of the branch's convolutions if the weights changed.
 
-        The first call without training after such a change does so itself; where it is a graph,
-        such as that of `predict`, this is the same.
+        The first inference call after such a change does the same, also in a graph such as that of
+        `predict`.
 
         Args:
-            training: whether training goes on from there, too; otherwise it is left as it was.
+            training: whether training continues from these vectors as well; otherwise its own
+                vectors are left unchanged.
         """
         if self.lipschitz is None:
             return
@@ -462,14 +465,14 @@ class ResidualUnit(keras.layers.Layer):
                 own.assign(vector)
 
     def lipschitz_bound(self):
-        """What is known of the branch's Lipschitz constant without training.
+        """Returns bounds and estimates of the branch's Lipschitz constant at inference.
 
         Returns:
-            A dict of floats: `lipschitz`, what the branch may have; `estimate`, the product of the
-            convolutions' norms by power iteration, which is not over the true product;
-            `residual`, the largest relative residual of the iteration, 0 where it has converged;
-            `certified`, which is not under the true product; `divisor`, by which the branch is
-            divided; or `None` where `lipschitz` is.
+            A dict of floats: `lipschitz`, the largest constant allowed; `estimate`, the product of
+            the convolutions' norms as computed by iteration, which does not exceed the true
+            product; `residual`, the largest relative residual of the iterations, 0 after full
+            convergence; `certified`, an upper bound of the true product; `divisor`, by which the
+            branch is divided. `None` if `lipschitz` is `None`.
         """
         if self.lipschitz is None:
             return None
@@ -498,7 +501,7 @@ class ResidualUnit(keras.layers.Layer):
         return self._factors(slopes)
 
     def join(self, inputs, branch, training=None):
-        """Joins a branch's output to the unit's input, or to its anchor, and does what follows."""
+        """Joins the branch to the unit's input or anchor and applies what follows the addition."""
         state = inputs if self.resizing is None else self.resizing(inputs)
         joined = self.joining(state, branch, training=training)
         return self._apply(self._joined_steps, joined, training)
@@ -546,8 +549,10 @@ class ResidualUnit(keras.layers.Layer):
 
 @contextlib.contextmanager
 def fixed_norms():
-    """Traces units as they are now, for files of formats that know no iterations: no weight of
-    such a file ever changes."""
+    """Makes units use the norms as they are stored, for export to formats without iterations.
+
+    The weights of an exported file never change, so the norms need no update.
+    """
     token = _is_fixed.set(True)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The ways in which a residual unit joins its state and its branch (He et al. 2016, fig. 2)."""
+"""Shortcuts: layers that join the state and the branch of a unit (He et al. 2016, fig. 2)."""
 
 import keras
 from keras import ops
@@ -7,7 +7,7 @@ from tfresidual.arguments import check_int, check_number
 
 
 class Shortcut(keras.layers.Layer):
-    """Base of all shortcuts: takes the state and the branch, returns what they sum to.
+    """Base class of all shortcuts: takes the state and the branch and returns their sum.
 
     Call arguments:
         state: the unit's input, `(batch, height, width, channels)`.
@@ -30,7 +30,7 @@ class Shortcut(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="tfresidual")
 class IdentityShortcut(Shortcut):
-    """The state itself: `state + branch`.
+    """Adds the state itself: `state + branch`.
 
     Reference:
         He et al. 2016, https://arxiv.org/abs/1603.05027, fig. 2a.
@@ -42,7 +42,7 @@ class IdentityShortcut(Shortcut):
 
 @keras.saving.register_keras_serializable(package="tfresidual")
 class ScaledShortcut(Shortcut):
-    """The state times a constant: `scale * state + branch_scale * branch`.
+    """Adds the state times a constant: `scale * state + branch_scale * branch`.
 
     Args:
         scale: float, factor of the state.
@@ -65,7 +65,7 @@ class ScaledShortcut(Shortcut):
 
 
 class _GatedShortcut(Shortcut):
-    """Holds the gate `g = sigmoid(1x1 convolution of the state)`."""
+    """Base class with the gate `g = sigmoid(1x1 convolution of the state)`."""
 
     def __init__(self, bias=-6.0, data_format=None, **kwargs):
         super().__init__(**kwargs)
@@ -87,11 +87,11 @@ class _GatedShortcut(Shortcut):
 
 @keras.saving.register_keras_serializable(package="tfresidual")
 class ExclusiveGateShortcut(_GatedShortcut):
-    """Gates both ways: `(1 - g) * state + g * branch`, `g = sigmoid(1x1 convolution of state)`.
+    """Gates both terms: `(1 - g) * state + g * branch`, `g = sigmoid(1x1 convolution of state)`.
 
     Args:
-        bias: float, initial value of the gate's bias. The paper searches 0 to -10 and keeps -6;
-            a network whose bias is badly chosen fails to train.
+        bias: float, initial value of the gate's bias. The paper searches 0 to -10 and chooses -6;
+            with a badly chosen bias a network fails to train.
         data_format: `"channels_last"`, `"channels_first"` or `None` for Keras' own setting.
 
     Reference:
@@ -105,7 +105,7 @@ class ExclusiveGateShortcut(_GatedShortcut):
 
 @keras.saving.register_keras_serializable(package="tfresidual")
 class ShortcutOnlyGateShortcut(_GatedShortcut):
-    """Gates the state alone: `(1 - g) * state + branch`, `g = sigmoid(1x1 convolution of state)`.
+    """Gates only the state: `(1 - g) * state + branch`, `g = sigmoid(1x1 convolution of state)`.
 
     Args:
         bias: float, initial value of the gate's bias; at -6 the shortcut starts near the
@@ -122,7 +122,7 @@ class ShortcutOnlyGateShortcut(_GatedShortcut):
 
 @keras.saving.register_keras_serializable(package="tfresidual")
 class ConvolutionShortcut(Shortcut):
-    """A 1x1 convolution (with bias) of the state: `convolution(state) + branch`.
+    """Adds a 1x1 convolution (with bias) of the state: `convolution(state) + branch`.
 
     Args:
         data_format: `"channels_last"`, `"channels_first"` or `None` for Keras' own setting.
@@ -147,12 +147,12 @@ class ConvolutionShortcut(Shortcut):
 
 @keras.saving.register_keras_serializable(package="tfresidual")
 class DropoutShortcut(Shortcut):
-    """Dropout on the state: `dropout(state) + branch`. At inference the identity shortcut.
+    """Applies dropout to the state: `dropout(state) + branch`. An identity shortcut at inference.
 
     Args:
-        rate: float in [0, 1), share of the state's features set to zero in training.
-        seed: int or `None`, seed of the dropout masks. In a network leave it out: units of one
-            seed draw the same masks.
+        rate: float in [0, 1), fraction of the state's features that are set to zero in training.
+        seed: int or `None`, seed of the dropout masks. Do not set it in a network: units with the
+            same seed draw the same masks.
 
     Reference:
         He et al. 2016, https://arxiv.org/abs/1603.05027, fig. 2f.
@@ -185,15 +185,14 @@ SHORTCUTS = {
 
 
 def get_shortcut(identifier, data_format=None, dtype=None):
-    """Returns a new shortcut layer from a name, a config or a layer.
+    """Returns a new shortcut layer made from a name, a config or a layer.
 
     Args:
-        identifier: one of `"identity"`, `"scaled"`, `"exclusive_gate"`,
-            `"shortcut_only_gate"`, `"conv1x1"`, `"dropout"`; or a `Shortcut` layer (a new layer
-            of the same settings is returned); or what `keras.saving.serialize_keras_object`
-            made of one.
-        data_format: data format of the layer, where it is made from a name.
-        dtype: dtype policy of the layer, where it is made from a name or a layer.
+        identifier: one of `"identity"`, `"scaled"`, `"exclusive_gate"`, `"shortcut_only_gate"`,
+            `"conv1x1"`, `"dropout"`; or a `Shortcut` layer (a new layer with the same settings is
+            returned); or the output of `keras.saving.serialize_keras_object` for one.
+        data_format: data format of the layer, if it is made from a name.
+        dtype: dtype policy of the layer, if it is made from a name or a layer.
 
     Raises:
         ValueError: if the identifier is none of these.
@@ -215,7 +214,7 @@ def get_shortcut(identifier, data_format=None, dtype=None):
 
 
 def _convolution(layer, state_shape, **kwargs):
-    """A built 1x1 convolution that keeps the number of channels."""
+    """Returns a built 1x1 convolution that keeps the number of channels."""
     channels_last = layer.data_format == "channels_last"
     convolution = keras.layers.Conv2D(
         state_shape[-1 if channels_last else 1],

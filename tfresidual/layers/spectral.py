@@ -1,18 +1,18 @@
-"""The norm of a convolution as an operator on its grid.
+"""Norm of a convolution as a linear operator on its grid.
 
-T is the convolution without bias of an image of height x width pixels, with zero padding "same"
-and a stride. Its norm is its largest singular value: the most by which it lengthens an image. The
-norm of the kernel reshaped to a matrix is another number, and no bound for this one.
+T is the convolution without bias of an image of height x width pixels, with zero padding "same" and
+a stride. Its norm is its largest singular value: the largest factor by which it lengthens an image.
+The norm of the kernel reshaped to a matrix is a different number and does not bound it.
 
-Iterations approach the norm from below: what they give is |T v| for some image v. `residual` says
-how far v is from being a singular vector, and `certified_norm` bounds the norm from above.
+Iterations approach the norm from below: they give |T v| for some unit vector v. `residual` measures
+how far v is from a singular vector, and `certified_norm` bounds the norm from above.
 
-Kernels have the shape (height, width, channels in, channels out) and images
-(batch, height, width, channels), whatever the network's data format. T is `tf.nn.conv2d` and its
-transpose `tf.nn.conv2d_transpose` with an explicit output shape: `keras.ops.conv_transpose` takes
-none, so that behind a stride of 2 it cannot tell a grid of 7 pixels from one of 8. The rest is
-`keras.ops`, except `certified_norm`, which is NumPy in float64. Kernels of other types, as mixed
-precision hands them out, are cast to float32.
+Kernels have the shape (height, width, channels in, channels out) and images (batch, height, width,
+channels), whatever the network's data format. T is `tf.nn.conv2d` and its transpose is
+`tf.nn.conv2d_transpose` with an explicit output shape: `keras.ops.conv_transpose` does not take an
+output shape, so with a stride of 2 it cannot distinguish a grid of 7 pixels from one of 8.
+Everything else uses `keras.ops`, except `certified_norm`, which uses NumPy in float64. Kernels of
+other dtypes, as in mixed precision, are cast to float32.
 
 Example:
 
@@ -32,27 +32,27 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-# Divisors are at least this, so that 0 / 0 is 0: the smallest float32 of full precision.
+# Lower bound of all divisors, so that 0 / 0 gives 0: the smallest normal float32.
 TINY = float(np.finfo("float32").tiny)
-# Residual at which iterations end.
+# Residual at which iterations stop.
 TOLERANCE = 1e-5
-# More than rounding in float64 can take away from a certified norm.
+# Relative margin, larger than any rounding error of a certified norm in float64.
 MARGIN = 1e-9
-# Phases at the seam of the circular convolutions: 1 and -1.
+# Number of phases at the seam of the circular convolutions: 1 and -1.
 PHASES = 2
 
 
 def folded(kernel, input_scale=None, output_scale=None):
-    """The kernel of diag(output_scale) T diag(input_scale): T between two batch norms.
+    """Returns the kernel of diag(output_scale) T diag(input_scale): T between two batch norms.
 
     Args:
         kernel: tensor or array, `(height, width, channels in, channels out)`.
-        input_scale: `(channels in,)`, gamma / sqrt(variance + epsilon) of the batch norm ahead of
-            the convolution, or `None`.
-        output_scale: `(channels out,)`, the same of the batch norm behind it, or `None`.
+        input_scale: `(channels in,)`, gamma / sqrt(variance + epsilon) of the batch norm before the
+            convolution, or `None`.
+        output_scale: `(channels out,)`, the same for the batch norm after it, or `None`.
 
     Returns:
-        Kernel of the same shape, an array where all arguments are.
+        Kernel of the same shape; an array if all arguments are arrays.
     """
     if input_scale is not None:
         kernel = kernel * input_scale[:, None]
@@ -62,19 +62,19 @@ def folded(kernel, input_scale=None, output_scale=None):
 
 
 def power_iteration(kernel, vector, strides, iterations):
-    """The unit vector after some steps of v <- T'T v / |T'T v|. No gradients go through.
+    """Returns the unit vector after some steps of v <- T'T v / |T'T v|, without gradients.
 
     Args:
         kernel: float32, `(height, width, channels in, channels out)`.
-        vector: float32, `(1, height, width, channels in)`, any image but zero on the grid of the
-            convolution's input. The norm of a 1x1 kernel does not depend on the grid, so that a
-            grid of one pixel does.
+        vector: float32, `(1, height, width, channels in)`, any nonzero image on the grid of the
+            convolution's input. The norm of a 1x1 kernel does not depend on the grid, so a grid of
+            one pixel is enough.
         strides: int.
         iterations: int, number of steps.
 
     Returns:
-        Unit vector of the same shape: the direction of `vector` itself where T'T takes it to
-        zero.
+        Unit vector of the same shape. If T'T maps `vector` to zero, the direction of `vector`
+        itself.
     """
     kernel, _ = _scaled(kernel)
     vector = _unit(_constant(vector))
@@ -85,28 +85,29 @@ def power_iteration(kernel, vector, strides, iterations):
 
 
 def converged(kernel, vector, strides, tolerance=TOLERANCE, most_iterations=500):
-    """A unit vector that T lengthens most, to a tolerance. No gradients go through.
+    """Returns a unit vector that T lengthens most, to a tolerance, without gradients.
 
-    Every step takes the combination of the vector v, its residual T'T v - |T v|^2 v and the
-    previous step that T lengthens most: the locally optimal conjugate gradient method. A step of
-    power iteration costs half as much, but on large grids the singular values lie so close
-    together that it needs many times the steps.
+    Each iteration takes the linear combination of three vectors that T lengthens most: the vector
+    v, its residual T'T v - |T v|^2 v, and the previous change of v. This is the locally optimal
+    conjugate gradient method. An iteration of the power method costs half as much, but on large
+    grids the singular values are so close together that it needs many times more iterations.
 
-    It stops when `residual` is at most the tolerance. A singular value is then that close to
-    |T v|, and |T v| mostly much closer. Nothing in v tells whether it is the largest one. From
-    random vectors it is: of 4,000 random kernels on small grids, 2 norms were off by more than
-    1e-4. But where v has next to no part in the largest one's singular vector, it stops before it
-    gets one: never begin with what has converged for another kernel. In float32 residuals reach
-    1e-6; on GPUs that round to TensorFloat-32 they stay above 1e-4 at times, and the iterations
-    then end at `most_iterations`.
+    It stops when `residual` is at most the tolerance. Some singular value is then within about that
+    relative distance of |T v|, and mostly much closer. The vector v does not show whether this is
+    the largest singular value. With random initial vectors it almost always is: of 4,000 random
+    kernels on small grids, 2 norms were off by more than 1e-4. But if the initial v has almost no
+    component along the singular vector of the largest value, the iteration stops before that
+    component has grown. Never start from a vector that has converged for another kernel. In
+    float32, residuals reach 1e-6; on GPUs that round to TensorFloat-32 they sometimes stay above
+    1e-4, and the iterations then stop at `most_iterations`.
 
     Args:
         kernel: float32, `(height, width, channels in, channels out)`.
-        vector: float32, `(1, height, width, channels in)`, where to begin: a random image. One
-            that has already converged comes back after one iteration.
+        vector: float32, `(1, height, width, channels in)`, the initial vector, a random image. A
+            vector that has already converged is returned after one iteration.
         strides: int.
-        tolerance: float, the residual to stop at.
-        most_iterations: int, when to stop in any case.
+        tolerance: float, the residual at which to stop.
+        most_iterations: int, the largest number of iterations.
 
     Returns:
         The unit vector, of the shape of `vector`, and the number of times that T'T was applied,
@@ -126,7 +127,7 @@ def converged(kernel, vector, strides, tolerance=TOLERANCE, most_iterations=500)
         images = _apply(kernel, basis, strides)
         rows = ops.reshape(images, (3, -1))
         _, mixtures = ops.eigh(ops.matmul(rows, ops.transpose(rows)))
-        # The eigenvalues ascend.
+        # The eigenvalues are in ascending order.
         shares = ops.reshape(mixtures[:, -1], (3, 1, 1, 1))
         vector = ops.sum(shares * basis, axis=0, keepdims=True)
         step = ops.sum((shares * basis)[1:], axis=0, keepdims=True)
@@ -143,14 +144,14 @@ def converged(kernel, vector, strides, tolerance=TOLERANCE, most_iterations=500)
     return vector, iterations
 
 
-# Not inlined: a graph may call it once for every convolution.
+# Not inlined, because a graph may call it once for every convolution.
 @tf.function(experimental_attributes={"_noinline": True})
 def singular_vector(kernel, grid, strides):
-    """`converged` from noise: the same vector for the same kernel, whatever was known before.
+    """Runs `converged` from noise. The same kernel always gives the same vector.
 
-    Never from the vector of another kernel, however close: where weights have been pruned, scaled
-    or set, that may be a singular vector still, and no longer the one of the largest value.
-    Compiled, once for every shape of kernel and grid. No gradients go through.
+    It never starts from the vector of another kernel, however similar: after weights have been
+    pruned, scaled or set, that may still be a singular vector, but no longer that of the largest
+    value. Compiled once for every shape of kernel and grid. No gradients flow through it.
 
     Args:
         kernel: float32, `(height, width, channels in, channels out)`.
@@ -164,16 +165,16 @@ def singular_vector(kernel, grid, strides):
 
 
 def noise(shape):
-    """A unit vector with a part of every singular vector, the same for the same shape."""
-    # The one algorithm that gives the same numbers under XLA.
+    """Returns a random unit vector, always the same for the same shape."""
+    # Philox is the only algorithm that gives the same numbers under XLA.
     return _unit(tf.random.stateless_uniform(shape, seed=(0, 0), minval=-1, alg="philox"))
 
 
 def operator_norm(kernel, vector, strides):
-    """|T v|, the norm of T where v is its first right singular vector, and less otherwise.
+    """Returns |T v|: the norm of T if v is its first right singular vector, at most that otherwise.
 
-    The vector is a constant: the gradient is that of <u, T v>, with u = T v / |T v| constant too.
-    With the singular vector this is the gradient of the norm. Where T v is zero, so is the
+    The vector is treated as a constant: the gradient is that of <u, T v>, with u = T v / |T v| also
+    constant. For the singular vector this is the gradient of the norm. If T v is zero, so is the
     gradient.
 
     Args:
@@ -188,15 +189,15 @@ def operator_norm(kernel, vector, strides):
     vector = _constant(vector)
     constant, scale = _scaled(kernel)
     image = _apply(constant, vector, strides)
-    # Zero in value, and the gradient that the function has, whatever the size of the kernel.
+    # Zero in value, but carries the gradient, whatever the magnitude of the kernel.
     change = _apply(kernel - ops.stop_gradient(kernel), vector, strides)
     return scale * _length(image) + ops.sum(_unit(image) * change)
 
 
 def residual(kernel, vector, strides):
-    """|T'T v - s^2 v| / s^2 with s = |T v|: zero for a singular vector, and where T v is zero.
+    """Returns |T'T v - s^2 v| / s^2 with s = |T v|: zero for a singular vector or if T v is zero.
 
-    A singular value lies within about half of this from s, relatively.
+    Some singular value has a relative distance from s of at most about half of this.
 
     Args:
         kernel: float32, `(height, width, channels in, channels out)`.
@@ -212,18 +213,18 @@ def residual(kernel, vector, strides):
 
 
 def certified_norm(kernel, grid, strides):
-    """A number that the norm of T never exceeds, close to it where the grid is not tiny.
+    """Returns an upper bound of the norm of T, close to it unless the grid is tiny.
 
-    A convolution around a torus a little larger than the grid takes images that are zero outside
-    the grid to what T gives, and more beside it: its norm is at least that of T. It is the
-    largest norm of the kernel's symbols, small matrices, one for every frequency of the torus.
-    That remains true where the torus changes the sign across its seam, which moves the
-    frequencies by half a step. And it remains true of each frequency along one axis by itself,
-    so that the seam of the other axis may be chosen for each of them.
+    Consider the convolution on a torus a little larger than the grid. For images that are zero
+    outside the grid, its output contains the output of T and further pixels, so its norm is at
+    least that of T. Its norm is the largest norm of the kernel's symbols, which are small matrices,
+    one for every frequency of the torus. The same holds if the sign changes across the seam of the
+    torus, which shifts the frequencies by half a step. It also holds for each frequency along one
+    axis separately, so the sign at the seam of the other axis may be chosen for each of them.
 
-    Measured: 0 to 3% above the norm on grids of 8x8 to 32x32 with 16 to 64 channels; 1 to 5% in
-    the median and at most 40% on grids of 3x3 to 8x8 with up to 4 channels. Four phases at the
-    seams make four times the work and a third less excess on tiny grids, larger tori no
+    Measured: 0 to 3% above the norm on grids of 8x8 to 32x32 with 16 to 64 channels; 1 to 5% in the
+    median and at most 40% on grids of 3x3 to 8x8 with up to 4 channels. Four phases at the seams
+    take four times the work and reduce the excess by a third on tiny grids; larger tori make no
     difference worth the time. The bound is exact for 1x1 kernels.
 
     Args:
@@ -232,7 +233,7 @@ def certified_norm(kernel, grid, strides):
         strides: int.
 
     Returns:
-        float, at least 0; NaN or infinity where the kernel holds one.
+        float, at least 0; NaN or infinity if the kernel contains one.
     """
     kernel = np.asarray(ops.convert_to_numpy(kernel), "float64")
     tori = [
@@ -251,20 +252,21 @@ def certified_norm(kernel, grid, strides):
 
 
 def _apply(kernel, vectors, strides):
-    """T of every vector of a batch."""
+    """Applies T to every vector of a batch."""
     if kernel.shape[:2] == (1, 1):
-        # Not left to the convolution, for the reason that `PointwiseConvolution` gives.
+        # Strides are applied here, not in the convolution, for the reason given in
+        # `PointwiseConvolution`.
         vectors, strides = vectors[:, ::strides, ::strides], 1
     return tf.nn.conv2d(vectors, kernel, strides, "SAME")
 
 
 def _transpose(kernel, images, vector, strides):
-    """T' of images, on the grid of `vector`."""
+    """Applies T' to images; the result is on the grid of `vector`."""
     return tf.nn.conv2d_transpose(images, kernel, ops.shape(vector), strides, "SAME")
 
 
 def _residual(kernel, vector, image, strides):
-    """T'T v - |T v|^2 v and its relative length, for `image` = T v."""
+    """Returns T'T v - |T v|^2 v and its relative length, for `image` = T v."""
     square = ops.sum(image**2)
     remainder = _transpose(kernel, image, vector, strides) - square * vector
     return remainder, _length(remainder) / ops.maximum(square, TINY)
@@ -275,16 +277,17 @@ def _constant(tensor):
 
 
 def _scaled(kernel):
-    """The kernel as a constant whose largest entry is 1, and the factor that this takes off."""
+    """Returns the kernel as a constant, divided by its largest absolute entry, and that entry."""
     kernel = _constant(kernel)
     scale = ops.maximum(ops.max(ops.abs(kernel)), TINY)
     return kernel / scale, scale
 
 
 def _unit(vector):
-    """Vector of length 1, or zero for zero; tiny entries are not lost when they are squared."""
+    """Scales a vector to length 1 without underflow of tiny entries; zero remains zero."""
     vector = vector / ops.maximum(ops.max(ops.abs(vector)), TINY)
-    # With an entry of 1 it is no shorter than 1. XLA multiplies the two divisors.
+    # With an entry of 1 its length is at least 1. The maximum is there because XLA multiplies the
+    # two divisors.
     return vector / ops.maximum(ops.sqrt(ops.sum(vector**2)), 1)
 
 
@@ -294,10 +297,10 @@ def _length(vector):
 
 
 def _orthonormal(*vectors):
-    """Batch of as many orthogonal vectors, of length 1 or 0, that span the same space."""
+    """Returns a batch of equally many orthogonal vectors, of length 1 or 0, with the same span."""
     basis = []
     for vector in vectors:
-        # A second time for what rounding has left of the others in a short remainder.
+        # The second pass removes what rounding has left of the other vectors in a short remainder.
         for _ in range(2):
             vector = _unit(vector)
             vector = vector - sum(ops.sum(vector * other) * other for other in basis)
@@ -306,16 +309,16 @@ def _orthonormal(*vectors):
 
 
 def _torus(size, pixels, strides):
-    """One axis of the smallest torus around a grid.
+    """Returns one axis of the smallest torus around a grid.
 
     Args:
-        size: int, number of the kernel's entries along the axis, its taps.
+        size: int, number of the kernel's entries (taps) along the axis.
         pixels: int, number of pixels of the grid along the axis.
         strides: int.
 
     Returns:
         Slice of the taps that reach into the grid at all, and the number of outputs around the
-        torus, on which no tap reaches from one side of the grid across the seam to the other.
+        torus. On this torus, no tap reaches across the seam from one side of the grid to the other.
     """
     outputs = -(-pixels // strides)
     # Output i reads the pixels strides * i + tap - before: TensorFlow's padding.
@@ -323,21 +326,21 @@ def _torus(size, pixels, strides):
     first = max(before - (outputs - 1) * strides, 0)
     last = min(before + pixels - 1, size - 1)
     if first == last:
-        # The symbol of one tap has the same norm at all frequencies.
+        # The symbol of a single tap has the same norm at all frequencies.
         return slice(first, last + 1), 1
-    # The torus ends with the last pixel that an output reads. What is read ahead of the grid lies
-    # at that end of the torus, and misses the grid as well: TensorFlow pads no more ahead of the
-    # grid than behind it.
+    # The torus ends with the last pixel that an output reads. Pixels read before the grid wrap
+    # around to that end of the torus and are outside the grid as well, since TensorFlow never pads
+    # more before the grid than after it.
     around = (outputs - 1) * strides + last - before + 1
     return slice(first, last + 1), -(-around // strides)
 
 
 def _symbol_norms(kernel, strides, height, width):
-    """Norms of the symbols on a torus of height x width outputs, with every phase at its seams.
+    """Returns the norms of the symbols on a torus of height x width outputs, for all seam phases.
 
-    The pixels of every strides x strides square are taken as channels of one pixel. The stride is
-    then 1, and the symbol at a frequency is the sum of the kernel's matrices, each turned by the
-    phase that the frequency has at its place.
+    The pixels of every strides x strides square become channels of one pixel, so that the stride is
+    1. The symbol at a frequency is then the sum of the kernel's matrices, each multiplied by the
+    phase of the frequency at its position.
 
     Returns:
         `(height, PHASES, width, PHASES)`: row frequency, phase, column frequency, phase.
@@ -356,7 +359,7 @@ def _symbol_norms(kernel, strides, height, width):
     opposite = -np.arange(PHASES * width)
     for row in range(PHASES * height // 2 + 1):
         symbols = np.tensordot(column_turns, np.tensordot(row_turns[row], kernel, 1), 1)
-        # The smaller of the two products with the adjoint.
+        # This is the smaller of the two products with the adjoint.
         products = symbols.conj().swapaxes(1, 2) @ symbols
         squares[row] = np.linalg.eigvalsh(products)[:, -1]
         # A real kernel has conjugate symbols at opposite frequencies.

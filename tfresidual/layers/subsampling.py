@@ -1,4 +1,4 @@
-"""Shape change without weights: subsampled rows and columns, zero channels appended."""
+"""Change of shape without weights: subsamples rows and columns and appends zero channels."""
 
 import keras
 from keras import ops
@@ -10,7 +10,7 @@ from tfresidual.arguments import check_int
 class Subsampling(keras.layers.Layer):
     """Keeps every `strides`-th row and column and appends channels of zeros.
 
-    The shortcut of the downsampling block between two stages, free of parameters.
+    It is the parameter-free shortcut of the downsampling block between two stages.
 
     Example:
 
@@ -57,8 +57,8 @@ class Subsampling(keras.layers.Layer):
             return kept
         shape = list(ops.shape(kept))
         shape[self._channel_axis] = missing
-        # Not `ops.pad`: TensorFlow fuses the addition of what it returns with a 1x1 convolution
-        # and its bias into an operation that crashes on CPUs.
+        # Not `ops.pad`: TensorFlow fuses the addition of its result with a 1x1 convolution and its
+        # bias into an operation that crashes on CPUs.
         return ops.concatenate([kept, ops.zeros(shape, kept.dtype)], axis=self._channel_axis)
 
     def compute_output_shape(self, input_shape):

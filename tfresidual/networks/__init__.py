@@ -1,4 +1,4 @@
-"""Residual networks, and those of the papers by name."""
+"""Residual networks, including the networks of the papers by name."""
 
 from tfresidual.networks.inverse_problem import (
     DenseBlock,

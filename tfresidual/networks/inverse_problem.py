@@ -1,8 +1,8 @@
-"""The inverse problem x = (a1 z1, a2 z2): an iterative algorithm for it, and small networks.
+"""The inverse problem x = (a1 z1, a2 z2): an iterative algorithm and small networks for it.
 
-Given x, find z. The algorithm starts from z = x and corrects z by the prediction error a z - x,
-again and again; a residual block of four ReLUs does the same. Networks of the same build that are
-trained by gradient descent need not.
+Given x, find z. The algorithm starts from z = x and repeatedly corrects z by the prediction error
+a z - x. A residual block of four ReLUs can do the same, but networks of this architecture trained
+by gradient descent do not necessarily learn it.
 """
 
 import keras
@@ -19,10 +19,10 @@ KINDS = ("feedforward", "residual", "recurrent")
 def error_correction(x, slopes=SLOPES, steps=8, rates=RATES):
     """Solves the inverse problem by correcting the prediction error step by step.
 
-    From z = x on, each step is z <- z - s e (a z - x) with slopes a, their signs s and rates e.
-    The distance of each coordinate to the solution x / a is multiplied by 1 - |a| e a step: it
-    shrinks where e < 2 / |a|, and without passing the solution where e <= 1 / |a|. (The paper
-    writes that any e <= 1 works; that holds for slopes under 2, as its own are.)
+    Starting from z = x, each step is z <- z - s e (a z - x) with slopes a, their signs s and rates
+    e. Each step multiplies the distance of each coordinate to the solution x / a by 1 - |a| e. The
+    distance shrinks if e < 2 / |a|, without overshooting the solution if e <= 1 / |a|. (The paper
+    states that any e <= 1 works; that holds for |a| < 2, as in the paper.)
 
     Example:
 
@@ -38,11 +38,11 @@ def error_correction(x, slopes=SLOPES, steps=8, rates=RATES):
         rates: the two numbers e, over 0.
 
     Returns:
-        The estimates of z as an array `(steps + 1, inputs, 2)` of the dtype of `x`, from x itself
-        to the last.
+        All estimates of z, from the first, x itself, to the last, as an array
+        `(steps + 1, inputs, 2)` with the dtype of `x`.
 
     Raises:
-        ValueError: if an argument cannot be used.
+        ValueError: if an argument is invalid.
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets",
@@ -66,7 +66,7 @@ def error_correction(x, slopes=SLOPES, steps=8, rates=RATES):
 
 @keras.saving.register_keras_serializable(package="tfresidual")
 class DenseBlock(keras.layers.Layer):
-    """Two dense layers with a ReLU between them, and a shortcut around them or none.
+    """Two dense layers with a ReLU between them, with or without a shortcut around them.
 
     Example:
 
@@ -75,12 +75,12 @@ class DenseBlock(keras.layers.Layer):
 
     Args:
         hidden: int, number of ReLUs.
-        shortcut: bool, whether the input is added to what the second layer returns.
-        branch_initializer: initializer of the second layer's kernel. By default zeros with a
-            shortcut, so that the block begins as the identity, and `"he_normal"` without.
+        shortcut: bool, whether the input is added to the output of the second layer.
+        branch_initializer: initializer of the second layer's kernel. By default `"zeros"` with a
+            shortcut, so that the block starts as the identity, and `"he_normal"` without.
 
     Input shape:
-        `(images, width)`; the output has the same.
+        `(images, width)`; the output has the same shape.
     """
 
     def __init__(self, hidden, shortcut=True, branch_initializer=None, **kwargs):
@@ -125,9 +125,9 @@ class DenseBlock(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="tfresidual")
 class InverseProblemNetwork(keras.Model):
-    """Encoder, blocks of two dense layers, decoder: from x in the plane to an estimate of z.
+    """Network that estimates z from x: encoder, blocks of two dense layers, and decoder.
 
-    Encoder and decoder are linear, so that the decoder can read an estimate from every state.
+    Encoder and decoder are linear, so the decoder can read an estimate of z from every state.
 
     Example:
 
@@ -137,7 +137,7 @@ class InverseProblemNetwork(keras.Model):
 
     Args:
         kind: `"feedforward"` (blocks without shortcuts), `"residual"`, or `"recurrent"` (residual,
-            and one block is applied again and again).
+            with a single block that is applied repeatedly).
         blocks: int, number of blocks applied.
         width: int, size of the state.
         hidden: int, number of ReLUs in a block.
@@ -146,11 +146,11 @@ class InverseProblemNetwork(keras.Model):
         name: name of the model, by default its kind.
 
     Raises:
-        ValueError: if an argument is none of these.
+        ValueError: if an argument is invalid.
 
     Reference:
-        "Iterative convergent computation is not a useful inductive bias for ResNets",
-        section 3.2. It leaves the sizes of its networks open.
+        "Iterative convergent computation is not a useful inductive bias for ResNets", section 3.2.
+        The paper does not state the sizes of its networks.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class InverseProblemNetwork(keras.Model):
         def block(name):
             own = branch_initializer
             if isinstance(own, keras.initializers.Initializer):
-                # One object without a seed would give all blocks the same weights.
+                # A single object without a seed would give all blocks the same weights.
                 own = own.clone()
             return DenseBlock(hidden, kind != "feedforward", own, dtype=policy, name=name)
 
@@ -194,11 +194,11 @@ class InverseProblemNetwork(keras.Model):
         self.branch_initializer = branch_initializer
 
     def sections(self):
-        """The layers of encoder, blocks and decoder, in the order of the data.
+        """Returns the layers of encoder, blocks and decoder, in the order of the data flow.
 
         Returns:
-            A tuple `(stem, stages, head)` as that of `ResidualNetwork.sections`, with one stage.
-            The block of a recurrent network stands in it as often as it is applied.
+            A tuple `(stem, stages, head)` like that of `ResidualNetwork.sections`, with one stage.
+            The block of a recurrent network appears once for each time it is applied.
         """
         is_shared = self.kind == "recurrent"
         names = ["block" if is_shared else f"block{step}" for step in range(self.blocks)]
@@ -228,11 +228,12 @@ class InverseProblemNetwork(keras.Model):
 
 
 def error_correcting_network(slopes=SLOPES, steps=8, rates=RATES, dtype=None):
-    """The algorithm of `error_correction` as a recurrent network, its weights set by hand.
+    """Returns the algorithm of `error_correction` as a recurrent network with weights set by hand.
 
-    The state is x and the estimate of z, four numbers; the encoder makes x both. The four ReLUs
-    of the block are the positive and the negative parts p = ReLU(a z - x) and n = ReLU(x - a z)
-    of the prediction error. Since p - n = a z - x, adding s e (n - p) to the estimate is one step.
+    The state consists of x and the estimate of z, four numbers; the encoder sets both to x. The
+    four ReLUs of the block are the positive and the negative parts p = ReLU(a z - x) and n =
+    ReLU(x - a z) of the prediction error. Since p - n = a z - x, adding s e (n - p) to the estimate
+    performs one step.
 
     Example:
 
@@ -241,7 +242,7 @@ def error_correcting_network(slopes=SLOPES, steps=8, rates=RATES, dtype=None):
 
     Args:
         slopes: the two numbers a, not 0.
-        steps: int, how often the block is applied, 1 or more.
+        steps: int, the number of times that the block is applied, 1 or more.
         rates: the two numbers e, over 0.
         dtype: dtype policy of all layers, by default Keras' own setting.
 
@@ -249,7 +250,7 @@ def error_correcting_network(slopes=SLOPES, steps=8, rates=RATES, dtype=None):
         An `InverseProblemNetwork`.
 
     Raises:
-        ValueError: if an argument cannot be used.
+        ValueError: if an argument is invalid.
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets",
@@ -261,7 +262,7 @@ def error_correcting_network(slopes=SLOPES, steps=8, rates=RATES, dtype=None):
         "recurrent", blocks=steps, width=4, hidden=4, dtype=dtype, name="error_correction"
     )
     identity, nothing = np.eye(2), np.zeros((2, 2))
-    # Rows are x and z of the state, columns the ReLUs p and n; below it is the other way round.
+    # Rows are x and z of the state, columns the ReLUs p and n; the reverse in `correction`.
     errors = np.block([[-identity, identity], [np.diag(slopes), -np.diag(slopes)]])
     step = np.diag(np.sign(slopes) * rates)
     correction = np.block([[nothing, -step], [nothing, step]])
@@ -277,7 +278,7 @@ def error_correcting_network(slopes=SLOPES, steps=8, rates=RATES, dtype=None):
 
 
 def checked_slopes(slopes):
-    """The slopes as a float64 array; raises a `ValueError` unless the problem has a solution."""
+    """Returns the slopes as a float64 array; raises a `ValueError` if the problem is unsolvable."""
     values = _numbers(slopes)
     if values is None or not values.all():
         raise ValueError(
@@ -297,7 +298,7 @@ def _checked_rates(rates):
 
 
 def _numbers(values):
-    """Two finite numbers as a float64 array, or `None` where they are something else."""
+    """Returns two finite numbers as a float64 array, or `None` for any other value."""
     try:
         values = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):

@@ -1,11 +1,11 @@
-"""The papers' networks by name, with the papers' parameter counts."""
+"""The networks of the papers by name, with the parameter counts of the papers."""
 
 from tfresidual.arguments import check_bool, check_int, is_int
 from tfresidual.networks.residual_network import ResidualNetwork
 
 CIFAR_SHAPE = (32, 32, 3)
 LAYERS_PER_BLOCK = {False: 2, True: 3}
-# The functions of this file.
+# Names of the functions in this file.
 PRESETS = (
     "resnet",
     "hauser",
@@ -20,11 +20,11 @@ PRESETS = (
 
 
 def resnet(depth=20, input_shape=CIFAR_SHAPE, classes=10, bottleneck=False, **kwargs):
-    """A residual network of three stages of equal depth, named by its number of layers.
+    """Builds a residual network of three stages of equal depth from its number of layers.
 
     Args:
-        depth: int, number of layers with weights: `6 n + 2` for `n` blocks a stage, or `9 n + 2`
-            with bottlenecks; 101 without bottlenecks is `resnet101`.
+        depth: int, number of layers with weights: `6 n + 2` for `n` blocks per stage, or `9 n + 2`
+            with bottlenecks; 101 without bottlenecks gives `resnet101`.
         input_shape: (height, width, channels) of one image.
         classes: int, number of outputs.
         bottleneck: bool, whether the blocks are bottlenecks of 64, 128 and 256 channels instead
@@ -35,7 +35,7 @@ def resnet(depth=20, input_shape=CIFAR_SHAPE, classes=10, bottleneck=False, **kw
         A `ResidualNetwork`.
 
     Raises:
-        ValueError: if no number of blocks a stage gives the depth.
+        ValueError: if no number of blocks per stage gives the depth.
 
     Reference:
         He et al. 2016, https://arxiv.org/abs/1603.05027, section 3 and appendix.
@@ -60,7 +60,7 @@ def resnet(depth=20, input_shape=CIFAR_SHAPE, classes=10, bottleneck=False, **kw
 
 
 def resnet110(input_shape=CIFAR_SHAPE, classes=10, **kwargs):
-    """ResNet-110: 3 x 18 blocks of 16, 32 and 64 channels; 1,742,762 parameters on CIFAR-10.
+    """Builds ResNet-110: 3 x 18 blocks of 16, 32 and 64 channels; 1,742,762 parameters on CIFAR-10.
 
     Reference:
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, section 4, architecture 1.
@@ -69,7 +69,7 @@ def resnet110(input_shape=CIFAR_SHAPE, classes=10, **kwargs):
 
 
 def resnet164(input_shape=CIFAR_SHAPE, classes=10, **kwargs):
-    """ResNet-164: 54 bottlenecks of 64, 128 and 256 channels.
+    """Builds ResNet-164: 54 bottlenecks of 64, 128 and 256 channels.
 
     Reference:
         He et al. 2016, https://arxiv.org/abs/1603.05027, table 2.
@@ -78,7 +78,7 @@ def resnet164(input_shape=CIFAR_SHAPE, classes=10, **kwargs):
 
 
 def resnet1001(input_shape=CIFAR_SHAPE, classes=10, **kwargs):
-    """ResNet-1001: 333 bottlenecks of 64, 128 and 256 channels.
+    """Builds ResNet-1001: 333 bottlenecks of 64, 128 and 256 channels.
 
     Reference:
         He et al. 2016, https://arxiv.org/abs/1603.05027, table 3.
@@ -87,7 +87,7 @@ def resnet1001(input_shape=CIFAR_SHAPE, classes=10, **kwargs):
 
 
 def single_representation(input_shape=CIFAR_SHAPE, classes=10, **kwargs):
-    """One stage of 10 blocks of 100 channels; 1,829,210 parameters on CIFAR-10.
+    """Builds one stage of 10 blocks of 100 channels; 1,829,210 parameters on CIFAR-10.
 
     Reference:
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, section 4, architecture 2.
@@ -97,7 +97,7 @@ def single_representation(input_shape=CIFAR_SHAPE, classes=10, **kwargs):
 
 
 def avg_pooling(input_shape=CIFAR_SHAPE, classes=10, **kwargs):
-    """3 x 10 blocks of 150 channels with average pooling between; 12,201,310 parameters.
+    """Builds 3 x 10 blocks of 150 channels, average pooling between stages; 12,201,310 parameters.
 
     Reference:
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, section 4, architecture 3.
@@ -115,9 +115,9 @@ def avg_pooling(input_shape=CIFAR_SHAPE, classes=10, **kwargs):
 
 
 def wide(input_shape=CIFAR_SHAPE, classes=10, **kwargs):
-    """Wide ResNet: 4, 5 and 5 blocks of 160, 320 and 640 channels; 45,732,842 parameters.
+    """Builds a wide ResNet: 4, 5 and 5 blocks of 160, 320 and 640 channels; 45,732,842 parameters.
 
-    The paper writes of four blocks a stage; its parameter count is that of 4, 5 and 5.
+    The paper states four blocks per stage, but its parameter count is that of 4, 5 and 5.
 
     Reference:
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, section 4, architecture 4.
@@ -129,15 +129,15 @@ def wide(input_shape=CIFAR_SHAPE, classes=10, **kwargs):
 
 
 def resnet101(input_shape=CIFAR_SHAPE, classes=10, width=16, stages=3, blocks=16, **kwargs):
-    """ResNet-101: stages of 16 blocks, downsampling blocks of their own between them.
+    """Builds ResNet-101: stages of 16 blocks with separate downsampling blocks between them.
 
     Args:
         input_shape: (height, width, channels) of one image.
         classes: int, number of outputs.
-        width: int, channels of the first stage (the paper: 8, 16, 32 or 64), doubled from stage
+        width: int, channels of the first stage (8, 16, 32 or 64 in the paper), doubled from stage
             to stage.
-        stages: int, 3 in the paper, and 1 for MNIST.
-        blocks: int, blocks per stage, or one int a stage.
+        stages: int, number of stages: 3 in the paper, 1 for MNIST.
+        blocks: int, blocks per stage, or one int per stage.
         **kwargs: further arguments of `ResidualNetwork`.
 
     Reference:
@@ -157,10 +157,11 @@ def resnet101(input_shape=CIFAR_SHAPE, classes=10, width=16, stages=3, blocks=16
 
 
 def hauser(blocks, input_shape=CIFAR_SHAPE, classes=10, **kwargs):
-    """3 stages of equal depth with 1x1 stride-2 filters between: `6 * blocks + 2` layers.
+    """Builds 3 stages with 1x1 stride-2 filters between them: `6 * blocks + 2` layers.
 
     Args:
-        blocks: int, blocks per stage (the paper: 2 to 100), or three ints.
+        blocks: int, blocks per stage (2 to 100 in the paper), or one int for each of the three
+            stages.
         input_shape: (height, width, channels) of one image.
         classes: int, number of outputs.
         **kwargs: further arguments of `ResidualNetwork`.

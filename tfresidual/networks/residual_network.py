@@ -1,4 +1,4 @@
-"""A residual network as a functional Keras model that can say its chain."""
+"""Residual network as a functional Keras model that knows its stem, stages and head."""
 
 import contextlib
 import io
@@ -30,7 +30,7 @@ from tfresidual.memory import check_fits
 
 TRANSITIONS = ("projection", "convolution", "average_pooling", "downsampling_block")
 ANCHORS = ("previous", "input")
-# How every scale begins where batch normalization is unshared (Jastrzebski et al. 2018, 4.5).
+# Initial value of all scales with unshared batch normalization (Jastrzebski et al. 2018, 4.5).
 UNSHARED_GAMMA = 0.1
 
 
@@ -38,14 +38,14 @@ UNSHARED_GAMMA = 0.1
 class ResidualNetwork(keras.Model):
     """Stem, stages of residual units, and a classifier, as one functional Keras model.
 
-    A copy of a network with shared blocks is made by `copy.deepcopy`, or by
-    `ResidualNetwork.from_config(network.get_config())`. Not by `keras.models.clone_model`: it
-    copies layer by layer, and blocks that were one become several.
+    To copy a network with shared blocks, use `copy.deepcopy` or
+    `ResidualNetwork.from_config(network.get_config())`. Do not use `keras.models.clone_model`: it
+    copies layer by layer, so that one shared block becomes several.
 
-    The stem is a 3x3 convolution. Every stage but the first begins by halving height and width.
-    The head is batch normalization and ReLU, average pooling and a dense layer, which computes
-    in float32 under every dtype policy. Layouts that do not begin with an activation have
-    normalization and ReLU behind the stem instead of in the head.
+    The stem is a 3x3 convolution. Every stage except the first starts by halving height and width.
+    The head is batch normalization and ReLU, average pooling and a dense layer, which computes in
+    float32 under every dtype policy. Layouts whose units do not begin with an activation have batch
+    normalization and ReLU after the stem instead of in the head.
 
     Example:
 
@@ -54,46 +54,47 @@ class ResidualNetwork(keras.Model):
     TensorShape([2, 10])
 
     Args:
-        input_shape: (height, width, channels) of one image (channels first where `data_format`
-            says so). Height and width must be divisible by `2 ** (stages - 1)`, or `None`.
+        input_shape: (height, width, channels) of one image, or (channels, height, width) with
+            `data_format="channels_first"`. Height and width must be divisible by
+            `2 ** (stages - 1)` or `None`.
         classes: int, number of outputs.
         blocks: int or ints, number of residual units per stage.
         widths: ints, channels of each stage.
-        stem_width: int, channels of the stem; by default those of the first stage, or a quarter
-            of them before bottlenecks.
+        stem_width: int, channels of the stem; by default those of the first stage, or a quarter of
+            them with bottlenecks.
         layout: layout of the units, see `tfresidual.layers.ResidualUnit`.
         bottleneck: bool, whether the units are bottlenecks.
         shortcut: shortcut of the units, by name or as a `tfresidual.layers.Shortcut`.
-        transition: how a stage begins. `"projection"`: its first unit has stride 2 and a 1x1
-            stride-2 convolution as shortcut. `"convolution"`: a 1x1 stride-2 convolution before
-            the units. `"average_pooling"`: 2x2 average pooling before the units.
-            `"downsampling_block"`: a residual unit of stride 2 before the others, whose shortcut
-            keeps every second row and column and appends channels of zeros.
-        pooling: `"global"`, or the int size of an average pooling whose result is flattened.
+        transition: how every stage after the first begins. `"projection"`: its first unit has
+            stride 2 and a 1x1 stride-2 convolution as shortcut. `"convolution"`: a 1x1 stride-2
+            convolution before the units. `"average_pooling"`: 2x2 average pooling before the units.
+            `"downsampling_block"`: an additional residual unit of stride 2 before the others, whose
+            shortcut keeps every second row and column and appends channels of zeros.
+        pooling: `"global"`, or an int, the size of an average pooling whose output is flattened.
         classifier_activation: activation of the last layer: `"softmax"`, `"sigmoid"` (several
-            labels an image) or `None` (logits).
+            labels per image) or `None` (logits).
         gamma_initializer: initializer of the scale of the units' batch normalizations; by default
-            0.1 where `batch_norm` is `"unshared"`, and 1 otherwise.
-        share_from: int, the block from which on the blocks of a stage are one, applied again and
-            again, or `None` for blocks with weights of their own. A block that changes the shape
-            of the state always has its own.
-        batch_norm: what every application of a shared block has of its own: `"shared"` nothing,
-            `"unshared_statistics"` batch normalization's statistics, `"unshared_scale"` its scale
-            and offset, `"unshared"` both.
+            0.1 if blocks are shared and `batch_norm` is `"unshared"`, and 1 otherwise.
+        share_from: int, block index from which on all blocks of a stage are one shared block that
+            is applied repeatedly, or `None` if every block has its own weights. A block that
+            changes the shape of the state always has its own weights.
+        batch_norm: which parts of batch normalization every application of a shared block has of
+            its own: `"shared"`: none; `"unshared_statistics"`: the statistics; `"unshared_scale"`:
+            scale and offset; `"unshared"`: both.
         recurrent_initialization: bool, whether all blocks of a stage that keep the shape of the
-            state begin with equal weights.
+            state start with equal weights.
         lipschitz: float over 0, the largest Lipschitz constant of the branch of every block that
             keeps the shape of the state, see `tfresidual.layers.ResidualUnit`; `None` for no
             bound.
-        anchor: to what a block that keeps the shape of the state adds its branch: `"previous"`,
-            the block's input, or `"input"`, the stage's (with which these blocks begin): with
-            `lipschitz` under 1 the properly convergent network.
+        anchor: what a block that keeps the shape of the state adds its branch to: `"previous"`, the
+            input of the block, or `"input"`, the input of the first of these blocks in the stage.
+            The latter with `lipschitz` under 1 is the properly convergent network.
         data_format: `"channels_last"`, `"channels_first"` or `None` for Keras' own setting.
         dtype: dtype policy of all layers, by default Keras' own setting.
         name: name of the model.
 
     Raises:
-        ValueError: if an argument is none of these, or the strides do not fit `input_shape`.
+        ValueError: if an argument is invalid, or the strides do not fit `input_shape`.
 
     Reference:
         He et al. 2016, https://arxiv.org/abs/1603.05027. Sharing and unshared batch
@@ -262,7 +263,7 @@ class ResidualNetwork(keras.Model):
             self._begin_equal()
 
     def _begin_equal(self):
-        """Gives all blocks of a stage the weights of its first one that keeps the shape."""
+        """Copies to all blocks of a stage the weights of its first block that keeps the shape."""
         for _, units in self.sections()[1]:
             first, *others = [unit for unit in units if unit.resizing is None] or [None]
             for unit in others:
@@ -271,10 +272,10 @@ class ResidualNetwork(keras.Model):
                 unit.converge(training=True)
 
     def converge(self):
-        """Seeks the norms that bound the branches, where weights changed, and keeps them.
+        """Computes and stores the norms that bound the branches if the weights changed.
 
-        The first call without training does so itself; what writes the network calls this, so
-        that the file has them already. It changes nothing in how the network trains on.
+        The first inference call does the same. Methods that save or export the network call this
+        first, so that the file contains the norms. It does not affect further training.
         """
         for _, units in self.sections()[1]:
             for unit in units:
@@ -295,11 +296,11 @@ class ResidualNetwork(keras.Model):
             super().export(filepath, format, **kwargs)
 
     def parameters(self):
-        """All that is learned, trainable or frozen, as a tuple of variables."""
+        """Returns all learned variables, trainable or frozen, as a tuple."""
         return tuple(weight for weight in self.weights if weight.name in PARAMETERS)
 
     def sections(self):
-        """The layers of the stem, of every stage, and of the head, in the order of the data.
+        """Returns the layers of stem, stages and head, in the order of the data flow.
 
         Returns:
             A tuple `(stem, stages, head)`: `stem` and `head` are lists of layers, `stages` a list
@@ -317,17 +318,19 @@ class ResidualNetwork(keras.Model):
         return stem, stages, [*head, self.get_layer("classifier")]
 
     def make_train_function(self, force=False):
-        # Keras would trace the step twice: an optimizer makes its variables in the first trace.
+        # Otherwise Keras would trace the step twice, since an optimizer creates its variables in
+        # the first trace.
         if self.optimizer is not None and not self.optimizer.built:
             self.optimizer.build(self.trainable_variables)
         super().make_train_function(force)
 
     def summary(self, print_fn=None, **kwargs):
-        """Prints the network stage by stage; with any other argument, as Keras does.
+        """Prints the network stage by stage, or like Keras if other arguments are given.
 
         Args:
             print_fn: function that takes the text, `print` by default.
-            **kwargs: the other arguments of `keras.Model.summary`, which print its layer list.
+            **kwargs: other arguments of `keras.Model.summary`; with any of them, the layer list of
+                Keras is printed.
         """
         if kwargs:
             super().summary(print_fn=print_fn, **kwargs)
@@ -413,11 +416,11 @@ def _checked_pooling(pooling):
 
 
 def _check_size(channels, classes, blocks, widths, stem_width, bottleneck, share_from):
-    """Raises a `TooLargeError` if the weights of a network do not fit the memory of the machine."""
+    """Raises a `TooLargeError` if the weights of a network do not fit into the machine's memory."""
     weights = 9 * channels * stem_width
     entering = stem_width
     for depth, width in zip(blocks, widths, strict=True):
-        # The first block takes the channels of the stage before.
+        # The input of the first block has the channels of the previous stage.
         weights += _weights_of_unit(entering, width, bottleneck)
         own = depth if share_from is None else min(depth, share_from + 1)
         weights += (own - 1) * _weights_of_unit(width, width, bottleneck)
@@ -431,7 +434,7 @@ def _check_size(channels, classes, blocks, widths, stem_width, bottleneck, share
 
 
 def _weights_of_unit(entering, width, bottleneck):
-    """How many weights the convolutions of a residual unit's branch have."""
+    """Returns the number of weights in the convolutions of a residual unit's branch."""
     if not bottleneck:
         return 9 * entering * width + 9 * width**2
     inner = width // BOTTLENECK_REDUCTION
@@ -479,9 +482,9 @@ def _shape_and_count(layers):
 
 
 def _runs_of_equal_units(units):
-    """Neighbouring units of one kind, as (first, last, units).
+    """Returns the runs of neighbouring units of the same kind, as (first, last, units).
 
-    Units that change the shape stand alone; those that are one shared block stand together.
+    A unit that changes the shape is a run by itself; units that are one shared block form a run.
     """
     leaders = [unit.shares for unit in units]
     runs = []

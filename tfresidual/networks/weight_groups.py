@@ -1,4 +1,4 @@
-"""Which weights of a network's blocks belong together."""
+"""Groups of weights with the same role in the blocks of a network."""
 
 import dataclasses
 import re
@@ -7,7 +7,7 @@ import keras
 
 from tfresidual.arguments import check_int
 
-# The layers of a block are named by `ResidualNetwork`; models around it put names before.
+# The names of a block's layers come from `ResidualNetwork`; enclosing models prepend their names.
 BLOCK = re.compile(
     r"(?:(?P<network>.+?)/)?stage(?P<stage>[1-9]\d*)_block(?P<step>\d+)/(?P<role>.+)"
 )
@@ -18,10 +18,10 @@ class BlockWeights:
     """The weights that one block owns.
 
     Attributes:
-        network: str, what stands before the block's name in the paths of its weights, or `""`.
+        network: str, the part of the weights' paths before the block's name, or `""`.
         stage: int from 1.
-        step: int from 0, place of the block in its stage.
-        weights: the variables by their role, the path behind the block's name, such as
+        step: int from 0, block index.
+        weights: the variables by their role, which is the path after the block's name, such as
             `"convolution1/kernel"`.
     """
 
@@ -39,8 +39,8 @@ class WeightGroup:
         network: str, see `BlockWeights`.
         stage: int from 1.
         role: str, such as `"convolution1/kernel"`.
-        steps: ints, ascending, places of the blocks that own the variables.
-        variables: the variables, all of one shape.
+        steps: ints, ascending, block indices of the blocks that own the variables.
+        variables: the variables, all of the same shape.
     """
 
     network: str
@@ -51,18 +51,18 @@ class WeightGroup:
 
 
 def blocks_of(variables):
-    """The blocks that own some of the variables, by the paths of these.
+    """Returns the blocks that own some of the variables, determined by the paths of the variables.
 
-    A block's weights have paths such as `"stage1_block0/convolution1/kernel"`, with or without
-    the names of models before it: `"outer/resnet20/stage1_block0/convolution1/kernel"`. Other
-    names before it are another network. Variables outside of blocks are passed over, those of a
-    transition between stages among them.
+    A block's weights have paths such as `"stage1_block0/convolution1/kernel"`, optionally preceded
+    by the names of models: `"outer/resnet20/stage1_block0/convolution1/kernel"`. Different
+    preceding names mean different networks. Variables outside blocks, including those of a
+    transition between stages, are skipped.
 
     Args:
-        variables: `keras.Variable`s, most often the `trainable_variables` of a model.
+        variables: `keras.Variable`s, usually the `trainable_variables` of a model.
 
     Returns:
-        A list of `BlockWeights`, in the order of network, stage and step.
+        A list of `BlockWeights`, sorted by network, stage and block index.
 
     Raises:
         ValueError: if two different variables have the same path.
@@ -84,22 +84,22 @@ def blocks_of(variables):
 
 
 def groups_of(blocks, first_block=0):
-    """The weights of the same role in the blocks of a stage, where they can be coupled.
+    """Returns groups of weights with the same role in the blocks of a stage that can be coupled.
 
-    A block is left out with all of its weights where they show that it changes the shape of the
-    state: if one of them has another shape than in the last block of the stage that has one of
-    this role, or if it has one of a role that no other block of the stage has, such as a
-    projection's. The latter does not count against the last block of the stage that owns a
-    kernel, a variable of two or more axes: with shared convolutions it is the block whose kernels
-    the later ones apply, which own at most their normalizations.
+    A block is left out with all of its weights if they show that it changes the shape of the state.
+    This is so if one of its weights has a different shape than the weight of the same role in the
+    last block of the stage that has this role, or if it has a role that no other block of the stage
+    has, such as that of a projection. The second criterion does not apply to the last block of the
+    stage that owns a kernel (a variable of two or more axes): with shared convolutions, this is the
+    block whose kernels the later blocks apply; those own at most their batch normalizations.
 
     Args:
         blocks: `BlockWeights`, see `blocks_of`.
-        first_block: int, blocks of an earlier step are left out.
+        first_block: int, blocks with a lower block index are left out.
 
     Returns:
-        A list of `WeightGroup`, also those of one variable. A variable that several blocks share
-        is there once, with the step of the first.
+        A list of `WeightGroup`, including groups of a single variable. A variable that several
+        blocks share appears once, with the index of the first of these blocks.
 
     Raises:
         ValueError: if `first_block` is not an int of at least 0.
@@ -125,7 +125,7 @@ def groups_of(blocks, first_block=0):
 
 
 def _changes_shape(block, members):
-    """Whether the weights of a block show that it changes the shape of the state."""
+    """Returns whether the weights of a block show that it changes the shape of the state."""
     owners = [
         other
         for other in members

@@ -1,4 +1,4 @@
-"""Training the papers' way: recipes, metrics, runs that survive being killed."""
+"""Training as in the papers: recipes, metrics, and runs that can be killed and resumed."""
 
 from tfresidual.training.exact_match import ExactMatch
 from tfresidual.training.gradient_coupling import GradientCoupling, coupling_kernel

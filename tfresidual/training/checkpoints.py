@@ -1,4 +1,4 @@
-"""A training's log and networks on disk, so that it can be killed and gone on with."""
+"""Log and networks of a training run on disk, so that it can be killed and resumed."""
 
 import csv
 import io
@@ -13,24 +13,24 @@ import pandas as pd
 from tfresidual.files import damaged, remove_unfinished, replacing
 
 CHECKPOINT = re.compile(r"epoch-(\d+)\.keras")
-# Keras leaves the states of random generators (dropout) out of a .keras file.
+# Keras does not save the states of random generators (of dropout) in a .keras file.
 GENERATORS = "tfresidual-generators.json"
 ANEW = "Put it back, or remove the folder to train anew"
 
 
 class TrainingFolder:
-    """The files of one training: its log, its newest checkpoint and its best network.
+    """Files of a training run: its log, its newest checkpoint and its best network.
 
     - `log.csv`: a row per epoch with everything in `logs`.
-    - `checkpoints/epoch-0007.keras`: network and optimizer behind the newest epoch.
-    - `model.keras`: the network of the epoch whose monitored value was best.
+    - `checkpoints/epoch-0007.keras`: network and optimizer after the newest epoch.
+    - `model.keras`: the network of the epoch with the best monitored value.
 
-    Every file is written beside its target and moved into place. An epoch's row of the log comes
-    first, then its checkpoint, then the best network: whatever a kill leaves is consistent up to
-    the newest checkpoint, and the rest is done again.
+    Every file is first written next to its target and then moved into place. After each epoch, the
+    log is written first, then the checkpoint, then the best network. After a kill, the files are
+    therefore consistent up to the newest checkpoint; later work is repeated.
 
     Args:
-        path: folder of the training, made when the training begins.
+        path: folder of the training run, created when the run starts.
         monitor: key of the logs whose highest value marks the best epoch.
     """
 
@@ -42,7 +42,7 @@ class TrainingFolder:
         self.model_path = self.path / "model.keras"
 
     def newest(self):
-        """The newest checkpoint as (epoch, path), or `None`."""
+        """Returns the newest checkpoint as (epoch, path), or `None`."""
         found = []
         for path in self.checkpoints.glob("*"):
             match = CHECKPOINT.fullmatch(path.name)
@@ -51,16 +51,16 @@ class TrainingFolder:
         return max(found, default=None)
 
     def log(self):
-        """The log as a `pandas.DataFrame`, without rows, where there is none.
+        """Returns the log as a `pandas.DataFrame`, without rows if there is no log.
 
         Raises:
-            ValueError: if it is damaged: pandas would fill up a row that is cut.
+            ValueError: if the log is damaged. (pandas would silently fill a truncated row.)
         """
         if not self.log_path.exists():
             return pd.DataFrame()
         try:
             text = self.log_path.read_bytes().decode()
-            # pandas says of an empty file that it is one.
+            # pandas raises an error for an empty file.
             log = pd.read_csv(self.log_path)
             header, *rows = csv.reader(io.StringIO(text, newline=""), strict=True)
         except (ValueError, csv.Error) as error:
@@ -74,13 +74,13 @@ class TrainingFolder:
         for column in log:
             numbers = pd.to_numeric(log[column], errors="coerce").notna()
             is_text = log[column].notna() & ~numbers
-            # A callback may publish text, but then in every epoch.
+            # A callback may log text, but then it does so in every epoch.
             if is_text.any() and (numbers.any() or column in ("epoch", self.monitor)):
                 raise damaged(self.log_path, f"there is text in the column {column!r}", ANEW)
         return log
 
     def best_epoch(self, log):
-        """The epoch with the highest monitored value, the earliest of equals."""
+        """Returns the epoch with the highest monitored value, the earliest if there are several."""
         if log[self.monitor].isna().all():
             raise ValueError(
                 f"The network has no best epoch: `{self.monitor}` is NaN in every epoch, "
@@ -89,18 +89,19 @@ class TrainingFolder:
         return int(log.loc[log[self.monitor].idxmax(), "epoch"])
 
     def resume(self):
-        """Brings the folder back to its newest checkpoint.
+        """Restores the folder to the state of its newest checkpoint.
 
         Returns:
-            A tuple `(network, epochs, log)`: the network as it was behind its last whole epoch,
-            how many epochs that were, and their log; `(None, 0, empty log)` where there is no
+            A tuple `(network, epochs, log)`: the network as it was after its last complete epoch,
+            the number of epochs completed, and their log; `(None, 0, empty log)` if there is no
             checkpoint.
         """
         newest = self.newest()
         for folder in filter(pathlib.Path.is_dir, (self.path, self.checkpoints)):
             remove_unfinished(folder)
         if newest is None:
-            # A kill before the first checkpoint leaves the log of one epoch, and no network.
+            # A kill before the first checkpoint leaves at most the log of one epoch, and no
+            # network.
             if self.model_path.exists() or len(self.log()) > 1:
                 raise ValueError(
                     "There is a training, but no checkpoint of it. Put the newest one back, or "
@@ -119,7 +120,7 @@ class TrainingFolder:
         return network, epoch + 1, log
 
     def _check_best(self, epoch):
-        """Raises an error unless the best network, of an epoch before the newest, is whole."""
+        """Raises an error if the best network, from an earlier epoch, is missing or damaged."""
         if not self.model_path.exists():
             raise FileNotFoundError(
                 f"The network of epoch {epoch}, the best so far, is missing. {ANEW}. "
@@ -128,7 +129,7 @@ class TrainingFolder:
         opened(self.model_path)
 
     def add(self, log, network):
-        """Writes an epoch's log, its checkpoint and, where it is the best, its network."""
+        """Writes the log and checkpoint of an epoch and, if it is the best so far, its network."""
         epoch = int(log["epoch"].iloc[-1])
         self._write_log(log)
         path = self.checkpoints / f"epoch-{epoch:04d}.keras"
@@ -164,46 +165,46 @@ class TrainingFolder:
 
 
 def _generators(network):
-    """The states of the random generators of a network, always in the same order."""
+    """Returns the states of a network's random generators, always in the same order."""
     return [state for state in network.variables if state.name == "seed_generator_state"]
 
 
 def check_archive(path, remedy):
-    """Raises an error unless a `.keras` file is whole, as far as is seen without opening it.
+    """Raises an error if a `.keras` file is damaged, as far as its zip checksums show.
 
     Raises:
-        ValueError: if it is damaged.
-        OSError: if it cannot be read.
+        ValueError: if the file is damaged.
+        OSError: if the file cannot be read.
     """
     with path.open("rb") as file:
         try:
             with zipfile.ZipFile(file) as archive:
                 reason = archive.testzip() and f"{archive.testzip()} in it is"
         except Exception as error:
-            # A library for every kind of compression, and errors of each.
+            # Each kind of compression uses its own library, with its own errors.
             raise damaged(path, error, remedy) from error
     if reason:
         raise damaged(path, reason, remedy)
 
 
 def opened(path, remedy=ANEW):
-    """The network in a `.keras` file of a training, with the states of its random generators.
+    """Returns the network in a run's `.keras` file, with the states of its random generators.
 
     Raises:
-        ValueError: if it is damaged.
-        OSError: if it cannot be read.
+        ValueError: if the file is damaged.
+        OSError: if the file cannot be read.
     """
     check_archive(path, remedy)
     try:
         network = keras.saving.load_model(path)
         with zipfile.ZipFile(path) as archive:
-            # A network without any may come from elsewhere.
+            # The file of a network without random generators need not have the states.
             if GENERATORS in archive.namelist() or _generators(network):
                 states = json.loads(archive.read(GENERATORS))
                 for variable, state in zip(_generators(network), states, strict=True):
                     variable.assign(state)
     except Exception as error:
-        # Keras raises whatever its parts raise.
+        # Keras passes on errors of many kinds from its dependencies.
         raise damaged(path, error, remedy) from error
     return network
 
@@ -213,7 +214,7 @@ class Checkpoints(keras.callbacks.Callback):
 
     Args:
         folder: a `TrainingFolder`.
-        log: the log of the epochs before, as a `pandas.DataFrame`.
+        log: the log of the previous epochs, as a `pandas.DataFrame`.
     """
 
     def __init__(self, folder, log):

@@ -1,4 +1,4 @@
-"""The accuracy of an image with several labels."""
+"""Accuracy for images with several labels."""
 
 import keras
 
@@ -7,7 +7,7 @@ from tfresidual.routing.scores import exact_match
 
 @keras.saving.register_keras_serializable(package="tfresidual")
 class ExactMatch(keras.metrics.MeanMetricWrapper):
-    """Share of images whose n highest outputs are just their n labels, in [0, 1].
+    """Fraction of images, in [0, 1], whose n highest outputs are exactly their n labels.
 
     Example:
 

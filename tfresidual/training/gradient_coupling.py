@@ -1,4 +1,4 @@
-"""Soft gradient coupling: blocks of a stage learn from one another's gradients."""
+"""Soft gradient coupling: blocks of a stage are updated with one another's gradients."""
 
 import dataclasses
 
@@ -13,29 +13,29 @@ KERNELS = ("uniform", "triangular", "triangular_printed")
 
 
 def coupling_kernel(steps, coupling, kernel="uniform"):
-    """With which weights the gradients of coupled blocks make up their updates.
+    """Returns the weights with which the gradients of coupled blocks are mixed.
 
-    With T blocks at the steps s, and the coupling c:
+    For T blocks with block indices s and t, and the coupling c:
 
     - `"uniform"`: `(1 - c) + c / T` on the diagonal, `c / T` elsewhere.
     - `"triangular_printed"`: `max(0, 1 - 2 (1 - c) |s - t| / T)` for `c >= 0.5`, and
-      `max(0, 1 - |s - t| / (2 c T))` below, as the paper prints it. Its rows do not sum to 1: at
-      coupling 1 all entries are 1, and every block is updated with T times the mean.
-    - `"triangular"`: the same with every row divided by its sum. It is not symmetric.
+      `max(0, 1 - |s - t| / (2 c T))` for smaller `c`, as printed in the paper. Its rows do not sum
+      to 1: at coupling 1 all entries are 1, and every block is updated with T times the mean.
+    - `"triangular"`: the same, with every row divided by its sum. It is not symmetric.
 
-    All are the identity at coupling 0. At coupling 1 all rows of a kernel are equal.
+    All kernels are the identity at coupling 0. At coupling 1 all rows of a kernel are equal.
 
     Args:
-        steps: different ints, the places of the blocks in their stage.
+        steps: different ints, the block indices.
         coupling: float from 0 to 1.
         kernel: `"uniform"`, `"triangular"` or `"triangular_printed"`.
 
     Returns:
-        A float64 array `(T, T)`. Row t is block t's: its update is
+        A float64 array `(T, T)`. Row t belongs to block t: its update is
         `sum(array[t, s] * gradient_s over s)`.
 
     Raises:
-        ValueError: if an argument is none of these.
+        ValueError: if an argument is invalid.
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets",
@@ -53,7 +53,7 @@ def coupling_kernel(steps, coupling, kernel="uniform"):
     if coupling >= 0.5:
         weights = np.maximum(0, 1 - 2 * (1 - coupling) * distance / count)
     elif coupling > 0:
-        # The same as printed, but it cannot overflow.
+        # Equal to the printed formula, but cannot overflow.
         width = 2 * coupling * count
         weights = np.maximum(0, width - distance) / width
     else:
@@ -68,9 +68,9 @@ class _Mixture:
     """How the gradients of one group of weights are mixed.
 
     Attributes:
-        indices: places of the weights among the variables of the optimizer.
+        indices: indices of the weights among the variables of the optimizer.
         rows: the different rows of the kernel, one column per weight.
-        row_of: which of the rows is that of a weight.
+        row_of: index into `rows` for every weight.
     """
 
     indices: tuple[int, ...]
@@ -80,21 +80,22 @@ class _Mixture:
 
 @keras.saving.register_keras_serializable(package="tfresidual")
 class GradientCoupling(keras.optimizers.Optimizer):
-    """Wraps an optimizer so that the blocks of a stage are updated with mixed gradients.
+    """Wrapper of an optimizer that mixes the gradients of the blocks of a stage.
 
-    Every block keeps weights of its own. The gradient of a weight is replaced by a weighted sum
-    of the gradients of the weights of the same role in the blocks of its stage, biases and batch
-    normalization's scale and offset included, before the inner optimizer clips, accumulates or
-    applies it. Blocks that change the shape of the state are left out, see
+    Every block keeps its own weights. Before the inner optimizer clips, accumulates or applies the
+    gradient of a weight, it is replaced by a weighted sum of the gradients of the weights with the
+    same role in the blocks of its stage. This includes biases and the scale and offset of batch
+    normalization. Blocks that change the shape of the state are left out, see
     `tfresidual.networks.weight_groups`.
 
-    Coupling 0 is the inner optimizer alone. At coupling 1 all blocks of a stage get the same
-    update: weights that start equal (the network's `recurrent_initialization=True`) stay equal,
-    to the last bit, while the batch normalizations keep statistics of their own.
+    With coupling 0, only the inner optimizer acts. With coupling 1, all blocks of a stage get the
+    same update: weights that start equal (`recurrent_initialization=True` of the network) stay
+    equal to the last bit, while every batch normalization keeps its own statistics.
 
-    Weight decay, clipping, moving averages and the like are set on the inner optimizer. Mixed
-    precision with float16 works as without this wrapper, but for Keras' `SwapEMAWeights`, which
-    looks through one wrapper only; a `keras.optimizers.LossScaleOptimizer` goes around it.
+    Set weight decay, clipping, moving averages and similar options on the inner optimizer. Mixed
+    precision with float16 works as without this wrapper, except for Keras' `SwapEMAWeights`, which
+    looks through only one wrapper; a `keras.optimizers.LossScaleOptimizer` must be the outer
+    wrapper.
 
     Example:
 
@@ -107,13 +108,14 @@ class GradientCoupling(keras.optimizers.Optimizer):
             name or config.
         coupling: float from 0 (ordinary network) to 1 (recurrent network).
         kernel: how the gradients are weighted: `"uniform"`, `"triangular"` (neighbouring blocks
-            more, weights that sum to 1) or `"triangular_printed"`, see `coupling_kernel`.
-        first_block: int, blocks of an earlier step of their stage are not coupled.
+            have more weight, and the weights sum to 1) or `"triangular_printed"`, see
+            `coupling_kernel`.
+        first_block: int, blocks with a lower block index are not coupled.
         name: name of the optimizer.
 
     Raises:
-        ValueError: if an argument is none of these; on building, if the variables hold no two
-            weights to couple.
+        ValueError: if an argument is invalid; when built, if no two of the variables can be
+            coupled.
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets",
@@ -147,7 +149,8 @@ class GradientCoupling(keras.optimizers.Optimizer):
         if self.built:
             return
         variables = list(variables)
-        # The gradients of the others are no gradients, but their next values (float8 scales).
+        # Variables with `overwrite_with_gradient` (float8 scales) have their next value as
+        # gradient.
         coupled = [v for v in variables if not getattr(v, "overwrite_with_gradient", False)]
         groups = groups_of(blocks_of(coupled), self.first_block)
         groups = [group for group in groups if len(group.variables) > 1]
@@ -169,11 +172,11 @@ class GradientCoupling(keras.optimizers.Optimizer):
         self._mixtures = tuple(mixture for mixture in mixtures if mixture is not None)
 
     def _mixture(self, group):
-        """The `_Mixture` of a group, `None` where its weights keep their own gradients."""
+        """Returns the `_Mixture` of a group, or `None` if its weights keep their own gradients."""
         weights = coupling_kernel(group.steps, self.coupling, self.kernel)
         if np.array_equal(weights, np.eye(len(weights))):
             return None
-        # Blocks of equal rows get one and the same tensor, so that rounding cannot part them.
+        # Blocks with equal rows get the same tensor, so that rounding cannot make them differ.
         rows, row_of = np.unique(weights, axis=0, return_inverse=True)
         indices = tuple(self._get_variable_index(variable) for variable in group.variables)
         return _Mixture(indices, rows, tuple(row_of.ravel().tolist()))
@@ -200,10 +203,10 @@ class GradientCoupling(keras.optimizers.Optimizer):
         self.inner.apply(self._mixed(grads, trainable_variables), trainable_variables)
 
     def _mixed(self, grads, variables):
-        """The gradients with those of coupled weights mixed.
+        """Returns the gradients after mixing those of coupled weights.
 
-        A weight without a gradient counts as zero where others of its group have one. One that is
-        not among the variables counts as zero, too, but gets no gradient.
+        If a weight has no gradient but others of its group do, its gradient counts as zero. A
+        weight that is not among the variables also counts as zero, but gets no gradient.
         """
         place_of = {self._get_variable_index(v): place for place, v in enumerate(variables)}
         mixed = list(grads)
@@ -233,7 +236,7 @@ class GradientCoupling(keras.optimizers.Optimizer):
 
     @property
     def inner_optimizer(self):
-        """The inner optimizer under the name by which Keras' callbacks look for it."""
+        """The inner optimizer, under the name that callbacks of Keras expect."""
         return self.inner
 
     @property
@@ -258,7 +261,7 @@ class GradientCoupling(keras.optimizers.Optimizer):
 
     @loss_scale_factor.setter
     def loss_scale_factor(self, factor):
-        # Keras sets it to None in its own `__init__`, before there is an inner optimizer.
+        # Keras sets it to None in its own `__init__`, before the inner optimizer exists.
         if hasattr(self, "inner"):
             self.inner.loss_scale_factor = factor
 
@@ -277,7 +280,7 @@ class GradientCoupling(keras.optimizers.Optimizer):
         self.inner.set_weights(weights[own:])
 
     def get_config(self):
-        # Not the base's: of that only the name is an argument here.
+        # Does not call the base class: of its arguments, this class takes only the name.
         return {
             "name": self.name,
             "inner": keras.saving.serialize_keras_object(self.inner),

@@ -1,4 +1,4 @@
-"""The loss of images with several labels."""
+"""Loss for images with several labels."""
 
 import keras
 from keras import ops
@@ -6,10 +6,10 @@ from keras import ops
 
 @keras.saving.register_keras_serializable(package="tfresidual")
 class MultiLabelCrossentropy(keras.losses.Loss):
-    """Sum over the classes of the binary cross-entropy of each, 0 or more an image.
+    """Sum of the binary cross-entropies of all classes, at least 0 per image.
 
-    Keras' own binary cross-entropy is the mean over the classes; the sum gives each class the
-    weight it would have alone, so that the learning rates of the papers fit.
+    Keras' own binary cross-entropy is the mean over the classes. With the sum, each class has the
+    weight it would have alone, so that the learning rates of the papers apply.
 
     Example:
 
@@ -18,9 +18,9 @@ class MultiLabelCrossentropy(keras.losses.Loss):
     1.386
 
     Args:
-        reduction: how the losses of the images are put together, as in `keras.losses.Loss`.
+        reduction: how the losses of the images are combined, as in `keras.losses.Loss`.
         name: name of the loss.
-        dtype: dtype in which it is computed.
+        dtype: dtype in which the loss is computed.
     """
 
     def __init__(

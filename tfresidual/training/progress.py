@@ -1,4 +1,4 @@
-"""A training's progress on the terminal."""
+"""Progress of a training run on the terminal."""
 
 import time
 
@@ -16,12 +16,12 @@ SECONDS_BETWEEN_UPDATES = 0.2
 
 
 class TrainingProgress(keras.callbacks.Callback):
-    """A progress bar over all epochs, and a line for each that has ended.
+    """Shows a progress bar over all epochs and prints a line after each epoch.
 
     Args:
-        epochs: int, epochs of the whole training.
-        steps: int, steps of an epoch.
-        metric: name of the metric shown beside the loss.
+        epochs: int, number of epochs of the whole training run.
+        steps: int, number of steps per epoch.
+        metric: name of the metric shown next to the loss.
         console: a `rich.console.Console`.
     """
 
@@ -78,6 +78,6 @@ class TrainingProgress(keras.callbacks.Callback):
         )
 
     def close(self):
-        """Takes the bar away, also when the training was interrupted."""
+        """Removes the progress bar, also after an interrupted training run."""
         if self._progress is not None:
             self._progress.stop()

@@ -1,4 +1,4 @@
-"""The papers' ways of training, stretched or shrunk to any number of epochs."""
+"""Training recipes of the papers, scaled to any number of epochs."""
 
 import dataclasses
 
@@ -9,14 +9,15 @@ from tfresidual.arguments import check_choice, check_int
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """SGD with momentum under a stepwise learning rate.
+    """SGD with momentum and a piecewise constant learning rate.
 
     Attributes:
         name: str, the name in `RECIPES`.
-        epochs: int, how long the paper trains.
-        rates: pairs (first epoch, learning rate) in the order of time; the first begins at 0.
+        epochs: int, number of epochs in the paper.
+        rates: pairs (first epoch, learning rate) in chronological order; the first pair begins at
+            epoch 0.
         augment: whether images are flipped and cropped at random.
-        source: where the paper says so.
+        source: where the paper describes the recipe.
         momentum: float, momentum of SGD.
     """
 
@@ -28,13 +29,13 @@ class Recipe:
     momentum: float = 0.9
 
     def schedule(self, epochs, steps_per_epoch):
-        """The learning rate over the steps of a training of any length.
+        """Returns the learning-rate schedule for a training run of any length.
 
-        The changes of rate come at the same share of the training as in the paper.
+        The learning rate changes after the same fraction of the training run as in the paper.
 
         Args:
-            epochs: int, how long the training is.
-            steps_per_epoch: int, optimizer steps in an epoch.
+            epochs: int, number of epochs of the training run.
+            steps_per_epoch: int, number of optimizer steps per epoch.
 
         Returns:
             A `keras.optimizers.schedules.PiecewiseConstantDecay`.
@@ -44,14 +45,14 @@ class Recipe:
         """
         epochs = check_int("epochs", epochs, at_least=1)
         steps = epochs * check_int("steps_per_epoch", steps_per_epoch, at_least=1)
-        # The schedule keeps a rate up to and including its boundary.
+        # The schedule uses a rate up to and including its boundary.
         return keras.optimizers.schedules.PiecewiseConstantDecay(
             [round(first / self.epochs * steps) - 1 for first, _ in self.rates[1:]],
             [rate for _, rate in self.rates],
         )
 
     def optimizer(self, epochs, steps_per_epoch):
-        """The paper's optimizer for a training of any length, see `schedule`."""
+        """Returns the paper's optimizer for a training run of any length, see `schedule`."""
         schedule = self.schedule(epochs, steps_per_epoch)
         return keras.optimizers.SGD(schedule, momentum=self.momentum)
 
@@ -93,11 +94,11 @@ RECIPES = {
 
 
 def recipe(name):
-    """A paper's way of training, by name.
+    """Returns the training recipe of a paper, by name.
 
     Args:
-        name: of Jastrzebski et al. 2018, `"resnet110"`, `"single_representation"`,
-            `"avg_pooling"` or `"wide"`; of "Iterative convergent computation is not a useful
+        name: for Jastrzebski et al. 2018, the network: `"resnet110"`, `"single_representation"`,
+            `"avg_pooling"` or `"wide"`; for "Iterative convergent computation is not a useful
             inductive bias for ResNets", the dataset: `"cifar10"`, `"cifar100"`, `"mnist"` or
             `"digitclutter"`.
 
@@ -105,7 +106,7 @@ def recipe(name):
         A `Recipe`.
 
     Raises:
-        ValueError: if there is none of this name.
+        ValueError: if there is no recipe of this name.
     """
     check_choice("name", name, RECIPES)
     return RECIPES[name]

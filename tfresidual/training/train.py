@@ -1,4 +1,4 @@
-"""Trains a network into a folder, from where it was left."""
+"""Trains a network and saves the run in a folder from which it can be resumed."""
 
 import dataclasses
 
@@ -18,12 +18,12 @@ from tfresidual.training.recipes import recipe as recipe_of
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """What a training ended with.
+    """Result of a training run.
 
     Attributes:
         network: the network of the best epoch, compiled.
         log: a `pandas.DataFrame` with a row per epoch.
-        best_epoch: int from 0, the epoch whose validation metric was best.
+        best_epoch: int from 0, the epoch with the best validation metric.
         metric: name of that metric without `val_`.
     """
 
@@ -36,25 +36,25 @@ class Training:
 def compile_network(
     network, recipe, epochs, steps_per_epoch, multi_label=False, coupling=None, **kwargs
 ):
-    """Compiles a network for classification, the way a paper trains it.
+    """Compiles a network for classification with the training recipe of a paper.
 
     Args:
-        network: a `keras.Model` whose outputs are probabilities: of a softmax, or, for images
-            with several labels, of a sigmoid.
+        network: a `keras.Model` whose outputs are probabilities: from a softmax, or, for images
+            with several labels, from a sigmoid.
         recipe: name of a recipe, see `tfresidual.training.recipe`.
-        epochs: int, how long it will be trained.
-        steps_per_epoch: int, optimizer steps in an epoch.
-        multi_label: whether images have several labels: `MultiLabelCrossentropy` and
-            `ExactMatch` then take the place of cross-entropy and accuracy.
-        coupling: float in [0, 1], how far the blocks of a stage share their gradients, or `None`
-            for the recipe's optimizer alone.
+        epochs: int, number of epochs for which it will be trained.
+        steps_per_epoch: int, number of optimizer steps per epoch.
+        multi_label: whether images have several labels. If so, `MultiLabelCrossentropy` and
+            `ExactMatch` are used instead of cross-entropy and accuracy.
+        coupling: float in [0, 1], how strongly the gradients of the blocks of a stage are coupled,
+            or `None` to use the recipe's optimizer alone.
         **kwargs: the other arguments of `GradientCoupling`.
 
     Returns:
-        The name of the metric.
+        The name of the metric, a str.
 
     Raises:
-        ValueError: if there is no such recipe, an argument cannot be used, or arguments of
+        ValueError: if there is no such recipe, an argument is invalid, or arguments of
             `GradientCoupling` are given without `coupling`.
     """
     multi_label = check_bool("multi_label", multi_label)
@@ -75,30 +75,30 @@ def compile_network(
 
 
 def train(network, data, validation, folder, epochs, metric, callbacks=(), console=None):
-    """Trains a compiled network and keeps its log, its state and its best epoch in a folder.
+    """Trains a compiled network and saves its log, its state and its best epoch in a folder.
 
-    A folder that holds an unfinished training goes on behind its last whole epoch, with the
-    optimizer's state and the log unbroken; one that holds a finished training is read. With data
-    whose order follows from the epoch (a callback that calls `tfresidual.datasets.set_epoch`) the
-    result is the same as without the interruption.
+    If the folder contains an unfinished training run, the run resumes after its last complete
+    epoch, with the state of the optimizer and the log continued. A finished run is only read. If
+    the order of the data is determined by the epoch (with a callback that calls
+    `tfresidual.datasets.set_epoch`), the result is the same as without the interruption.
 
     Args:
         network: a compiled `keras.Model`.
         data: a finite `tf.data.Dataset` of batches `(images, labels)`.
-        validation: the same of other images, which choose the best epoch.
+        validation: a dataset of the same form with other images, used to choose the best epoch.
         folder: where to write, see `TrainingFolder`.
-        epochs: int, how long to train.
+        epochs: int, number of epochs.
         metric: name of the compiled metric whose highest validation value marks the best epoch.
-        callbacks: further callbacks; what they publish in `logs` is in the log.
-        console: a `rich.console.Console` for a progress bar, or `None` for silence.
+        callbacks: further callbacks; the values they add to `logs` are included in the log.
+        console: a `rich.console.Console` for a progress bar, or `None` for no output.
 
     Returns:
         A `Training`.
 
     Raises:
-        ValueError: if `epochs` is not a positive int, or the validation metric was never a
-            number; or a file in the folder is damaged.
-        tfresidual.locks.FolderInUseError: if another process writes to the folder.
+        ValueError: if `epochs` is not a positive int, the validation metric is NaN in every epoch,
+            or a file in the folder is damaged.
+        tfresidual.locks.FolderInUseError: if another process is writing to the folder.
     """
     epochs = check_int("epochs", epochs, at_least=1)
     with locked(checked_path("folder", folder)):
@@ -120,7 +120,7 @@ def _train(network, data, validation, folder, epochs, metric, callbacks, console
                 validation_data=validation,
                 initial_epoch=done,
                 epochs=epochs,
-                # The dataset shuffles itself.
+                # The dataset does its own shuffling.
                 shuffle=False,
                 verbose=0,
                 callbacks=[*followers, checkpoints],
@@ -134,7 +134,7 @@ def _train(network, data, validation, folder, epochs, metric, callbacks, console
 
 
 class _LearningRate(keras.callbacks.Callback):
-    """Publishes the learning rate with which the epoch began."""
+    """Adds the learning rate at the start of each epoch to the logs."""
 
     def on_epoch_begin(self, epoch, logs=None):
         self._rate = float(self.model.optimizer.learning_rate)

@@ -1,4 +1,4 @@
-"""How deep a network must be."""
+"""Search for the depth that a network needs."""
 
 from tfresidual.tuning.depth_oracle import DepthOracle, blocks
 from tfresidual.tuning.depth_search import DepthSearch

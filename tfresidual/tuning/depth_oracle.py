@@ -1,4 +1,4 @@
-"""The oracle of keras-tuner that searches depths under the stopping rule."""
+"""Oracle for keras-tuner that searches for depths that meet the stopping rule."""
 
 import collections
 import contextlib
@@ -21,28 +21,28 @@ from tfresidual.tuning.proposals import Measurement, plan
 from tfresidual.tuning.stopping_rule import depth_for
 
 RUNNING, COMPLETED, FAILED = "RUNNING", "COMPLETED", "FAILED"
-# What a trial is scored with where a stage does not meet the rule: more than any depth. What is
-# added to it says how far off the worst stage is.
+# Base score of a trial in which a stage does not meet the rule: more than any depth. The amount
+# added to it measures how far the worst stage is from meeting the rule.
 NOT_MET = 1e6
-# A worker of which nothing was heard for so many seconds is taken for dead, its trial given to
-# another. Workers say that they are alive every HEARTBEAT seconds.
+# A worker that sends no message for LEASE seconds is considered dead, and its trial is given to
+# another worker. Workers report that they are alive every HEARTBEAT seconds.
 LEASE, HEARTBEAT = 60.0, 5.0
 OBJECTIVE = "blocks"
-# The hyperparameter that says which trial lends its weights.
+# Hyperparameter with the id of the trial whose weights a warm start uses.
 SOURCE = "tuner/warm_start"
-# Of several networks that were averaged, the scaled distance of the one whose weights are kept.
+# Scaled distance of the network whose weights are kept, if several executions were averaged.
 KEPT = "kept_scaled_distance"
-# In the folder of a trial: what it measured, and what went wrong in it at a worker.
+# Files in the folder of a trial: its measurements, and the error message of a failed worker.
 TRIAL_FILE, FAILURE_FILE = "trial.json", "failure.txt"
 # What to do about a damaged file.
 REMEDY = "Put a whole one in its place, or search in another folder"
-# A worker that so often did not live to end the same trial is not given it again.
+# A trial is not repeated after a worker has died this many times while running it.
 MOST_DEATHS = 3
 MOST_COMBINATIONS = 1000
 
 
 def blocks(hyperparameters):
-    """The blocks of each stage in a trial, for the function that builds its network.
+    """Returns the blocks of each stage in a trial, for the function that builds its network.
 
     Example:
 
@@ -58,7 +58,7 @@ def blocks(hyperparameters):
         A tuple of ints, one per stage.
 
     Raises:
-        ValueError: if these are not hyperparameters of a search for depth.
+        ValueError: if these are not hyperparameters of a depth search.
     """
     values = hyperparameters.values
     stages = range(1, 1 + sum(1 for name in values if _is_depth(name)))
@@ -71,43 +71,45 @@ def blocks(hyperparameters):
 
 
 class DepthOracle(keras_tuner.Oracle):
-    """Proposes depths until every stage meets the stopping rule and no shallower ones do.
+    """Oracle that proposes depths until it has found the shallowest that meet the stopping rule.
 
-    The mean scaled perturbation of every stage must be `epsilon` or less. The first trial has the
-    depths `start`. One measurement gives the next depth by the rule; two by the saturating curve
-    (or the power) through them; from then on the depth lies between the deepest that fails and
-    the shallowest that meets. The search ends when a trained network meets the rule in all stages
-    and each of them is known to fail with one block less, `tolerance` apart; or when a stage fails
-    at its largest depth. Proposals follow from the finished trials alone.
+    The rule is met if the mean scaled perturbation of every stage is `epsilon` or less. The first
+    trial has the depths `start`. After one measurement of a stage, the rule itself gives the next
+    depth; after two, the saturating curve (or power law) through them does. Once depths are known
+    that fail and that meet the rule, proposals are between the deepest that fails and the
+    shallowest that meets it. The search ends when a trained network meets the rule in all stages
+    and every stage is known to fail with at most `tolerance + 1` blocks less, or when a stage fails
+    at its largest depth. Proposals depend only on the finished trials.
 
-    Where several trials run at once, further proposals surround the first: the depths with one
-    block less, one block more, and half-way to what is known.
+    If several trials run at once, further proposals surround the first: one block less, one block
+    more, and half-way to the known depths.
 
-    Other hyperparameters of the space (a width) are searched one combination of values after the
-    other, each for its own depths. `get_best_trials` returns trials that meet the rule and no
-    others; the fewest blocks are the best.
+    If the space has other hyperparameters (such as a width), each combination of their values has
+    its own search for depths. `get_best_trials` returns only trials that meet the rule, those with
+    the fewest blocks first.
 
     A trial must report, for every stage, `"stage1/blocks"` (blocks that keep the shape) and
-    `"stage1/scaled_distance"`; `tfresidual.tuning.DepthSearch` does. What is on the disk is whole
-    at any moment: a search that was killed goes on with every finished trial.
+    `"stage1/scaled_distance"`; `tfresidual.tuning.DepthSearch` does. The files on disk are
+    consistent at any moment: a killed search resumes with all finished trials.
 
     Args:
-        start: tuple of ints, the blocks of each stage to begin with.
+        start: tuple of ints, the blocks of each stage in the first trial.
         epsilon: float over 0, the largest mean scaled perturbation of a stage.
-        min_blocks: int, or one a stage: the smallest depth, 1 or more.
-        max_blocks: int, or one a stage: the largest depth.
-        tolerance: int, by how many blocks a stage of the answer may be deeper than it must.
-        warm_start: whether a trial begins with the weights of the deepest finished one that is
+        min_blocks: int, or one int per stage: the smallest depth, 1 or more.
+        max_blocks: int, or one int per stage: the largest depth.
+        tolerance: int, the number of blocks by which a stage of the result may be deeper than
+            necessary.
+        warm_start: whether a trial starts with the weights of the deepest finished trial that is
             shallower, see `tfresidual.tuning.interleave`.
-        hyperparameters: a `keras_tuner.HyperParameters` with further ones, or `None`.
-        settings: dict of what else decides on what a trial measures. Another search of other
-            settings in the same folder is refused.
-        max_trials: int, the most trials, or `None` for as many as it takes.
+        hyperparameters: a `keras_tuner.HyperParameters` with further hyperparameters, or `None`.
+        settings: dict of other settings that affect the measurements of a trial. A search in the
+            same folder with different settings is refused.
+        max_trials: int, the largest number of trials, or `None` for no limit.
         **kwargs: `max_retries_per_trial`, `max_consecutive_failed_trials`, `tune_new_entries` and
-            the others of `keras_tuner.Oracle`.
+            the other arguments of `keras_tuner.Oracle`.
 
     Raises:
-        ValueError: if an argument is none of these.
+        ValueError: if an argument is invalid.
 
     Reference:
         Hauser 2019, "On residual networks learning a perturbation from identity", sections 2.3
@@ -129,7 +131,7 @@ class DepthOracle(keras_tuner.Oracle):
     ):
         self.start = check_ints("start", start, at_least=1)
         depth_for(0, epsilon)
-        # Of a NumPy number as it prints.
+        # A NumPy number is converted as it prints.
         self.epsilon = float(str(epsilon))
         self.limits = _checked_limits(self.start, min_blocks, max_blocks)
         self.tolerance = check_int("tolerance", tolerance, at_least=0)
@@ -156,13 +158,13 @@ class DepthOracle(keras_tuner.Oracle):
                     )
             space.merge(hyperparameters)
         self.settings = {"warm_start": self.warm_start, **(settings or {})}
-        # What a chief calls again and again, see `tfresidual.tuning.workers.serve`.
+        # A function that the chief calls repeatedly, see `tfresidual.tuning.workers.serve`.
         self.watch = None
         self.failure = None
         self._heard = {}
-        # How many workers were taken for dead in each trial.
+        # For each trial, the number of workers that were considered dead while running it.
         self._left_by = collections.Counter()
-        # How often a worker that was started again has begun each trial anew.
+        # For each trial, the number of times that a restarted worker has begun it again.
         self._deaths = collections.Counter()
         super().__init__(
             objective=keras_tuner.Objective(OBJECTIVE, "min"),
@@ -172,7 +174,7 @@ class DepthOracle(keras_tuner.Oracle):
         )
         self._display = _Display(self)
 
-    # What is proposed
+    # Proposals
 
     def populate_space(self, trial_id):
         running = [self._values(t) for t in self.trials.values() if t.status == RUNNING]
@@ -189,7 +191,7 @@ class DepthOracle(keras_tuner.Oracle):
         return {"status": "STOPPED"}
 
     def _source(self, values):
-        """The trial that lends its weights, as a hyperparameter: workers learn it from there."""
+        """Returns the source of a warm start, as a hyperparameter, by which workers learn of it."""
         if not self.warm_start:
             return {}
         wanted = {name: value for name, value in values.items() if _is_depth(name)}
@@ -205,10 +207,10 @@ class DepthOracle(keras_tuner.Oracle):
         return {SOURCE: max(shallower, key=lambda t: sum(blocks(t.hyperparameters))).trial_id}
 
     def plan(self, others=None):
-        """What follows from the finished trials, a `tfresidual.tuning.proposals.Plan`.
+        """Returns what follows from the finished trials, a `tfresidual.tuning.proposals.Plan`.
 
         Args:
-            others: dict with the values of the hyperparameters that are no depths.
+            others: dict with the values of the hyperparameters that are not depths.
         """
         trials = [t for t in self.in_order() if self.others_of(t) == (others or {})]
         measured = [self.measurements(t) for t in trials if t.status == COMPLETED]
@@ -216,11 +218,11 @@ class DepthOracle(keras_tuner.Oracle):
         return plan(measured, failed, self.start, self.limits, self.epsilon, self.tolerance)
 
     def combinations(self):
-        """All values of the hyperparameters that are no depths, as a list of dicts.
+        """Returns all combinations of the hyperparameters that are not depths, as a list of dicts.
 
         Raises:
-            ValueError: if one of them has no finite number of values, or depends on a depth, or
-                there are too many.
+            ValueError: if one of them has infinitely many values or depends on a depth, or if there
+                are too many combinations.
         """
         found = [keras_tuner.HyperParameters()]
         for parameter in self.hyperparameters.space:
@@ -245,7 +247,7 @@ class DepthOracle(keras_tuner.Oracle):
                     continue
                 for value in parameter.values:
                     grown.append(space.copy())
-                    # Those of a logarithmic `Int` are floats.
+                    # The values of a logarithmic `Int` are floats.
                     is_int = isinstance(parameter, keras_tuner.engine.hyperparameters.Int)
                     grown[-1].values[parameter.name] = int(value) if is_int else value
             if len(grown) > MOST_COMBINATIONS:
@@ -258,7 +260,7 @@ class DepthOracle(keras_tuner.Oracle):
         return [dict(space.values) for space in found]
 
     def others_of(self, trial):
-        """The values of a trial's hyperparameters that are no depths."""
+        """Returns the values of a trial's hyperparameters that are not depths."""
         values = trial.hyperparameters.values
         return {name: value for name, value in values.items() if not _is_depth(name, True)}
 
@@ -266,14 +268,14 @@ class DepthOracle(keras_tuner.Oracle):
         values = trial.hyperparameters.values
         return {name: value for name, value in values.items() if not name.startswith("tuner/")}
 
-    # What was measured
+    # Measurements
 
     def in_order(self):
-        """The trials in the order in which they began."""
+        """Returns the trials in the order in which they were started."""
         return [self.trials[trial_id] for trial_id in self.start_order]
 
     def measurements(self, trial):
-        """What a finished trial says of its stages, a list of `Measurement`."""
+        """Returns the measurements of a finished trial, a list with a `Measurement` per stage."""
         return [
             Measurement(
                 depth,
@@ -284,7 +286,7 @@ class DepthOracle(keras_tuner.Oracle):
         ]
 
     def score_trial(self, trial):
-        """Scores a trial: its number of blocks, or over a million where a stage fails the rule."""
+        """Scores a trial with its number of blocks, or over a million if a stage fails the rule."""
         stages = self.measurements(trial)
         trial.best_step = 0
         if all(stage.meets(self.epsilon) for stage in stages):
@@ -294,7 +296,7 @@ class DepthOracle(keras_tuner.Oracle):
         trial.score = NOT_MET + min(max(excess), NOT_MET)
 
     def verdict(self, trial):
-        """How a trial ended, in words."""
+        """Returns a description of how a trial ended."""
         if trial.status != COMPLETED:
             return "could not be trained"
         stages = self.measurements(trial)
@@ -303,12 +305,12 @@ class DepthOracle(keras_tuner.Oracle):
         return f"mean scaled perturbation {' '.join(means)}, {rule} of {self.epsilon:g} or less"
 
     def get_best_trials(self, num_trials=1):
-        """The trials that meet the rule in all stages, those with the fewest blocks first."""
+        """Returns the trials that meet the rule in all stages, the fewest blocks first."""
         met = [t for t in self.in_order() if t.status == COMPLETED and t.score < NOT_MET]
         return sorted(met, key=lambda trial: trial.score)[:num_trials]
 
     def is_kept_met(self, trial):
-        """Whether the network that a trial has kept, of several that were averaged, meets it."""
+        """Returns whether the network kept by a trial, one of several averaged, meets the rule."""
         return all(
             dataclasses.replace(stage, distance=metric(trial, name)).meets(self.epsilon)
             for place, stage in enumerate(self.measurements(trial), start=1)
@@ -316,10 +318,10 @@ class DepthOracle(keras_tuner.Oracle):
         )
 
     def weights_path(self, trial):
-        """Where the weights of a finished trial are, a `pathlib.Path`."""
+        """Returns the path of the weights of a finished trial, a `pathlib.Path`."""
         return pathlib.Path(self._get_trial_dir(trial.trial_id)) / "checkpoint.weights.h5"
 
-    # Who runs what
+    # Trials and workers
 
     @keras_tuner.synchronized
     def create_trial(self, tuner_id):
@@ -335,7 +337,7 @@ class DepthOracle(keras_tuner.Oracle):
             self.tuner_ids.discard(tuner_id)
             return keras_tuner.engine.trial.Trial(self.get_space(), "", "STOPPED")
         if tuner_id in self.ongoing_trials:
-            # A worker that was started again: its trial begins anew.
+            # The worker was restarted: its trial begins again.
             trial = self.ongoing_trials[tuner_id]
             self._deaths[trial.trial_id] += 1
             if self._deaths[trial.trial_id] < MOST_DEATHS:
@@ -347,7 +349,7 @@ class DepthOracle(keras_tuner.Oracle):
         trial = super().create_trial(tuner_id)
         if trial.status == "STOPPED":
             if self.ongoing_trials:
-                # Should one of the others die, somebody must be left who takes its trial.
+                # This worker must stay available to take over a trial if another worker dies.
                 self.tuner_ids.add(tuner_id)
                 trial.status = "IDLE"
             else:
@@ -364,10 +366,10 @@ class DepthOracle(keras_tuner.Oracle):
     def update_trial(self, trial_id, metrics, step=0):
         trial = self.trials.get(trial_id)
         if trial is None:
-            # The worker is left over from a search that is gone.
+            # The worker belongs to an earlier search that no longer exists.
             return keras_tuner.engine.trial.Trial(self.get_space(), trial_id, "STOPPED")
         if trial.metrics.exists(OBJECTIVE):
-            # Another worker, for which this one was taken for dead, has reported it.
+            # This worker had been considered dead, and another one has already reported the trial.
             return trial
         return super().update_trial(trial_id, metrics, step)
 
@@ -378,8 +380,9 @@ class DepthOracle(keras_tuner.Oracle):
             return
         if trial.status != COMPLETED:
             if self._left_by[trial.trial_id]:
-                # Perhaps the failure of a worker that was taken for dead: another has the trial, or
-                # will have it. Should it be the other's, it is given the trial once more.
+                # This may be the failure of a worker that was considered dead, whose trial another
+                # worker runs or will run. If it is the failure of that other worker, the trial is
+                # run once more.
                 self._left_by[trial.trial_id] -= 1
                 return
             trial.message = trial.message or self._message_of_worker(trial.trial_id)
@@ -392,13 +395,14 @@ class DepthOracle(keras_tuner.Oracle):
                 f"{trial.hyperparameters.values!r}"
             )
             return
-        # Numbers come back from a worker rounded to single precision.
+        # A worker returns numbers rounded to single precision.
         own = self.trials[trial.trial_id].hyperparameters.values
         trial.hyperparameters.values = {**trial.hyperparameters.values, **own}
         try:
             super().end_trial(trial)
         except RuntimeError as error:
-            # Too many failures in a row. A chief must not raise in the thread of a request.
+            # There were too many failures in a row. A chief must not raise an error in a request
+            # thread.
             self.failure = _in_one_paragraph(str(error))
             self._release(trial.trial_id)
             self._save_trial(self.trials[trial.trial_id])
@@ -411,7 +415,7 @@ class DepthOracle(keras_tuner.Oracle):
         return {parameter.name for parameter in hyperparameters.space} <= known
 
     def _give_up(self, message):
-        """Ends the search. A chief must not raise in the thread of a request."""
+        """Ends the search. A chief must not raise an error in a request thread."""
         if not is_served():
             raise ValueError(message)
         self.failure = message
@@ -430,7 +434,7 @@ class DepthOracle(keras_tuner.Oracle):
 
     @keras_tuner.synchronized
     def release_silent(self):
-        """Forgets workers of which nothing was heard for long; others may have their trials."""
+        """Forgets workers that have been silent for too long and frees their trials for others."""
         now = time.monotonic()
         for tuner_id in {*self.tuner_ids, *self.ongoing_trials}:
             if now - self._heard.setdefault(tuner_id, now) > LEASE:
@@ -444,7 +448,7 @@ class DepthOracle(keras_tuner.Oracle):
 
     @keras_tuner.synchronized
     def is_over(self):
-        """Whether the search has ended and every worker knows."""
+        """Returns whether the search has ended and every worker has been told."""
         if self.ongoing_trials or self.tuner_ids:
             return False
         if self.failure is not None:
@@ -454,10 +458,10 @@ class DepthOracle(keras_tuner.Oracle):
         return self.is_full() or self.populate_space(None)["status"] == "STOPPED"
 
     def is_full(self):
-        """Whether as many trials were begun as are allowed."""
+        """Returns whether the largest allowed number of trials has been started."""
         return bool(self.max_trials) and len(self.trials) >= self.max_trials
 
-    # What is on the disk
+    # Files
 
     def save(self):
         write_json(self._get_oracle_fname(), self.get_state())
@@ -478,10 +482,10 @@ class DepthOracle(keras_tuner.Oracle):
         return {**super().get_state(), "depth_search": search}
 
     def is_begun(self):
-        """Whether the folder holds a search.
+        """Returns whether the folder contains a search.
 
         Raises:
-            FileNotFoundError: if it holds trials, and no search that they belong to.
+            FileNotFoundError: if the folder contains trials but not the file of their search.
         """
         path = pathlib.Path(self._get_oracle_fname())
         if path.exists():
@@ -494,21 +498,22 @@ class DepthOracle(keras_tuner.Oracle):
         return False
 
     def reload(self, look=False):
-        """Takes up a search as a killed process left it.
+        """Restores a search from the files of an earlier process, which may have been killed.
 
-        A trial whose measurements are on the disk counts as finished. One without is run again:
-        by the worker that had it, if a chief is started again, and by whoever asks first
-        otherwise.
+        A trial whose measurements are on disk counts as finished. Any other trial is run again: by
+        the worker that had it if a chief was restarted, and otherwise by the first worker that
+        asks.
 
         Args:
-            look: whether nothing is to be written, because another process may be searching.
+            look: whether to only read and write nothing, because another process may be searching.
 
         Raises:
-            ValueError: if the folder holds another search, or a file in it is damaged.
+            ValueError: if the folder contains a different search, or a file in it is damaged.
         """
         path = pathlib.Path(self._get_oracle_fname())
         folder = path.parent
-        # Before the trials: whoever writes adds a trial first, and then says that it is there.
+        # This file is read before the trials, because a writer saves a trial before listing it
+        # here.
         state = read_json(path, REMEDY)
         if "depth_search" not in state:
             raise ValueError(
@@ -535,14 +540,14 @@ class DepthOracle(keras_tuner.Oracle):
         self.trials = {trial.trial_id: trial for trial in trials}
         declared = self.hyperparameters
         with reading(path):
-            # A trial that had only just begun when the folder was copied may be left out.
+            # A trial that had just started when the folder was copied may be missing.
             owners = {
                 trial_id: tuner_id
                 for tuner_id, trial_id in state["ongoing_trials"].items()
                 if trial_id in self.trials
             }
             self.set_state({**state, "ongoing_trials": {}})
-            # A new trial is called by the number of those that are there.
+            # The id of a new trial is the number of existing trials.
             lost = [
                 trial_id
                 for trial_id in [*self.start_order, *self.end_order]
@@ -555,7 +560,7 @@ class DepthOracle(keras_tuner.Oracle):
                 f"`overwrite=True`. Received: folder={str(folder)!r} without trial "
                 f"{', '.join(dict.fromkeys(lost))}"
             )
-        # The space is that of the program as it is now, and what its trials have asked for.
+        # The space is that of the current program, plus the hyperparameters its trials asked for.
         declared.merge(self.hyperparameters, overwrite=False)
         self.hyperparameters = declared
         self.failure = None
@@ -567,7 +572,7 @@ class DepthOracle(keras_tuner.Oracle):
             if trial.status == RUNNING and trial.metrics.exists(OBJECTIVE):
                 trial.status = COMPLETED
             if trial.status == COMPLETED:
-                # The rule may have another epsilon now.
+                # The epsilon of the rule may have changed.
                 before, trial.score = trial.score, None
                 self.score_trial(trial)
                 if before != trial.score and not look:
@@ -599,7 +604,7 @@ class DepthOracle(keras_tuner.Oracle):
         return trial
 
     def _retry_what_ended_the_search(self):
-        """Failures: whoever starts the search again has mended something."""
+        """Retries the failures that ended the search, since the cause may have been fixed."""
 
         def has_failed(trial_id):
             return self.trials[trial_id].status == FAILED
@@ -626,31 +631,31 @@ class DepthOracle(keras_tuner.Oracle):
 
 
 def _in_one_paragraph(text):
-    """The first and the last line of an error with a traceback in it."""
+    """Returns the first and the last line of an error that contains a traceback."""
     lines = text.strip().splitlines()
     return lines[0] if len(lines) == 1 else f"{lines[0]} The last: {lines[-1]}"
 
 
 def is_served():
-    """Whether workers ask for their trials, because this process is a chief."""
+    """Returns whether this process is a chief, which gives trials to workers."""
     return "KERASTUNER_ORACLE_IP" in os.environ
 
 
 def metric(trial, name):
-    """The number that a trial reported, as it was before single precision.
+    """Returns a number that a trial reported, as it was before rounding to single precision.
 
-    Workers report in single precision. The same number must come out whoever ran the trial, and
-    must print as what was measured: 0.3 and not 0.30000001192.
+    Workers report numbers in single precision. The result must not depend on which process ran the
+    trial, and must print as it was measured: 0.3 and not 0.30000001192.
     """
     return float(str(np.float32(trial.metrics.get_best_value(name))))
 
 
 @contextlib.contextmanager
 def reading(path):
-    """Names a file of a search whose content raises an error in the block.
+    """Reports errors in the block as damage to a file of the search.
 
     Raises:
-        ValueError: that the file is damaged, and what to do.
+        ValueError: if the block raises an error; the message names the file and a remedy.
     """
     try:
         yield
@@ -659,7 +664,7 @@ def reading(path):
 
 
 def write_json(path, content):
-    """Writes JSON beside a file and moves it into place."""
+    """Writes JSON to a temporary file and moves it into place."""
     with written(path) as beside:
         beside.write_text(json.dumps(content), encoding="utf-8")
 
@@ -692,15 +697,15 @@ def _checked_limits(start, min_blocks, max_blocks):
 
 
 class _Display(Display):
-    """What keras-tuner prints of trials, with the rule in place of the score.
+    """Display of trials by keras-tuner, with the rule instead of the score.
 
-    The score of a trial that does not meet the rule is a penalty, which tells nobody anything.
+    The score of a trial that does not meet the rule is a penalty, which is not informative.
     """
 
     def on_trial_end(self, trial):
         if self.verbose < 1:
             return
-        # A chief that was started again does not know since when.
+        # A restarted chief does not know when the trial started.
         now = datetime.now()
         took = self.format_duration(now - self.trial_start.get(trial.trial_id, now))
         number = self.oracle.start_order.index(trial.trial_id) + 1

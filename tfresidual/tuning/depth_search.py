@@ -1,4 +1,4 @@
-"""How deep must it be? The tuner of keras-tuner that finds out."""
+"""Tuner for keras-tuner that searches for the depth that a network needs."""
 
 import contextlib
 import math
@@ -44,9 +44,9 @@ from tfresidual.tuning.workers import (
     was_started_before,
 )
 
-# What says that the program is wrong, and not that a network cannot be trained.
+# Errors that indicate a faulty program, not a network that cannot be trained.
 WRONG_PROGRAMS = (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError)
-# Arguments of the oracle among those of a tuner.
+# Arguments of a tuner that are passed to its oracle.
 OF_ORACLE = (
     *("max_retries_per_trial", "max_consecutive_failed_trials"),
     *("tune_new_entries", "allow_new_entries"),
@@ -56,17 +56,17 @@ SHARES = ("exact_match", "accuracy", "acc", "categorical_accuracy", "sparse_cate
 
 
 class DepthSearch(keras_tuner.Tuner):
-    """Searches the fewest blocks per stage at which all blocks are small steps.
+    """Tuner that searches for the fewest blocks per stage that meet the stopping rule.
 
-    A trial trains a network with the arguments that `search` was given, then measures the scaled
-    computational distance of every stage on images that were held out. A `DepthOracle` proposes
-    the next depths; see there for how, and for when the search ends. Everything else is
-    keras-tuner's: `search`, `results_summary`, `get_best_hyperparameters`, `get_best_models`,
-    callbacks, TensorBoard, `overwrite`, `max_trials`, further hyperparameters.
+    A trial trains a network with the arguments of `search`, then measures the scaled computational
+    distance of every stage on held-out images. A `DepthOracle` proposes the next depths; its
+    documentation describes how, and when the search ends. Everything else is as in keras-tuner:
+    `search`, `results_summary`, `get_best_hyperparameters`, `get_best_models`, callbacks,
+    TensorBoard, `overwrite`, `max_trials`, further hyperparameters.
 
-    Trials are seeded by their depths: the same search finds the same, as far as the data comes in
-    the same order. A search that was interrupted, by whatever, goes on when the same program runs
-    again: finished trials stay, the half-finished one begins anew.
+    The seed of a trial is determined by its depths: a repeated search gives the same result if the
+    data has the same order. An interrupted search resumes when the same program runs again:
+    finished trials are kept, and an unfinished one is started again.
 
     Example:
 
@@ -84,27 +84,28 @@ class DepthSearch(keras_tuner.Tuner):
             `tfresidual.networks.ResidualNetwork` with `tuning.blocks(hp)` blocks in its stages,
             or a `keras_tuner.HyperModel`.
         epsilon: float over 0, the largest mean scaled perturbation of a stage.
-        start: tuple of ints, the blocks of each stage to begin with.
-        min_blocks: int, or one a stage: the smallest depth.
-        max_blocks: int, or one a stage: the largest depth.
-        tolerance: int, by how many blocks a stage of the answer may be deeper than it must.
-        warm_start: whether a trial begins with the weights of the deepest finished one that is
-            shallower, new blocks between the old, see `tuning.interleave`. Distances are then not
-            those of networks trained from the start.
-        probe_data: images to measure on, a `tf.data.Dataset` of batches `(images, labels)` or a
-            pair of arrays; by default the validation data of `search`.
-        max_trials: int, the most trials, or `None` for as many as it takes.
-        hyperparameters: a `keras_tuner.HyperParameters` with further ones, or `None`. Each
-            combination of their values has a search of its own.
-        seed: int, of the weights and of whatever else draws random numbers in a trial.
-        chief_timeout: seconds that a worker waits for a chief that does not answer.
+        start: tuple of ints, the blocks of each stage in the first trial.
+        min_blocks: int, or one int per stage: the smallest depth.
+        max_blocks: int, or one int per stage: the largest depth.
+        tolerance: int, the number of blocks by which a stage of the result may be deeper than
+            necessary.
+        warm_start: whether a trial starts with the weights of the deepest finished trial that is
+            shallower, with new blocks between the old ones, see `tuning.interleave`. The distances
+            are then not those of networks trained from scratch.
+        probe_data: images for the measurements, a `tf.data.Dataset` of batches `(images, labels)`
+            or a pair of arrays; by default the validation data of `search`.
+        max_trials: int, the largest number of trials, or `None` for no limit.
+        hyperparameters: a `keras_tuner.HyperParameters` with further hyperparameters, or `None`.
+            Each combination of their values has its own search.
+        seed: int, seed of the weights and of all other random numbers in a trial.
+        chief_timeout: number of seconds that a worker waits for a chief that does not answer.
         **kwargs: `directory`, `project_name`, `overwrite`, `executions_per_trial` (their
             measurements are averaged), `distribution_strategy`, `max_model_size`,
             `max_retries_per_trial`, `max_consecutive_failed_trials`, `tune_new_entries` and the
-            others of `keras_tuner.Tuner`.
+            other arguments of `keras_tuner.Tuner`.
 
     Raises:
-        ValueError: if an argument is none of these.
+        ValueError: if an argument is invalid.
 
     Reference:
         Hauser 2019, "On residual networks learning a perturbation from identity", sections 2.3
@@ -164,18 +165,18 @@ class DepthSearch(keras_tuner.Tuner):
         if self._is_worker():
             wait_for_chief(self.oracle, chief_timeout)
 
-    # The search
+    # Search
 
     def search(self, *fit_args, **fit_kwargs):
-        """Trains networks until the depth is found.
+        """Trains networks until the search ends.
 
         Args:
             *fit_args: positional arguments of `model.fit`.
-            **fit_kwargs: its other arguments. `validation_data` is what the distances are measured
-                on, unless `probe_data` was given.
+            **fit_kwargs: keyword arguments of `model.fit`. The distances are measured on
+                `validation_data`, unless `probe_data` was given.
 
         Raises:
-            ValueError: if there are no images to measure on, or a further hyperparameter has
+            ValueError: if there are no images for the measurements, or a further hyperparameter has
                 infinitely many values.
             ConnectionError: in a worker, if no chief answers.
             OSError: if another process searches in the same folder.
@@ -202,7 +203,7 @@ class DepthSearch(keras_tuner.Tuner):
         self.oracle.combinations()
         with locked(self.project_dir, "project_name"):
             if self.oracle.is_begun():
-                # Another process may have gone on since this tuner was made.
+                # Another process may have continued the search since this tuner was created.
                 self.oracle.reload()
             self.save()
             if "verbose" in fit_kwargs:
@@ -219,7 +220,7 @@ class DepthSearch(keras_tuner.Tuner):
 
     def pre_create_trial(self):
         if self._asked:
-            # The chief has nothing to do at the moment.
+            # The chief has no trial for this worker at the moment.
             time.sleep(POLL)
         self._asked = True
 
@@ -232,11 +233,12 @@ class DepthSearch(keras_tuner.Tuner):
 
         Returns:
             A dict of floats by name: `"blocks"` (all of them, the objective), `"seconds"`,
-            `"error"` where the network is compiled with an accuracy, `"val_loss"` and the other
+            `"error"` if the network is compiled with an accuracy, `"val_loss"` and the other
             metrics on the validation data, and per stage `"stage1/blocks"`, `"stage1/distance"`,
-            `"stage1/scaled_distance"` and the means. Averages over the executions; the weights
-            are those of the execution whose worst stage has the smallest mean, and
-            `"stage1/kept_scaled_distance"` is its.
+            `"stage1/scaled_distance"` and the means. Values are averages over the executions,
+            `"seconds"` is their sum. The saved weights are those of the execution whose worst stage
+            has the smallest mean; `"stage1/kept_scaled_distance"` is the distance of that
+            execution.
         """
         self._execution, self._least = 0, math.inf
         for left_over in pathlib.Path(self.get_trial_dir(trial.trial_id)).glob(".checkpoint*"):
@@ -247,7 +249,7 @@ class DepthSearch(keras_tuner.Tuner):
 
     def _run_and_update_trial(self, trial, *args, **kwargs):
         if trial.metrics.exists(OBJECTIVE):
-            # This worker was killed between its report and the end of the trial.
+            # This worker was killed after reporting and before ending the trial.
             return
         try:
             super()._run_and_update_trial(trial, *args, **kwargs)
@@ -259,14 +261,14 @@ class DepthSearch(keras_tuner.Tuner):
         super()._try_run_and_update_trial(trial, *args, **kwargs)
         if trial.message and self._error is not None:
             error, self._error = self._error, None
-            # The program is wrong; shallower networks will not help.
+            # The program is faulty; shallower networks will not help.
             raise errors.FatalRuntimeError(
                 f"A trial failed with {type(error).__name__}: {error}"
             ) from error
 
     def on_trial_end(self, trial):
         if trial.message and self._is_worker():
-            # What a worker sends to its chief leaves the message out.
+            # The report of a worker to its chief does not include the message.
             path = pathlib.Path(self.get_trial_dir(trial.trial_id), FAILURE_FILE)
             with replacing(path) as written:
                 written.write_text(trial.message)
@@ -280,7 +282,7 @@ class DepthSearch(keras_tuner.Tuner):
         chain = self._checked_chain(network, depths, kwargs)
         _check_compiled(network, self.distribution_strategy)
         self._warm_start(trial, network)
-        # The network that is measured is the one that is saved, not that of its best epoch.
+        # The saved network must be the one that is measured, not that of its best epoch.
         callbacks = kwargs.pop("callbacks")
         callbacks = [c for c in callbacks if type(c).__name__ != "SaveBestEpoch"]
         results = self.hypermodel.fit(
@@ -294,7 +296,7 @@ class DepthSearch(keras_tuner.Tuner):
         if worst < self._least:
             self._least = worst
             with replacing(self._get_checkpoint_fname(trial.trial_id)) as written:
-                # Keras wants the ending.
+                # Keras requires this file name extension.
                 path = written.with_suffix(".weights.h5")
                 network.save_weights(path)
                 path.replace(written)
@@ -302,7 +304,7 @@ class DepthSearch(keras_tuner.Tuner):
         return measured | {"seconds": time.monotonic() - begun}
 
     def _seed_of(self, depths):
-        """The same for the same trial and execution, whichever process runs it."""
+        """Returns the seed of a trial and execution, which does not depend on the process."""
         sequence = np.random.SeedSequence([self.seed, self._execution, *depths])
         return int(sequence.generate_state(1)[0] >> 1)
 
@@ -320,16 +322,16 @@ class DepthSearch(keras_tuner.Tuner):
             raise errors.FatalValueError(str(error)) from error
 
     def _images(self, fit_kwargs):
-        """What the distances are measured on, and the argument it comes from."""
+        """Returns the data on which distances are measured, and the name of its argument."""
         is_given = self.probe_data is not None
         data = self.probe_data if is_given else fit_kwargs.get("validation_data")
         if isinstance(data, (tuple, list)):
-            # Weights of the images, if there are any, are of no use here.
+            # Sample weights, if present, are not used here.
             data = tuple(data[:2])
         return data, "probe_data" if is_given else "validation_data"
 
     def _checked_chain(self, network, depths, fit_kwargs):
-        """The chain of a network; one that cannot be measured is refused before it is trained."""
+        """Returns the chain of a network; rejects it before training if it cannot be measured."""
         try:
             chain = sources.chain(network)
         except ValueError as error:
@@ -351,14 +353,14 @@ class DepthSearch(keras_tuner.Tuner):
         return chain
 
     def _measured(self, chain, depths, fit_kwargs):
-        """What the rule asks of a trained network, by name."""
+        """Returns the measurements of a trained network that the rule needs, by name."""
         data, _ = self._images(fit_kwargs)
         frame = probes.computational_distance(chain, data)
         measured = {}
         for row, stage in zip(
             frame[frame["stage"] != ALL_STAGES].to_dict("records"), chain.stages, strict=True
         ):
-            # The frame leaves out what is not a number.
+            # The frame omits blocks whose values are NaN.
             if row["blocks"] < sum(block.keeps_shape for block in stage.blocks):
                 raise _diverged(depths, f"{row}")
             measured[log_key("blocks", row["stage"])] = float(row["blocks"])
@@ -371,12 +373,13 @@ class DepthSearch(keras_tuner.Tuner):
             raise _diverged(depths, f"{measured}")
         return measured
 
-    # What was found
+    # Results
 
     def outcome(self):
-        """What the search has found, or why it has not, a `tuning.Outcome`.
+        """Returns the result of the search, or the reason why there is none, a `tuning.Outcome`.
 
-        Of several, for further hyperparameters, the one with the fewest blocks; see `outcomes`.
+        With further hyperparameters there are several outcomes: returns the one with the fewest
+        blocks; see `outcomes`.
         """
         outcomes = self.outcomes()
         found = [outcome for outcome in outcomes if outcome.blocks is not None]
@@ -386,40 +389,41 @@ class DepthSearch(keras_tuner.Tuner):
         return (unfinished or outcomes)[0]
 
     def outcomes(self):
-        """The `tuning.Outcome`s for all values of the further hyperparameters, a list."""
+        """Returns the `tuning.Outcome`s of all combinations of further hyperparameters, a list."""
         return outcomes_of(self._current())
 
     def trace(self):
-        """All trials of the search in the order in which they began.
+        """Returns all trials of the search in the order in which they were started.
 
         Returns:
             A `pandas.DataFrame` with a row per trial and stage: `trial` (from 0), `status`
             (`"completed"`, `"failed"` or `"running"`), further hyperparameters, `stage` (from 1),
             `blocks`, `measured_blocks` (those that keep the shape, the rule's L), `distance`,
             `scaled_distance`, `mean_perturbation`, `mean_scaled_perturbation`,
-            `scaled_distance_deviation` (between executions), `depth_asked_for` (blocks to measure,
-            by the rule, if the distance stayed), `meets_rule`, `found` (whether the trial is the
-            answer), `error`, `seconds`, the metrics on the validation data, and `from_trial`, the
-            id of the trial that lent its weights, where trials start warm.
+            `scaled_distance_deviation` (standard deviation over executions), `depth_asked_for` (the
+            number of measured blocks that the rule asks for, if the distance did not change),
+            `meets_rule`, `found` (whether the trial is the result), `error`, `seconds`, the metrics
+            on the validation data, and, with `warm_start`, `from_trial`, the id of the trial whose
+            weights were used.
         """
         return trace_of(self._current())
 
     def get_best_hyperparameters(self, num_trials=1):
-        """The hyperparameters of trials that meet the rule, the fewest blocks first.
+        """Returns the hyperparameters of trials that meet the rule, the fewest blocks first.
 
         Raises:
-            RuntimeError: if there are none.
+            RuntimeError: if no trial meets the rule.
         """
         return [trial.hyperparameters for trial in self._best_trials(num_trials)]
 
     def get_best_models(self, num_models=1):
-        """The trained networks that meet the rule, the fewest blocks first.
+        """Returns the trained networks that meet the rule, the fewest blocks first.
 
-        Of several executions of a trial, whose average meets the rule, the one network that was
-        kept must meet it too.
+        If a trial has several executions, both their average and the kept network must meet the
+        rule.
 
         Raises:
-            RuntimeError: if there are none.
+            RuntimeError: if there is no such network.
         """
         trials = self._best_trials(None)
         kept = [trial for trial in trials if self._current().is_kept_met(trial)][:num_models]
@@ -437,7 +441,7 @@ class DepthSearch(keras_tuner.Tuner):
         return network
 
     def results_summary(self, num_trials=10):
-        """Prints what was found, and the trials that meet the rule, the best first."""
+        """Prints the outcome, the trace, and the trials that meet the rule, the best first."""
         for outcome in self.outcomes():
             others = ", ".join(f"{k}={v}" for k, v in outcome.hyperparameters.items())
             print(f"{others}: {outcome.message}" if others else outcome.message)
@@ -454,18 +458,19 @@ class DepthSearch(keras_tuner.Tuner):
         return trials
 
     def _current(self):
-        """The oracle with all trials: a worker has none of its own."""
+        """Returns the oracle with all trials; a worker reads it from disk."""
         return read_search(self.project_dir) if self._is_worker() else self.oracle
 
-    # keras-tuner's files and devices
+    # Files and devices of keras-tuner
 
     def save(self):
-        # A tuner has no state of its own, so that it has no file of its own either.
+        # The tuner itself has no state, so only the oracle is saved.
         if not self._is_worker():
             self.oracle.save()
 
     def _populate_initial_space(self):
-        # What the program asks for now counts, not what it asked for when the search began.
+        # The hyperparameters of the current program count, not those of the program that began the
+        # search.
         super()._populate_initial_space()
         if not self._is_worker() and self.oracle.is_begun():
             self.oracle.reload(look=True)
@@ -474,7 +479,7 @@ class DepthSearch(keras_tuner.Tuner):
         self._populate_initial_space()
 
     def _is_over(self):
-        """Whether a worker finds no chief because the search has ended."""
+        """Returns whether a worker finds no chief because the search has ended."""
         try:
             outcomes = self.outcomes()
         except FileNotFoundError:
@@ -482,13 +487,13 @@ class DepthSearch(keras_tuner.Tuner):
         return all(outcome.status != "searching" for outcome in outcomes)
 
     def _configure_tensorboard_dir(self, callbacks, trial, execution=0):
-        # keras-tuner imports TensorBoard whether it is used or not.
+        # keras-tuner imports TensorBoard even if it is not used.
         if any(type(callback).__name__ == "TensorBoard" for callback in callbacks):
             super()._configure_tensorboard_dir(callbacks, trial, execution)
 
 
 def _of_images(name, data, error):
-    """What to say of images that cannot be measured on."""
+    """Returns the error message for images on which nothing can be measured."""
     reason = f"{error}" or f"it is empty. Received: {name}={data!r}"
     return f"Argument `{name}` must hold the images to measure on: {reason}"
 
@@ -501,14 +506,14 @@ def _diverged(depths, received):
 
 
 def load_trained(network, path):
-    """Loads the weights that a trial saved, and the state of the optimizer.
+    """Loads the weights and the optimizer state that a trial saved.
 
     Args:
         network: a compiled `keras.Model`, built for the depths of the trial.
-        path: of its weights.
+        path: path of the weights of the trial.
 
     Raises:
-        ValueError: if they are missing, or damaged.
+        ValueError: if the weights are missing or damaged.
     """
     if not pathlib.Path(path).exists():
         raise errors.FatalValueError(
@@ -520,13 +525,13 @@ def load_trained(network, path):
     except PermissionError:
         raise
     except (OSError, ValueError, LookupError) as error:
-        # Keras' own may be a page.
+        # Error messages of Keras may be very long.
         reason = str(error).strip().partition("\n")[0]
         raise errors.FatalValueError(str(damaged(path, reason, REMEDY))) from error
 
 
 def _clear(directory, project_name):
-    """Removes an older search, unless it is running."""
+    """Deletes an earlier search in the folder, unless it is running."""
     folder = pathlib.Path(directory or ".", project_name or "untitled_project")
     if not folder.exists():
         return
@@ -539,9 +544,9 @@ def _clear(directory, project_name):
 
 
 def _averaged(results):
-    """The mean of what several executions measured; seconds are added up.
+    """Returns the mean measurements of several executions; seconds are summed.
 
-    Beside it the distances of the one whose worst stage is the best: its weights are kept.
+    Also includes the distances of the execution with the best worst stage, whose weights are kept.
     """
     averaged = {name: math.fsum(r[name] for r in results) / len(results) for name in results[0]}
     averaged["seconds"] = math.fsum(result["seconds"] for result in results)
@@ -556,13 +561,13 @@ def _averaged(results):
 
 
 def _worst(measured):
-    """The largest of the stages' mean scaled perturbations."""
+    """Returns the largest mean scaled perturbation of all stages."""
     means = [v for name, v in measured.items() if name.endswith("/mean_scaled_perturbation")]
     return max(means, default=0.0)
 
 
 def _evaluated(network, fit_kwargs):
-    """The metrics of a network on its validation data, with those of `fit` by name."""
+    """Returns the metrics of a network on its validation data, named as by `fit`."""
     validation = fit_kwargs.get("validation_data")
     if validation is None:
         return {}
@@ -583,7 +588,7 @@ def _evaluated(network, fit_kwargs):
 
 
 def _check_devices(strategy):
-    """Refuses at once what Keras 3 cannot train with on TensorFlow."""
+    """Raises a `ValueError` if Keras 3 cannot train with this strategy on TensorFlow."""
     if keras.distribution.distribution() is not None:
         raise ValueError(
             "`keras.distribution` does nothing on the TensorFlow backend. Unset it, and give "
@@ -606,7 +611,7 @@ def _check_devices(strategy):
 
 
 def _check_compiled(network, strategy):
-    """Refuses how a network is compiled where it cannot be trained so on several devices."""
+    """Raises an error if a network compiled this way cannot be trained on several devices."""
     if strategy is None or strategy.num_replicas_in_sync == 1:
         return
     optimizer = network.optimizer

@@ -1,9 +1,9 @@
-"""Which depths to train next, from what was measured: pure functions on numbers.
+"""Pure functions that determine from measurements which depths to train next.
 
-The search assumes of every stage that its mean scaled perturbation falls as the stage gets deeper,
-and that the stages hardly depend on one another: what a stage measured at some depth counts for it
-whatever the depths of the others were. The answer of a search does not rest on the second
-assumption: it is one trained network in which all stages meet the rule.
+The search assumes that the mean scaled perturbation of a stage decreases as the stage gets deeper,
+and that the stages hardly depend on one another: a measurement of a stage at some depth is used
+whatever the depths of the other stages were. The result of a search does not rely on the second
+assumption: it is a single trained network in which all stages meet the rule.
 """
 
 import dataclasses
@@ -13,25 +13,25 @@ import numpy as np
 
 from tfresidual.tuning.stopping_rule import depth_for
 
-# An extrapolation goes at most so many times as deep as what was measured; the rule itself, after
-# one measurement, is not held back.
+# The largest ratio of an extrapolated depth to the deepest measured one that fails. The depth that
+# the rule gives after one measurement is not limited.
 MOST_GROWTH = 6
-# Two depths to extrapolate from are so many times apart, at least.
+# The smallest ratio of the two depths from which to extrapolate.
 LEAST_SPREAD = 1.25
-# From so many measured depths on a bracket is halved, not interpolated: the measurements follow no
-# law that is known here.
+# With this number of measured depths or more, a bracket is halved instead of interpolated, because
+# the measurements do not follow the laws assumed here.
 MOST_INTERPOLATIONS = 6
 ROUNDING = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """What one trained network says of one of its stages.
+    """Measurement of one stage of a trained network.
 
     Attributes:
-        blocks: int, blocks of the stage.
-        counted: int, those of them that keep the shape of the state: the rule's L.
-        distance: float, scaled computational distance, the sum over these blocks.
+        blocks: int, number of blocks of the stage.
+        counted: int, number of these blocks that keep the shape of the state: L in the rule.
+        distance: float, scaled computational distance, the sum over the counted blocks.
     """
 
     blocks: int
@@ -39,24 +39,24 @@ class Measurement:
     distance: float
 
     def meets(self, epsilon):
-        """Whether the mean scaled perturbation is epsilon or less."""
+        """Returns whether the mean scaled perturbation is epsilon or less."""
         return self.counted > 0 and depth_for(self.distance, epsilon) <= self.counted
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What follows from the finished trials.
+    """Conclusion from the finished trials.
 
     Attributes:
         status: `"searching"`, `"found"`, `"not satisfied"` (a stage does not meet the rule at its
-            largest depth) or `"failed"` (what is left to try could not be trained).
-        proposals: settings to train next, the one that tells the most first; tuples of ints. More
-            than one is for those who train several at once.
-        best: the shallowest setting trained in which all stages meet the rule, or `None`.
-        failing: list with the deepest depth of every stage that is known not to meet the rule
-            (one less than the smallest possible, where none is).
-        smallest: list with the smallest possible depth of every stage: the one allowed, or the
-            first with a block that is counted.
+            largest depth) or `"failed"` (the remaining settings could not be trained).
+        proposals: settings to train next, the most informative first; tuples of ints. All but the
+            first are for training several networks at once.
+        best: the shallowest trained setting in which all stages meet the rule, or `None`.
+        failing: list with the deepest depth of every stage that is known not to meet the rule (one
+            less than the smallest possible depth if there is none).
+        smallest: list with the smallest possible depth of every stage: the smallest allowed depth,
+            or the smallest with a counted block if that is larger.
         capped: list of the stages, from 1, that do not meet the rule at their largest depth.
     """
 
@@ -69,16 +69,16 @@ class Plan:
 
 
 def plan(measured, failed, start, limits, epsilon, tolerance=0):
-    """What to train next, or what was found.
+    """Returns what to train next, or the result of the search.
 
     Args:
-        measured: list of the finished trials in the order in which they began, each a list of
-            `Measurement`, one per stage.
+        measured: list of the finished trials in the order in which they were started, each a list
+            of `Measurement`, one per stage.
         failed: list of settings, tuples of ints, that could not be trained.
-        start: tuple of ints, the setting to begin with.
+        start: tuple of ints, the first setting.
         limits: list of pairs of ints, the smallest and the largest depth of each stage.
         epsilon: float over 0, of the stopping rule.
-        tolerance: int, by how many blocks a stage may be deeper than the smallest depth.
+        tolerance: int, the number of blocks by which a stage may be deeper than the smallest depth.
 
     Returns:
         A `Plan`.
@@ -89,7 +89,7 @@ def plan(measured, failed, start, limits, epsilon, tolerance=0):
         setting
         for setting, trial in zip(trained, measured, strict=True)
         if all(m.meets(epsilon) for m in trial)
-        # The limits may be others than when it was trained.
+        # The limits may have changed since it was trained.
         and all(low <= d <= high for d, (low, high) in zip(setting, limits, strict=True))
     ]
     best = min(feasible, key=sum, default=None)
@@ -105,8 +105,8 @@ def plan(measured, failed, start, limits, epsilon, tolerance=0):
         )
         for place, (smallest, largest) in enumerate(limits)
     ]
-    # What is as deep in every stage as something that could not be trained cannot be either, unless
-    # something deeper could.
+    # A setting at least as deep in every stage as one that could not be trained is assumed to be
+    # untrainable too, unless a deeper one could be trained.
     too_much = [f for f in failed if not any(_is_as_deep(setting, f) for setting in trained)]
     failing = [stage.low for stage in stages]
     known = (best, failing, [stage.smallest for stage in stages])
@@ -119,7 +119,7 @@ def plan(measured, failed, start, limits, epsilon, tolerance=0):
         return Plan("not satisfied", [], *known, capped)
     ranked = [stage.candidates() for stage in stages]
     wanted = [
-        # A stage with no further candidate stays at its first.
+        # A stage with no further candidate uses its first one.
         tuple(depths[place if place < len(depths) else 0] for depths in ranked)
         for place in range(max(map(len, ranked)))
     ]
@@ -137,9 +137,10 @@ def _is_as_deep(setting, other):
 
 
 def _shallower(setting, failing, too_much):
-    """The setting, or one between it and what is known to fail the rule that may be trainable.
+    """Returns the setting, or a shallower one above the failing depths that may be trainable.
 
-    Half-way, again and again: one block less would hardly do. `None` where there is none.
+    The setting moves half-way to the failing depths repeatedly, since one block less would hardly
+    be enough. Returns `None` if there is no such setting.
     """
     while any(_is_as_deep(setting, other) for other in too_much):
         half = tuple(
@@ -152,10 +153,10 @@ def _shallower(setting, failing, too_much):
 
 
 def _beside(setting, measured, failed, best, limits, epsilon):
-    """A setting near one that was tried and did not meet the rule, against what was expected.
+    """Returns settings near one that was tried and unexpectedly did not meet the rule.
 
-    By noise, or because of its other depths: the stages that failed in it get deeper, as long as
-    the whole stays shallower than the best.
+    The cause may be noise or the depths of the other stages. The stages that failed become one
+    block deeper, as long as the total number of blocks stays below that of the best setting.
     """
     trials = {tuple(m.blocks for m in trial): trial for trial in measured}
     while setting in trials and setting not in failed:
@@ -169,16 +170,16 @@ def _beside(setting, measured, failed, best, limits, epsilon):
 
 
 class _Stage:
-    """One stage between the deepest depth that fails and the shallowest above it that meets.
+    """Bracket of one stage: its deepest failing depth and the shallowest one above that meets.
 
-    Where a whole network meets the rule, what fails at that network's depth or deeper (by noise,
-    or by what other stages did) no longer counts.
+    If a whole network meets the rule, failures of the stage at that network's depth or deeper (due
+    to noise or to the other stages) no longer count.
     """
 
     def __init__(self, measured, best, start, smallest, largest, epsilon, tolerance):
         self.measured = measured
         self.start, self.largest = start, largest
-        # A stage without a block that is counted has no mean.
+        # A stage without a counted block has no mean.
         self.smallest = max([smallest, *(m.blocks - m.counted + 1 for m in measured)])
         self.epsilon, self.tolerance = epsilon, tolerance
         failing = [
@@ -189,33 +190,34 @@ class _Stage:
         self.high = min((depth for depth in meeting if self.low < depth <= largest), default=None)
 
     def candidates(self):
-        """Depths to try, the one that tells the most first."""
+        """Returns the depths to try, the most informative first."""
         if self.high is not None and self.high - self.low <= 1 + self.tolerance:
             return [self.high]
         first, last = self.low + 1, self.largest if self.high is None else self.high - 1
         if first > last:
-            # Of a stage that fails at its largest depth, in noise: there is nothing deeper.
+            # Due to noise, the stage fails at its largest depth: there is no deeper one.
             return [self.largest if self.high is None else self.high]
         if not self.measured:
             doubled = [min(self.start * 2**power, last) for power in range(8)]
             return list(dict.fromkeys(min(max(depth, first), last) for depth in doubled))
         depth = min(max(self._expected(first, last), first), last)
-        # The next shallower one must fail in the end, the next deeper one helps where the guess
-        # fell short; then halfway to either side.
+        # The next shallower depth must fail in the end; the next deeper one helps if the estimate
+        # was too low. Then come the depths half-way to either side.
         around = [depth, depth - 1, depth + 1, (self.low + depth) // 2, (depth + last + 1) // 2]
         return list(dict.fromkeys(other for other in around if first <= other <= last))
 
     def _expected(self, first, last):
-        """The smallest depth expected to meet the rule, or the most telling below a known one."""
+        """Returns the smallest depth expected to meet the rule, or a depth to try below `high`."""
         if self.high is not None:
-            # A known depth that meets must be undercut by what makes the difference.
+            # Only a depth more than `tolerance` below a known one that meets the rule is an
+            # improvement.
             last = max(first, last - self.tolerance)
             if len({m.blocks for m in self.measured}) >= MOST_INTERPOLATIONS:
                 return (first + last) // 2
         points, offset = self._points()
         depths = np.arange(first, last + 1)
         counted = np.maximum(depths - offset, 0)
-        # What is an exact multiple of epsilon stays one in floats.
+        # Keeps exact multiples of epsilon exact in spite of rounding.
         most = self.epsilon * counted * (1 + ROUNDING)
         meets = (counted > 0) & (expected_distance(points, counted) <= most)
         expected = int(depths[np.argmax(meets)]) if meets.any() else last
@@ -224,7 +226,7 @@ class _Stage:
         return expected
 
     def _points(self):
-        """The one or two measurements to go by, as pairs, and how many blocks are not counted."""
+        """Returns the one or two measurements to use as pairs, and the count of other blocks."""
         by_depth = {}
         for m in sorted(self.measured, key=lambda m: m.blocks):
             by_depth.setdefault(m.blocks, []).append(m)
@@ -235,8 +237,8 @@ class _Stage:
             spread = [depth for depth in depths if depth >= self.high * LEAST_SPREAD]
             depths = [self.high, *spread[:1]]
         else:
-            # Of two depths close to one another the noise would tell more than the law.
-            # Where the limits have changed, what is known to fail was perhaps not measured.
+            # With two depths close together, noise would outweigh the trend. If the limits have
+            # changed, the depth known to fail was perhaps not measured.
             last = max((depth for depth in depths if depth <= self.low), default=depths[0])
             spread = [depth for depth in depths if depth <= last / LEAST_SPREAD]
             depths = [*spread[-1:], last]
@@ -250,15 +252,15 @@ class _Stage:
 
 
 def expected_distance(points, depths):
-    """The scaled distance expected at other depths, from that at one or two.
+    """Returns the scaled distance expected at other depths, from that at one or two depths.
 
-    - One measurement: the distance stays what it is, as in the paper's rule.
+    - One measurement: the distance stays constant, as in the paper's rule.
     - Two, and the distance grew: it saturates, `D (1 - exp(-k L))`, as in figure 6 of the paper.
-      Where it grew in proportion to L or faster, it goes on in proportion.
+      If it grew in proportion to L or faster, it continues in proportion.
     - Two, and the distance shrank: a power of L.
 
     Args:
-        points: list of up to two pairs of a depth over 0 and a scaled distance, by depth.
+        points: list of up to two pairs of a depth over 0 and a scaled distance, sorted by depth.
         depths: NumPy array of ints.
 
     Returns:
@@ -282,7 +284,7 @@ def expected_distance(points, depths):
 
 
 def _saturation(depth, last_depth, growth):
-    """The k at which 1 - exp(-k L) grows by `growth` from one depth to the other."""
+    """Returns the k at which 1 - exp(-k L) grows by the factor `growth` between the depths."""
     # Growth falls from last_depth / depth to 1 as k goes from 0 to infinity.
     low, high = 0.0, 800.0 / depth
     for _ in range(200):

@@ -1,4 +1,4 @@
-"""The depth at which a residual network is a perturbation from identity."""
+"""Depth at which a residual network is a perturbation from identity."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -7,23 +7,22 @@ from numbers import Real
 
 import numpy as np
 
-# What can be gone through, but holds no distances.
+# Iterables that do not contain distances.
 NO_DISTANCES = (str, bytes, bytearray, Mapping)
-# More of an argument tells nothing.
+# Longest text of an argument in an error message.
 LONGEST = 60
 
 
 def depth_for(scaled_distance, epsilon=0.1):
-    """The number of blocks at which the mean scaled perturbation falls to epsilon.
+    """Returns the number of blocks at which the mean scaled perturbation falls to epsilon.
 
-    `L = ceil(scaled_distance / epsilon)`, under the assumption that the distance stays what it
-    was measured to be when the depth changes. The quotient is taken of the decimal numbers as
-    they are printed, so that 0.3 and 0.1 give 3 blocks, and 1.1 and 0.1 give 11: binary rounding
-    adds no block.
+    `L = ceil(scaled_distance / epsilon)`, under the assumption that the distance does not change
+    with the depth. The quotient is that of the decimal numbers as they are printed, so that 0.3 and
+    0.1 give 3 blocks, and 1.1 and 0.1 give 11: binary rounding does not add a block.
 
-    Errata of the paper: it says that this depth brings the mean below epsilon; where the distance
-    is an exact multiple of epsilon the mean is equal to it. Section 3.5.1 prints the depths of
-    MNIST and CIFAR-10 under each other's name, and 36 where the rule gives 46.
+    Errata of the paper: it states that this depth brings the mean below epsilon, but if the
+    distance is an exact multiple of epsilon, the mean equals epsilon. Section 3.5.1 swaps the
+    depths of MNIST and CIFAR-10, and prints 36 where the rule gives 46.
 
     Example:
 
@@ -33,17 +32,17 @@ def depth_for(scaled_distance, epsilon=0.1):
     [42, 32, 46]
 
     Args:
-        scaled_distance: the scaled computational distance of a stage, 0 or more, or those of
-            several stages.
+        scaled_distance: the scaled computational distance of a stage, 0 or more, or the distances
+            of several stages.
         epsilon: float over 0, the largest mean scaled perturbation.
 
     Returns:
-        An int, 0 or more (a stage that does not move the state needs no block), or a list of
-        them where several distances were given.
+        An int, 0 or more (a stage that does not change the state needs no block), or a list of ints
+        if several distances were given.
 
     Raises:
         ValueError: if a distance is negative, or epsilon is not positive, or either is NaN,
-            infinite, more than a float can hold, or no number.
+            infinite, too large for a float, or not numeric.
 
     Reference:
         Hauser 2019, "On residual networks learning a perturbation from identity", eq. 11 and
@@ -66,12 +65,12 @@ def depth_for(scaled_distance, epsilon=0.1):
 
 
 def _plain(value):
-    """The number in an array without dimensions; anything else as it is."""
+    """Returns the number in a zero-dimensional array, and anything else unchanged."""
     return value[()] if isinstance(value, np.ndarray) and not value.ndim else value
 
 
 def _is_finite(value):
-    """Whether it is a number that a float can hold."""
+    """Returns whether a value is a finite number that fits a float."""
     if not isinstance(value, Real) or isinstance(value, bool):
         return False
     try:
@@ -81,16 +80,16 @@ def _is_finite(value):
 
 
 def _shown(value):
-    """A number in an error, abbreviated where it has many digits."""
+    """Returns the text of a number for an error message, abbreviated if it has many digits."""
     try:
         text = repr(value)
     except ValueError:
-        # Python does not write so many digits.
+        # Python refuses to convert such long ints to text.
         return f"{type(value).__name__} of more than a thousand digits"
     half = LONGEST // 2
     return text if len(text) <= LONGEST else f"{text[:half]}...{text[-half:]}"
 
 
 def _decimal(value):
-    """The number as it prints, exactly: a float32 of 0.1 counts as 0.1."""
+    """Returns the exact value of a number as printed: a float32 of 0.1 counts as 0.1."""
     return Fraction(str(value))

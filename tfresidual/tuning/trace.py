@@ -1,4 +1,4 @@
-"""What a search has tried and measured, as a frame."""
+"""Trials and results of a search as a data frame."""
 
 import dataclasses
 import pathlib
@@ -22,7 +22,7 @@ from tfresidual.tuning.stopping_rule import depth_for
 
 OF_STAGE = ("distance", "scaled_distance", "mean_perturbation", "mean_scaled_perturbation")
 DEVIATION = "scaled_distance_deviation"
-# Those of every trace.
+# Columns of every trace.
 COLUMNS = (
     *("trial", "status", "stage", "blocks", "measured_blocks", *OF_STAGE, DEVIATION),
     *("depth_asked_for", "meets_rule", "found", "error", "seconds", "from_trial"),
@@ -31,17 +31,17 @@ COLUMNS = (
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a search has found, or why it has not.
+    """Result of a search, or the reason why there is none.
 
     Attributes:
-        status: `"found"`, `"not satisfied"` (a stage does not meet the rule at its largest
-            depth), `"failed"` (networks could not be trained) or `"searching"` (not at its end:
-            interrupted, or `max_trials` was too few).
+        status: `"found"`, `"not satisfied"` (a stage does not meet the rule at its largest depth),
+            `"failed"` (networks could not be trained) or `"searching"` (not finished: still running
+            or interrupted, or `max_trials` was too small).
         blocks: tuple of ints, the fewest blocks per stage that were trained and meet the rule;
-            `None` where there are none yet.
-        trial: int, the place of that trial among all, from 0, or `None`.
-        message: str, the same in a sentence.
-        hyperparameters: dict of the others' values for which this holds.
+            `None` if there are none yet.
+        trial: int, the index of that trial in the order of all trials, from 0, or `None`.
+        message: str, the outcome in a sentence.
+        hyperparameters: dict with the values of the other hyperparameters to which this applies.
     """
 
     status: str
@@ -52,7 +52,7 @@ class Outcome:
 
 
 def read_search(folder):
-    """The oracle of a search on the disk, to look at, running or not.
+    """Returns the oracle of a search on disk, running or not, for reading.
 
     Args:
         folder: `directory/project_name` of the search.
@@ -61,8 +61,8 @@ def read_search(folder):
         A `DepthOracle`, in which trials that are still running have the status `"RUNNING"`.
 
     Raises:
-        FileNotFoundError: if no search is there.
-        ValueError: if it is none for depth, or a file in it is damaged.
+        FileNotFoundError: if the folder contains no search.
+        ValueError: if it is not a depth search, or a file in the folder is damaged.
     """
     folder = pathlib.Path(folder)
     path = folder / "oracle.json"
@@ -93,12 +93,12 @@ def read_search(folder):
 
 
 def trace_of(oracle):
-    """The trials of a search as a frame, see `tfresidual.tuning.DepthSearch.trace`."""
+    """Returns the trials of a search as a data frame, see `tfresidual.tuning.DepthSearch.trace`."""
     found = {outcome.trial for outcome in outcomes_of(oracle) if outcome.status == "found"}
     rows = []
     for number, trial in enumerate(oracle.in_order()):
         rows += _rows(oracle, number, trial, number in found)
-    # A search that has just begun has no trial yet.
+    # A search that has just started has no trial yet.
     columns = None if rows else [c for c in COLUMNS if c != "from_trial" or oracle.warm_start]
     types = {"measured_blocks": "Int64", "depth_asked_for": "Int64", "meets_rule": "boolean"}
     return pd.DataFrame(rows, columns=columns).astype(types)
@@ -132,7 +132,7 @@ def _rows(oracle, number, trial, found):
 
 
 def _columns(others):
-    """Hyperparameters by the names of their columns: without their scopes, where that is enough."""
+    """Returns hyperparameters by column name, which omits the scope if the name stays unique."""
     short = [name.rpartition("/")[2] for name in others]
     taken = {name for name in short if short.count(name) > 1} | set(COLUMNS)
     return {
@@ -142,12 +142,12 @@ def _columns(others):
 
 
 def _of_trial(trial):
-    """The names of what was measured of a whole network."""
+    """Returns the names of the measurements of a whole network."""
     return [name for name in trial.metrics.metrics if "/" not in name and name != OBJECTIVE]
 
 
 def outcomes_of(oracle):
-    """What a search has found for each combination of hyperparameters, a list of `Outcome`."""
+    """Returns the result for each combination of hyperparameters, a list of `Outcome`."""
     outcomes = []
     for others in oracle.combinations():
         plan = oracle.plan(others)
@@ -216,6 +216,6 @@ def _failed(oracle, others):
 
 
 def _reason(failed):
-    """Why the last of the trials could not be trained, in a line."""
+    """Returns the reason, in one line, why the last of the trials could not be trained."""
     lines = (failed[-1].message or "").strip().splitlines()
     return lines[-1] if lines else "see the output of the workers"

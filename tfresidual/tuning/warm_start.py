@@ -1,33 +1,35 @@
-"""A deeper network that begins where a shallower one ended."""
+"""Warm start of a deeper network from a shallower one."""
 
 import math
 from numbers import Real
 
 from tfresidual.networks import ResidualNetwork
 
-# What the branches of new blocks are multiplied by: they begin near the identity.
+# Factor of the branches of new blocks, so that these start near the identity.
 NEARNESS = 0.1
-# Settings in which the two networks need not agree: with equal weights they compute the same.
+# Settings that may differ between the two networks: with equal weights they compute the same.
 MAY_DIFFER = ("blocks", "name", "trainable", "gamma_initializer", "recurrent_initialization")
 
 
 def interleave(shallow, deep, nearness=NEARNESS):
-    """Gives a deeper network the weights of a shallower one, new blocks between the old.
+    """Copies the weights of a shallower network to a deeper one, with new blocks in between.
 
     The blocks of every stage that keep the shape of the state are spread evenly over the deeper
-    stage, the first stays the first. The blocks between them keep the weights they began with,
-    their branches multiplied by `nearness`: at 0 the two networks compute the same where the
-    shortcut is the identity, from the state, and the layout does nothing behind the addition.
+    stage; the first remains the first. The blocks between them keep their initial weights, with
+    their branches multiplied by `nearness`. At 0, the two networks compute the same function if the
+    shortcut is the identity, blocks add to their own input (`anchor="previous"`), and the layout
+    has no operation after the addition.
 
     Args:
         shallow: a `tfresidual.networks.ResidualNetwork`.
-        deep: another with as many blocks a stage or more, and equal otherwise; its weights are
-            overwritten.
-        nearness: float, in [0, 1], what the branches of the new blocks are multiplied by.
+        deep: another one with at least as many blocks per stage and otherwise equal; its weights
+            are overwritten.
+        nearness: float, in [0, 1], the factor of the branches of the new blocks.
 
     Raises:
-        ValueError: if a network is not a `ResidualNetwork`, shares blocks, `deep` is not
-            `shallow` with further blocks, or `nearness` cannot be used; no weight has changed.
+        ValueError: if a network is not a `ResidualNetwork` or shares blocks, `deep` is not
+            `shallow` with further blocks, or `nearness` is invalid. No weights have changed in this
+            case.
     """
     is_number = isinstance(nearness, Real) and not isinstance(nearness, bool)
     if not is_number or not 0 <= nearness <= 1 or math.isnan(nearness):
@@ -56,7 +58,7 @@ def interleave(shallow, deep, nearness=NEARNESS):
 
 
 def _pairs(shallow, deep):
-    """The layers that belong together, as pairs, and the units that are new."""
+    """Returns the pairs of corresponding layers, and the new units."""
     (stem, stages, head), (deep_stem, deep_stages, deep_head) = (
         network.sections() for network in (shallow, deep)
     )
@@ -79,7 +81,7 @@ def _pairs(shallow, deep):
 
 
 def _parted(units):
-    """The units that change the shape of the state, and those that keep it."""
+    """Returns the units that change the shape of the state, and those that keep it."""
     changing = [unit for unit in units if unit.resizing is not None]
     return changing, [unit for unit in units if unit.resizing is None]
 

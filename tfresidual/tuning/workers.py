@@ -1,13 +1,13 @@
-"""A search by several processes: its chief, its workers, and who starts them again.
+"""Search by several processes: the chief, the workers, and a supervisor that restarts them.
 
-keras-tuner's chief holds the oracle and answers workers, which train. Every process runs the same
-program; the environment tells it what it is:
+The chief of keras-tuner holds the oracle and answers the workers, which train. Every process runs
+the same program; environment variables determine its role:
 
 - `KERASTUNER_TUNER_ID`: `chief`, or the name of a worker, `worker0` and so on, always the same for
   the same worker;
 - `KERASTUNER_ORACLE_IP` and `KERASTUNER_ORACLE_PORT`: where the chief listens.
 
-All three of them are set, or none. `directory` must be one that all of them see.
+Set all three variables, or none. `directory` must be accessible to all processes.
 """
 
 import contextlib
@@ -30,35 +30,35 @@ from tfresidual.tuning.depth_oracle import HEARTBEAT
 
 
 class SearchError(RuntimeError):
-    """A search that cannot go on: its trials fail, or its processes die."""
+    """Error of a search that cannot continue: its trials fail, or its processes die."""
 
 
 class ChiefConnectionError(errors.FatalError, ConnectionError):
-    """No chief answers. The worker ends, and its trial is not taken for one that failed."""
+    """Error if no chief answers. The worker ends, but its trial does not count as failed."""
 
 
 POLL = 0.5
-# How long a process is given to end when it is asked to.
+# Seconds that a process is given to end when asked to.
 GRACE = 10.0
-# A process that ends so often in a row, so many seconds after its start or sooner, is not started
-# again. A trial of which its worker dies takes a few of them, until it counts as one that cannot be
-# trained.
+# A process may die RESTARTS times in a row within SHORT_LIFE seconds of its start; after one more
+# such death it is not restarted. A trial that kills its worker uses up a few of these, until it
+# counts as one that cannot be trained.
 RESTARTS, SHORT_LIFE = 8, 300.0
-# Set for supervised processes, to how often they were started before: they end when their standard
-# input does.
+# Set for supervised processes to the number of times they were started before. These processes end
+# when their standard input is closed.
 SUPERVISED = "TFRESIDUAL_SUPERVISED"
-# What tells a process its part, all of it or nothing.
+# Environment variables that determine the role of a process; all of them are set, or none.
 ID, IP, PORT = "KERASTUNER_TUNER_ID", "KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT"
-# So many lines of a log say how a process ended.
+# Number of lines of a log that are shown when a process has died.
 LAST_LINES = 20
-# What TensorFlow says while it loads, some of it whatever it is told, and none of it an error.
+# Messages of TensorFlow while it loads, some of which cannot be turned off; none is an error.
 NOISE = re.compile(
     r"[IWE]\d{4} |\d{4}-\d\d-\d\d .*: [IWE] |WARNING: All log messages|To enable the following"
 )
 # The last line of a traceback.
 ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)(: |$)")
-# How a worker asks a chief that has died and may be started again: gRPC waits for a connection, and
-# repeats what was not answered.
+# Retry policy of a worker when the chief has died and may be restarted: gRPC waits for a connection
+# and repeats unanswered requests.
 AGAIN = {
     "maxAttempts": 5,
     "initialBackoff": "0.2s",
@@ -69,11 +69,10 @@ AGAIN = {
 
 
 def check_environment():
-    """Raises a `ValueError` unless the environment makes this process a part of a search, or none.
+    """Checks that the environment variables of a search are consistent, or all unset.
 
     Raises:
-        ValueError: if some of the variables are set and others are not, or one of them cannot be
-            used.
+        ValueError: if some of the variables are set and others are not, or one of them is invalid.
     """
     given = {name: os.environ.get(name) for name in (ID, IP, PORT)}
     if all(value is None for value in given.values()):
@@ -99,27 +98,27 @@ def check_environment():
 
 
 def is_worker():
-    """Whether the environment makes this process a worker."""
+    """Returns whether this process is a worker, according to the environment."""
     return IP in os.environ and os.environ.get(ID) != "chief"
 
 
 def chief_address():
-    """Where the chief listens, from the environment, as `host:port`."""
+    """Returns the address of the chief from the environment, as `host:port`."""
     return f"{os.environ[IP]}:{os.environ[PORT]}"
 
 
 def _environment():
-    """What the environment says of this process, for errors."""
+    """Returns the environment variables of this process, for error messages."""
     return ", ".join(f"{name}={os.environ.get(name)!r}" for name in (ID, IP, PORT))
 
 
 def wait_for_chief(client, timeout):
-    """Lets a worker repeat what a chief did not answer: it may be started again.
+    """Lets a worker repeat unanswered requests, since the chief may be restarted.
 
     Args:
-        client: the worker's client of the chief's oracle. From here on its requests raise a
-            `ConnectionError` when no chief has answered for `timeout`.
-        timeout: seconds.
+        client: the worker's client of the chief's oracle. From now on, its requests raise a
+            `ConnectionError` if no chief has answered within `timeout`.
+        timeout: number of seconds.
     """
     from keras_tuner.src import protos
 
@@ -132,13 +131,13 @@ def wait_for_chief(client, timeout):
 
 
 class _Deadline(grpc.UnaryUnaryClientInterceptor):
-    """Requests that no chief has answered in time raise an error that the worker ends with."""
+    """Raises an error that ends the worker if no chief has answered a request in time."""
 
     def __init__(self, timeout):
         self.timeout = timeout
 
     def intercept_unary_unary(self, continuation, client_call_details, request):
-        # In place of keras-tuner's own, an hour.
+        # Replaces the timeout of keras-tuner, which is an hour.
         details = client_call_details._replace(timeout=self.timeout)
         call = continuation(details, request)
         if call.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
@@ -151,22 +150,22 @@ class _Deadline(grpc.UnaryUnaryClientInterceptor):
 
 
 def serve(oracle):
-    """Answers workers until the search is over and all of them know.
+    """Answers workers until the search is over and all of them have been told.
 
     Args:
-        oracle: a `DepthOracle`. Its attribute `watch`, if it is no `None`, is called several times
-            a second.
+        oracle: a `DepthOracle`. Its attribute `watch`, if it is not `None`, is called several times
+            per second.
 
     Raises:
-        OSError: if the address is taken.
-        SearchError: if too many trials failed in a row, or the oracle raised an error. What was
-            on the disk before is there, as if the process had been killed.
+        OSError: if the address is in use.
+        SearchError: if too many trials failed in a row, or the oracle raised an error. The files on
+            disk are kept, as if the process had been killed.
     """
     from keras_tuner.src import protos
     from keras_tuner.src.distribute.oracle_chief import OracleServicer
 
-    # One thread does whatever is done with the oracle: keras-tuner's lock stays with a thread that
-    # raises an error, and whoever waited for it would do so for ever.
+    # A single thread does all work on the oracle: after an error, the lock of keras-tuner remains
+    # held by the thread that raised it, and any other thread would wait for it forever.
     thread = futures.ThreadPoolExecutor(max_workers=1)
     answers = _Answers(oracle, OracleServicer(oracle))
     # Two chiefs at one address would each get some of the requests.
@@ -196,13 +195,14 @@ def serve(oracle):
 
 
 class _Answers:
-    """Answers requests, until the oracle raises an error: who knows what it has done by then.
+    """Answers requests until the oracle raises an error, after which its state is unknown.
 
-    From then on workers find no chief, as if it had been killed: they ask again for a while.
+    After the error, workers find the chief unavailable, as if it had been killed, and repeat their
+    requests for a while.
 
     Args:
         oracle: a `DepthOracle`.
-        servicer: keras-tuner's, whose methods it has.
+        servicer: the servicer of keras-tuner, to which requests are forwarded.
     """
 
     def __init__(self, oracle, servicer):
@@ -211,9 +211,9 @@ class _Answers:
         self.error = None
 
     def ask(self, thread, question):
-        """What a function returns that is called in the thread of the requests."""
+        """Calls a function in the request thread and returns its result."""
         future = thread.submit(self._guarded, question)
-        # A request that came before may fail.
+        # An earlier request may fail.
         while not self.failed.is_set() and not futures.wait([future], POLL).done:
             pass
         if self.failed.is_set():
@@ -228,7 +228,7 @@ class _Answers:
 
     def GetTrial(self, request, context):
         if request.trial_id not in self.oracle.trials:
-            # The worker is left over from a search that is gone.
+            # The worker belongs to an earlier search that no longer exists.
             context.abort(grpc.StatusCode.NOT_FOUND, f"There is no trial {request.trial_id!r}.")
         return self._answer(self.servicer.GetTrial, request, context)
 
@@ -250,7 +250,7 @@ class _Answers:
 
 
 def _unlock(oracle):
-    """Takes keras-tuner's lock of an oracle off this thread, which kept it when it raised."""
+    """Releases the oracle's lock if this thread still holds it after raising an error."""
     from keras_tuner.src.engine import oracle as of_tuner
 
     if of_tuner.THREADS[oracle] == threading.current_thread().name:
@@ -260,7 +260,7 @@ def _unlock(oracle):
 
 @contextlib.contextmanager
 def heartbeat(oracle, trial_id):
-    """Lets the chief know, as long as the block runs, that this worker is alive.
+    """Reports to the chief that this worker is alive, as long as the block runs.
 
     Args:
         oracle: the worker's client of the chief's oracle.
@@ -282,17 +282,17 @@ def heartbeat(oracle, trial_id):
 
 
 def was_started_before():
-    """Whether a supervisor starts this process again."""
+    """Returns whether a supervisor has restarted this process."""
     return os.environ.get(SUPERVISED, "0") != "0"
 
 
 def end_with_supervisor():
-    """In a supervised process: ends it when whoever started it is gone, however it went."""
+    """Ends a supervised process when its supervisor is gone, for whatever reason."""
     if SUPERVISED not in os.environ:
         return
 
     def wait():
-        # The other end of the pipe is closed by the system, even of a process that is killed.
+        # The system closes the other end of the pipe, even if the supervisor is killed.
         with contextlib.suppress(OSError, ValueError):
             os.read(0, 1)
         os._exit(1)
@@ -303,20 +303,22 @@ def end_with_supervisor():
 def supervise(command, workers, folder, watch=None, restarts=RESTARTS):
     """Runs a chief and workers of one program on this machine until the search is over.
 
-    A process that dies is started again under the same name: a worker gets its trial back. All of
-    them end with this one.
+    A process that dies is restarted under the same name; a worker gets its trial back. All
+    processes end with this one.
 
     Args:
-        command: list of str, the program, which calls `DepthSearch.search`.
-        workers: int, how many train at once.
-        folder: where their output is written, `chief.log`, `worker0.log` and so on.
-        watch: function that is called several times a second, or `None`.
-        restarts: int, how often in a row a process may die within five minutes of its start.
+        command: list of str, the program and its arguments; it must call `DepthSearch.search`.
+        workers: int, the number of workers that train at once.
+        folder: where the output of the processes is written, `chief.log`, `worker0.log` and so on.
+        watch: function that is called several times per second, or `None`.
+        restarts: int, the number of times in a row that a process may die within five minutes of
+            its start.
 
     Raises:
-        ValueError: if an argument is none of these.
-        NotADirectoryError: if `folder` cannot be a folder.
-        SearchError: if a process died too often, with the error that its output ends in.
+        ValueError: if an argument is invalid.
+        NotADirectoryError: if `folder` is not a folder and cannot be created as one.
+        SearchError: if a process died too often; the message includes the error at the end of its
+            output.
     """
     is_list = isinstance(command, (list, tuple)) and all(isinstance(c, str) for c in command)
     if not is_list or not command or not command[0]:
@@ -335,7 +337,7 @@ def supervise(command, workers, folder, watch=None, restarts=RESTARTS):
     check_folder("folder", folder)
     folder.mkdir(parents=True, exist_ok=True)
     shared = {IP: "127.0.0.1", PORT: str(_free_port())}
-    # The cores are divided among the workers, unless the environment says otherwise.
+    # The cores are divided among the workers, unless the environment sets the variables.
     threads = str(max(1, (os.cpu_count() or 1) // workers))
     of_worker = {
         name: os.environ.get(name, threads)
@@ -348,7 +350,7 @@ def supervise(command, workers, folder, watch=None, restarts=RESTARTS):
     try:
         for member in members:
             member.start()
-        # All are asked: asking is what starts them again.
+        # A list, so that all members are checked: `is_running` also restarts them.
         while any([member.is_running() for member in members]):
             time.sleep(POLL)
             if watch is not None:
@@ -372,7 +374,7 @@ class _Member:
         self.environment = {**os.environ, **environment, ID: name}
         self.log = folder / f"{name}.log"
         self.restarts = restarts
-        # In a row, each soon after the start.
+        # Consecutive deaths, each soon after the start.
         self.deaths = 0
         self.starts = 0
         self.process = None
@@ -392,7 +394,7 @@ class _Member:
         self.started = time.monotonic()
 
     def is_running(self):
-        """Whether it runs; one that died is started again."""
+        """Returns whether the process is running; restarts it if it has died."""
         if self.is_done:
             return False
         code = self.process.poll()
@@ -434,11 +436,11 @@ def _await(members, seconds):
 
 
 def _end_of(log, begin):
-    """What a log says of the end of a process, after a colon: its last error, if there is one.
+    """Returns what a log shows of the end of a process, after a colon: the last error, if any.
 
     Args:
         log: path of the log.
-        begin: where the output of the process begins.
+        begin: int, byte offset at which the output of the process begins.
     """
     text = log.read_bytes()[begin:].decode(errors="replace")
     lines = [line for line in text.splitlines() if line.strip() and not NOISE.match(line)]
