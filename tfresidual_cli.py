@@ -429,7 +429,7 @@ def export(source, path, serving_only, overwrite):
     """
     with _package(lambda: "Nothing was written") as package:
         network = package.probing.network_of(source)
-        package.exporting.export(network, path, not serving_only, overwrite)
+        package.exporting.export(network, path, probing=not serving_only, overwrite=overwrite)
     click.echo(f"wrote {path}", err=True)
 
 

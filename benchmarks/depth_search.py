@@ -102,7 +102,7 @@ class Scored:
     """An oracle whose trials get the score that a `DepthOracle` gives them."""
 
     def __init__(self, **kwargs):
-        self.judge = DepthOracle(START, EPSILON, 1, DEEPEST)
+        self.judge = DepthOracle(START, epsilon=EPSILON, min_blocks=1, max_blocks=DEEPEST)
         super().__init__(
             objective=self.judge.objective, hyperparameters=self.judge.get_space(), **kwargs
         )
@@ -140,7 +140,9 @@ class Bisection(Scored, keras_tuner.Oracle):
 
 
 METHODS = {
-    "DepthOracle": lambda **kwargs: DepthOracle(START, EPSILON, 1, DEEPEST, **kwargs),
+    "DepthOracle": lambda **kwargs: DepthOracle(
+        START, epsilon=EPSILON, min_blocks=1, max_blocks=DEEPEST, **kwargs
+    ),
     "bisection": Bisection,
     "random search": RandomSearch,
     "Bayesian optimization": BayesianOptimization,

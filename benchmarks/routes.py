@@ -96,7 +96,7 @@ def compare(blocks, count, rounds):
     print(f"{blocks} blocks, {count} images: {plan}", flush=True)
 
     begun = time.perf_counter()
-    values = evaluate(chain, chosen, (images, labels), with_outputs=True)
+    values = evaluate(chain, (images, labels), chosen, with_outputs=True)
     ours = time.perf_counter() - begun
     naive, named = naive_seconds(network, chosen, images)
     print(f"  evaluator, first call: {ours:.1f} s; naive: {naive:.1f} s", flush=True)
@@ -108,8 +108,8 @@ def compare(blocks, count, rounds):
     part = images[:BATCH], labels[:BATCH]
     alone = dataclasses.replace(chain, reference=None)
     functions = {
-        "evaluator": lambda: evaluate(chain, chosen, part),
-        "not compared": lambda: evaluate(alone, chosen, part),
+        "evaluator": lambda: evaluate(chain, part, chosen),
+        "not compared": lambda: evaluate(alone, part, chosen),
         **passes,
     }
     seconds = in_turn(functions, rounds, calls=1)

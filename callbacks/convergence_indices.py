@@ -45,14 +45,16 @@ class ConvergenceIndices(ProbeCallback):
 
     counts_errors = True
 
-    def __init__(self, data, every=1, times=TIMES, chance="uniform"):
+    def __init__(self, data, *, every=1, times=TIMES, chance="uniform"):
         super().__init__(data, every)
         self.times = check_times(times)
         check_chance(chance)
         self.chance = chance
 
     def probe(self, chain):
-        _, frame = convergence_frames(chain, self.data, self.times, self.chance, at_chance="nan")
+        _, frame = convergence_frames(
+            chain, self.data, times=self.times, chance=self.chance, at_chance="nan"
+        )
         logs = {}
         for row in frame.to_dict("records"):
             stage = None if row["stage"] == MEAN else row["stage"]

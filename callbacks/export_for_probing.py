@@ -52,7 +52,7 @@ class ExportForProbing(keras.callbacks.Callback):
             folder.
     """
 
-    def __init__(self, folder, every=1, epochs=None, overwrite=False):
+    def __init__(self, folder, *, every=1, epochs=None, overwrite=False):
         super().__init__()
         self.every = check_int("every", every, at_least=1)
         self.overwrite = check_bool("overwrite", overwrite)

@@ -35,7 +35,7 @@ class Lipschitz(ProbeCallback):
 
     reads_data = False
 
-    def __init__(self, every=1):
+    def __init__(self, *, every=1):
         super().__init__(data=None, every=every)
 
     def check(self, chain):

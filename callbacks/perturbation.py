@@ -43,7 +43,7 @@ class Perturbation(ProbeCallback):
         and section 2.3.
     """
 
-    def __init__(self, data, epsilon=0.1, every=1):
+    def __init__(self, data, *, epsilon=0.1, every=1):
         super().__init__(data, every)
         depth_for(0, epsilon)
         self.epsilon = epsilon

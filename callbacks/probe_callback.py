@@ -67,7 +67,7 @@ class ProbeCallback(keras.callbacks.Callback):
     # Whether it asks for predictions that are right or wrong.
     counts_errors = False
 
-    def __init__(self, data, every=1):
+    def __init__(self, data, *, every=1):
         super().__init__()
         self.every = check_int("every", every, at_least=1)
         if self.reads_data:

@@ -61,7 +61,7 @@ def perturbed(network, inputs):
         "dropped": [routes.drop(chain, block) for block in blocks],
         "repeated": [routes.repeat_last(chain, 1, EXTRA)],
     }
-    return {name: probes.trajectories(chain, inputs, asked[name]) for name in asked}
+    return {name: probes.trajectories(chain, inputs, routes=asked[name]) for name in asked}
 
 
 def shown(summary):

@@ -160,7 +160,7 @@ CALLS = {
         {"int": ["stage", "seed", "swaps?"]},
     ),
     "routing.evaluate": (
-        lambda chain, **a: evaluate(chain, [routes.unperturbed(chain)], DATA, **a),
+        lambda chain, **a: evaluate(chain, DATA, [routes.unperturbed(chain)], **a),
         {"bool": ["with_outputs", "progress"], "number": ["memory_limit"]},
     ),
     "probes.evaluate_routes": (
@@ -343,15 +343,15 @@ TWINS = {
     "scaled": lambda i, f, b: layers.ScaledShortcut(f(0.25), f(2)),
     "gate": lambda i, f, b: layers.ExclusiveGateShortcut(f(-2)),
     "dropout": lambda i, f, b: layers.DropoutShortcut(f(0.25), seed=i(3)),
-    "dense": lambda i, f, b: networks.DenseBlock(i(4), b(False)),
+    "dense": lambda i, f, b: networks.DenseBlock(i(4), shortcut=b(False)),
     "inverse problem": lambda i, f, b: networks.InverseProblemNetwork(
-        "recurrent", i(2), i(4), i(4)
+        "recurrent", blocks=i(2), width=i(4), hidden=i(4)
     ),
     "network": lambda i, f, b: networks.ResidualNetwork(
         (i(8), i(8), i(3)),
         i(5),
-        i(2),
-        (i(4), i(8)),
+        blocks=i(2),
+        widths=(i(4), i(8)),
         stem_width=i(4),
         bottleneck=b(False),
         pooling=i(2),

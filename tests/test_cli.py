@@ -723,7 +723,9 @@ def test_ctrl_c_while_a_function_is_compiled(tmp_path, data_dir):
     assert "Exception ignored" not in result.stderr
     last = result.stderr.splitlines()[-1]
     # When Python drops a function is its own affair.
-    assert re.match(r"tfresidual: interrupted\. (No epoch was|1 epoch is|\d+ epochs are) comp", last)
+    assert re.match(
+        r"tfresidual: interrupted\. (No epoch was|1 epoch is|\d+ epochs are) comp", last
+    )
     assert not (tmp_path / "run" / "model.keras").exists()
 
 

@@ -596,9 +596,9 @@ ARGUMENTS = {
     "times True": (lambda c: routes.repeat_last(c, 1, True), "times"),
     "times huge": (lambda c: probes.repeat_last_block(c, PAIR, times=int(HUGE)), "times"),
     "a scale of nan": (lambda c: routes.repeat_last(c, 1, 2, scale=float("nan")), "scale"),
-    "a route of text": (lambda c: evaluate(c, ["first"], PAIR), "routes"),
+    "a route of text": (lambda c: evaluate(c, PAIR, ["first"]), "routes"),
     "memory nan": (
-        lambda c: evaluate(c, [routes.unperturbed(c)], PAIR, memory_limit=float("nan")),
+        lambda c: evaluate(c, PAIR, [routes.unperturbed(c)], memory_limit=float("nan")),
         "memory_limit",
     ),
     "no data": (lambda c: probes.readout(c, None), "data"),

@@ -7,7 +7,7 @@ from tfresidual.locks import locked, remove_abandoned
 from tfresidual.saved_model.writer import check_target, write
 
 
-def export(net, path, probing=True, overwrite=False):
+def export(net, path, *, probing=True, overwrite=False):
     """Writes a network as one SavedModel that can be served, and probed later.
 
     The folder is loaded by TensorFlow Serving and by `tf.saved_model.load`, with no code of

@@ -66,7 +66,9 @@ def test_frames_are_those_of_the_probe(run, test_images, tmp_path, name):
         "drop_blocks": lambda c, d: probes.drop_blocks(c, d),
         "repeat_last_block": lambda c, d: probes.repeat_last_block(c, d, times=2, scale=0.5),
         "shuffle_blocks": lambda c, d: probes.shuffle_blocks(c, d),
-        "convergence_indices": lambda c, d: probes.convergence_frames(c, d, 2, at_chance="nan")[1],
+        "convergence_indices": lambda c, d: probes.convergence_frames(
+            c, d, times=2, at_chance="nan"
+        )[1],
         "borderline": lambda c, d: probes.borderline(c, d, times=2, scale=0.5),
         "signal_propagation": lambda c, d: probes.signal_propagation(c, d),
         "effective_parameters": lambda c, d: probes.effective_parameters(c),

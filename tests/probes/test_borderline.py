@@ -238,7 +238,9 @@ def test_every_image_equals_numpy(settings):
     gaps = sorted(abs(margin) / 2 for margin in begin["margin"])
     # Between two images, so that half of them are on the border.
     probability = float(gaps[5] + gaps[6]) / 2
-    frame = probes.borderline(net, batch, 1, 1, 0.5, probability, per_image=True)
+    frame = probes.borderline(
+        net, batch, blocks=1, times=1, scale=0.5, probability=probability, per_image=True
+    )
     assert frame.columns.tolist() == OF_IMAGES
     curves = [
         ("blocks", last, steps),
@@ -274,8 +276,8 @@ def test_every_image_equals_numpy(settings):
 def test_groups_are_the_means_of_the_images(name):
     net, batch = network(NETWORKS[name], images=12)
     data = {"a": batch, "b": (batch[0][:5], batch[1][:5])}
-    frame = probes.borderline(net, data, 2, 2, probability=0.2)
-    images = probes.borderline(net, data, 2, 2, probability=0.2, per_image=True)
+    frame = probes.borderline(net, data, blocks=2, times=2, probability=0.2)
+    images = probes.borderline(net, data, blocks=2, times=2, probability=0.2, per_image=True)
     assert images.columns.tolist() == ["split", *OF_IMAGES]
     places = ["split", "along", "stage", "block", "scale"]
     for group in GROUPS:

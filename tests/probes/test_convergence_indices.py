@@ -487,7 +487,7 @@ def test_chance_of_a_hinge():
     images = np.random.default_rng(0).normal(size=(8, 4, 4, 1)).astype("float32")
     signs = np.where(np.concatenate([TWO_OF_FIVE, TWO_OF_FIVE]) > 0, 1.0, -1.0)
     frames = [
-        probes.convergence_frames(net, (images, labels), 2, at_chance="nan")[1]
+        probes.convergence_frames(net, (images, labels), times=2, at_chance="nan")[1]
         for labels in (signs, (signs + 1) / 2)
     ]
     assert frames[0]["chance"].unique().tolist() == [pytest.approx(1 - 1 / 10)]

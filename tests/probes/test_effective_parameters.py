@@ -145,7 +145,7 @@ def test_uncoupled_weights_of_the_papers_networks():
 
 def test_late_coupling():
     net = random_network(blocks=5, widths=(4,))
-    early, late = (probes.effective_parameters(net, first).iloc[0] for first in (0, 3))
+    early, late = (probes.effective_parameters(net, first_block=first).iloc[0] for first in (0, 3))
     one = (early["raw"] - early["uncoupled"]) // 5
     assert late["uncoupled"] == early["uncoupled"] + 3 * one
     assert late["recurrent"] == early["recurrent"] + 3 * one

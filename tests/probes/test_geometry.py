@@ -134,7 +134,7 @@ def test_product_equals_numpy(case, stage, block):
     net = random_network(seed=3, blocks=2, **SMALL, **case)
     images, _ = random_batch(net)
     vectors = random_vectors(net, images, stage, block)
-    product = probes.metric_product(net, images, stage, block, vectors)
+    product = probes.metric_product(net, images, stage=stage, block=block, vectors=vectors)
     assert product.shape == vectors.shape
     assert product.dtype == np.float32
     _, jacobian = numpy_jacobian(net, images, stage, block)
@@ -147,7 +147,9 @@ def test_product_holds_the_anchor(stage, block):
     net = random_network(seed=3, **ANCHORED)
     images, _ = random_batch(net)
     vectors = random_vectors(net, images, stage, block)
-    product = probes.metric_product(net, images.astype("float64"), stage, block, vectors)
+    product = probes.metric_product(
+        net, images.astype("float64"), stage=stage, block=block, vectors=vectors
+    )
     _, jacobian = anchored_jacobian(net, images, stage, block)
     expected = np.einsum("noi,noj,nj->ni", jacobian, jacobian, flat(vectors))
     assert product.dtype == np.float64
@@ -160,13 +162,13 @@ def test_product_is_symmetric_and_linear():
     first, second = (random_vectors(net, images, 1, 0) for _ in range(2))
     second = second[::-1].copy()
     chain = tfr.chain(net)
-    product = functools.partial(probes.metric_product, chain, images, 1, 0)
-    left, right = product(first), product(second)
+    product = functools.partial(probes.metric_product, chain, images, stage=1, block=0)
+    left, right = product(vectors=first), product(vectors=second)
     np.testing.assert_allclose(
         (flat(left) * flat(second)).sum(axis=1), (flat(right) * flat(first)).sum(axis=1), rtol=1e-4
     )
     assert ((flat(left) * flat(first)).sum(axis=1) > 0).all()
-    assert_near(flat(product(2 * first - second)), flat(2 * left - right), 1e-5)
+    assert_near(flat(product(vectors=2 * first - second)), flat(2 * left - right), 1e-5)
     (function,) = chain.compiled.values()
     assert function.experimental_get_tracing_count() == 1
 
@@ -175,7 +177,9 @@ def test_product_is_symmetric_and_linear():
 def test_eigenvalues_equal_numpy(case, stage, block):
     net = random_network(seed=3, blocks=2, **SMALL, **case)
     images, labels = random_batch(net)
-    frame = probes.metric_eigenvalues(net, (images, labels), stage, block, count=4, tolerance=1e-4)
+    frame = probes.metric_eigenvalues(
+        net, (images, labels), stage=stage, block=block, count=4, tolerance=1e-4
+    )
     _, jacobian = numpy_jacobian(net, images, stage, block)
     expected = np.linalg.svd(jacobian, compute_uv=False)[:, :4] ** 2
     measured = frame["eigenvalue"].to_numpy().reshape(3, 4)
@@ -215,9 +219,9 @@ def test_eigenvalues_by_hand():
     # first it is that of [[3, 3, 0], [0, 2, 0], [0, 0, 0]], with trace 22 and minor 36.
     chain = linear_chain([[1, 1, 0], [0, 1, 0], [0, 0, 1]], np.diag([3, 2, 0]))
     data = pixels([[1, 2, 3], [0, 0, 0]])
-    last = probes.metric_eigenvalues(chain, data, 1, 1)
+    last = probes.metric_eigenvalues(chain, data, stage=1, block=1)
     np.testing.assert_allclose(last["eigenvalue"], [9, 4, 0] * 2, rtol=1e-5, atol=1e-6)
-    first = probes.metric_eigenvalues(chain, data, 1, 0, count=2)
+    first = probes.metric_eigenvalues(chain, data, stage=1, block=0, count=2)
     roots = 11 + np.sqrt(85) * np.array([1, -1])
     np.testing.assert_allclose(first["eigenvalue"], np.tile(roots, 2), rtol=1e-5)
     assert (first["residual"] < 1e-5).all()
@@ -247,7 +251,7 @@ def diagonal_chain(singular_values):
 def test_eigenvalues_of_many_features(singular_values, tolerance):
     chain = diagonal_chain(singular_values)
     data = pixels(np.zeros((2, len(singular_values))))
-    frame = probes.metric_eigenvalues(chain, data, 1, 0, count=3, tolerance=tolerance)
+    frame = probes.metric_eigenvalues(chain, data, stage=1, block=0, count=3, tolerance=tolerance)
     expected = np.tile(np.square(singular_values[:3], dtype=float), 2)
     scale = expected[0] or 1
     np.testing.assert_allclose(frame["eigenvalue"] / scale, expected / scale, atol=tolerance)
@@ -258,9 +262,9 @@ def test_eigenvalues_of_many_features(singular_values, tolerance):
 def test_eigenvalues_that_have_not_converged_say_so():
     chain = diagonal_chain(np.linspace(2, 1, 120))
     data = pixels(np.zeros((1, 120)))
-    few = probes.metric_eigenvalues(chain, data, 1, 0, most_iterations=2)
+    few = probes.metric_eigenvalues(chain, data, stage=1, block=0, most_iterations=2)
     assert (few["residual"] > 0.01).all()
-    many = probes.metric_eigenvalues(chain, data, 1, 0)
+    many = probes.metric_eigenvalues(chain, data, stage=1, block=0)
     # From below.
     assert (few["eigenvalue"] < many["eigenvalue"]).all()
     assert (many["residual"] <= 1e-3).all()
@@ -268,7 +272,7 @@ def test_eigenvalues_that_have_not_converged_say_so():
 
 def test_eigenvalues_beyond_the_range_of_the_floats():
     frame = probes.metric_eigenvalues(
-        linear_chain(1e25 * np.eye(5)), pixels([[1] * 5]), 1, 0, count=1
+        linear_chain(1e25 * np.eye(5)), pixels([[1] * 5]), stage=1, block=0, count=1
     )
     assert frame[["eigenvalue", "residual"]].isna().all(axis=None)
 
@@ -282,7 +286,7 @@ def test_an_image_has_its_eigenvalues_in_every_batch():
         "batches": tf.data.Dataset.from_tensor_slices((images, labels)).batch(2),
         "last": (images[4:], labels[4:]),
     }
-    frame = probes.metric_eigenvalues(chain, data, 1, 0, count=2)
+    frame = probes.metric_eigenvalues(chain, data, stage=1, block=0, count=2)
     assert frame["split"].tolist() == ["all"] * 10 + ["batches"] * 10 + ["last"] * 2
     values = frame["eigenvalue"].to_numpy()
     np.testing.assert_allclose(values[:10], values[10:20], rtol=1e-4)
@@ -386,7 +390,7 @@ def test_without_a_block_that_keeps_the_shape():
     chain = linear_chain([[1, 2], [0, 1], [3, 0]])
     frame = probes.line_element(chain, pixels([[1, 1]]))
     assert frame[["layer_part", "spatial_part", "length"]].isna().all(axis=None)
-    frame = probes.metric_eigenvalues(chain, pixels([[1, 1]]), 1, 0, count=2)
+    frame = probes.metric_eigenvalues(chain, pixels([[1, 1]]), stage=1, block=0, count=2)
     # The metric is [[10, 2], [2, 5]].
     np.testing.assert_allclose(
         frame["eigenvalue"], (15 + np.sqrt(41) * np.array([1, -1])) / 2, rtol=1e-5
@@ -431,7 +435,7 @@ def test_line_by_hand():
 def test_lines_are_no_shorter_than_what_they_lead_to(settings, stage, block):
     net = random_network(seed=5, **settings)
     images = random_batch(net, images=8)[0].astype("float64")
-    frame = probes.line_between(net, images[:4], images[4:], stage, block, points=500)
+    frame = probes.line_between(net, images[:4], images[4:], stage=stage, block=block, points=500)
     assert (frame["length"] >= frame["last_distance"] * (1 - 1e-3)).all()
     chain = tfr.chain(net)
     begin, end = (
@@ -457,8 +461,12 @@ def calls(chain, images):
     data = images, np.zeros(len(images), "int32")
     state, _ = chain.lead_to(chain.stem(images), 1, 1)
     return {
-        "metric_product": lambda: probes.metric_product(chain, images, 1, 1, np.asarray(state)),
-        "metric_eigenvalues": lambda: probes.metric_eigenvalues(chain, data, 1, 1)["eigenvalue"],
+        "metric_product": lambda: probes.metric_product(
+            chain, images, stage=1, block=1, vectors=np.asarray(state)
+        ),
+        "metric_eigenvalues": lambda: probes.metric_eigenvalues(chain, data, stage=1, block=1)[
+            "eigenvalue"
+        ],
         "line_element": lambda: probes.line_element(chain, data)["spatial_part"],
         "line_between": lambda: probes.line_between(chain, images, images[::-1])["length"],
     }
@@ -513,26 +521,59 @@ DATA = IMAGES, np.zeros(2, int)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda c: probes.metric_product(c, IMAGES, 0, 0, IMAGES), "`stage` must be"),
-        (lambda c: probes.metric_product(c, IMAGES, 2, 0, IMAGES), "must be a block of plane"),
-        (lambda c: probes.metric_product(c, IMAGES, 1, 1, IMAGES), "must be a block of plane"),
-        (lambda c: probes.metric_product(c, IMAGES, 1, -1, IMAGES), "`block` must be"),
-        (lambda c: probes.metric_product(c, IMAGES, 1, 0, IMAGES[:1]), "a vector for each"),
-        (lambda c: probes.metric_product(c, IMAGES[:0], 1, 0, IMAGES[:0]), "one or more images"),
-        (lambda c: probes.metric_product(c, IMAGES, 1, 0, IMAGES[..., :1]), "`vectors` must have"),
-        (lambda c: probes.metric_eigenvalues(c, DATA, 1, 0, count=0), "`count` must be"),
-        (lambda c: probes.metric_eigenvalues(c, DATA, 1, 0, count=3), "`count` must be at most"),
-        (lambda c: probes.metric_eigenvalues(c, DATA, 1, 0, tolerance=0), "`tolerance` must be"),
         (
-            lambda c: probes.metric_eigenvalues(c, DATA, 1, 0, most_iterations=1.5),
+            lambda c: probes.metric_product(c, IMAGES, stage=0, block=0, vectors=IMAGES),
+            "`stage` must be",
+        ),
+        (
+            lambda c: probes.metric_product(c, IMAGES, stage=2, block=0, vectors=IMAGES),
+            "must be a block of plane",
+        ),
+        (
+            lambda c: probes.metric_product(c, IMAGES, stage=1, block=1, vectors=IMAGES),
+            "must be a block of plane",
+        ),
+        (
+            lambda c: probes.metric_product(c, IMAGES, stage=1, block=-1, vectors=IMAGES),
+            "`block` must be",
+        ),
+        (
+            lambda c: probes.metric_product(c, IMAGES, stage=1, block=0, vectors=IMAGES[:1]),
+            "a vector for each",
+        ),
+        (
+            lambda c: probes.metric_product(c, IMAGES[:0], stage=1, block=0, vectors=IMAGES[:0]),
+            "one or more images",
+        ),
+        (
+            lambda c: probes.metric_product(c, IMAGES, stage=1, block=0, vectors=IMAGES[..., :1]),
+            "`vectors` must have",
+        ),
+        (
+            lambda c: probes.metric_eigenvalues(c, DATA, stage=1, block=0, count=0),
+            "`count` must be",
+        ),
+        (
+            lambda c: probes.metric_eigenvalues(c, DATA, stage=1, block=0, count=3),
+            "`count` must be at most",
+        ),
+        (
+            lambda c: probes.metric_eigenvalues(c, DATA, stage=1, block=0, tolerance=0),
+            "`tolerance` must be",
+        ),
+        (
+            lambda c: probes.metric_eigenvalues(c, DATA, stage=1, block=0, most_iterations=1.5),
             "`most_iterations` must be",
         ),
-        (lambda c: probes.metric_eigenvalues(c, {}, 1, 0), "`data` must not be empty"),
+        (lambda c: probes.metric_eigenvalues(c, {}, stage=1, block=0), "`data` must not be empty"),
         (lambda c: probes.line_element(c, 3), "`data` must be"),
         (lambda c: probes.line_between(c, IMAGES, IMAGES[:1]), "arrays of images of one shape"),
         (lambda c: probes.line_between(c, IMAGES[0], IMAGES[0]), "arrays of images of one shape"),
         (lambda c: probes.line_between(c, IMAGES, IMAGES, points=0), "`points` must be"),
-        (lambda c: probes.line_between(c, IMAGES, IMAGES, 1, 3), "must be a block of plane"),
+        (
+            lambda c: probes.line_between(c, IMAGES, IMAGES, stage=1, block=3),
+            "must be a block of plane",
+        ),
     ],
 )
 def test_bad_arguments(call, message):

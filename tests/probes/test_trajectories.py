@@ -55,7 +55,7 @@ def test_equals_numpy(kind):
         routes.repeat_last(chain, 1, 5): [0, 1, 2, 3, 3, 3, 3, 3, 3],
         routes.swap(chain, 1, 0, 3): [3, 1, 2, 0],
     }
-    frame = probes.trajectories(network, x, list(ways))
+    frame = probes.trajectories(network, x, routes=list(ways))
     for route, steps in ways.items():
         part = frame[frame["route"] == route.name]
         expected = forward(network, x, steps).transpose(1, 0, 2)
@@ -75,19 +75,21 @@ def test_columns_and_order():
     assert set(frame["stage"]) == {1}
     # Read out early, the trajectory is the beginning of this one; the route of all blocks, all.
     both = [routes.read_out(chain, 1, 1), routes.unperturbed(chain)]
-    frames = probes.trajectories(chain, x, both)
+    frames = probes.trajectories(chain, x, routes=both)
     assert frames["route"].tolist() == [both[0].name] * 6 + ["unperturbed"] * 8
     pd.testing.assert_frame_equal(frames[6:].reset_index(drop=True), frame)
     begun = frame[frame["step"] < 3].drop(columns="route").reset_index(drop=True)
     pd.testing.assert_frame_equal(frames[:6].drop(columns="route"), begun)
-    nothing = probes.trajectories(chain, x, [])
+    nothing = probes.trajectories(chain, x, routes=[])
     assert nothing.columns.tolist() == COLUMNS
     assert len(nothing) == 0
 
 
 def test_several_stages_and_scales():
     chain = moving_chain((1, 0), (2, 0), (0, 4), (0, 8), stages=2)
-    frame = probes.trajectories(chain, [[1, 1]], [routes.repeat_last(chain, 1, 2, scale=0.5)])
+    frame = probes.trajectories(
+        chain, [[1, 1]], routes=[routes.repeat_last(chain, 1, 2, scale=0.5)]
+    )
     assert frame["stage"].tolist() == [1, 1, 1, 1, 1, 2, 2]
     assert frame["z1"].tolist() == [-2, -3, -5, -6, -7, -7, -7]
     assert frame["z2"].tolist() == [-2, -2, -2, -2, -2, -6, -14]
@@ -96,12 +98,12 @@ def test_several_stages_and_scales():
 def test_the_algorithm_as_a_network():
     x, _ = datasets.inverse_problem(20)
     chain = probes.inverse_problem_chain(networks.error_correcting_network(steps=8))
-    frame = probes.trajectories(chain, x, [routes.repeat_last(chain, 1, 16)])
+    frame = probes.trajectories(chain, x, routes=[routes.repeat_last(chain, 1, 16)])
     expected = networks.error_correction(x.astype(np.float64), steps=24)
     np.testing.assert_allclose(estimates(frame), expected.transpose(1, 0, 2), atol=2e-6)
     # Without any one of the blocks, it is one step behind.
     for step in range(8):
-        frame = probes.trajectories(chain, x, [routes.drop(chain, (1, step))])
+        frame = probes.trajectories(chain, x, routes=[routes.drop(chain, (1, step))])
         np.testing.assert_allclose(estimates(frame)[:, -1], expected[7], atol=2e-6)
 
 
@@ -161,10 +163,10 @@ class TestRefused:
     def test_routes(self):
         chain = moving_chain((1, 1), (1, 1))
         with pytest.raises(ValueError, match=r"`routes` must be a list.*Received: "):
-            probes.trajectories(chain, points(), routes.drop(chain, (1, 0)))
+            probes.trajectories(chain, points(), routes=routes.drop(chain, (1, 0)))
         longer = routes.drop(moving_chain((1, 1), (1, 1), (1, 1)), (1, 0))
         with pytest.raises(ValueError, match=r"`routes` must hold routes through.*Received: "):
-            probes.trajectories(chain, points(), [longer])
+            probes.trajectories(chain, points(), routes=[longer])
 
 
 def course(*routes_of_points, inputs=1):
@@ -257,8 +259,8 @@ def test_the_algorithm_approaches_and_stays():
     chain = probes.inverse_problem_chain(network)
     row = probes.trajectory_summary(
         probes.trajectories(chain, x),
-        probes.trajectories(chain, x, [routes.drop(chain, (1, t)) for t in range(8)]),
-        probes.trajectories(chain, x, [routes.repeat_last(chain, 1, 16)]),
+        probes.trajectories(chain, x, routes=[routes.drop(chain, (1, t)) for t in range(8)]),
+        probes.trajectories(chain, x, routes=[routes.repeat_last(chain, 1, 16)]),
         z,
     ).iloc[0]
     errors = np.linalg.norm(networks.error_correction(x.astype("f8"), steps=8) - z, axis=-1)
@@ -281,8 +283,8 @@ def test_a_trained_residual_network_approaches_and_does_not_stay(kind):
     x, z = datasets.inverse_problem(100, seed=1)
     row = probes.trajectory_summary(
         probes.trajectories(chain, x),
-        probes.trajectories(chain, x, [routes.drop(chain, (1, t)) for t in range(8)]),
-        probes.trajectories(chain, x, [routes.repeat_last(chain, 1, 16)]),
+        probes.trajectories(chain, x, routes=[routes.drop(chain, (1, t)) for t in range(8)]),
+        probes.trajectories(chain, x, routes=[routes.repeat_last(chain, 1, 16)]),
         z,
     ).iloc[0]
     assert row["closer"] > 0.7

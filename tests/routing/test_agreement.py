@@ -40,7 +40,7 @@ def small_network(**settings):
 
 
 def routed(chain):
-    return evaluate(chain, [unperturbed(chain)], DATA)
+    return evaluate(chain, DATA, [unperturbed(chain)])
 
 
 def of_gradients(chain):
@@ -76,12 +76,12 @@ def test_another_function_than_the_network_is_refused(source, tmp_path):
 @pytest.mark.parametrize("probing", [True, False])
 def test_export_refuses_it_and_leaves_what_is_there(probing, tmp_path):
     chain = tfr.chain(functional())
-    tfr.export(chain, tmp_path / "net", probing)
+    tfr.export(chain, tmp_path / "net", probing=probing)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     wrong = broken(chain)
     for target, overwrite in (("net", True), ("new", False)):
         with pytest.raises(ValueError, match=OTHER):
-            tfr.export(wrong, tmp_path / target, probing, overwrite)
+            tfr.export(wrong, tmp_path / target, probing=probing, overwrite=overwrite)
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert not (tmp_path / "new").exists()
 
@@ -208,9 +208,11 @@ def test_export_refuses_a_network_that_takes_no_images_to_compare(probing, tmp_p
     inputs = keras.Input((8, 8, 1))
     model = keras.Model(inputs, functional()(Positive()(inputs)))
     with pytest.raises(ValueError, match=r"`net` must take .*reference=None.*shape \(8, 8, 1\)"):
-        tfr.export(model, tmp_path / "net", probing)
+        tfr.export(model, tmp_path / "net", probing=probing)
     assert not any(tmp_path.iterdir())
-    tfr.export(dataclasses.replace(tfr.chain(model), reference=None), tmp_path / "net", probing)
+    tfr.export(
+        dataclasses.replace(tfr.chain(model), reference=None), tmp_path / "net", probing=probing
+    )
     loaded = tf.saved_model.load(tmp_path / "net")
     expected = model.predict(IMAGES + 9, verbose=0)
     outputs = loaded.signatures["serving_default"](images=tf.constant(IMAGES + 9))["outputs"]

@@ -49,7 +49,7 @@ def case(request):
 def test_is_the_network(case):
     net, chain, (images, labels) = case
     np.testing.assert_array_equal(chain(images), net(images))
-    outputs = evaluate(chain, [unperturbed(chain)], (images, labels), with_outputs=True).outputs
+    outputs = evaluate(chain, (images, labels), [unperturbed(chain)], with_outputs=True).outputs
     expected = net.predict(images, verbose=0)
     if net.lipschitz is None:
         np.testing.assert_array_equal(outputs[0], expected)
@@ -69,7 +69,7 @@ def test_is_the_network(case):
 def test_every_route_equals_numpy_and_the_followed_chain(case):
     net, chain, (images, labels) = case
     routes = every_route(chain)
-    values = evaluate(chain, routes, (images, labels), with_outputs=True)
+    values = evaluate(chain, (images, labels), routes, with_outputs=True)
     for name, expected in expected_of(net, routes, images, labels).items():
         np.testing.assert_allclose(getattr(values, name), expected, **TOLERANCE, err_msg=name)
     for route, outputs in list(zip(routes, values.outputs, strict=True))[::4]:
@@ -154,7 +154,7 @@ def test_bounds_follow_the_weights():
     for seed in (7, 8):
         randomise(net, seed)
         called = np.asarray(chain(images))
-        values = evaluate(chain, routes, (images, labels), with_outputs=True)
+        values = evaluate(chain, (images, labels), routes, with_outputs=True)
         expected = expected_of(net, routes, images, labels)["outputs"]
         np.testing.assert_allclose(values.outputs, expected, **TOLERANCE)
         np.testing.assert_allclose(chain(images), expected[0], **TOLERANCE)
@@ -169,8 +169,8 @@ def test_a_file_is_a_chain(tmp_path):
     net.save(tmp_path / "net.keras")
     chain, loaded = tfr.chain(net), tfr.chain(tmp_path / "net.keras")
     routes = every_route(chain)
-    expected = evaluate(chain, routes, (images, labels), with_outputs=True)
-    values = evaluate(loaded, every_route(loaded), (images, labels), with_outputs=True)
+    expected = evaluate(chain, (images, labels), routes, with_outputs=True)
+    values = evaluate(loaded, (images, labels), every_route(loaded), with_outputs=True)
     np.testing.assert_array_equal(values.outputs, expected.outputs)
     np.testing.assert_array_equal(values.distance, expected.distance)
 
@@ -330,6 +330,6 @@ def test_anchors_in_the_plane():
     image = np.array([4, 0], "float32").reshape(1, 1, 1, 2)
     routes = [repeat_last(chain, 1, times) for times in (1, 2, 60)]
     routes += [unperturbed(chain), repeat_last(chain, 1, 1, 0.5)]
-    values = evaluate(chain, routes, (image, np.zeros(1, int)), with_outputs=True)
+    values = evaluate(chain, (image, np.zeros(1, int)), routes, with_outputs=True)
     expected = [(3, 2), (3, 1.5), (3.2, 1.6), (4, 2), (3.5, 1)]
     np.testing.assert_allclose(values.outputs[:, 0], expected, rtol=1e-5)

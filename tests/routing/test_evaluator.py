@@ -91,7 +91,7 @@ def some_routes(chain):
 
 def check_rebuilt(net, routes):
     images, labels = random_batch(net, images=6)
-    values = evaluate(tfr.chain(net), routes, (images, labels), with_outputs=True)
+    values = evaluate(tfr.chain(net), (images, labels), routes, with_outputs=True)
     assert values.outputs.shape == (len(routes), 6, net.classes)
     for route, outputs in zip(routes, values.outputs, strict=True):
         expected = rebuilt(net, route).predict(images, verbose=0)
@@ -126,7 +126,7 @@ def test_equals_networks_of_low_precision_built_anew():
     chain = tfr.chain(net)
     routes = [unperturbed(chain), *some_routes(chain)]
     images, labels = random_batch(net, images=6)
-    outputs = evaluate(tfr.chain(net), routes, (images, labels), with_outputs=True).outputs
+    outputs = evaluate(tfr.chain(net), (images, labels), routes, with_outputs=True).outputs
     for route, measured in zip(routes, outputs, strict=True):
         expected = rebuilt(net, route).predict(images, verbose=0)
         np.testing.assert_allclose(measured, expected, atol=0.03, err_msg=str(route))
@@ -153,7 +153,7 @@ def expected_of(net, routes, images, labels):
 def check_numpy(net, routes, images=5):
     pictures, _ = random_batch(net, images=images)
     labels = labels_for(net, images)
-    values = evaluate(tfr.chain(net), routes, (pictures, labels), with_outputs=True)
+    values = evaluate(tfr.chain(net), (pictures, labels), routes, with_outputs=True)
     for name, expected in expected_of(net, routes, pictures, labels).items():
         measured = getattr(values, name)
         assert measured.dtype == np.float32
@@ -186,7 +186,7 @@ def test_distance_begins_where_the_route_leaves():
     net = random_network(transition="convolution")
     chain = tfr.chain(net)
     routes = [drop(chain, (stage, 1)) for stage in (1, 2, 3)]
-    distance = evaluate(chain, routes, random_batch(net)).distance
+    distance = evaluate(chain, random_batch(net), routes).distance
     for route, by_stage in enumerate(distance):
         np.testing.assert_array_equal(by_stage[:, :route], 0)
         assert (by_stage[:, route:] > 0).all()
@@ -196,13 +196,13 @@ def test_routes_that_differ_later_share_the_distances_before():
     net = random_network(transition="convolution")
     chain, batch = tfr.chain(net), random_batch(net)
     routes = [drop(chain, (1, 1), (3, 0)), drop(chain, (1, 1)), drop(chain, (1, 1), (3, 1))]
-    distance = evaluate(chain, routes, batch).distance
+    distance = evaluate(chain, batch, routes).distance
     assert (distance > 0).all()
     for other in distance[1:]:
         np.testing.assert_array_equal(other[:, :2], distance[0, :, :2])
         assert (other[:, 2] != distance[0, :, 2]).all()
     for route, expected in zip(routes, distance, strict=True):
-        np.testing.assert_array_equal(evaluate(chain, [route], batch).distance[0], expected)
+        np.testing.assert_array_equal(evaluate(chain, batch, [route]).distance[0], expected)
 
 
 @pytest.mark.parametrize("activation", ["softmax", None])
@@ -211,10 +211,10 @@ def test_labels_in_every_form(activation):
     chain = tfr.chain(net)
     images, labels = random_batch(net, images=6)
     one_hot = np.eye(net.classes)[labels]
-    expected = evaluate(chain, some_routes(chain), (images, labels))
+    expected = evaluate(chain, (images, labels), some_routes(chain))
     forms = (labels[:, None], labels.astype("uint8"), labels.astype("float32"), one_hot)
     for form in (*forms, one_hot.astype("float32"), one_hot.astype(bool), labels.tolist()):
-        values = evaluate(chain, some_routes(chain), (images, form))
+        values = evaluate(chain, (images, form), some_routes(chain))
         for name in ("wrong", "cross_entropy", "entropy", "margin", "agreement"):
             np.testing.assert_array_equal(getattr(values, name), getattr(expected, name))
 
@@ -225,8 +225,8 @@ def test_images_of_other_precision(dtype):
     images, labels = random_batch(net)
     images = np.round(images * 10 + 100)
     routes = some_routes(tfr.chain(net))
-    expected = evaluate(tfr.chain(net), routes, (images, labels), with_outputs=True)
-    values = evaluate(tfr.chain(net), routes, (images.astype(dtype), labels), with_outputs=True)
+    expected = evaluate(tfr.chain(net), (images, labels), routes, with_outputs=True)
+    values = evaluate(tfr.chain(net), (images.astype(dtype), labels), routes, with_outputs=True)
     np.testing.assert_allclose(values.outputs, expected.outputs, **TOLERANCE)
     np.testing.assert_allclose(values.distance, expected.distance, **TOLERANCE)
 
@@ -278,7 +278,7 @@ def test_solved_by_hand():
         repeat_last(chain, 1, 1, 0.5),
         read_out(chain, 1, 0),
     ]
-    values = evaluate(chain, routes, at((3, 1), labels=[1]), with_outputs=True)
+    values = evaluate(chain, at((3, 1), labels=[1]), routes, with_outputs=True)
     # Turned half way (-2, 6) meets the middle of itself and (-6, -2).
     ends = [(-2, 6), (-1, 3), (6, 2), (3, 1), (-2, 6), (-6, -2), (-4, 2), (6, 2)]
     np.testing.assert_array_equal(values.outputs[:, 0], ends)
@@ -297,7 +297,7 @@ def test_solved_by_hand():
 
 def test_agreement_is_with_the_network_not_with_the_labels():
     chain = plane_chain(doubles, turns)
-    values = evaluate(chain, [drop(chain, (1, 0)), drop(chain, (1, 1))], at((3, 1), (1, 3)))
+    values = evaluate(chain, at((3, 1), (1, 3)), [drop(chain, (1, 0)), drop(chain, (1, 1))])
     # (3, 1) goes to (-2, 6), class 1, and (1, 3) to (-6, 2), class 1; without the turn the first
     # stays in class 0. All labels are 0.
     np.testing.assert_array_equal(values.agreement, [[1, 1], [0, 1]])
@@ -317,7 +317,7 @@ def test_outputs_that_are_not_finite_are_wrong_and_agree_with_nothing(outputs):
     routes = [unperturbed(chain), repeat_last(chain, 1, 1), repeat_last(chain, 1, 2)]
     labels = [[1, 0]] if outputs == "label_logits" else [0]
     # 2e30 is finite, 2e60 not any more; the zero beside it becomes neither.
-    values = evaluate(chain, routes, at((1, 0), labels=labels))
+    values = evaluate(chain, at((1, 0), labels=labels), routes)
     np.testing.assert_array_equal(values.wrong, [[0], [1], [1]])
     np.testing.assert_array_equal(values.agreement, [[1], [0], [0]])
     np.testing.assert_array_equal(values.distance, [[[0]], [[np.inf]], [[np.inf]]])
@@ -326,7 +326,7 @@ def test_outputs_that_are_not_finite_are_wrong_and_agree_with_nothing(outputs):
 def test_a_network_that_overflows_agrees_not_even_with_itself():
     chain = plane_chain(doubles, grows, grows)
     routes = [unperturbed(chain), drop(chain, (1, 2)), drop(chain, (1, 0))]
-    values = evaluate(chain, routes, at((1, 0), (np.nan, 0), (0, 0)))
+    values = evaluate(chain, at((1, 0), (np.nan, 0), (0, 0)), routes)
     np.testing.assert_array_equal(values.wrong, [[1, 1, 0], [0, 1, 0], [1, 1, 0]])
     np.testing.assert_array_equal(values.agreement, [[0, 0, 1], [0, 0, 1], [0, 0, 1]])
 
@@ -335,9 +335,9 @@ def test_scales_of_other_precision():
     chain = plane_chain(doubles, turns)
     routes = [repeat_last(chain, 1, 1, 0.5)]
     images, labels = at((3, 1))
-    expected = evaluate(chain, routes, (images, labels), with_outputs=True)
+    expected = evaluate(chain, (images, labels), routes, with_outputs=True)
     for dtype in ("float64", "float16"):
-        values = evaluate(chain, routes, (images.astype(dtype), labels), with_outputs=True)
+        values = evaluate(chain, (images.astype(dtype), labels), routes, with_outputs=True)
         np.testing.assert_allclose(values.outputs, expected.outputs, rtol=1e-3, err_msg=dtype)
 
 
@@ -351,10 +351,10 @@ def test_rows_are_those_asked_for():
     whole, behind = unperturbed(chain), read_out(chain, 2, 1)
     asked = [second, whole, first, second, behind, first, whole]
     rows = {
-        route: evaluate(chain, [route], batch, with_outputs=True)
+        route: evaluate(chain, batch, [route], with_outputs=True)
         for route in (first, second, whole)
     }
-    values = evaluate(chain, asked, batch, with_outputs=True)
+    values = evaluate(chain, batch, asked, with_outputs=True)
     for name in SCORES:
         expected = [getattr(rows[route if route != behind else whole], name)[0] for route in asked]
         np.testing.assert_array_equal(getattr(values, name), expected, err_msg=name)
@@ -364,7 +364,7 @@ def test_rows_are_those_asked_for():
 
 def test_no_routes():
     net = random_network()
-    values = evaluate(tfr.chain(net), [], random_batch(net, images=4), with_outputs=True)
+    values = evaluate(tfr.chain(net), random_batch(net, images=4), [], with_outputs=True)
     shapes = {name: getattr(values, name).shape for name in SCORES}
     assert shapes == dict.fromkeys(SCORES, (0, 4)) | {"distance": (0, 4, 3), "outputs": (0, 4, 5)}
 
@@ -372,8 +372,8 @@ def test_no_routes():
 def test_outputs_only_where_asked_for():
     net = random_network()
     chain, batch = tfr.chain(net), random_batch(net)
-    with_outputs = evaluate(chain, some_routes(chain), batch, with_outputs=True)
-    without = evaluate(chain, iter(some_routes(chain)), batch)
+    with_outputs = evaluate(chain, batch, some_routes(chain), with_outputs=True)
+    without = evaluate(chain, batch, iter(some_routes(chain)))
     assert without.outputs is None
     assert without.predicted is None
     # The classes that are named have the highest outputs.
@@ -442,7 +442,7 @@ def case():
     chain = tfr.chain(net)
     routes = [*some_routes(chain), unperturbed(chain)]
     batch = random_batch(net, images=23)
-    return chain, routes, batch, evaluate(chain, routes, batch, with_outputs=True)
+    return chain, routes, batch, evaluate(chain, batch, routes, with_outputs=True)
 
 
 def check_equal(values, expected):
@@ -456,7 +456,7 @@ def check_equal(values, expected):
 @pytest.mark.parametrize("form", DATA.values(), ids=DATA.keys())
 def test_any_form_and_batching_of_the_data(case, form):
     chain, routes, batch, expected = case
-    check_equal(evaluate(chain, routes, form(*batch), with_outputs=True), expected)
+    check_equal(evaluate(chain, form(*batch), routes, with_outputs=True), expected)
 
 
 def lowest_limit(chain, routes, data, precision):
@@ -465,7 +465,7 @@ def lowest_limit(chain, routes, data, precision):
     while high - low > precision:
         middle = (low + high) / 2
         try:
-            evaluate(chain, routes, data, memory_limit=middle)
+            evaluate(chain, data, routes, memory_limit=middle)
         except ValueError:
             low = middle
         else:
@@ -483,13 +483,13 @@ def test_any_limit_of_memory(case):
         (np.float32(100), sliced(5)(*batch)),
         (2**40, batch),
     ):
-        values = evaluate(chain, routes, data, memory_limit=limit, with_outputs=True)
+        values = evaluate(chain, data, routes, memory_limit=limit, with_outputs=True)
         check_equal(values, expected)
 
 
 def test_no_limit_of_memory(case):
     chain, routes, batch, expected = case
-    values = evaluate(chain, routes, batch, memory_limit=float("inf"), with_outputs=True)
+    values = evaluate(chain, batch, routes, memory_limit=float("inf"), with_outputs=True)
     check_equal(values, expected)
 
 
@@ -505,7 +505,7 @@ def counting_chain(blocks):
 
 def sizes_at(chain, routes, images, **kwargs):
     data = at(*np.zeros((images, 2)))
-    return evaluate(chain, routes, data, with_outputs=True, **kwargs).outputs[0, :, 0].tolist()
+    return evaluate(chain, data, routes, with_outputs=True, **kwargs).outputs[0, :, 0].tolist()
 
 
 def test_takes_as_many_images_at_once_as_memory_allows():
@@ -550,15 +550,15 @@ def test_more_routes_take_no_more_memory():
 def test_bad_memory_limit(case, limit):
     chain, routes, batch, _ = case
     with pytest.raises(ValueError, match=r"`memory_limit` must be a number.*Received: memory_lim"):
-        evaluate(chain, routes, batch, memory_limit=limit)
+        evaluate(chain, batch, routes, memory_limit=limit)
 
 
 def test_too_low_a_limit_says_what_is_enough(case):
     chain, routes, batch, expected = case
     with pytest.raises(ValueError, match=r"`memory_limit` must be .*Received: .*=0\.001") as error:
-        evaluate(chain, routes, batch, memory_limit=0.001)
+        evaluate(chain, batch, routes, memory_limit=0.001)
     enough = float(str(error.value).split("must be ")[1].split(" MiB")[0])
-    values = evaluate(chain, routes, batch, memory_limit=enough, with_outputs=True)
+    values = evaluate(chain, batch, routes, memory_limit=enough, with_outputs=True)
     check_equal(values, expected)
 
 
@@ -576,24 +576,24 @@ def test_each_block_is_traced_once():
         return change
 
     chain = plane_chain(*map(traced_change, range(3)))
-    evaluate(chain, [drop(chain, (1, step)) for step in range(3)], at((1, 2)))
+    evaluate(chain, at((1, 2)), [drop(chain, (1, step)) for step in range(3)])
     assert sorted(traced) == [0, 1, 2]
     keys = set(chain.compiled)
     # More routes, batches of other sizes, the last of them smaller, and another call.
     more = [shuffle(chain, 1, seed) for seed in range(5)] + [repeat_last(chain, 1, 7)]
     for images in (1, 5, 300):
-        evaluate(chain, more, at(*np.ones((images, 2))))
+        evaluate(chain, at(*np.ones((images, 2))), more)
     assert sorted(traced) == [0, 1, 2]
     assert set(chain.compiled) == keys
     # All scales share one function, which is not the plain one.
     scaled = [repeat_last(chain, 1, times, scale) for times in (1, 3) for scale in (0.5, 0.1, -2)]
-    evaluate(chain, scaled, at((1, 2)))
+    evaluate(chain, at((1, 2)), scaled)
     assert sorted(traced) == [0, 1, 2, 2]
     assert len(set(chain.compiled) - keys) == 1
     # Images and labels of another type are compiled for anew, once.
     images, labels = at((1, 2))
     for _ in range(2):
-        evaluate(chain, more, (images.astype("float64"), labels))
+        evaluate(chain, (images.astype("float64"), labels), more)
     assert sorted(traced) == [0, 0, 1, 1, 2, 2, 2]
 
 
@@ -601,7 +601,7 @@ def test_scales_that_share_a_function_are_told_apart():
     chain = plane_chain(doubles)
     scales = (0.5, 0.25, 3, 0, -1)
     routes = [repeat_last(chain, 1, 1, scale) for scale in scales]
-    values = evaluate(chain, routes, at((1, -1)), with_outputs=True)
+    values = evaluate(chain, at((1, -1)), routes, with_outputs=True)
     expected = [2 + 2 * scale for scale in scales]
     np.testing.assert_allclose(values.outputs[:, 0, 0], expected, rtol=1e-6)
 
@@ -610,12 +610,12 @@ def test_follows_the_weights():
     net = random_network()
     chain, batch = tfr.chain(net), random_batch(net)
     routes = some_routes(chain)
-    before = evaluate(chain, routes, batch, with_outputs=True).outputs
+    before = evaluate(chain, batch, routes, with_outputs=True).outputs
     for unit in net.sections()[1][1][1]:
         unit.convolution1.bias.assign_add(np.ones(8, "float32"))
-    after = evaluate(chain, routes, batch, with_outputs=True).outputs
+    after = evaluate(chain, batch, routes, with_outputs=True).outputs
     assert np.abs(after - before).max(axis=(1, 2)).min() > 0.01
-    fresh = evaluate(tfr.chain(net), routes, batch, with_outputs=True).outputs
+    fresh = evaluate(tfr.chain(net), batch, routes, with_outputs=True).outputs
     np.testing.assert_array_equal(after, fresh)
 
 
@@ -626,7 +626,7 @@ def test_images_of_any_size():
     for size in (8, 12):
         images = rng.normal(size=(3, size, size, 3)).astype("float32")
         labels = rng.integers(0, 5, 3)
-        values = evaluate(chain, some_routes(chain), (images, labels))
+        values = evaluate(chain, (images, labels), some_routes(chain))
         expected = expected_of(net, some_routes(chain), images, labels)
         np.testing.assert_allclose(values.distance, expected["distance"], **TOLERANCE)
         np.testing.assert_allclose(values.cross_entropy, expected["cross_entropy"], **TOLERANCE)
@@ -642,7 +642,7 @@ def test_leaves_the_network_as_it_was():
     before = [v.numpy().copy() for v in variables]
     nodes = [len(layer._inbound_nodes) for layer in net._flatten_layers()]
     chain = tfr.chain(net)
-    evaluate(chain, [drop(chain, (1, 1)), repeat_last(chain, 1, 2, 0.5)], batch)
+    evaluate(chain, batch, [drop(chain, (1, 1)), repeat_last(chain, 1, 2, 0.5)])
     for variable, old in zip(variables, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), old, err_msg=variable.path)
     assert [len(layer._inbound_nodes) for layer in net._flatten_layers()] == nodes
@@ -651,7 +651,7 @@ def test_leaves_the_network_as_it_was():
 
 def test_a_progress_bar_is_on_stderr_alone(case, capsys):
     chain, routes, batch, expected = case
-    values = evaluate(chain, routes, sliced(5)(*batch), with_outputs=True, progress=True)
+    values = evaluate(chain, sliced(5)(*batch), routes, with_outputs=True, progress=True)
     check_equal(values, expected)
     assert capsys.readouterr().out == ""
 
@@ -679,13 +679,13 @@ BAD_DATA = {
 def test_bad_data(case, data, message):
     chain, routes, *_ = case
     with pytest.raises(ValueError, match=f"`data`.*{message}.*Received: "):
-        evaluate(chain, routes, data)
+        evaluate(chain, data, routes)
 
 
 def test_endless_data(case):
     chain, routes, batch, _ = case
     with pytest.raises(ValueError, match=r"`data` must end.*Received: "):
-        evaluate(chain, routes, tf.data.Dataset.from_tensors(batch).repeat())
+        evaluate(chain, tf.data.Dataset.from_tensors(batch).repeat(), routes)
 
 
 def test_routes_of_another_chain(case):
@@ -693,13 +693,13 @@ def test_routes_of_another_chain(case):
     other = tfr.chain(random_network(blocks=3))
     for routes in ([drop(other, (1, 1))], [drop(chain, (1, 1)), None]):
         with pytest.raises(ValueError, match=r"`routes` must hold routes .*Received: "):
-            evaluate(chain, routes, batch)
+            evaluate(chain, batch, routes)
 
 
 def test_one_route_is_no_list(case):
     chain, routes, batch, _ = case
     with pytest.raises(ValueError, match=r"`routes` must .*Received: "):
-        evaluate(chain, routes[0], batch)
+        evaluate(chain, batch, routes[0])
 
 
 def test_routes_that_leave_out_a_change_of_the_shape():
@@ -708,9 +708,9 @@ def test_routes_that_leave_out_a_change_of_the_shape():
     other = tfr.chain(random_network(widths=(4, 4, 4), transition="convolution"))
     batch = np.zeros((2, 8, 8, 3), "float32"), np.zeros(2, int)
     with pytest.raises(ValueError, match=r"`routes` must hold routes .*Received: "):
-        evaluate(chain, [drop(other, (2, 0))], batch)
+        evaluate(chain, batch, [drop(other, (2, 0))])
 
 
 def test_bad_chain():
     with pytest.raises(ValueError, match=r"`chain` must be a .*Chain.*Received: chain=3"):
-        evaluate(3, [], (np.zeros((1, 8, 8, 3)), np.zeros(1)))
+        evaluate(3, (np.zeros((1, 8, 8, 3)), np.zeros(1)), [])

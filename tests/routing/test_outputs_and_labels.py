@@ -90,7 +90,7 @@ def test_a_softmax_however_it_is_written(name):
     model = network(SOFTMAXES[name])
     chain = tfr.chain(model)
     assert chain.outputs == "probabilities"
-    values = evaluate(chain, [unperturbed(chain)], (IMAGES, INDICES))
+    values = evaluate(chain, (IMAGES, INDICES), [unperturbed(chain)])
     outputs = ops.convert_to_numpy(ops.cast(model(IMAGES), "float32"))
     # The logits say more than what was rounded to bfloat16.
     allowed = 0.03 if name == "cast to bfloat16" else 1e-5
@@ -118,7 +118,7 @@ def test_a_sigmoid_however_it_is_written(head):
     rows = np.eye(CLASSES)[INDICES]
     outputs = np.float64(chain(IMAGES))
     said = np.where(rows == 1, outputs, 1 - outputs)
-    values = evaluate(chain, [unperturbed(chain)], (IMAGES, rows))
+    values = evaluate(chain, (IMAGES, rows), [unperturbed(chain)])
     np.testing.assert_allclose(values.cross_entropy[0], -np.log(said).sum(axis=1), rtol=1e-4)
 
 
@@ -181,7 +181,7 @@ def test_routes_are_not_scored_on_values(outputs, tmp_path):
     tfr.export(model, tmp_path / "net")
     for chain in (tfr.chain(model), tfr.chain(tmp_path / "net")):
         for probe in (
-            lambda chain, data: evaluate(chain, [unperturbed(chain)], data),
+            lambda chain, data: evaluate(chain, data, [unperturbed(chain)]),
             probes.drop_blocks,
             probes.readout,
             probes.repeat_last_block,
@@ -281,7 +281,7 @@ def test_the_error_is_that_of_keras_even_where_all_labels_are_zero():
     for labels in (np.zeros(6, int), BINARY):
         loss, accuracy = model.evaluate(IMAGES, labels, verbose=0)
         chain = tfr.chain(model)
-        values = evaluate(chain, [unperturbed(chain)], (IMAGES, labels))
+        values = evaluate(chain, (IMAGES, labels), [unperturbed(chain)])
         np.testing.assert_allclose(values.wrong.mean(), 1 - accuracy, rtol=1e-6)
         np.testing.assert_allclose(values.cross_entropy.mean(), loss, rtol=1e-5)
     assert 0 < accuracy < 1
@@ -293,7 +293,7 @@ def test_values_of_routes_through_a_network_of_two_classes():
     model.layers[-1].bias.assign([-np.median(np.log(p / (1 - p)))])
     chain = tfr.chain(model)
     routes = [unperturbed(chain), drop(chain, (1, 0)), drop(chain, (1, 0), (1, 1))]
-    values = evaluate(chain, routes, (IMAGES, BINARY), with_outputs=True)
+    values = evaluate(chain, (IMAGES, BINARY), routes, with_outputs=True)
     p = np.float64(values.outputs[..., 0])
     for name, expected in binary_scores(np.log(p / (1 - p)), BINARY).items():
         np.testing.assert_allclose(getattr(values, name), expected, rtol=1e-4, atol=1e-5)
@@ -311,7 +311,9 @@ def test_chance_of_two_classes(form):
     frame = probes.convergence_indices(model, data, times=2)
     np.testing.assert_allclose(frame["chance"], 0.5)
     np.testing.assert_allclose(frame["error"][frame["basis"] == "labels"], 1 / 6)
-    largest = probes.convergence_frames(model, data, 2, "largest class", at_chance="nan")[1]
+    largest = probes.convergence_frames(
+        model, data, times=2, chance="largest class", at_chance="nan"
+    )[1]
     np.testing.assert_allclose(largest["chance"], min(labels.mean(), 1 - labels.mean()))
 
 
@@ -724,12 +726,12 @@ def test_routes_are_not_scored_on_outputs_of_other_shapes(name):
     chain = tfr.chain(keras.Model(inputs, head(state)))
     routes = [unperturbed(chain)]
     with pytest.raises(ValueError, match="Where a row of outputs for each image stands for"):
-        evaluate(chain, routes, (IMAGES, INDICES))
+        evaluate(chain, (IMAGES, INDICES), routes)
     # What the message says, though there is no row.
     for outputs in ("logits", "label_probabilities"):
         said = dataclasses.replace(chain, outputs=outputs)
         with pytest.raises(ValueError, match=rf"must return one row of outputs .*{words}"):
-            evaluate(said, routes, (IMAGES, BINARY))
+            evaluate(said, (IMAGES, BINARY), routes)
     assert probes.perturbation(chain, (IMAGES, INDICES))["perturbation"].gt(0).all()
 
 
@@ -792,7 +794,7 @@ def test_data_that_cannot_be_used(name, classifier):
     data, words = WRONG_DATA[name]
     routes = [unperturbed(classifier)]
     for probe in (
-        lambda data: evaluate(classifier, routes, data),
+        lambda data: evaluate(classifier, data, routes),
         lambda data: probes.block_metrics(classifier, data),
     ):
         with pytest.raises(ValueError, match=rf"Argument `data` must .*{words}.*Received: "):

@@ -290,7 +290,7 @@ def test_messages_end_with_what_was_given(projecting, make, received):
 
 
 def values_of(chain, routes, batch):
-    values = evaluate(chain, routes, batch, with_outputs=True)
+    values = evaluate(chain, batch, routes, with_outputs=True)
     return values.outputs, values.cross_entropy, values.wrong
 
 

@@ -97,8 +97,8 @@ def probes_of(chain, data):
     """All probes by name, as functions without arguments that return a frame or an array."""
     images, _ = data
     block = chain.blocks[1]
-    place = block.stage, block.step
-    state, _ = chain.lead_to(chain.stem(images), *place)
+    place = {"stage": block.stage, "block": block.step}
+    state, _ = chain.lead_to(chain.stem(images), *place.values())
     vectors = np.random.default_rng(2).normal(size=state.shape).astype("float32")
     chosen = [routes.unperturbed(chain), routes.drop(chain, (1, 0)), routes.read_out(chain, 1, 0)]
     found = {
@@ -108,7 +108,9 @@ def probes_of(chain, data):
         "readout": lambda: probes.readout(chain, data),
         "drop_blocks": lambda: probes.drop_blocks(chain, data),
         "repeat_last_block": lambda: probes.repeat_last_block(chain, data, times=2),
-        "repeat_last_block, scaled": lambda: probes.repeat_last_block(chain, data, 2, scale=0.5),
+        "repeat_last_block, scaled": lambda: probes.repeat_last_block(
+            chain, data, times=2, scale=0.5
+        ),
         "convergence_indices": lambda: probes.convergence_frames(
             chain, data, times=2, at_chance="nan"
         )[1],
@@ -118,8 +120,8 @@ def probes_of(chain, data):
         "weight_deviations": lambda: probes.weight_deviations(chain),
         "fixed_point": lambda: probes.fixed_point(chain, data, times=3),
         "evaluate_routes": lambda: probes.evaluate_routes(chain, data, chosen, per_image=True),
-        "metric_product": lambda: probes.metric_product(chain, images, *place, vectors),
-        "metric_eigenvalues": lambda: probes.metric_eigenvalues(chain, data, *place, count=2),
+        "metric_product": lambda: probes.metric_product(chain, images, **place, vectors=vectors),
+        "metric_eigenvalues": lambda: probes.metric_eigenvalues(chain, data, **place, count=2),
         "line_element": lambda: probes.line_element(chain, data, per_image=True),
         "path_lengths": lambda: probes.path_lengths(chain, data),
         "line_between": lambda: probes.line_between(chain, images[:2], images[2:], points=2),

@@ -341,7 +341,7 @@ def test_routes_are_those_of_the_evaluator(called, name):
     chain = tfr.chain(called.live[name])
     calls = {key: route for key, (_, route) in calls_of(chain).items() if route is not None}
     chosen = [route(chain) for route in calls.values()]
-    expected = evaluate(chain, chosen, called.data[name], with_outputs=True).outputs
+    expected = evaluate(chain, called.data[name], chosen, with_outputs=True).outputs
     for key, outputs in zip(calls, expected, strict=True):
         np.testing.assert_allclose(
             called.values[name][key], outputs, err_msg=key, rtol=1e-6, atol=1e-7

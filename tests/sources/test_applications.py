@@ -109,7 +109,7 @@ def test_numbers(name):
     size = np.abs(expected).max()
     for block in movable[-2:]:
         route = drop(chain, (block.stage, block.step))
-        outputs = evaluate(chain, [route], (images, labels), with_outputs=True).outputs[0]
+        outputs = evaluate(chain, (images, labels), [route], with_outputs=True).outputs[0]
         assert np.abs(outputs - expected).max() > 1e-4 * size
         last = list(block.weights)[-1].partition("/")[0]
         weights = [w for role, w in block.weights.items() if role.partition("/")[0] == last]

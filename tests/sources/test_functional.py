@@ -420,7 +420,7 @@ def test_dropping_a_block_is_building_without_it(case):
         if block.keeps_shape
     ]
     routes = [drop(chain, place) for _, place in places]
-    outputs = evaluate(chain, routes, batch, with_outputs=True).outputs
+    outputs = evaluate(chain, batch, routes, with_outputs=True).outputs
     whole = model(batch[0], training=False)
     for (number, _), measured in zip(places, outputs, strict=True):
         without = copied(builder(skip=(number,))[0], model)(batch[0], training=False)
@@ -788,8 +788,8 @@ def test_a_nested_residual_network_is_its_own_chain(changes):
             assert (block.lipschitz is None) == (other.lipschitz is None)
         routes = [drop(chain, (1, 1)), drop(chain, (2, 2)), repeat_last(chain, 2, 2, 0.5)]
         of_net = [drop(own, (1, 1)), drop(own, (2, 2)), repeat_last(own, 2, 2, 0.5)]
-    values = evaluate(chain, routes, (2 * images, labels), with_outputs=True).outputs
-    expected = evaluate(own, of_net, (images, labels), with_outputs=True).outputs
+    values = evaluate(chain, (2 * images, labels), routes, with_outputs=True).outputs
+    expected = evaluate(own, (images, labels), of_net, with_outputs=True).outputs
     np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -799,7 +799,7 @@ def test_bounds_follow_the_weights_of_a_nested_network():
     chain = tfr.chain(model)
     images, labels = random_batch(net)
     randomise(net, 7)
-    measured = evaluate(chain, [unperturbed(chain)], (images, labels), with_outputs=True).outputs
+    measured = evaluate(chain, (images, labels), [unperturbed(chain)], with_outputs=True).outputs
     np.testing.assert_allclose(measured[0], net.predict(images, verbose=0), rtol=1e-5)
 
 
@@ -1019,7 +1019,7 @@ def test_following_a_route():
     chain = tfr.chain(model)
     images, labels = batch_of(model)
     route = repeat_last(chain, 2, 2, 0.5)
-    outputs = evaluate(chain, [route], (images, labels), with_outputs=True).outputs[0]
+    outputs = evaluate(chain, (images, labels), [route], with_outputs=True).outputs[0]
     np.testing.assert_allclose(follow(chain, route)(images), outputs, rtol=1e-5)
 
 

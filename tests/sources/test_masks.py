@@ -133,5 +133,5 @@ def test_masks_that_cross_nothing_are_kept(name, tmp_path):
             chains.append(tfr.chain(tmp_path / "net"))
         for chain in chains:
             assert len(chain.blocks) == 2
-            values = evaluate(chain, [unperturbed(chain)], (IDS, LABELS), with_outputs=True)
+            values = evaluate(chain, (IDS, LABELS), [unperturbed(chain)], with_outputs=True)
             np.testing.assert_allclose(values.outputs[0], expected, rtol=1e-4, atol=1e-5)

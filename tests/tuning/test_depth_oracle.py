@@ -1327,7 +1327,11 @@ class TestArguments:
 
     def test_accepted(self):
         oracle = DepthOracle(
-            np.array([4, 5]), np.float32(0.1), [1, 2], np.array([8, 9]), tolerance=3
+            np.array([4, 5]),
+            epsilon=np.float32(0.1),
+            min_blocks=[1, 2],
+            max_blocks=np.array([8, 9]),
+            tolerance=3,
         )
         assert oracle.start == (4, 5)
         assert oracle.limits == [(1, 8), (2, 9)]

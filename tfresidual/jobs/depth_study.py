@@ -408,10 +408,10 @@ def _check_search(settings, search):
             raise nothing_to_couple(settings, f"max_blocks={search.max_blocks!r}")
     tuning.DepthOracle(
         _depths(search.start),
-        settings.epsilon,
-        search.min_blocks,
-        search.max_blocks,
-        search.tolerance,
+        epsilon=settings.epsilon,
+        min_blocks=search.min_blocks,
+        max_blocks=search.max_blocks,
+        tolerance=search.tolerance,
         max_trials=search.max_trials,
     )
     if search.warm_start and settings.share_from is not None:

@@ -83,7 +83,7 @@ class DenseBlock(keras.layers.Layer):
         `(images, width)`; the output has the same shape.
     """
 
-    def __init__(self, hidden, shortcut=True, branch_initializer=None, **kwargs):
+    def __init__(self, hidden, *, shortcut=True, branch_initializer=None, **kwargs):
         super().__init__(**kwargs)
         self.hidden = check_int("hidden", hidden, at_least=1)
         self.shortcut = check_bool("shortcut", shortcut)
@@ -156,6 +156,7 @@ class InverseProblemNetwork(keras.Model):
     def __init__(
         self,
         kind,
+        *,
         blocks=8,
         width=8,
         hidden=16,
@@ -176,7 +177,13 @@ class InverseProblemNetwork(keras.Model):
             if isinstance(own, keras.initializers.Initializer):
                 # A single object without a seed would give all blocks the same weights.
                 own = own.clone()
-            return DenseBlock(hidden, kind != "feedforward", own, dtype=policy, name=name)
+            return DenseBlock(
+                hidden,
+                shortcut=kind != "feedforward",
+                branch_initializer=own,
+                dtype=policy,
+                name=name,
+            )
 
         inputs = keras.Input((2,), name="x", dtype=policy.compute_dtype)
         state = keras.layers.Dense(width, dtype=policy, name="encoder")(inputs)

@@ -19,7 +19,7 @@ PRESETS = (
 )
 
 
-def resnet(depth=20, input_shape=CIFAR_SHAPE, classes=10, bottleneck=False, **kwargs):
+def resnet(depth=20, input_shape=CIFAR_SHAPE, classes=10, *, bottleneck=False, **kwargs):
     """Builds a residual network of three stages of equal depth from its number of layers.
 
     Args:
@@ -128,7 +128,7 @@ def wide(input_shape=CIFAR_SHAPE, classes=10, **kwargs):
     )
 
 
-def resnet101(input_shape=CIFAR_SHAPE, classes=10, width=16, stages=3, blocks=16, **kwargs):
+def resnet101(input_shape=CIFAR_SHAPE, classes=10, width=16, *, stages=3, blocks=16, **kwargs):
     """Builds ResNet-101: stages of 16 blocks with separate downsampling blocks between them.
 
     Args:

@@ -107,6 +107,7 @@ class ResidualNetwork(keras.Model):
         self,
         input_shape,
         classes,
+        *,
         blocks=3,
         widths=(16, 32, 64),
         stem_width=None,

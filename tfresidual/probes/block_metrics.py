@@ -10,7 +10,7 @@ from tfresidual.routing.block_values import BLOCK_METRICS, block_values
 SIGNED = ("cosine_loss", "readout_cosine_loss")
 
 
-def block_metrics(chain, data, per_image=False, progress=False):
+def block_metrics(chain, data, *, per_image=False, progress=False):
     """Measures what every block does to the state, in one forward and one backward pass.
 
     With L the loss of one image, h the state before a block, F = block(h) - h and g = dL/dh

@@ -18,6 +18,7 @@ BLOCKS, REPETITIONS = "blocks", "repetitions"
 def borderline(
     chain,
     data,
+    *,
     blocks=5,
     times=20,
     scale=1.0,
@@ -88,7 +89,14 @@ def borderline(
     routes = [route for steps in curves.values() for _, route in steps]
     frames = []
     for split, part in splits_of(data).items():
-        values = evaluate(chain, routes, part, memory_limit, per_image, progress)
+        values = evaluate(
+            chain,
+            part,
+            routes,
+            memory_limit=memory_limit,
+            with_outputs=per_image,
+            progress=progress,
+        )
         begin = 0
         for along, steps in curves.items():
             groups = {

@@ -23,7 +23,7 @@ TIMES = 16
 
 
 def convergence_indices(
-    chain, data, times=TIMES, chance="uniform", memory_limit=MEMORY_LIMIT, progress=False
+    chain, data, *, times=TIMES, chance="uniform", memory_limit=MEMORY_LIMIT, progress=False
 ):
     """Measures the convergence, recurrence and divergence index of every stage.
 
@@ -79,12 +79,15 @@ def convergence_indices(
         "Iterative convergent computation is not a useful inductive bias for ResNets", section
         3.3, fig. 2b; appendix B, fig. 6a for the agreement.
     """
-    return convergence_frames(chain, data, times, chance, memory_limit, progress)[1]
+    return convergence_frames(
+        chain, data, times=times, chance=chance, memory_limit=memory_limit, progress=progress
+    )[1]
 
 
 def convergence_frames(
     chain,
     data,
+    *,
     times=TIMES,
     chance="uniform",
     memory_limit=MEMORY_LIMIT,

@@ -6,7 +6,7 @@ from tfresidual.routing.evaluator import MEMORY_LIMIT
 from tfresidual.routing.routes import drop
 
 
-def drop_blocks(chain, data, memory_limit=MEMORY_LIMIT, progress=False):
+def drop_blocks(chain, data, *, memory_limit=MEMORY_LIMIT, progress=False):
     """Measures what the network answers without each of its blocks, one at a time.
 
     The metrics are those of `evaluate_routes`; the distance is that of the stage the block stands

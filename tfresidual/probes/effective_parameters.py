@@ -9,7 +9,7 @@ from tfresidual.arguments import check_int
 from tfresidual.networks.weight_groups import BlockWeights, groups_of
 
 
-def weight_deviations(chain, first_block=0):
+def weight_deviations(chain, *, first_block=0):
     """Measures how far the weights of every block are from the mean block of their stage.
 
     With W the weights of one role in a block, D = (W - mean of W over the stage's blocks) /
@@ -61,7 +61,7 @@ def weight_deviations(chain, first_block=0):
     return frame.sort_values(["stage", "block"], kind="stable", ignore_index=True)
 
 
-def effective_parameters(chain, first_block=0):
+def effective_parameters(chain, *, first_block=0):
     """Counts the parameters of a network, the less the more alike the blocks of a stage are.
 
     - `raw`: all trainable parameters; what blocks share counts once.

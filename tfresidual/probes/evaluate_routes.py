@@ -14,7 +14,7 @@ METRICS = ("error", "cross_entropy", "entropy", "agreement", "distance")
 
 
 def evaluate_routes(
-    chain, data, routes, per_image=False, memory_limit=MEMORY_LIMIT, progress=False
+    chain, data, routes, *, per_image=False, memory_limit=MEMORY_LIMIT, progress=False
 ):
     """Measures what the network answers on routes through its blocks.
 
@@ -63,7 +63,7 @@ def evaluate_routes(
     routes = checked_routes(chain, routes)
     frames = []
     for split, part in splits_of(data).items():
-        values = evaluate(chain, routes, part, memory_limit, progress=progress)
+        values = evaluate(chain, part, routes, memory_limit=memory_limit, progress=progress)
         columns = _columns(values) | {"margin": values.margin} if per_image else _means(values)
         frame = pd.DataFrame({"route": [route.name for route in routes]})
         if per_image:
@@ -99,7 +99,7 @@ def frames_of_rows(chain, data, tables, memory_limit=MEMORY_LIMIT, progress=Fals
     routes += [route for rows in tables.values() for _, route in rows if route is not None]
     frames, all_values = {name: [] for name in tables}, {}
     for split, part in splits_of(data).items():
-        values = evaluate(chain, routes, part, memory_limit, progress=progress)
+        values = evaluate(chain, part, routes, memory_limit=memory_limit, progress=progress)
         means, index = _means(values), 1
         for name, rows in tables.items():
             records = []

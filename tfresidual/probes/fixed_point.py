@@ -19,7 +19,7 @@ ULPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16
 SMALLEST_CHANGE = 4
 
 
-def fixed_point(chain, data, times=50, progress=False):
+def fixed_point(chain, data, *, times=50, progress=False):
     """Measures where a stage goes when its last block is applied on and on.
 
     One stage at a time, without what follows it. With z_0 the state that the stage's last block

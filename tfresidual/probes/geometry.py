@@ -33,7 +33,7 @@ GUARDS = 1
 SMALLEST_INDEPENDENT = 1e-5
 
 
-def metric_product(chain, images, stage, block, vectors, progress=False):
+def metric_product(chain, images, *, stage, block, vectors, progress=False):
     """Multiplies vectors by the metric at the state before a block: g x = J'J x.
 
     J is the Jacobian of what leads from the state before the block to the last state, which the
@@ -79,6 +79,7 @@ def metric_product(chain, images, stage, block, vectors, progress=False):
 def metric_eigenvalues(
     chain,
     data,
+    *,
     stage,
     block,
     count=3,
@@ -154,7 +155,7 @@ def metric_eigenvalues(
     return pd.concat(frames, ignore_index=True)
 
 
-def line_element(chain, data, per_image=False, progress=False):
+def line_element(chain, data, *, per_image=False, progress=False):
     """Measures how long each block's step is, through the layers and over the data's surface.
 
     Hauser's line element (eq. 12) is ds^2 = dx^2 + g dx dx. Its first part is defined there as
@@ -196,7 +197,7 @@ def line_element(chain, data, per_image=False, progress=False):
     return measure(chain, "line element", function, data, per_image, progress, with_labels=False)
 
 
-def path_lengths(chain, data, progress=False):
+def path_lengths(chain, data, *, progress=False):
     """Measures how long the way of an image through each stage is, by the line element.
 
     That of a stage is the sum of `length` over its blocks, see `line_element`: the computational
@@ -245,7 +246,9 @@ def path_lengths_of(frame):
     return stages.reset_index().astype({"blocks": int})
 
 
-def line_between(chain, first_images, second_images, stage=1, block=0, points=16, progress=False):
+def line_between(
+    chain, first_images, second_images, *, stage=1, block=0, points=16, progress=False
+):
     """Measures the straight line between the states of two images by the pulled-back metric.
 
     Let a and b be the states before a block. `length` is that of the line from a to b by the

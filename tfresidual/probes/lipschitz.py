@@ -9,7 +9,7 @@ from tfresidual.routing.batches import progress_bar
 METRICS = ("estimate", "residual", "certified", "divisor")
 
 
-def lipschitz(chain, progress=False):
+def lipschitz(chain, *, progress=False):
     """Reads what bounds the branches of blocks with a Lipschitz bound, at inference.
 
     A branch is a product of convolutions, with batch normalization folded in, and ReLUs: its

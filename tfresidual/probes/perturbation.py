@@ -11,7 +11,7 @@ from tfresidual.routing.block_values import STEP_METRICS, step_values
 ALL_STAGES = "all"
 
 
-def perturbation(chain, data, per_image=False, progress=False):
+def perturbation(chain, data, *, per_image=False, progress=False):
     """Measures how much every block moves the state, in one forward pass.
 
     With h the state before a block and F = block(h) - h, norms over all features of one image:
@@ -43,7 +43,7 @@ def perturbation(chain, data, per_image=False, progress=False):
     return measure(chain, "perturbation", function, data, per_image, progress, with_labels=False)
 
 
-def computational_distance(chain, data, progress=False):
+def computational_distance(chain, data, *, progress=False):
     """Measures how far the state travels through each stage, and the mean step.
 
     The distance of a stage is the sum of |F| over its blocks, the scaled distance that of

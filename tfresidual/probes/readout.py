@@ -6,7 +6,7 @@ from tfresidual.routing.evaluator import MEMORY_LIMIT
 from tfresidual.routing.routes import read_out
 
 
-def readout(chain, data, memory_limit=MEMORY_LIMIT, progress=False):
+def readout(chain, data, *, memory_limit=MEMORY_LIMIT, progress=False):
     """Measures what the network answers when a stage is left behind each of its blocks.
 
     The later stages follow as they were trained; in the last stage, the head follows at once. The

@@ -21,7 +21,7 @@ IMAGES_OF_A_STEP = 64
 
 
 def repeat_last_block(
-    chain, data, times=16, scale=1.0, steps=True, memory_limit=MEMORY_LIMIT, progress=False
+    chain, data, *, times=16, scale=1.0, steps=True, memory_limit=MEMORY_LIMIT, progress=False
 ):
     """Measures what the network answers when a stage's last block is applied more often.
 

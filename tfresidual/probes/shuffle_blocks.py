@@ -13,7 +13,7 @@ from tfresidual.routing.routes import movable_runs, shuffle
 
 
 def shuffle_blocks(
-    chain, data, swaps=(1, 2, 4, 8), draws=3, seed=0, memory_limit=MEMORY_LIMIT, progress=False
+    chain, data, *, swaps=(1, 2, 4, 8), draws=3, seed=0, memory_limit=MEMORY_LIMIT, progress=False
 ):
     """Measures what the network answers when blocks of a stage change places at random.
 

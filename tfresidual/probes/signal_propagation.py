@@ -23,7 +23,7 @@ METRICS = (
 )
 
 
-def signal_propagation(chain, data, per_image=False, progress=False):
+def signal_propagation(chain, data, *, per_image=False, progress=False):
     """Measures state and gradient at every block, and what of the gradient the shortcuts carry.
 
     With L the loss of one image, h the state before a block, g = dL/dh through the rest of the

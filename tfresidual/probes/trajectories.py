@@ -39,7 +39,7 @@ def _block(step, layer):
     return Block(stage=1, step=step, keeps_shape=True, apply=lambda state: layer(state))
 
 
-def trajectories(chain, inputs, routes=None):
+def trajectories(chain, inputs, *, routes=None):
     """Reads an estimate from the state before the first block and behind every block applied.
 
     The head, which was trained for the last state, is applied to each of them. No block and no

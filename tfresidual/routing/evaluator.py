@@ -75,7 +75,7 @@ class RouteValues:
     classes: int
 
 
-def evaluate(chain, routes, data, memory_limit=MEMORY_LIMIT, with_outputs=False, progress=False):
+def evaluate(chain, data, routes, *, memory_limit=MEMORY_LIMIT, with_outputs=False, progress=False):
     """Runs routes over a dataset, each block applied once to what routes have in common.
 
     Every block is compiled once for a chain and a shape of image, whatever the routes are.
@@ -85,9 +85,9 @@ def evaluate(chain, routes, data, memory_limit=MEMORY_LIMIT, with_outputs=False,
 
     Args:
         chain: a `tfresidual.routing.Chain`.
-        routes: `Route`s through it.
         data: a `tf.data.Dataset` of batches `(images, labels)` or a pair of arrays. The images
             are put together anew, so the size of its batches does not matter.
+        routes: `Route`s through it.
         memory_limit: MiB that the call may take beside data, results and compiled functions: for
             the states that wait, and what is computed inside of the block at work. Fewer images
             are taken at once where it is low.

@@ -119,6 +119,7 @@ class DepthOracle(keras_tuner.Oracle):
     def __init__(
         self,
         start,
+        *,
         epsilon=0.1,
         min_blocks=1,
         max_blocks=128,

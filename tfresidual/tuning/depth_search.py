@@ -115,6 +115,7 @@ class DepthSearch(keras_tuner.Tuner):
     def __init__(
         self,
         hypermodel,
+        *,
         epsilon=0.1,
         start=(4, 4, 4),
         min_blocks=1,
@@ -142,12 +143,12 @@ class DepthSearch(keras_tuner.Tuner):
         of_oracle = {name: kwargs.pop(name) for name in OF_ORACLE if name in kwargs}
         oracle = DepthOracle(
             start,
-            epsilon,
-            min_blocks,
-            max_blocks,
-            tolerance,
-            warm_start,
-            hyperparameters,
+            epsilon=epsilon,
+            min_blocks=min_blocks,
+            max_blocks=max_blocks,
+            tolerance=tolerance,
+            warm_start=warm_start,
+            hyperparameters=hyperparameters,
             settings={"seed": seed, "executions_per_trial": executions},
             max_trials=max_trials,
             **of_oracle,

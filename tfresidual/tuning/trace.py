@@ -80,9 +80,10 @@ def read_search(folder):
     with reading(path):
         oracle = DepthOracle(
             search["start"],
-            search["epsilon"],
-            *([limits[place] for limits in search["limits"]] for place in (0, 1)),
-            search["tolerance"],
+            epsilon=search["epsilon"],
+            min_blocks=[least for least, _ in search["limits"]],
+            max_blocks=[most for _, most in search["limits"]],
+            tolerance=search["tolerance"],
             warm_start=search["settings"]["warm_start"],
             settings=search["settings"],
             max_trials=search["max_trials"],

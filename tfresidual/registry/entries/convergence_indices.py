@@ -10,11 +10,11 @@ def run(chain, data, options, progress):
     frames, indices = probes.convergence_frames(
         chain,
         data,
-        options.times,
-        options.chance,
-        options.memory_limit,
-        progress,
-        options.at_chance,
+        times=options.times,
+        chance=options.chance,
+        memory_limit=options.memory_limit,
+        progress=progress,
+        at_chance=options.at_chance,
     )
     return {"convergence_indices": indices, **frames}
 

@@ -19,8 +19,8 @@ def run(chain, data, options, progress):
     frame = probes.repeat_last_block(
         chain,
         data,
-        options.times,
-        options.scale,
+        times=options.times,
+        scale=options.scale,
         memory_limit=options.memory_limit,
         progress=progress,
     )
