@@ -462,7 +462,7 @@ def depths(flag, meaning, default):
     *TRAINING_OPTIONS,
     depths("--start", "Blocks of each stage to begin with.", 4),
     depths("--min-blocks", "The smallest depth of a stage.", 1),
-    depths("--max-blocks", "The largest depth of a stage.", 64),
+    depths("--max-blocks", "The largest depth of a stage.", 128),
     option(
         "--tolerance",
         "Blocks by which a stage may be deeper than it must.",

@@ -115,7 +115,7 @@ def describe(name, digits=3):
 
 def load(
     name,
-    batch_size=128,
+    batch_size=64,
     *,
     digits=3,
     train_size=None,

@@ -79,7 +79,7 @@ class SearchSettings:
 
     start: int | tuple = 4
     min_blocks: int | tuple = 1
-    max_blocks: int | tuple = 64
+    max_blocks: int | tuple = 128
     tolerance: int = 0
     executions: int = 1
     max_trials: int | None = None

@@ -20,7 +20,7 @@ def borderline(
     data,
     *,
     blocks=5,
-    times=20,
+    times=16,
     scale=1.0,
     probability=0.1,
     memory_limit=MEMORY_LIMIT,
