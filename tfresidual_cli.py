@@ -1,8 +1,8 @@
 """The command line `tfresidual`.
 
-It stands beside the package, not in it: importing anything of `tfresidual` loads TensorFlow,
-which takes seconds, and `tfresidual --help` should not. The commands import the package when they
-run.
+This module is outside of the package, because importing anything from `tfresidual` loads
+TensorFlow. That takes seconds, which `tfresidual --help` should not need. The commands import the
+package when they run.
 """
 
 import _thread
@@ -41,7 +41,7 @@ LAYOUTS = (
     "bn_after_addition",
     "original",
 )
-# Each probe has a file of this name. Looked up without importing the package.
+# Each probe has a file of its name. The files are listed without importing the package.
 _PACKAGE = importlib.util.find_spec("tfresidual").submodule_search_locations[0]
 _ENTRIES = pathlib.Path(_PACKAGE, "registry", "entries").glob("[a-z]*.py")
 PROBES = tuple(sorted(path.stem for path in _ENTRIES))
@@ -60,32 +60,32 @@ RECIPES = (
 )
 
 
-# The bounds of numbers; the package, which has them too, cannot be read without TensorFlow.
+# Bounds of numbers. The package has them too, but cannot be imported without TensorFlow.
 MOST, MOST_BLOCKS, MOST_TIMES = 10**9, 10_000, 1000
 
 
 def option(flag, meaning, default, **kwargs):
-    """An option that sets one field of `Settings` or of `ProbeOptions`.
+    """Returns an option that sets one field of `Settings` or of `ProbeOptions`.
 
-    The default is only shown here; it stands in that class, which cannot be read without loading
-    TensorFlow.
+    The default is only shown here. It is defined in that class, which cannot be imported without
+    loading TensorFlow.
     """
     return click.option(flag, help=f"{meaning}  [default: {default}]", **kwargs)
 
 
 def number(flag, meaning, default, most=MOST, **kwargs):
-    """An option that takes a positive int."""
+    """Returns an option that takes a positive int."""
     kind = click.IntRange(1, most)
     return option(flag, meaning, default, type=kind, metavar="N", **kwargs)
 
 
 def step(flag, meaning, default):
-    """An option that takes the place of a block in its stage."""
+    """Returns an option that takes a block index."""
     return option(flag, meaning, default, type=click.IntRange(0, MOST), metavar="K")
 
 
 def data_options(of_run=None):
-    """The options that name the data; `of_run` stands for all defaults, if given."""
+    """Returns the options that describe the data; `of_run`, if given, replaces shown defaults."""
     sizes = (
         ("--train-size", "Images to train on.", "20000 of digitclutter, else all"),
         ("--validation", "Images held out to choose the best epoch.", 2000),
@@ -230,7 +230,7 @@ FOLDER_OPTION = option(
 
 
 def options(*chosen):
-    """Adds options to a command, in the order given."""
+    """Returns a decorator that adds options to a command, in the order given."""
 
     def add(command):
         for option in reversed(chosen):
@@ -434,7 +434,7 @@ def export(source, path, serving_only, overwrite):
 
 
 class Depths(click.ParamType):
-    """Blocks of the stages: one number for all, or one a stage, as in 4,4,6."""
+    """Number of blocks of the stages: one number for all, or one per stage, as in 4,4,6."""
 
     name = "depths"
 
@@ -453,7 +453,7 @@ class Depths(click.ParamType):
 
 
 def depths(flag, meaning, default):
-    """An option that takes blocks of stages."""
+    """Returns an option that takes the number of blocks of the stages."""
     return option(flag, meaning, default, type=Depths(), metavar="N[,N...]")
 
 
@@ -555,11 +555,11 @@ def data(download, **given):
 
 
 def main(arguments=None):
-    """Runs the command line; one line on stderr and an exit code where something is wrong."""
+    """Runs the command line; errors become one line on stderr and an exit code."""
     with _Interrupts() as interrupts:
         try:
             cli.main(args=arguments, prog_name="tfresidual", standalone_mode=False)
-            # What cannot be printed is found here, not when the interpreter ends.
+            # Output that cannot be printed must fail here, not when the interpreter exits.
             sys.stdout.flush()
         except click.exceptions.NoArgsIsHelpError as error:
             click.echo(error.format_message())
@@ -572,25 +572,25 @@ def main(arguments=None):
             interrupts.are_over = True
             _fail("interrupted", 130)
         except OSError as error:
-            # Those of the package end in `_package`.
+            # Errors of the package are handled in `_package`; this one comes from printing.
             _drop_stdout()
             if error.errno == errno.EPIPE:
                 sys.exit(1)
             _fail(f"the results cannot be printed: {error.strerror}", 1)
         except Exception:
-            # TensorFlow makes an error of its own of what its functions raise.
+            # TensorFlow turns exceptions raised in its functions into errors of its own.
             if not interrupts.have_come:
                 raise
             _fail("interrupted", 130)
 
 
 class _Interrupts:
-    """Lets Ctrl-C end the command wherever it is.
+    """Makes Ctrl-C end the command at any moment.
 
     Python raises the exception wherever the main thread is at that moment. In a `__del__`, or in a
-    function that C calls, it is reported as ignored and gone, as happens while TensorFlow compiles
-    a function. So a thread looks whether the exception is still there, and interrupts again if it
-    is not.
+    function called from C, it is reported as ignored and then lost; this happens while TensorFlow
+    compiles a function. Therefore a thread checks whether the exception still exists, and
+    interrupts again if it does not.
     """
 
     SECONDS_BETWEEN_LOOKS = 0.1
@@ -601,7 +601,7 @@ class _Interrupts:
 
     @property
     def have_come(self):
-        """Whether Ctrl-C was pressed at all."""
+        """Whether Ctrl-C was pressed."""
         return self._raised is not None
 
     def __enter__(self):
@@ -626,7 +626,7 @@ class _Interrupts:
         try:
             raise error
         finally:
-            # This frame, which hangs on the exception, must not keep it.
+            # The traceback refers to this frame, which therefore must not refer to the exception.
             del error
 
     def _watch(self):
@@ -635,7 +635,7 @@ class _Interrupts:
             if self._raised is None or self._raised() is not None or self.are_over:
                 continue
             if hasattr(signal, "pthread_kill"):
-                # Also out of what it waits for.
+                # The signal also interrupts a main thread that is waiting for something.
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
             else:
                 _thread.interrupt_main()
@@ -646,11 +646,11 @@ class _Interrupts:
 
 
 class _Interrupted(KeyboardInterrupt):
-    """Ctrl-C. Other than its base class it can be referred to weakly."""
+    """Ctrl-C. In contrast to its base class, it supports weak references."""
 
 
 def _drop_stdout():
-    """Leaves what could not be printed, so that the interpreter does not try again as it ends."""
+    """Discards unprinted output, so that the interpreter does not try to print it at exit."""
     with contextlib.suppress(OSError), open(os.devnull, "w") as nothing:
         os.dup2(nothing.fileno(), sys.stdout.fileno())
 
@@ -661,7 +661,7 @@ def _fail(message, code):
 
 
 def _epochs_in(out):
-    """What is complete of a training that was interrupted, and how to resume it."""
+    """Returns text on how much of an interrupted training is complete, and how to resume it."""
     paths = pathlib.Path(out or "", "checkpoints").glob("epoch-*.keras") if out else ()
     epochs = [int(path.stem.removeprefix("epoch-")) + 1 for path in paths]
     if not epochs:
@@ -671,12 +671,12 @@ def _epochs_in(out):
 
 
 def _given(values):
-    """The values that were given."""
+    """Returns the values that were given, without those that are `None`."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def _changes(given):
-    """The fields of the settings that options name."""
+    """Returns the fields of the settings that were given as options."""
     given = _given(given)
     if "digits" in given:
         given["digits"] = int(given["digits"])
@@ -691,7 +691,7 @@ def _number_or_text(text):
 
 
 def _settings(package, given, out):
-    """The settings from the options that were given, and the folder to write."""
+    """Returns the settings from the options that were given, and the folder to write."""
     settings = package.settings.Settings(**_changes(given))
     if out is None:
         out = os.path.join("runs", f"{settings.network}-{settings.data}")
@@ -700,10 +700,13 @@ def _settings(package, given, out):
 
 @contextlib.contextmanager
 def _package(after_interrupt):
-    """The package, without the noise of the libraries; its errors end in one line.
+    """Provides the package, loaded without the noise of the libraries.
+
+    Errors of the package end the command with one line on stderr.
 
     Args:
-        after_interrupt: function that says what stands after Ctrl-C, and how to resume.
+        after_interrupt: function that returns text on what is complete after Ctrl-C, and how to
+            resume.
     """
     try:
         click.echo("loading TensorFlow", err=True)
@@ -731,13 +734,13 @@ def _package(after_interrupt):
     except (tuning.SearchError, FolderInUseError) as error:
         _fail(_with_options(str(error)), 1)
     except (ValueError, OSError) as error:
-        # What the package says of its arguments names them and ends in what it received.
+        # Messages of the package about arguments end with the values received.
         if "Received: " not in str(error) and not isinstance(error, OSError):
             raise
         _fail(_with_options(str(error)), 2)
 
 
-# What the package calls some of the parameters of the commands.
+# Names of arguments of the package, and of the parameters of commands that they come from.
 OTHER_NAMES = {
     "folder": "out",
     "name": "data",
@@ -748,7 +751,7 @@ OTHER_NAMES = {
 
 
 def _with_options(message):
-    """An error of the package that names the options of the command, not the arguments."""
+    """Returns a message of the package with options of the command in place of arguments."""
     context = click.get_current_context()
     names = {
         parameter.name: parameter.opts[0]
@@ -772,7 +775,7 @@ def _with_options(message):
 
 @contextlib.contextmanager
 def _without_noise():
-    """Keeps what TensorFlow's libraries write to stderr while they load off the terminal."""
+    """Keeps what TensorFlow's libraries write to stderr off the terminal while they load."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.stderr.flush()
     terminal = os.dup(2)

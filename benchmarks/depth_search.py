@@ -3,20 +3,21 @@
     python benchmarks/depth_search.py [--problems 30] [--trials 60] [--bayesian 2]
 
 Nothing is trained: a tuner of keras-tuner computes the scaled distances of three stages from a law
-whose constants are drawn from a seed. The rule is a mean of 0.1, depths go from 1 to 128, the start
-is (4, 4, 4). keras-tuner's random search and Bayesian optimization see the score that
-`DepthOracle.score_trial` gives, and stop when they have tried the answer, as if they knew it. The
-bisection halves the bounds of all stages in every trial. Bayesian optimization takes part where
-scipy and scikit-learn are installed (`pip install ".[benchmarks]"`), on the first `--bayesian`
-problems only: it takes a quarter of a second a trial.
+whose constants are drawn from a seed. The rule is a mean of 0.1, depths go from 1 to 128, and the
+start is (4, 4, 4). keras-tuner's random search and Bayesian optimization get the score of
+`DepthOracle.score_trial`, and stop as soon as they have tried the answer, as if they knew it. The
+bisection halves the bounds of all stages in every trial. Bayesian optimization is included if scipy
+and scikit-learn are installed (`pip install ".[benchmarks]"`), and only on the first `--bayesian`
+problems, because it takes a quarter of a second per trial.
 
-Prints two tables in Markdown, medians with the worst in brackets. Trials are counted to the first
-setting that meets the rule as measured, to the smallest that does by the law without noise, and to
-the end of the search; "> 60" was not reached. With noise a setting counts as the smallest where no
-stage is more than a block off. "off" is by how many blocks the worst stage of the answer misses the
-smallest. Blocks are those of all trials, as the median of the ratios to `DepthOracle` on the same
-problem: 2x trains twice as many. The second table simulates workers that train at the same time:
-when the last of them ended, and how many trials they trained.
+Prints two tables in Markdown, with medians, and the worst value in brackets. Trials are counted up
+to the first setting that meets the rule as measured, up to the smallest setting that meets it by
+the law without noise, and up to the end of the search; "> 60" means not reached. With noise, a
+setting counts as the smallest if no stage is off by more than one block. "off" is the number of
+blocks by which the worst stage of the answer misses the smallest setting. Blocks are the sum over
+all trials, as the median of the ratios to `DepthOracle` on the same problem: 2x trains twice as
+many. The second table simulates workers that train at the same time. It shows when the last of them
+ended, and how many trials they trained.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from concurrent import futures
 from multiprocessing import get_context
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-# Every core has a search of its own.
+# Every core runs its own search.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import keras_tuner
@@ -43,13 +44,13 @@ from tfresidual.tuning import DepthOracle, blocks
 from tfresidual.tuning.proposals import Measurement
 
 EPSILON, START, DEEPEST = 0.1, (4, 4, 4), 128
-# What the paper prints, for CIFAR-10 and MNIST, and how far the constants lie from it.
+# The distances that the paper prints for CIFAR-10 and MNIST, and how far the constants may differ.
 PRINTED = ((3.69, 3.81, 4.27), (4.11, 3.12, 4.58))
 SPREAD, TAU, NOISE = 0.1, (15, 25), 0.03
 WORKERS = (1, 2, 4)
 
-# The scaled distance of L blocks. The constant of 1/L asks for as many blocks as a distance that
-# stays at D.
+# The scaled distance of L blocks. The constant of the law in 1/L is chosen such that it needs as
+# many blocks as a constant distance D.
 LAWS = {
     "D": lambda d, tau, depth: d,
     "D^2 / (0.1 L)": lambda d, tau, depth: d**2 / (EPSILON * depth),
@@ -60,7 +61,7 @@ NOISY = "D (1 - exp(-L / tau)), 3 % noise"
 
 
 class Problem:
-    """Three stages that follow one law, with constants from a seed."""
+    """Three stages that follow the same law, with constants drawn from a seed."""
 
     def __init__(self, law, seed):
         self.seed = seed
@@ -83,7 +84,7 @@ class Problem:
         return float(self.law(self.constants[stage], self.taus[stage], depth))
 
     def measured(self, depths, trial):
-        """The scaled distances that trial number `trial` measures."""
+        """Returns the scaled distances that trial number `trial` measures."""
         noise = np.random.default_rng([self.seed, trial]).normal(0, self.noise, len(depths))
         return [
             self.distance(stage, depth) * float(1 + noise[stage])
@@ -91,7 +92,7 @@ class Problem:
         ]
 
     def off(self, depths):
-        """By how many blocks the worst stage misses the smallest setting."""
+        """Returns by how many blocks the worst stage misses the smallest setting."""
         return max(abs(a - b) for a, b in zip(depths, self.smallest, strict=True))
 
     def is_smallest(self, depths):
@@ -99,7 +100,7 @@ class Problem:
 
 
 class Scored:
-    """An oracle whose trials get the score that a `DepthOracle` gives them."""
+    """An oracle whose trials get the score of a `DepthOracle`."""
 
     def __init__(self, **kwargs):
         self.judge = DepthOracle(START, epsilon=EPSILON, min_blocks=1, max_blocks=DEEPEST)
@@ -120,7 +121,7 @@ class BayesianOptimization(Scored, keras_tuner.oracles.BayesianOptimizationOracl
 
 
 class Bisection(Scored, keras_tuner.Oracle):
-    """Halves the depths of every stage, taking it that the deepest of them meet the rule."""
+    """Bisects the depth of every stage, assuming that the largest depth meets the rule."""
 
     def populate_space(self, trial_id):
         if self.ongoing_trials:
@@ -131,7 +132,7 @@ class Bisection(Scored, keras_tuner.Oracle):
                 if failing[stage] < measured.blocks < meeting[stage]:
                     bound = meeting if measured.meets(EPSILON) else failing
                     bound[stage] = measured.blocks
-        # Rounded up: where the two are next to one another, the one that meets.
+        # Rounded up: if the two bounds are neighbours, the result is the one that meets the rule.
         setting = [(low + high + 1) // 2 for low, high in zip(failing, meeting, strict=True)]
         values = {f"blocks{stage}": depth for stage, depth in enumerate(setting, start=1)}
         if values in [trial.hyperparameters.values for trial in self.trials.values()]:
@@ -147,7 +148,7 @@ METHODS = {
     "random search": RandomSearch,
     "Bayesian optimization": BayesianOptimization,
 }
-# Those that do not end of themselves.
+# Methods that do not end by themselves.
 ENDLESS = ("random search", "Bayesian optimization")
 
 
@@ -155,7 +156,7 @@ class Computed(keras_tuner.Tuner):
     """A tuner whose trials compute what a trained network would have measured."""
 
     def __init__(self, problem, method, trials, directory):
-        # A seed of 0 is none to keras-tuner.
+        # keras-tuner treats a seed of 0 as no seed.
         oracle = METHODS[method](max_trials=trials, seed=problem.seed + 1)
         self.problem = problem
         self.stops_at_answer = method in ENDLESS
@@ -177,7 +178,7 @@ class Computed(keras_tuner.Tuner):
             self.oracle.max_trials = len(self.oracle.trials)
 
     def depths(self):
-        """The depths of all trials in the order in which they began."""
+        """Returns the depths of all trials, in the order in which they began."""
         return [
             blocks(self.oracle.trials[trial_id].hyperparameters)
             for trial_id in self.oracle.start_order
@@ -185,7 +186,7 @@ class Computed(keras_tuner.Tuner):
 
 
 def search(law, seed, method, cap):
-    """One search, alone; what it needed."""
+    """Runs one search with a single worker and returns what it needed."""
     problem = Problem(law, seed)
     with tempfile.TemporaryDirectory() as directory:
         tuner = Computed(problem, method, cap, directory)
@@ -206,9 +207,10 @@ def search(law, seed, method, cap):
 
 
 def search_together(law, seed, workers, by_blocks, cap):
-    """One search by several workers; when the last one ended, and how many trials they trained.
+    """Simulates a search by several workers.
 
-    A trial lasts 1, or as long as it has blocks.
+    Returns when the last worker ended, and how many trials they trained. A trial lasts 1, or its
+    number of blocks if `by_blocks`.
     """
     with tempfile.TemporaryDirectory() as directory:
         tuner = Computed(Problem(law, seed), "DepthOracle", cap, directory)
@@ -238,9 +240,9 @@ def search_together(law, seed, workers, by_blocks, cap):
 
 
 def run_all(jobs):
-    """Runs all jobs on all cores; tuples of a function and its arguments, with their results."""
+    """Runs jobs, tuples of a function and its arguments, on all cores; returns results by job."""
     columns = (TextColumn("searches"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    # The slow ones first, so that no core waits for another in the end.
+    # Slow jobs first, so that no core waits for another one at the end.
     slow_first = sorted(jobs, key=_weight, reverse=True)
     with (
         futures.ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=_quieten) as pool,
@@ -260,12 +262,12 @@ def _weight(job):
 
 
 def _quieten():
-    # What the Gaussian process says of its convergence.
+    # Warnings of the Gaussian process about its convergence.
     warnings.filterwarnings("ignore", module="sklearn")
 
 
 def table(rows):
-    """Prints rows, the first of them with the names of the columns, in Markdown."""
+    """Prints rows in Markdown; the first row holds the names of the columns."""
     lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
     print("\n".join(f"| {' | '.join(line)} |" for line in lines), end="\n\n")
 
@@ -279,7 +281,7 @@ def median_and_worst(values, endless):
 
 
 def compare_methods(problems, cap, bayesian):
-    """The jobs of the first table, and the function that prints it from their results."""
+    """Returns the jobs of the first table, and a function that prints it from their results."""
     counts = {method: problems for method in METHODS}
     if not all(importlib.util.find_spec(name) for name in ("scipy", "sklearn")):
         bayesian = 0
@@ -315,7 +317,7 @@ def compare_methods(problems, cap, bayesian):
 
 
 def compare_workers(problems, cap):
-    """The jobs of the second table, and the function that prints it from their results."""
+    """Returns the jobs of the second table, and a function that prints it from their results."""
     cases = [(law, by_blocks) for law in (*LAWS, NOISY) for by_blocks in (False, True)]
     jobs = [
         (search_together, law, seed, workers, by_blocks, cap)

@@ -2,8 +2,8 @@
 
     python benchmarks/gradient_coupling.py [--blocks 54] [--coupling 0.9] [--rounds 10]
 
-Batches of 64 images of 32x32x3, widths 16, 32 and 64, SGD with momentum. Prints seconds a step and
-the ratio: 1.03 is a step that takes 3 % longer with coupling.
+Batches of 64 images of 32x32x3, widths 16, 32 and 64, SGD with momentum. Prints seconds per step
+and their ratio: 1.03 means that a step takes 3 % longer with coupling.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from tfresidual.training import GradientCoupling
 
 
 def step_of(blocks, batch, coupling=None):
-    """A training step of a network, without coupling where none is given."""
+    """Returns a training step of a network, without coupling if `coupling` is `None`."""
     network = networks.resnet(2 * blocks + 2)
     optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
     if coupling is not None:

@@ -2,8 +2,8 @@
 
     python benchmarks/metrics_pass.py [--blocks 9 54]
 
-Batches of 64 images of 32x32x3, widths 16, 32 and 64. Prints the pass as a share of the step:
-below 1, measuring all blocks costs less than training on the batch.
+Batches of 64 images of 32x32x3, widths 16, 32 and 64. Prints the time of the pass as a share of the
+time of the step: below 1, measuring all blocks costs less than training on the batch.
 """
 
 import argparse
@@ -33,8 +33,8 @@ if __name__ == "__main__":
         step = keras_step(network)
         step()
         chain = tfr.chain(network)
-        # The probes compile their pass once and keep it on the chain; a pass is what is repeated
-        # for every batch.
+        # The probes compile their pass once and store it in the chain. Only the pass itself, which
+        # is repeated for every batch, is timed.
         probes.block_metrics(chain, (images, labels))
         probes.perturbation(chain, (images, labels))
         passes = {

@@ -2,16 +2,16 @@
 
     python benchmarks/routes.py [--blocks 9 54] [--images 2048]
 
-On one network (widths 16, 32 and 64, images of 32x32x3) and the same images: every single block
-dropped, every stage read out behind every block, and every stage's last block applied 1 to 16 more
-times. Prints
+The routes of one network (widths 16, 32 and 64) on the same images (32x32x3): every single block is
+dropped, every stage is read out after every block, and every stage's last block is applied 1 to 16
+more times. Prints these ratios of times:
 
-- the naive way, a Keras model per perturbation (its layers are shared, nothing is copied) and
-  `predict`, over one call of the evaluator, tracing counted in both;
-- the evaluator over the floor: the block applications that the prefix tree leaves, times the
-  measured time of one block of that stage in the plain forward pass;
-- what it costs to compare the unperturbed route with the network: the evaluator with over without,
-  on one batch.
+- the naive method, one Keras model per route (layers are shared, nothing is copied) and `predict`,
+  over one call of the evaluator, both including tracing;
+- the evaluator over a lower bound (floor): the block applications that remain in the prefix tree,
+  times the measured time of one block of that stage in the plain forward pass;
+- the evaluator with the comparison of the unperturbed route and the network over the evaluator
+  without it, on one batch.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def all_routes(chain):
 
 
 def naive_seconds(network, chosen, images):
-    """One model per route, and `predict`; the seconds, and the classes it names."""
+    """Runs `predict` of one model per route; returns the seconds and the predicted classes."""
     stem, sections, head = network.sections()
     named = []
     begun = time.perf_counter()
@@ -67,7 +67,7 @@ def naive_seconds(network, chosen, images):
 
 
 def stage_passes(chain, images):
-    """For every stage by index, a compiled pass of its blocks over the images."""
+    """Returns by index of the stage a compiled pass of its blocks over the images."""
     state = chain.stem(images)
     passes = {}
     for stage in chain.stages:

@@ -3,8 +3,9 @@
     python benchmarks/saved_model.py [--blocks 54] [--rounds 6]
 
 Images of 32x32x3, widths 16, 32 and 64. Prints the seconds to export the network and to load it in
-the same process, the bytes beside those of the weights, and the time of a whole call of a probe on
-the loaded chain as a share of that on the live one, compiled beforehand, both on the same images.
+the same process, the size on disk compared with that of the weights, and the time of a whole call
+of a probe on the loaded chain as a share of the time on the live chain. Both are compiled
+beforehand and run on the same images.
 """
 
 import argparse

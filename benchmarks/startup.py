@@ -1,8 +1,8 @@
-"""What `import tfresidual` adds to `import keras`, and how long `tfresidual --help` takes.
+"""Times what `import tfresidual` adds to `import keras`, and how long `tfresidual --help` takes.
 
     python benchmarks/startup.py
 
-Every measurement is a fresh process. `import keras` alone is timed in turn with both together.
+Every measurement starts a new process. `import keras` alone is timed in turn with both imports.
 """
 
 import shutil
@@ -35,7 +35,7 @@ if __name__ == "__main__":
     for _ in range(ROUNDS + 1):
         for name, command in commands.items():
             seconds[name].append(seconds_of(command))
-    # The first round fills the caches of the file system.
+    # The first round fills the file system's caches and does not count.
     seconds = {name: values[1:] for name, values in seconds.items()}
     for name, values in seconds.items():
         print(f"{name}: {statistics.median(values):.2f} s")

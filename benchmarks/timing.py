@@ -1,4 +1,4 @@
-"""Times several things in turn, so that a machine that slows down slows all of them."""
+"""Times several functions in turn, so that a slow phase of the machine affects all of them."""
 
 import statistics
 import time
@@ -8,12 +8,12 @@ def in_turn(functions, rounds=10, calls=3):
     """Times functions round by round.
 
     Args:
-        functions: functions by name; each is called once unmeasured before every measurement.
-        rounds: how often each is measured.
-        calls: calls in one measurement.
+        functions: functions by name; each is called once before every measurement, untimed.
+        rounds: number of measurements of each function.
+        calls: number of calls per measurement.
 
     Returns:
-        For every name the list of seconds a call took, one per round.
+        A dict from name to a list of seconds per call, one entry per round.
     """
     seconds = {name: [] for name in functions}
     for function in functions.values():
@@ -29,12 +29,12 @@ def in_turn(functions, rounds=10, calls=3):
 
 
 def ratio(slow, fast):
-    """Median, lowest and highest of the ratio of two lists of seconds, round by round."""
+    """Returns median, lowest and highest ratio of two lists of seconds, taken round by round."""
     ratios = sorted(a / b for a, b in zip(slow, fast, strict=True))
     return statistics.median(ratios), ratios[0], ratios[-1]
 
 
 def show(label, slow, fast):
-    """Prints a ratio."""
+    """Prints the ratio of two lists of seconds."""
     median, low, high = ratio(slow, fast)
     print(f"  {label}: {median:.2f}x ({low:.2f} to {high:.2f})", flush=True)

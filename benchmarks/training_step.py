@@ -2,8 +2,8 @@
 
     python benchmarks/training_step.py [--blocks 9 54] [--dtypes float32 mixed_bfloat16]
 
-Batches of 64 images of 32x32x3, widths 16, 32 and 64, SGD with momentum. Prints seconds a step and
-ratios: above 1, tfresidual is faster. PyTorch (channels last, eager) takes part where it is
+Batches of 64 images of 32x32x3, widths 16, 32 and 64, SGD with momentum. Prints seconds per step
+and ratios: above 1, tfresidual is faster. PyTorch (channels last, eager) is included if it is
 installed.
 """
 
@@ -32,7 +32,7 @@ def keras_step(model):
 
 
 def stock_network(blocks, dtype):
-    """The network of `networks.resnet` from Keras' own layers."""
+    """Returns the network of `networks.resnet`, built from Keras' own layers."""
     options = {"dtype": dtype, "kernel_initializer": "he_normal"}
 
     def convolution(width, size, strides=1):
@@ -56,7 +56,7 @@ def stock_network(blocks, dtype):
 
 
 def torch_step(blocks, dtype):
-    """The same network and step in PyTorch, or `None` where it is not installed."""
+    """Returns the same step of the same network in PyTorch, or `None` if it is not installed."""
     try:
         import torch
     except ImportError:

@@ -4,12 +4,11 @@
     python experiments/depth_search.py --size small --data-dir ~/tensorflow_datasets
     python experiments/depth_search.py --size paper --data-dir ~/tensorflow_datasets
 
-The depth of a network is searched, from cold starts and from warm ones. Around the answer of the
-cold search, networks with one block less and one more in every stage are trained with further
-seeds; a stage at its smallest depth has no block less. Each search has a folder of its own; an
-interrupted run goes on. Sizes: `smoke` shows that everything works; `small` is MNIST with narrow
-networks, for two cores; `paper` is the paper's network on MNIST and CIFAR-10 with its epsilon of
-0.1, for a GPU.
+The depth of a network is searched with cold and with warm starts. To confirm the answer of the cold
+search, networks with one block less and one block more in every stage are trained with further
+seeds; a stage at its smallest depth keeps it. Each search has its own folder, and an interrupted
+run resumes. Sizes: `smoke` shows that everything works; `small` is MNIST with narrow networks, for
+two cores; `paper` is the paper's network on MNIST and CIFAR-10 with its epsilon of 0.1, for a GPU.
 """
 
 import argparse
@@ -26,7 +25,7 @@ from tfresidual.jobs.settings import Settings
 
 
 def searches_of(size, data_dir):
-    """Settings of every search of a size by name, and the further seeds."""
+    """Returns the settings of every search of a size, by name, and the further seeds."""
     if size == "paper":
         search = SearchSettings(start=8, max_blocks=100)
         return {
@@ -58,7 +57,7 @@ def searches_of(size, data_dir):
 
 
 def smallest_depths(trace, search):
-    """The smallest depth of every stage of a search: the one allowed, or one that is measured."""
+    """Returns the smallest depth of every stage that is allowed and can be measured."""
     trial = trace[trace["found"]].sort_values("stage")
     least = [search.min_blocks] * len(trial)
     if isinstance(search.min_blocks, tuple):
@@ -69,7 +68,10 @@ def smallest_depths(trace, search):
 
 
 def lowered(blocks, smallest):
-    """One block less in every stage but those at their smallest depth, which it prints."""
+    """Returns depths with one block less in every stage, except in stages at their smallest depth.
+
+    Prints these stages.
+    """
     stay = {s for s, pair in enumerate(zip(blocks, smallest, strict=True), 1) if pair[0] <= pair[1]}
     if stay:
         which = "no stage has" if len(stay) == len(blocks) else "the others have"
@@ -79,9 +81,10 @@ def lowered(blocks, smallest):
 
 
 def confirm(folder, settings, blocks, smallest, seeds, console):
-    """Networks of the found depths, one block less and one more, with other seeds, as a frame.
+    """Trains networks of the depths found, of one block less and of one more, with other seeds.
 
-    A stage that has its smallest depth stays there in the networks with one block less.
+    A stage at its smallest depth keeps it in the networks with one block less. Returns the traces
+    of all networks as a frame.
     """
     frames = []
     for change in (-1, 0, 1):
@@ -100,7 +103,7 @@ def confirm(folder, settings, blocks, smallest, seeds, console):
 
 
 def table(frame, key):
-    """The trace of networks with a row for each, to print."""
+    """Returns the trace of networks as a table to print, with one row per network."""
     rows = []
     for _, rows_of_one in frame.groupby([*key, "trial"], sort=False):
         first = rows_of_one.iloc[0]

@@ -4,11 +4,12 @@
     python experiments/inverse_problem.py --size small
     python experiments/inverse_problem.py --size paper
 
-Given x = (3/2 z1, 3/4 z2), a plain feed-forward network, a residual and a recurrent one learn to
-find z; beside them stands the error-correcting algorithm as a network. Each is read out behind
-every block, asked without each block, and with 16 more applications of its last block. Writes the
-trajectories as CSV, figures of seed 0, and a table of what they come to (the columns of
-`probes.trajectory_summary`, on 500 points); `small` and `paper` differ in the number of seeds.
+Given x = (3/2 z1, 3/4 z2), a plain feed-forward network, a residual one and a recurrent one learn
+to find z. They are compared with the error-correcting algorithm, written as a network. Each network
+is read out after every block, evaluated without each block, and with 16 more applications of its
+last block. Writes the trajectories as CSV, figures of seed 0, and a table that summarizes them (the
+columns of `probes.trajectory_summary`, on 500 points). `small` and `paper` differ in the number of
+seeds.
 """
 
 import argparse
@@ -35,13 +36,13 @@ NAMES = {
 # Seeds and epochs. The paper does not say how its networks were trained.
 SIZES = {"smoke": (1, 2), "small": (3, 20), "paper": (6, 20)}
 EXTRA = 16
-# What is drawn: the point that the axes of the paper's figure suggest, and two more.
+# The solutions that are drawn: the point that the axes of the paper's figure suggest, and two more.
 SOLUTIONS = np.float32([[1.0, 1.0], [-1.2, 0.4], [0.6, -1.5]])
 TEST_SEED = 10**6
 
 
 def trained(kind, seed, epochs, branch_initializer=None):
-    """A network of a kind, trained on points drawn from a seed."""
+    """Returns a network of a kind, trained on points drawn from a seed."""
     keras.utils.set_random_seed(seed)
     network = networks.InverseProblemNetwork(kind, branch_initializer=branch_initializer)
     x, z = datasets.inverse_problem(2048, seed=seed)
@@ -53,7 +54,7 @@ def trained(kind, seed, epochs, branch_initializer=None):
 
 
 def perturbed(network, inputs):
-    """The frames of a network: read out early, without each block, with extra applications."""
+    """Returns the frames of a network: read-outs, dropped blocks and extra applications."""
     chain = probes.inverse_problem_chain(network)
     blocks = [(block.stage, block.step) for block in chain.blocks]
     asked = {
@@ -65,7 +66,7 @@ def perturbed(network, inputs):
 
 
 def shown(summary):
-    """The table of the terminal: means over the seeds, and where the seeds lie."""
+    """Returns the table for the terminal: means and ranges over the seeds."""
     seeds = summary["seed"].nunique()
     table = Table(title=f"Mean of {seeds} seed{'s' * (seeds > 1)}, least to greatest")
     table.add_column("")

@@ -5,9 +5,10 @@
     python experiments/iterative_convergence.py --size paper --data-dir ~/tensorflow_datasets
 
 Figures 3, 4, 7, 8 and 10 to 12 of "Iterative convergent computation is not a useful inductive bias
-for ResNets", and the table behind them. One training per network and seed, each in a folder of its
-own; an interrupted run goes on. Sizes: `smoke` shows that everything works; `small` is CIFAR-10
-with few channels and blocks, for two cores; `paper` is the paper's, for a GPU.
+for ResNets", and the table that they are drawn from. Every network is trained once per seed, each
+time in its own folder; an interrupted run resumes. Sizes: `smoke` shows that everything works;
+`small` is CIFAR-10 with few channels and blocks, for two cores; `paper` has the settings of the
+paper, for a GPU.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from tfresidual.jobs import study
 from tfresidual.jobs.settings import Settings, prepare
 from tfresidual.routing import routes
 
-# Images of each split that the indices are measured on.
+# Number of images of each split on which the indices are measured.
 IMAGES = 2000
 MU = 0.95
 ORDINARY = {"ordinary": {}}
@@ -38,7 +39,7 @@ BASE = ORDINARY | RECURRENT
 
 
 def bounded(networks, anchor):
-    """The networks with their branches bounded: improperly or properly convergent."""
+    """Returns the networks with bounded branches: improperly or properly convergent."""
     kind = {"previous": "improperly", "input": "properly"}[anchor]
     return {
         f"{kind} convergent, {name}": changes | {"lipschitz": MU, "anchor": anchor}
@@ -47,12 +48,12 @@ def bounded(networks, anchor):
 
 
 def varied(networks, kind, **variation):
-    """The networks under a variation of training."""
+    """Returns the networks with a variation of their training."""
     return {f"{name}, {kind}": changes | variation for name, changes in networks.items()}
 
 
 def runs_of(size, data_dir):
-    """The settings of every training of a size, by the name of its folder."""
+    """Returns the settings of every training of a size, by the name of its folder."""
     widths = (8,)
     ends = {name: BASE[name] for name in ("ordinary", "coupling 1")}
     if size == "paper":
@@ -85,7 +86,7 @@ def runs_of(size, data_dir):
 
 
 def measure(folder, name, settings, console):
-    """The row of a trained network in the table."""
+    """Returns the row of a trained network in the table."""
     network = keras.saving.load_model(folder / "model.keras")
     train, _, test = prepare(settings)
     batches = -(-IMAGES // settings.batch_size)
@@ -118,12 +119,12 @@ def measure(folder, name, settings, console):
 
 
 def error_of(chain, data):
-    """The share of images that a chain gets wrong."""
+    """Returns the share of images that a chain gets wrong."""
     return probes.evaluate_routes(chain, data, [routes.unperturbed(chain)])["error"][0]
 
 
 def figures_of(frame):
-    """The figures for which there are networks, by name; figures 3, 4, 7, 8 and 10 to 12."""
+    """Returns the figures that the networks allow, by name; figures 3, 4, 7, 8 and 10 to 12."""
     plain = frame[frame["lipschitz"].isna()]
     standard = plain.query("kernel == 'uniform' and gamma == 1 and first_block == 0")
     improper = frame[frame["lipschitz"].notna() & (frame["anchor"] == "previous")]
@@ -146,7 +147,7 @@ def figures_of(frame):
 
 
 def table_of(frame):
-    """Mean and range over the seeds of what was measured, a row per network."""
+    """Returns mean and range over the seeds of every measurement, with one row per network."""
     columns = ["error", "convergence", "recurrence", "divergence", "effective_parameters"]
     groups = frame.groupby("network", sort=False)[columns]
     means, least, most = groups.mean(), groups.min(), groups.max()
@@ -172,7 +173,7 @@ def main(size, data_dir, out):
             study.train(folder, settings, console)
             with replacing(row) as path:
                 pd.DataFrame([measure(folder, name, settings, console)]).to_csv(path, index=False)
-            # What was compiled for one network is of no use to the next.
+            # The functions compiled for one network are of no use to the next.
             keras.backend.clear_session()
         rows.append(pd.read_csv(row))
     frame = pd.concat(rows, ignore_index=True)

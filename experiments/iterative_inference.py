@@ -4,7 +4,7 @@
     python experiments/iterative_inference.py --size small
     python experiments/iterative_inference.py --size paper --data-dir ~/tensorflow_datasets
 
-One study per network, each in a folder of its own with a report; an interrupted run goes on.
+One study per network, each in its own folder with a report; an interrupted run resumes.
 Sizes: `smoke` shows that everything works; `small` is Digitclutter, for two cores; `paper` is the
 paper's four networks on CIFAR-10 at full length, for a GPU.
 """
@@ -20,7 +20,7 @@ PAPER = ("resnet110", "single_representation", "avg_pooling", "wide")
 
 
 def settings_of(size, data_dir):
-    """The studies of a size, by the name of their folder."""
+    """Returns the settings of the studies of a size, by the name of their folder."""
     if size == "paper":
         return {
             name: study.Settings(

@@ -4,14 +4,14 @@
     python experiments/published_architecture.py --size small --data-dir ~/tensorflow_datasets
     python experiments/published_architecture.py --size paper --data-dir ~/tensorflow_datasets
 
-The network is one of `keras.applications`, without weights, on images of 32 x 32. Writes
-`model.keras`, which `tfresidual probe` takes from the command line as it is:
+The network is one of `keras.applications`, without pretrained weights, on images of 32 x 32. The
+script writes `model.keras`, which can be probed from the command line without changes:
 
     tfresidual probe runs/published_architecture/small/ResNet50/model.keras --data cifar10
 
-and the probes beside it. An interrupted training goes on behind its last whole epoch. Sizes:
-`smoke` shows that everything works, with Digitclutter; `small` is a part of CIFAR-10, for two
-cores; `paper` is all of it for 60 epochs, for a GPU.
+It also writes the frames of the probes beside the model. An interrupted training resumes after its
+last complete epoch. Sizes: `smoke` shows that everything works, with Digitclutter; `small` is a
+part of CIFAR-10, for two cores; `paper` is all of CIFAR-10 for 60 epochs, for a GPU.
 """
 
 import argparse
@@ -37,7 +37,7 @@ SIZES = {
 
 
 def build(architecture, data):
-    """The architecture for a dataset, compiled."""
+    """Returns the compiled architecture for a dataset."""
     several_labels = data == "digitclutter"
     network = getattr(keras.applications, architecture)(
         weights=None,

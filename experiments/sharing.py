@@ -4,10 +4,10 @@
     python experiments/sharing.py --size small
     python experiments/sharing.py --size paper --data-dir ~/tensorflow_datasets
 
-Networks of blocks of their own, one whose later blocks are one block, and the remedies: gamma of
-0.1, batch normalization unshared. Each is trained in a folder of its own; an interrupted run goes
-on. Sizes: `smoke` shows that everything works; `small` is Digitclutter, for two cores; `paper` is
-the paper's networks on CIFAR-10 at full length, for a GPU.
+Compares networks without shared blocks, a network whose later blocks are one shared block, and the
+remedies: a gamma of 0.1 and unshared batch normalization. Each network is trained in its own
+folder; an interrupted run resumes. Sizes: `smoke` shows that everything works; `small` is
+Digitclutter, for two cores; `paper` is the paper's networks on CIFAR-10 at full length, for a GPU.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from tfresidual.jobs import study
 from tfresidual.jobs.settings import Settings, build, prepare
 from tfresidual.metrics import norm
 
-# What the later blocks of a stage share, and with which gamma they begin.
+# Batch normalization and initial gamma of the shared later blocks of a stage.
 STRATEGIES = {
     "naive": {"batch_norm": "shared", "gamma": 1.0},
     "gamma 0.1": {"batch_norm": "shared", "gamma": 0.1},
@@ -34,7 +34,7 @@ STRATEGIES = {
 
 
 def runs_of(size, data_dir):
-    """The settings of every training of a size, by the name of the network."""
+    """Returns pairs of the name of a network and the settings of its training, for a size."""
     if size == "paper":
         recipe = training.recipe("resnet110")
         settings = Settings(
@@ -68,7 +68,7 @@ def runs_of(size, data_dir):
 
 
 def history_of(name, settings, log):
-    """What the figures draw of a training, a row per epoch."""
+    """Returns the metrics of a training that the figures draw, with one row per epoch."""
     metric = next(column for column in ("accuracy", "exact_match") if column in log.columns)
     stages = [column for column in log.columns if column.endswith("/gradient_ratio")]
     last_stage = max(int(column.split("/")[0].removeprefix("stage")) for column in stages)
@@ -88,7 +88,7 @@ def history_of(name, settings, log):
 
 
 def first_states_of(name, settings):
-    """The norms of the states before training, as the first step of training sees them."""
+    """Returns the norms of the states before training, as in the first training step."""
     keras.utils.set_random_seed(settings.seed)
     stem, stages, _ = build(settings).sections()
     state, _ = next(iter(prepare(settings)[1]))
@@ -98,7 +98,7 @@ def first_states_of(name, settings):
     for stage, (transition, units) in enumerate(stages, start=1):
         state = state if transition is None else transition(state)
         for block, unit in enumerate(units):
-            # Every step is normalised with the statistics of its own inputs.
+            # In training mode, every block normalizes with the statistics of its own inputs.
             state = unit(state, training=True)
             rows.append((name, settings.seed, stage, block, float(norm(state).numpy().mean())))
     return pd.DataFrame(rows, columns=["network", "seed", "stage", "block", "state_norm"])

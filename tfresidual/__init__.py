@@ -1,6 +1,6 @@
 """Residual networks for Keras 3 and TensorFlow: build them, train them, probe their blocks.
 
-`import tfresidual` loads what a saved network needs to open again; the other parts are loaded
+`import tfresidual` loads only what is needed to open a saved network; the other parts are loaded
 when they are first used.
 """
 
@@ -15,7 +15,7 @@ with quiet.quietly():
 
 __version__ = "0.1.0"
 
-# Functions by the name of the file they are in, which would otherwise hide them.
+# Functions, and the modules that define them. A module with the name of its function would hide it.
 _FUNCTIONS = {"export": "exporting"}
 _LAZY = (
     "callbacks",

@@ -1,26 +1,26 @@
-"""Checks of arguments, with one wording for all of the package."""
+"""Checks of arguments, with the same wording of errors in the whole package."""
 
 import math
 from numbers import Integral, Real
 
 import numpy as np
 
-# No count is larger, so that sums and products of a few fit 64 bits.
+# The largest count allowed, so that sums and products of a few counts fit into 64 bits.
 MOST = 10**9
 
 
 def check_int(name, value, at_least, at_most=MOST, or_none=False):
-    """An argument as an int of Python.
+    """Returns an argument as a Python int.
 
     Args:
-        name: str, the argument, as its user calls it.
-        value: what was given for it; ints of NumPy count, booleans and floats do not.
+        name: str, the name of the argument, as the user knows it.
+        value: the value of the argument; NumPy ints are accepted, booleans and floats are not.
         at_least: int, the smallest value allowed.
         at_most: int, the largest value allowed, or `None` for no bound.
         or_none: whether the argument may be `None`.
 
     Raises:
-        ValueError: if it is no int, or out of bounds.
+        ValueError: if the value is not an int, or out of bounds.
     """
     if or_none and value is None:
         return None
@@ -33,15 +33,15 @@ def check_int(name, value, at_least, at_most=MOST, or_none=False):
 
 
 def check_ints(name, values, at_least):
-    """An argument that holds one int or more, as a tuple of ints of Python.
+    """Returns an argument that holds at least one int as a tuple of Python ints.
 
     Args:
-        name: str, the argument, as its user calls it.
-        values: what was given for it; ints of NumPy and arrays of them count.
+        name: str, the name of the argument, as the user knows it.
+        values: the value of the argument; NumPy ints and arrays of ints are accepted.
         at_least: int, the smallest value allowed.
 
     Raises:
-        ValueError: if it holds no int, or anything else.
+        ValueError: if it holds no ints, anything but ints, or an int that is out of bounds.
     """
     is_listed = np.iterable(values) and not isinstance(values, (str, bytes, dict))
     checked = tuple(values) if is_listed else ()
@@ -56,23 +56,23 @@ def check_ints(name, values, at_least):
 
 
 def check_number(name, value, over=None, at_least=None, below=None, at_most=None, or_none=False):
-    """An argument as a float of Python.
+    """Returns an argument as a Python float.
 
     Args:
-        name: str, the argument, as its user calls it.
-        value: what was given for it; numbers of NumPy count, booleans do not.
-        over: float, what the value must be greater than, or `None`.
+        name: str, the name of the argument, as the user knows it.
+        value: the value of the argument; NumPy numbers are accepted, booleans are not.
+        over: float, a bound that the value must exceed, or `None`.
         at_least: float, the smallest value allowed, or `None`.
-        below: float, what the value must be less than, or `None`.
+        below: float, a bound that the value must be less than, or `None`.
         at_most: float, the largest value allowed, or `None`.
         or_none: whether the argument may be `None`.
 
     Raises:
-        ValueError: if it is no finite number, or out of bounds.
+        ValueError: if the value is not a finite number, or out of bounds.
     """
     if or_none and value is None:
         return None
-    # Not in the precision of a number of NumPy, which a bound may exceed.
+    # Compare in double precision: a bound may not fit into a NumPy number of lower precision.
     number = float(value) if is_number(value) else math.nan
     fits = (
         math.isfinite(number)
@@ -91,14 +91,17 @@ def check_number(name, value, over=None, at_least=None, below=None, at_most=None
 
 
 def check_bool(name, value):
-    """An argument as a bool of Python; raises a `ValueError` unless it is one, or NumPy's."""
+    """Returns an argument as a Python bool; raises a `ValueError` unless it is a bool.
+
+    NumPy bools are accepted.
+    """
     if not isinstance(value, (bool, np.bool_)):
         raise ValueError(f"Argument `{name}` must be a bool. Received: {name}={value!r}")
     return bool(value)
 
 
 def check_choice(name, value, choices):
-    """Raises a `ValueError` unless an argument is one of some words."""
+    """Raises a `ValueError` unless an argument is one of the given strings."""
     if not isinstance(value, str) or value not in choices:
         raise ValueError(
             f"Argument `{name}` must be one of {', '.join(map(repr, choices))}. "
@@ -107,16 +110,16 @@ def check_choice(name, value, choices):
 
 
 def is_int(value):
-    """Whether something is an int, of Python or NumPy; booleans are none."""
+    """Returns whether a value is an int of Python or NumPy; booleans do not count."""
     return isinstance(value, Integral) and not isinstance(value, (bool, np.bool_))
 
 
 def is_number(value):
-    """Whether something is a finite real number that a float can hold; booleans are none."""
+    """Returns whether a value is a finite real number that fits a float, and not a boolean."""
     if not isinstance(value, Real) or isinstance(value, (bool, np.bool_)):
         return False
     try:
         return math.isfinite(value)
     except OverflowError:
-        # An int of more than 308 digits.
+        # An int with more than 308 digits.
         return False

@@ -1,4 +1,4 @@
-"""Paths as arguments, and files that are there whole or not at all."""
+"""Paths as arguments, and files that are written completely or not at all."""
 
 import contextlib
 import errno
@@ -14,20 +14,21 @@ import time
 
 import psutil
 
-# What is written beside its target until it is whole is named after the process that writes it.
+# Name of a file or folder that is beside its target until it is complete. It contains the id and
+# the host of the process that writes it.
 UNFINISHED = re.compile(r"\.(?P<target>.+)-(?P<pid>\d+)@(?P<host>[0-9a-f]{8})-\w{8}(\.\w+)?")
-# Seconds after which what a process on another machine was writing counts as abandoned.
+# Seconds after which an unfinished file of a process on another machine counts as abandoned.
 ABANDONED = 86400
-# What was moved out of the way, beside the new folder that takes its place.
+# Name of an old folder that was moved out of the way, beside the new folder that replaces it.
 REPLACED = "replaced"
-# What a disk answers that has no more room.
+# Error numbers of a full disk.
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-# What this process is writing now.
+# Names of the files and folders that this process is writing now.
 _unfinished = set()
 
 
 def checked_path(name, value):
-    """An argument as a `pathlib.Path`; raises a `ValueError` if it cannot be one."""
+    """Returns an argument as a `pathlib.Path`; raises a `ValueError` if it cannot be one."""
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str) or not text or "\0" in text:
         raise ValueError(
@@ -38,13 +39,16 @@ def checked_path(name, value):
 
 
 def file_above(path):
-    """The nearest thing that is there on the way to a path, if that is no folder; or `None`."""
+    """Returns the nearest existing parent of a path if it is not a directory, else `None`."""
     above = next((folder for folder in path.absolute().parents if os.path.lexists(folder)), path)
     return None if above.is_dir() else above
 
 
 def check_folder(name, folder, within=""):
-    """Raises a `NotADirectoryError` unless an argument, and a folder in it, are or can be made."""
+    """Raises a `NotADirectoryError` unless an argument is a directory or one can be created there.
+
+    The same must hold for the path `within` in it.
+    """
     file = file_above(folder / within / "any")
     if file is not None:
         raise NotADirectoryError(
@@ -55,14 +59,14 @@ def check_folder(name, folder, within=""):
 
 @contextlib.contextmanager
 def folders_above(path):
-    """Makes the folders above a path; those that it made are removed if the block fails."""
+    """Creates the parent folders of a path, and removes those it created if the block fails."""
     made = [folder for folder in path.parents if not folder.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
     except BaseException:
         for folder in made:
-            # Others may have put something into it.
+            # Another process may have put something into it.
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise
@@ -70,16 +74,16 @@ def folders_above(path):
 
 @contextlib.contextmanager
 def replacing(path):
-    """A path beside the target to write to; what stands there takes the target's place.
+    """Provides a path beside the target; the file written to it replaces the target.
 
-    The target changes in one step, when the block ends; if it raises, or the process dies, the
-    target stays as it was. What a process that died was writing in the folder is removed.
+    The target changes in one step, when the block ends. If the block raises, or the process dies,
+    the target stays as it was. Unfinished files in the folder whose process died are removed.
 
     Args:
         path: the target. Its folder must exist.
 
     Yields:
-        A `pathlib.Path` in the same folder and with the same ending.
+        A `pathlib.Path` in the same folder and with the same suffix.
     """
     path = pathlib.Path(path)
     remove_unfinished(path.parent)
@@ -89,7 +93,7 @@ def replacing(path):
     try:
         _unfinished.add(written.name)
         yield written
-        # mkstemp makes files for the owner alone.
+        # mkstemp creates files that only their owner can access.
         umask = os.umask(0)
         os.umask(umask)
         written.chmod(0o666 & ~umask)
@@ -107,17 +111,17 @@ def replacing(path):
 
 @contextlib.contextmanager
 def replacing_folder(path):
-    """A new folder beside the target to write into, which then takes the target's place.
+    """Provides a new folder beside the target, which replaces the target when the block ends.
 
-    If the block raises, the target stays as it was. What stood there is removed when the new one
-    is in place; a process that dies in between leaves both under a name that begins with a dot,
-    and `remove_unfinished` moves the new one into place.
+    If the block raises, the target stays as it was. An old folder is removed once the new one is in
+    its place. A process that dies in between leaves both in a folder whose name begins with a dot;
+    `remove_unfinished` then moves the new one into place.
 
     Args:
         path: the target. Its folder must exist.
 
     Yields:
-        A `pathlib.Path` of an empty folder.
+        The `pathlib.Path` of an empty folder.
     """
     path = pathlib.Path(path)
     remove_unfinished(path.parent)
@@ -125,7 +129,7 @@ def replacing_folder(path):
     try:
         _unfinished.add(beside.name)
         written = beside / path.name
-        # mkdtemp makes folders for the owner alone.
+        # mkdtemp creates folders that only their owner can access.
         written.mkdir()
         yield written
         _exchange(written, path, beside / REPLACED)
@@ -139,10 +143,10 @@ def replacing_folder(path):
 
 
 def remove_unfinished(folder):
-    """Removes what processes that died were writing into a folder, by the functions here.
+    """Removes unfinished files and folders of this module in a folder if their process died.
 
-    A new folder that was whole, and whose target was moved out of the way already, takes its
-    place.
+    A new folder that is complete, and whose target was already moved out of the way, is moved into
+    the place of the target instead.
     """
     for path in pathlib.Path(folder).iterdir():
         match = UNFINISHED.fullmatch(path.name)
@@ -155,7 +159,7 @@ def remove_unfinished(folder):
         target = path.with_name(match["target"])
         if (path / REPLACED).exists() and (path / target.name).exists():
             if os.path.lexists(target):
-                # Somebody has put another one there since. Nothing of the three is to be lost.
+                # Another target was created in the meantime. Keep all three.
                 continue
             try:
                 os.replace(path / target.name, target)
@@ -165,14 +169,17 @@ def remove_unfinished(folder):
 
 
 def is_full(error):
-    """Whether an error, of Python or of a library that has it in its message, is a full disk."""
+    """Returns whether an error means a full disk, judging by its number or its message.
+
+    Some libraries only mention the full disk in the message of their errors.
+    """
     return getattr(error, "errno", None) in FULL or any(
         os.strerror(code) in str(error) for code in FULL
     )
 
 
 def no_room(path, error):
-    """The error of a file or folder that was not written, because the disk is full for example."""
+    """Returns the error for a file or folder that was not written, for example on a full disk."""
     codes = [code for code in FULL if os.strerror(code) in str(error)]
     reason = os.strerror(codes[0]) if codes else " ".join(str(error).split())
     return OSError(
@@ -182,15 +189,15 @@ def no_room(path, error):
 
 
 def read_json(path, remedy):
-    """What a JSON file holds, a dict.
+    """Returns the content of a JSON file, a dict.
 
     Args:
         path: the file.
-        remedy: str, what to do if it is damaged, for the error.
+        remedy: str, what to do if the file is damaged, for the error.
 
     Raises:
-        ValueError: if it is damaged.
-        OSError: if it cannot be read.
+        ValueError: if the file is damaged.
+        OSError: if the file cannot be read.
     """
     text = pathlib.Path(path).read_bytes()
     try:
@@ -204,15 +211,15 @@ def read_json(path, remedy):
 
 
 def damaged(path, reason, remedy):
-    """The error of a file that does not hold what was written into it."""
-    # What libraries say may take pages.
+    """Returns the error for a file that does not hold what was written into it."""
+    # Error messages of libraries may take pages.
     reason = " ".join(str(reason).split())[:300].rstrip(".")
     name = pathlib.Path(path).name
     return ValueError(f"{name} is damaged: {reason}. {remedy}. Received: path={str(path)!r}")
 
 
 def _prefix(name):
-    """How the names of files begin that this process is writing to take the place of another."""
+    """Returns the prefix of the names of files with which this process will replace another."""
     return f".{name}-{os.getpid()}@{_host()}-"
 
 
@@ -221,7 +228,10 @@ def _host():
 
 
 def _is_abandoned(path, match):
-    """Whether the process that was writing a file or folder is gone."""
+    """Returns whether the process that was writing a file or folder is gone.
+
+    On another machine, this is judged by the age of the file or folder.
+    """
     if match["host"] == _host():
         pid = int(match["pid"])
         return path.name not in _unfinished if pid == os.getpid() else not psutil.pid_exists(pid)
@@ -233,7 +243,7 @@ def _is_abandoned(path, match):
 
 @contextlib.contextmanager
 def written(path):
-    """`replacing`, in a folder that is made if it is not there."""
+    """Does the same as `replacing`, but creates the target's folder if it does not exist."""
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as beside:
@@ -241,7 +251,7 @@ def written(path):
 
 
 def _exchange(new, path, old):
-    """Moves what is at a path out of the way, and something new there."""
+    """Moves the folder at `path`, if there is one, to `old`, and the folder `new` to `path`."""
     if not path.exists():
         os.replace(new, path)
         return

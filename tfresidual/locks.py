@@ -15,29 +15,30 @@ import psutil
 
 from tfresidual.files import check_folder, folders_above
 
-# The file that is locked, in the folder. It goes when the folder is released; a process that is
-# killed leaves it, unlocked.
+# The locked file in the folder. It is removed when the folder is released; a process that is killed
+# leaves it behind, unlocked.
 LOCK = ".lock"
-# Seconds that a process which is just letting go of a folder is given.
+# Seconds to wait for a process that is just releasing a folder.
 PATIENCE = 0.5
-# What file systems without locks answer.
+# Error numbers of file systems without locks.
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
-# Who holds a lock is written after this many bytes: what Windows locks cannot be read by others.
+# The name of the holder is written after this many bytes: on Windows, other processes cannot read
+# the locked part of a file.
 LOCKED_BYTES = 1
 LONGEST_COMMAND = 300
 
 
 class FolderInUseError(OSError):
-    """Another process, or another thread of this one, writes to a folder."""
+    """Another process, or another thread of this one, is writing to a folder."""
 
 
 @contextlib.contextmanager
 def locked(folder, argument="folder", beside=False, wait=False):
     """Holds a folder for this thread while the block runs.
 
-    The system releases it when the process dies, however it dies. A thread that holds a folder may
-    lock it again. A folder that does not exist is made, and removed again if the block fails and
-    leaves it empty.
+    The operating system releases the folder when the process dies, even if it is killed. A thread
+    that holds a folder may lock it again. A folder that does not exist is created, and removed
+    again if the block fails and leaves it empty.
 
     Example:
 
@@ -46,14 +47,14 @@ def locked(folder, argument="folder", beside=False, wait=False):
 
     Args:
         folder: the folder.
-        argument: str, the argument that it was given for.
-        beside: whether the locked file is in the folder above, as `.NAME.lock`: for a folder that
+        argument: str, the name of the argument that holds the folder, for errors.
+        beside: whether the locked file is in the parent folder, as `.NAME.lock`; for a folder that
             is replaced as a whole.
         wait: whether to wait for another process instead of raising an error.
 
     Raises:
         FolderInUseError: if another process, or another thread of this one, holds the folder.
-        NotADirectoryError: if it cannot be a folder.
+        NotADirectoryError: if the path cannot be a folder.
         OSError: if its file system has no locks, or cannot be written to.
     """
     folder = pathlib.Path(folder)
@@ -66,7 +67,7 @@ def locked(folder, argument="folder", beside=False, wait=False):
         try:
             lock.acquire(timeout=-1 if wait else PATIENCE)
         except (filelock.Timeout, FileNotFoundError):
-            # Whoever made the folder, and failed, may just have removed it.
+            # Another process may have created the folder, failed, and removed it just now.
             raise FolderInUseError(
                 f"Another process is writing to this folder{_holder(path)}. Wait until it has "
                 f"ended, or choose another `{argument}`. Received: {argument}={str(folder)!r}"
@@ -80,21 +81,21 @@ def locked(folder, argument="folder", beside=False, wait=False):
             ) from error
         try:
             if is_first:
-                # A full disk is an error of what is written, not of this.
+                # A full disk must raise an error when the results are written, not here.
                 with contextlib.suppress(OSError):
                     _sign(path)
             yield
         finally:
             if is_first:
-                # Whoever opened the file and waits for it sees that it is gone, and makes another.
-                # On Windows the release removes it.
+                # A process that opened the file and waits for it notices that it is gone, and
+                # creates another. On Windows, releasing the lock removes the file.
                 with contextlib.suppress(OSError):
                     path.unlink()
             lock.release()
 
 
 def remove_abandoned(folder):
-    """Removes the locked files beside folders, see `locked`, whose holders were killed."""
+    """Removes the locked files beside folders (see `locked`) whose holders were killed."""
     for path in pathlib.Path(folder).glob(f".?*{LOCK}"):
         record = _record(path)
         if record is None or not _is_dead(record):
@@ -102,14 +103,14 @@ def remove_abandoned(folder):
         lock = filelock.FileLock(path, is_singleton=True, fallback_to_soft=False)
         if lock.is_locked:
             continue
-        # Nobody can hold it while it is removed, and nobody has signed it meanwhile.
+        # Remove it only while holding it, and only if nobody has signed it in the meantime.
         with contextlib.suppress(OSError), lock.acquire(timeout=0):
             if _record(path) == record:
                 path.unlink()
 
 
 def _sign(path):
-    """Writes into a locked file who holds it."""
+    """Writes into a locked file which process holds it."""
     command = shlex.join([pathlib.Path(sys.argv[0]).name, *sys.argv[1:]])
     record = {
         "pid": os.getpid(),
@@ -124,16 +125,16 @@ def _sign(path):
 
 
 def _holder(path):
-    """Who holds a locked file, for an error; nothing if the file does not say."""
+    """Returns the holder of a locked file as text for an error, empty if it is not known."""
     record = _record(path)
     if record is None or _is_dead(record):
-        # One that was killed; who holds it now has not signed yet.
+        # The process that signed was killed; the current holder has not signed yet.
         return ""
     return ": process {pid} on {host}, `{command}`, since {since}".format(**record)
 
 
 def _record(path):
-    """What `_sign` wrote into a file, or `None`."""
+    """Returns what `_sign` wrote into a file, or `None` if it cannot be read."""
     try:
         with path.open("rb", buffering=0) as file:
             file.seek(LOCKED_BYTES)
@@ -144,5 +145,5 @@ def _record(path):
 
 
 def _is_dead(record):
-    """Whether the process that signed a file was one of this machine and is gone."""
+    """Returns whether the process that signed a file ran on this machine and is gone."""
     return record["host"] == socket.gethostname() and not psutil.pid_exists(record["pid"])

@@ -1,21 +1,21 @@
-"""What something would take of the machine's memory, before it is made."""
+"""Checks that something fits into the machine's memory before it is created."""
 
 import pathlib
 
 import psutil
 import tensorflow as tf
 
-# Where Linux says how much a container may take.
+# Files in which Linux gives the memory limit of a container.
 CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-# How much memory a GPU has cannot be asked without taking it. None has more.
+# An upper bound on the memory of a GPU, which cannot be queried without allocating it.
 GPU_BYTES = 512 * 2**30
 
 
 class TooLargeError(ValueError):
-    """Something takes more memory than the machine has.
+    """Something needs more memory than the machine has.
 
     Attributes:
-        amounts: str, how much it takes, and how much there is.
+        amounts: str, how much memory is needed, and how much there is.
     """
 
     def __init__(self, what, amounts, received):
@@ -24,12 +24,12 @@ class TooLargeError(ValueError):
 
 
 def check_fits(needed, what, received):
-    """Raises a `TooLargeError` if something takes more than all memory of the machine.
+    """Raises a `TooLargeError` if something needs more than all memory of the machine.
 
     Args:
-        needed: int, the bytes that it takes at least.
-        what: str, the arguments and what it is that takes them, for the error.
-        received: str, the arguments as they were given.
+        needed: int, the number of bytes needed at least.
+        what: str, the arguments concerned and what needs the memory, for the error.
+        received: str, the arguments as they were given, for the error.
     """
     limit = _limit()
     if needed <= limit or needed <= limit + GPU_BYTES * len(tf.config.list_physical_devices("GPU")):
@@ -39,13 +39,13 @@ def check_fits(needed, what, received):
 
 
 def _limit():
-    """The memory of the machine, or of the container, and what it can swap."""
+    """Returns the memory of the machine with its swap, or the container's limit if it is lower."""
     limits = [psutil.virtual_memory().total + psutil.swap_memory().total]
     for path in CONTAINER_LIMITS:
         try:
             limits.append(int(pathlib.Path(path).read_text()))
         except (OSError, ValueError):
-            # There is no container, or it has no limit.
+            # This is not a container, or it has no limit.
             continue
     return min(limits)
 

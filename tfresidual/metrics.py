@@ -5,17 +5,17 @@ from keras import ops
 
 
 def change_of(before, after):
-    """What a block adds: F = after - before, in float32 at least.
+    """Returns what a block adds, F = after - before, in float32 or higher precision.
 
-    States of low precision are widened first; their difference would lose small changes.
+    States of lower precision are converted first, because their difference loses small changes.
     """
     return _wide(after) - _wide(before)
 
 
 def norm(values):
-    """The Euclidean norm over all features of each image, `(images,)`.
+    """Returns the Euclidean norm over all features of each image, `(images,)`.
 
-    Right for all sizes: no square leaves the range of the floats.
+    It is correct for features of any size: no square leaves the range of the floats.
     """
     size, direction = _size_and_direction(values)
     length = size * ops.sqrt(_sum_of_products(direction, direction))
@@ -23,16 +23,17 @@ def norm(values):
 
 
 def ratio(numerator, denominator):
-    """The quotient of two arrays of one shape, and 0 where the denominator is 0."""
+    """Returns the quotient of two arrays of the same shape, and 0 where the denominator is 0."""
     is_zero = denominator == 0
     safe = ops.where(is_zero, ops.ones_like(denominator), denominator)
     return ops.where(is_zero, ops.zeros_like(numerator), numerator / safe)
 
 
 def cosine(left, right):
-    """The cosine between two sets of features of each image, `(images,)`, in [-1, 1].
+    """Returns the cosine between two sets of features of each image, `(images,)`, in [-1, 1].
 
-    Symmetric, of all sizes alike, and 0 where either side is zero.
+    The cosine is symmetric, does not depend on the sizes of the features, and is 0 where either
+    side is zero.
     """
     _, left = _size_and_direction(left)
     _, right = _size_and_direction(right)
@@ -41,7 +42,10 @@ def cosine(left, right):
 
 
 def _size_and_direction(values):
-    """The largest absolute value of each image, and the values divided by it, zero for zeros."""
+    """Returns the largest absolute value of each image, and the values divided by it.
+
+    An image of zeros stays an image of zeros.
+    """
     values = _wide(values)
     size = ops.max(ops.abs(values), axis=_feature_axes(values), keepdims=True)
     return ops.reshape(size, (-1,)), values / ops.where(size == 0, ops.ones_like(size), size)

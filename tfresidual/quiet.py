@@ -1,4 +1,4 @@
-"""TensorFlow loaded without the lines that it always writes to stderr."""
+"""Loads TensorFlow without the lines that it always writes to stderr."""
 
 import contextlib
 import os
@@ -6,7 +6,7 @@ import re
 import sys
 import tempfile
 
-# It asks the environment how much to say only after it has said this.
+# Lines that TensorFlow writes before it reads its log level from the environment.
 NOISE = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR"
     rb"|I\d{4} \d\d:\d\d:.*"
@@ -16,17 +16,17 @@ NOISE = re.compile(
 
 @contextlib.contextmanager
 def quietly():
-    """Drops from stderr, as long as the block runs, what TensorFlow says whenever it is loaded.
+    """Drops the lines that TensorFlow writes to stderr when it is loaded within the block.
 
-    Everything else is written when the block ends. Nothing is done where TensorFlow is loaded
-    already, or the environment says how much it logs.
+    Everything else is written when the block ends. Does nothing if TensorFlow is already loaded,
+    or if the environment sets its log level.
     """
     try:
         if "tensorflow" in sys.modules or "TF_CPP_MIN_LOG_LEVEL" in os.environ:
             raise OSError
         stderr = os.dup(2)
     except OSError:
-        # Or there is no stderr.
+        # There is nothing to drop, or there is no stderr.
         yield
         return
     with tempfile.TemporaryFile() as said:

@@ -1,4 +1,4 @@
-"""What the command line does, as functions."""
+"""The jobs of the command line, as functions."""
 
 from tfresidual.jobs import depth_study, probing, run_folder, settings, study
 

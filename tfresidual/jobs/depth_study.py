@@ -1,7 +1,7 @@
-"""The depth of a network searched in one folder: trials, the answer, a report.
+"""Searches the depth of a network in one folder: trials, outcome, report.
 
-`run` does all of it. `python -m tfresidual.jobs.depth_study FOLDER` is one process of a search that
-`run` supervises.
+`run` does the whole search. `python -m tfresidual.jobs.depth_study FOLDER` is one of the processes
+that `run` supervises.
 """
 
 import contextlib
@@ -53,28 +53,29 @@ from tfresidual.training.progress import TrainingProgress
 from tfresidual.tuning.depth_search import load_trained
 from tfresidual.tuning.workers import IP, check_environment, is_worker
 
-# The project of keras-tuner in the folder, and where supervised processes write.
+# Subfolders: keras-tuner's project, and the logs of supervised processes.
 PROJECT, LOGS = "search", "logs"
-# What a process takes that has loaded TensorFlow.
+# Memory of a process that has loaded TensorFlow.
 WORKER_BYTES = 400 * 2**20
-# What may change when a search goes on.
+# Settings that may change when a search is resumed.
 MAY_CHANGE = ("max_blocks", "tolerance", "max_trials")
-# Seconds. A supervised worker ends with its supervisor, and its chief may take long to load.
+# Seconds that a supervised worker waits for its chief, which may take long to load. The worker ends
+# with its supervisor in any case.
 PATIENCE_OF_SUPERVISED = 600.0
 
 
 @dataclasses.dataclass(frozen=True)
 class SearchSettings:
-    """How a depth is searched; see `tfresidual.tuning.DepthSearch`.
+    """Settings of a search for the depth; see `tfresidual.tuning.DepthSearch`.
 
     Attributes:
-        start: blocks of each stage to begin with, an int or one a stage.
-        min_blocks: the smallest depth, an int or one a stage.
-        max_blocks: the largest depth, an int or one a stage.
-        tolerance: by how many blocks a stage of the answer may be deeper than it must.
-        executions: trainings per trial, whose measurements are averaged.
-        max_trials: the most trials, or `None`.
-        warm_start: whether trials begin with the weights of shallower ones.
+        start: number of blocks of each stage in the first trial; an int, or one int per stage.
+        min_blocks: the smallest number of blocks; an int, or one int per stage.
+        max_blocks: the largest number of blocks; an int, or one int per stage.
+        tolerance: by how many blocks a stage of the answer may be deeper than necessary.
+        executions: number of trainings per trial; their measurements are averaged.
+        max_trials: the largest number of trials, or `None` for no limit.
+        warm_start: whether trials begin with the weights of shallower networks.
     """
 
     start: int | tuple = 4
@@ -92,36 +93,36 @@ class SearchSettings:
 
 
 def run(folder, settings=None, search=None, console=None, workers=1):
-    """Searches the depth of a network and writes one folder.
+    """Searches the depth of a network and writes the results into one folder.
 
-    A folder that an interrupted search left goes on: finished trials stay, a half-finished one
-    begins anew. With the environment of a chief or a worker (see `tfresidual.tuning.workers`) it
-    takes that part in a search by several machines, which must all see the folder.
+    An interrupted search resumes: finished trials are kept, an unfinished one starts from scratch.
+    If the environment makes this process a chief or a worker (see `tfresidual.tuning.workers`), it
+    plays that part in a search by several machines, which must all have access to the folder.
 
     - `settings.json`: the settings, the versions of the packages, the machine;
     - `search/`: keras-tuner's project, a folder for each trial;
     - `frames/trace.csv`, `figures/depth_search.png`: what was tried and measured;
     - `outcome.json`: what was found;
     - `model.keras`: the network with the fewest blocks, if one meets the rule;
-    - `report.html`: all of it on one page.
+    - `report.html`: all results on one page.
 
     Args:
-        folder: where to write, made if it is not there.
+        folder: where to write; created if it does not exist.
         settings: a `tfresidual.jobs.settings.Settings`, without a depth.
         search: a `SearchSettings`.
-        console: a `rich.console.Console` for progress, or `None` for silence.
-        workers: int, how many networks are trained at once, each by a process of its own.
+        console: a `rich.console.Console` for progress, or `None` for no output.
+        workers: int, number of networks trained at once, each by its own process.
 
     Returns:
         The `tfresidual.tuning.Outcome`, or `None` in a process that is a worker.
 
     Raises:
-        ValueError: if a setting or the environment cannot be used, or the folder holds a run of
+        ValueError: if a setting or the environment cannot be used, or the folder holds a run with
             other settings.
         FileNotFoundError: if the dataset is not on the disk.
-        tfresidual.locks.FolderInUseError: if another process writes to the folder.
+        tfresidual.locks.FolderInUseError: if another process is writing to the folder.
         ConnectionError: in a worker without a chief.
-        tfresidual.tuning.SearchError: if too many trials failed in a row, or workers die.
+        tfresidual.tuning.SearchError: if too many trials fail in a row, or workers die.
     """
     check_environment()
     settings, search = settings or Settings(), search or SearchSettings()
@@ -141,7 +142,7 @@ def run(folder, settings=None, search=None, console=None, workers=1):
     check_any_depth(settings)
     folder = checked_path("folder", folder)
     _check_search(settings, search)
-    # It is the chief that holds the folder.
+    # The chief holds the folder, not its workers.
     with contextlib.nullcontext() if is_worker() else _alone_in_run(folder):
         return _run(folder, settings, search, console, workers)
 
@@ -150,7 +151,7 @@ def _run(folder, settings, search, console, workers):
     parts = {"settings": settings, "search": search}
     refuse_other_settings(folder, parts, MAY_CHANGE)
     watch = _Watch(folder / PROJECT, console)
-    # The network, too, is known to be possible before anything is written.
+    # Make sure that the network can be built and trained before anything is written.
     check_training_fits(build(settings, _depths(search.start)), settings)
     train, validation, test = prepare(settings, console)
     if is_worker():
@@ -162,7 +163,7 @@ def _run(folder, settings, search, console, workers):
     begun = time.monotonic()
     if workers > 1:
         say(console, f"{workers} workers; what they say is in {folder / LOGS}")
-        # -P: this package, whatever lies in the folder this runs in.
+        # -P: import this package, whatever the working directory contains.
         command = [sys.executable, "-P", "-m", "tfresidual.jobs.depth_study", str(folder)]
         tuning.supervise(command, workers, folder / LOGS, watch)
     else:
@@ -172,17 +173,18 @@ def _run(folder, settings, search, console, workers):
 
 @contextlib.contextmanager
 def _alone_in_run(folder):
-    """Holds the folder of a run for this process, unless another searches in it."""
+    """Locks the folder of a run for this process, unless another process is searching in it."""
     with locked(folder):
         if (folder / PROJECT).exists():
-            # By `DepthSearch`, without `run`, or left over from a supervisor that was killed.
+            # Either a `DepthSearch` without `run`, or processes of a supervisor that was killed,
+            # may still be searching here.
             with locked(folder / PROJECT):
                 pass
         yield
 
 
 def member(folder):
-    """One process of a supervised search: what it does is in the folder and the environment."""
+    """Runs one process of a supervised search, as the folder and the environment specify."""
     settings = settings_of(folder)
     search = SearchSettings(**read_settings(folder)["search"])
     train, validation, _ = prepare(settings)
@@ -191,11 +193,11 @@ def member(folder):
 
 
 def _search(folder, settings, search, train, validation, console, watch, kind=tuning.DepthSearch):
-    """Runs the search, or takes part in it, with a kind of `DepthSearch`."""
+    """Runs the search, or takes part in it; `kind` is `DepthSearch` or a subclass."""
     hypermodel = _Hypermodel(settings, int(train.cardinality()), train, console, watch)
     with _silent():
         tuner = _tuner(folder, settings, search, hypermodel, kind)
-        # A chief calls it.
+        # In a chief, the oracle calls it.
         tuner.oracle.watch = watch
         tuner.search(train, validation_data=validation, epochs=settings.epochs, verbose=0)
     if watch is not None:
@@ -203,7 +205,7 @@ def _search(folder, settings, search, train, validation, console, watch, kind=tu
 
 
 class _Logged(tuning.DepthSearch):
-    """Says of each trial on stderr, the log of a supervised process, when it begins and ends."""
+    """Logs when each trial begins and ends, to stderr, the log of a supervised process."""
 
     def run_trial(self, trial, *args, **kwargs):
         depths = tuning.blocks(trial.hyperparameters)
@@ -212,7 +214,7 @@ class _Logged(tuning.DepthSearch):
         try:
             measured = super().run_trial(trial, *args, **kwargs)
         except Exception as error:
-            # TensorFlow's errors may be pages.
+            # Error messages of TensorFlow may take pages.
             _log(f"{text} failed, {type(error).__name__}: {' '.join(str(error).split())[:400]}")
             raise
         stages = range(1, len(depths) + 1)
@@ -227,8 +229,8 @@ def _log(line):
 
 
 def _told(means, error, seconds):
-    """What was measured in a trial, to be put after what it is."""
-    # A stage whose blocks all change the shape of the state has no mean.
+    """Returns the measurements of a trial as text, to be appended to its description."""
+    # A stage in which every block changes the shape of the state has no mean.
     means = " ".join("none" if math.isnan(value) else f"{value:.3g}" for value in means)
     return f", mean scaled perturbation {means}, error {error:.1%}, {seconds:.0f} s"
 
@@ -251,7 +253,7 @@ def _tuner(folder, settings, search, hypermodel, kind):
 
 
 class _Hypermodel(keras_tuner.HyperModel):
-    """Builds and trains the network of a trial the way a study does."""
+    """Builds and trains the network of a trial as a study does."""
 
     def __init__(self, settings, steps, train, console, watch):
         super().__init__()
@@ -279,7 +281,7 @@ class _Hypermodel(keras_tuner.HyperModel):
             progress = TrainingProgress(kwargs["epochs"], self.steps, self.metric, self.console)
             callbacks.append(progress)
         try:
-            # The dataset shuffles itself.
+            # The dataset does its own shuffling.
             return model.fit(*args, callbacks=callbacks, shuffle=False, **kwargs)
         finally:
             if progress is not None:
@@ -287,7 +289,7 @@ class _Hypermodel(keras_tuner.HyperModel):
 
 
 class _Watch:
-    """Says of every trial, once, how it ended."""
+    """Prints once for every trial how it ended."""
 
     def __init__(self, project, console):
         self.project, self.console = project, console
@@ -313,7 +315,7 @@ class _Watch:
 
 
 def _conclude(folder, settings, test, console, seconds):
-    """Writes what was found; the outcome."""
+    """Writes the results of the search and returns its outcome."""
     oracle = tuning.read_search(folder / PROJECT)
     (outcome,) = tuning.outcomes_of(oracle)
     trace = tuning.trace_of(oracle)
@@ -323,7 +325,7 @@ def _conclude(folder, settings, test, console, seconds):
     error = None
     best = None if outcome.trial is None else oracle.in_order()[outcome.trial]
     if best is None or not oracle.is_kept_met(best):
-        # What an earlier run of the command has found is no answer any more.
+        # A network that an earlier run of the command found is no longer the answer.
         (folder / MODEL_FILE).unlink(missing_ok=True)
     else:
         say(console, "measuring the error on the test images")
@@ -347,9 +349,9 @@ def _conclude(folder, settings, test, console, seconds):
 
 
 def _told_settings(folder, settings):
-    """What the report says of the settings: those that were used."""
+    """Returns the settings that the report shows: those that were used."""
     content = read_settings(folder)
-    # The depth is what was searched.
+    # The depth is the result of the search, not a setting.
     content["settings"] = {name: v for name, v in used(settings).items() if name != "depth"}
     content["search"] = {name: v for name, v in content["search"].items() if v is not None}
     return content
@@ -401,7 +403,8 @@ def _check_search(settings, search):
             f"max_blocks={search.max_blocks!r}"
         )
     if settings.coupling is not None:
-        # Deeper ones have nothing to couple where these have not, and take longer to build.
+        # If networks of this depth have nothing to couple, deeper ones have nothing either, and
+        # they take longer to build.
         enough = settings.coupling_from + 3
         deepest = [min(depth, enough) for depth in _depths(search.max_blocks)]
         if not has_blocks_to_couple(build(settings, deepest), settings):
@@ -427,9 +430,9 @@ def _depths(depths):
 
 @contextlib.contextmanager
 def _silent():
-    """Keeps what keras-tuner prints off stdout, which holds results alone.
+    """Keeps the output of keras-tuner off stdout, which holds only results.
 
-    And TensorFlow's warning that every network is compiled anew.
+    Also silences TensorFlow's warning that every network is compiled again.
     """
     logger = tf.get_logger()
     level = logger.level

@@ -1,23 +1,24 @@
-"""What probes measured, as files: frames, figures, and what they were measured on."""
+"""Writes the results of probes: frames, figures, and a record of what they were measured on."""
 
 import json
 
 from tfresidual.console import followed
 from tfresidual.files import read_json, written
 
-# What frames were measured on, by their name.
+# Records what each frame was measured on, by the name of the frame.
 RECORD = "probes.json"
 
 
 def write_frames_and_figures(folder, frames, figures, flat=False, console=None):
-    """Writes frames as CSV and figures as PNG; what stands there is replaced file by file.
+    """Writes frames as CSV and figures as PNG; existing files are replaced one by one.
 
     Args:
-        folder: where to write, made if it is not there.
+        folder: where to write; created if it does not exist.
         frames: `pandas.DataFrame`s by name.
         figures: `matplotlib.figure.Figure`s by name.
-        flat: whether all files are put into the folder itself, not into `frames` and `figures`.
-        console: a `rich.console.Console` for a progress bar, or `None` for silence.
+        flat: whether all files go into the folder itself instead of its subfolders `frames` and
+            `figures`.
+        console: a `rich.console.Console` for a progress bar, or `None` for no output.
 
     Returns:
         The list of the `pathlib.Path`s written.
@@ -35,13 +36,16 @@ def write_frames_and_figures(folder, frames, figures, flat=False, console=None):
 
 
 def known_records(folder):
-    """What an earlier probe wrote down, a dict by the names of its frames."""
+    """Returns the records of an earlier probe, a dict by frame name; empty if there are none."""
     path = folder / RECORD
     return read_json(path, "Remove it, to probe anew") if path.exists() else {}
 
 
 def record(folder, known, frames, what):
-    """Writes down what frames were measured on, and leaves what is known of others; the path."""
+    """Records what frames were measured on and returns the path of the record.
+
+    The known records of other frames are kept.
+    """
     known |= dict.fromkeys(frames, what)
     path = folder / RECORD
     with written(path) as beside:

@@ -19,7 +19,7 @@ from tfresidual.registry import ENTRIES, ProbeOptions, possible
 from tfresidual.registry.figures import study_figures
 
 SPLITS = ("train", "test")
-# Where the frames and figures of a series are until all of them are there.
+# Subfolder that holds the frames and figures of a series until all of them are written.
 UNFINISHED = "unfinished"
 
 
@@ -37,25 +37,26 @@ def probe(
     """Runs probes on a saved network, and writes their frames and figures.
 
     Args:
-        target: the folder of a run, a `.keras` file, a SavedModel that `tfresidual.export` wrote,
+        target: the folder of a run, a `.keras` file, a SavedModel written by `tfresidual.export`,
             or the folder of a series of them, see `tfresidual.callbacks.ExportForProbing`. The
-            data is that of the run in whose folder it lies, unless `changes` say otherwise.
-        names: names of probes, or one of them, see `tfresidual.registry.ENTRIES`; by default
-            all that the network has blocks for.
-        folder: where to write, by default `probes` in the folder of the run or of the series, and
-            `probes/NAME` beside a network of another name. `probes.json` there says of every
-            frame what it was measured on. The frames of a series
-            have the column `epoch`, counted from 0 (-1 is before the first); beside the figures
-            of its last network stand those over the epochs. Until a series is through, its files
-            are in the folder `unfinished` there, and those of an earlier probe stay.
+            data is that of the run whose folder contains the network, unless `changes` says
+            otherwise.
+        names: names of probes, or a single name, see `tfresidual.registry.ENTRIES`; by default
+            all probes that the network has blocks for.
+        folder: where to write; by default `probes` in the folder of the run or of the series, or
+            `probes/NAME` beside any other network. The file `probes.json` there records what each
+            frame was measured on. The frames of a series have the column `epoch`, counted from 0
+            (-1 is before the first epoch), and its figures are those of the last network and
+            those over the epochs. Until a series is complete, its files are in the subfolder
+            `unfinished`, and those of an earlier probe stay in place.
         splits: `"train"`, `"test"` or both.
-        images: int, how many images of each split, rounded up to whole batches; by default all of
-            the test images, and as many training images.
-        changes: dict of fields of `tfresidual.jobs.study.Settings` that name the data.
+        images: int, number of images of each split, rounded up to whole batches; by default all
+            test images, and the same number of training images.
+        changes: dict of fields of `tfresidual.jobs.study.Settings` that describe the data.
         options: a `ProbeOptions`.
-        console: a `rich.console.Console` for progress, or `None` for silence.
-        pixels: what the images hold, see `tfresidual.datasets.load`: what the network was trained
-            on, where that was not done here.
+        console: a `rich.console.Console` for progress, or `None` for no output.
+        pixels: format of the pixels, see `tfresidual.datasets.load`; for a network that was not
+            trained by this package, the format that it was trained on.
 
     Returns:
         A tuple of the frames by name, and the list of the `pathlib.Path`s written.
@@ -63,7 +64,7 @@ def probe(
     Raises:
         FileNotFoundError: if there is no such network, or the dataset is not on the disk.
         NotADirectoryError: if `folder` cannot be a folder.
-        tfresidual.locks.FolderInUseError: if another process writes to `folder`.
+        tfresidual.locks.FolderInUseError: if another process is writing to `folder`.
         ValueError: if an argument cannot be used, a network or another file is damaged, or the
             data does not fit a network.
     """
@@ -87,7 +88,7 @@ def probe(
         )
     options = options or ProbeOptions()
     if names is None:
-        # Who did not ask for the indices gets the other probes without them.
+        # Nobody asked for the indices, so a network at chance must not stop the other probes.
         options = dataclasses.replace(options, at_chance="nan")
     target = checked_path("target", target)
     series = whole_series(target)
@@ -95,7 +96,7 @@ def probe(
     settings = settings_for(target, next(iter(networks.values())), changes or {})
     folder = folder_of(target if series else networks[None]) if folder is None else folder
     folder = checked_path("folder", folder)
-    # A series that is not through leaves the whole frames of an earlier probe as they are.
+    # An incomplete series leaves the complete frames of an earlier probe as they are.
     written_to = folder / UNFINISHED if series else folder
     check_folder("folder", folder, UNFINISHED if series else "")
     options = dataclasses.replace(
@@ -127,11 +128,11 @@ def probe(
             for name in names or _measured_at_once(chain):
                 say(console, f"running {name}")
                 measured = ENTRIES[name].run(chain, data, options, console is not None)
-                # Of a series the last network is drawn.
+                # Only the last network of a series is drawn.
                 figures = study_figures(measured, options.epsilon) if path == last else {}
                 if epoch is not None:
                     measured = _with_epoch(measured, epoch, frames)
-                # At once: an interruption loses the probe that runs, not those before it.
+                # Written at once, so that an interruption loses only the current probe.
                 written_now = write_frames_and_figures(written_to, measured, figures, flat=True)
                 paths |= dict.fromkeys(written_now)
                 frames |= measured
@@ -142,25 +143,29 @@ def probe(
             paths |= dict.fromkeys(write_frames_and_figures(written_to, {}, figures, flat=True))
             paths = [path.replace(folder / path.name) for path in paths]
             paths.append(record(folder, known, frames, what))
-            # What an interrupted probe of other names left there stays.
+            # Files that an interrupted run of other probes left there stay.
             with contextlib.suppress(OSError):
                 written_to.rmdir()
         return frames, list(paths)
 
 
 def _measured_at_once(chain):
-    """The names of all probes that can be run, but for those whose frames come with another's."""
+    """Returns the names of all possible probes, without those measured by another one of them."""
     names = possible(chain)
     return [name for name in names if ENTRIES[name].measured_by not in names]
 
 
 def _listed(names):
-    # One name does for a list of it.
+    # A single name stands for a list with that name.
     return [names] if isinstance(names, str) else list(dict.fromkeys(names or ()))
 
 
 def _by_epoch(frames):
-    """What the figures over the epochs are drawn from, out of the frames of a series."""
+    """Returns the frames that the figures over the epochs are drawn from.
+
+    Args:
+        frames: frames of a series by name, with the column `epoch`.
+    """
     found = {}
     if "block_metrics" in frames:
         found["block_metrics_by_epoch"] = frames["block_metrics"]
@@ -176,7 +181,7 @@ def _by_epoch(frames):
 
 
 def _with_epoch(measured, epoch, frames):
-    """The frames of a network of a series, behind those of the networks before it."""
+    """Returns the frames of one network of a series, appended to those of the previous ones."""
     measured = {name: frame.assign(epoch=epoch) for name, frame in measured.items()}
     return {
         name: pd.concat([frames[name], frame], ignore_index=True) if name in frames else frame

@@ -1,4 +1,4 @@
-"""The folder of a run: what it was made with, and that nothing else is written into it."""
+"""The folder of a run: records its settings and keeps runs with other settings out of it."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ PACKAGES = (
 
 
 def refuse_other_settings(folder, parts, free=()):
-    """Raises an error unless a folder is new, or holds a run of the same settings.
+    """Raises an error unless a folder is new or holds a run with the same settings.
 
     Args:
         folder: `pathlib.Path` of the folder.
@@ -33,7 +33,8 @@ def refuse_other_settings(folder, parts, free=()):
 
     Raises:
         NotADirectoryError: if it cannot be a folder.
-        ValueError: if other settings made it.
+        ValueError: if it holds a run of another kind or with other settings, or its settings file
+            is damaged.
     """
     check_folder("folder", folder)
     if not (folder / SETTINGS_FILE).exists():
@@ -47,7 +48,7 @@ def refuse_other_settings(folder, parts, free=()):
     changed, before = {}, {}
     for name, part in parts.items():
         _check_known(folder, content, name, type(part))
-        # A setting that the run does not know had its default.
+        # A setting that is missing in the file of the run had its default value.
         earlier = _plain(type(part)()) | content[name]
         for key, value in _plain(part).items():
             if key not in free and earlier[key] != value:
@@ -67,7 +68,10 @@ def refuse_other_settings(folder, parts, free=()):
 
 
 def claim(folder, parts):
-    """Makes the folder, and writes the settings, with versions and machine, where they changed.
+    """Creates the folder of a run and writes its settings file.
+
+    A new file also holds the versions of the packages and the machine. An existing file is
+    rewritten only if the settings changed, and keeps its versions and machine.
 
     Args:
         folder: `pathlib.Path` of the folder.
@@ -91,7 +95,7 @@ def claim(folder, parts):
 
 
 def read_settings(folder):
-    """The content of a run's settings file, a dict.
+    """Returns the content of a run's settings file, a dict.
 
     Raises:
         ValueError: if the file is damaged.
@@ -103,7 +107,7 @@ def read_settings(folder):
 
 
 def settings_of(folder):
-    """The `Settings` of a run; raises what `read_settings` does."""
+    """Returns the `Settings` of a run; raises the errors of `read_settings`."""
     content = read_settings(folder)["settings"]
     try:
         settings = Settings(**content)
@@ -114,7 +118,7 @@ def settings_of(folder):
 
 
 def _check_known(folder, content, name, kind):
-    """Raises a `ValueError` unless a group of settings holds fields of a dataclass alone."""
+    """Raises a `ValueError` unless a group of settings holds only fields of a dataclass."""
     path, group = pathlib.Path(folder) / SETTINGS_FILE, content.get(name)
     if not isinstance(group, dict):
         raise damaged(path, f"it does not hold the {name} of the run", ANEW)
@@ -126,5 +130,5 @@ def _check_known(folder, content, name, kind):
 
 
 def _plain(part):
-    """A dataclass as JSON gives it back."""
+    """Returns the fields of a dataclass as a dict of what JSON can hold."""
     return json.loads(json.dumps(dataclasses.asdict(part)))

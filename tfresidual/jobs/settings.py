@@ -1,4 +1,4 @@
-"""What a study trains on what, and how."""
+"""The settings of a study, and the network, the data and the training that they describe."""
 
 import dataclasses
 import math
@@ -16,50 +16,50 @@ from tfresidual.memory import TooLargeError, check_fits
 from tfresidual.networks import weight_groups
 from tfresidual.registry.entry import check_epsilon
 
-# Layers, or blocks of a stage; a network of more takes hours to build.
+# Largest number of layers, or of blocks per stage; a larger network takes hours to build.
 MOST_BLOCKS = 10_000
-# Networks whose stages can have any number of blocks; each has STAGES of them.
+# Networks whose stages can have any number of blocks; each of them has STAGES stages.
 ANY_DEPTH, STAGES = ("resnet", "hauser", "resnet101"), 3
-# What the setting `depth` stands for where it is `None`.
+# The depth used if the setting `depth` is `None`.
 DEPTHS = {"resnet": 20, "hauser": 6, "resnet101": 16}
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What is trained on what, and how; the same settings and seed give the same numbers.
+    """Settings of a study; the same settings and seed give the same numbers.
 
     Attributes:
         data: name of a dataset, see `tfresidual.datasets.load`.
-        digits: digits on an image of Digitclutter.
+        digits: number of digits on an image of Digitclutter.
         data_dir: folder of tensorflow-datasets, or `None` for its default.
         network: name of a function in `tfresidual.networks`.
-        depth: layers of `"resnet"`, or blocks per stage of `"hauser"` and `"resnet101"`; `None`
-            for 20, 6 and 16.
-        width: channels of the first stage of `"resnet"` and `"resnet101"`, doubled from stage to
-            stage.
+        depth: number of layers of `"resnet"`, or of blocks per stage of `"hauser"` and
+            `"resnet101"`; `None` for 20, 6 and 16, respectively.
+        width: number of channels of the first stage of `"resnet"` and `"resnet101"`, doubled from
+            stage to stage.
         layout: layout of the residual units.
         shortcut: shortcut of the residual units.
-        gamma: what the scale of the units' batch normalization begins with; `None` for 0.1 where
-            `batch_norm` is `"unshared"`, else 1.
-        share_from: block from which on the blocks of a stage are one, or `None`.
-        batch_norm: what each application of a shared block has of its own, see
-            `tfresidual.networks.ResidualNetwork`.
+        gamma: initial scale of the units' batch normalization; `None` for 0.1 if `batch_norm` is
+            `"unshared"`, else 1.
+        share_from: block index from which the blocks of a stage are one shared block, or `None`.
+        batch_norm: which parts of batch normalization every application of a shared block has for
+            itself, see `tfresidual.networks.ResidualNetwork`.
         recurrent: whether the blocks of a stage begin with equal weights.
-        coupling: of the gradients of a stage's blocks, from 0 to 1, see
-            `tfresidual.training.GradientCoupling`; `None` for an optimizer without it.
-        kernel: how the coupling falls off with the distance of two blocks.
-        coupling_from: the first block of a stage that is coupled.
-        lipschitz: the largest Lipschitz constant of the blocks' branches, or `None`.
-        anchor: to what blocks add their branch, `"previous"` or `"input"`.
-        epochs: how long to train.
-        batch_size: images in a step.
+        coupling: strength of the coupling between the gradients of a stage's blocks, from 0 to 1,
+            see `tfresidual.training.GradientCoupling`; `None` for an optimizer without coupling.
+        kernel: how the coupling decreases with the distance between two blocks.
+        coupling_from: block index of the first block of a stage that is coupled.
+        lipschitz: the largest Lipschitz constant of the blocks' branches, or `None` for no bound.
+        anchor: the state to which blocks add their branch, `"previous"` or `"input"`.
+        epochs: number of epochs of training.
+        batch_size: images per step.
         recipe: name of a recipe, see `tfresidual.training.recipe`; `None` for the dataset's own.
-        train_size: images to train on, `None` for the dataset's default.
-        validation: images held out to choose the best epoch.
-        test_size: images of the test set, `None` for the dataset's default.
-        epsilon: mean scaled perturbation of the stopping rule.
+        train_size: number of training images, `None` for the dataset's default.
+        validation: number of images held out to choose the best epoch.
+        test_size: number of test images, `None` for the dataset's default.
+        epsilon: the largest mean scaled perturbation that meets the stopping rule.
         dtype: dtype policy of the network.
-        seed: decides on the first weights, the order of the images and their augmentation.
+        seed: determines the initial weights, the order of the images and their augmentation.
     """
 
     data: str = "digitclutter"
@@ -93,16 +93,16 @@ class Settings:
         if self.data_dir is not None:
             object.__setattr__(self, "data_dir", os.fspath(self.data_dir))
         for field in dataclasses.fields(self):
-            # JSON knows no numbers of NumPy.
+            # JSON cannot hold NumPy numbers.
             value = getattr(self, field.name)
             if isinstance(value, np.generic):
                 object.__setattr__(self, field.name, value.item())
 
 
 def check(settings):
-    """Raises a `ValueError` unless every setting can be used, without building anything.
+    """Raises a `ValueError` unless every setting can be used; builds nothing.
 
-    What only the network or the data can tell is left to `build` and `tfresidual.datasets.load`.
+    What depends on the network or the data is checked by `build` and `tfresidual.datasets.load`.
     """
     for name in ("width", "epochs", "batch_size", "validation"):
         check_int(name, getattr(settings, name), at_least=1)
@@ -130,22 +130,22 @@ def check(settings):
 
 
 def describe(settings):
-    """What the data of a study is about, see `tfresidual.datasets.describe`."""
+    """Returns the description of a study's data, see `tfresidual.datasets.describe`."""
     return datasets.describe(settings.data, digits=settings.digits)
 
 
 def recipe_of(settings):
-    """How a study trains, a `tfresidual.training.Recipe`."""
+    """Returns the training recipe of a study, a `tfresidual.training.Recipe`."""
     return training.recipe(settings.data if settings.recipe is None else settings.recipe)
 
 
 def build(settings, blocks=None):
-    """The untrained network of a study.
+    """Returns the untrained network of a study.
 
     Args:
         settings: a `Settings`.
-        blocks: tuple of ints, blocks of each stage, in place of the setting `depth`; for networks
-            that come in any depth.
+        blocks: tuple of ints, the number of blocks of each stage, used instead of the setting
+            `depth`; only for networks that can have any depth.
 
     Returns:
         A `tfresidual.networks.ResidualNetwork`.
@@ -219,8 +219,9 @@ def build(settings, blocks=None):
 def check_training_fits(network, settings):
     """Raises a `ValueError` if training a network takes more memory than the machine has.
 
-    Counted are weights, gradients and momentum, and what every layer keeps of a batch for the
-    backward pass: three states for a residual unit, which keeps four or more, or three.
+    The estimate is a lower bound. It counts weights, gradients and momentum, and what every layer
+    keeps of a batch for the backward pass. A residual unit keeps at least three states and counts
+    as three.
     """
     train_size, _, _ = sizes_of(
         settings.data, settings.train_size, settings.validation, settings.test_size
@@ -240,13 +241,13 @@ def check_training_fits(network, settings):
 
 
 def used(settings):
-    """What a study used: the settings, with the defaults that stood for `None`.
+    """Returns the settings that a study used, with the defaults in place of `None`.
 
     Args:
         settings: a `Settings` that passes `check`.
 
     Returns:
-        A dict. What is off, or had no effect, is left out.
+        A dict. Settings that are off, or had no effect, are left out.
     """
     train_size, _, test_size = sizes_of(
         settings.data, settings.train_size, settings.validation, settings.test_size
@@ -272,12 +273,12 @@ def used(settings):
 
 
 def compile_for(network, settings, steps):
-    """Compiles a network the way a study trains it.
+    """Compiles a network for the training of a study.
 
     Args:
-        network: what `build` returned.
+        network: the network that `build` returned.
         settings: a `Settings`.
-        steps: int, optimizer steps in an epoch.
+        steps: int, optimizer steps per epoch.
 
     Returns:
         The name of the metric.
@@ -301,18 +302,18 @@ def compile_for(network, settings, steps):
 
 
 def has_blocks_to_couple(network, settings):
-    """Whether a network has two blocks that the settings' coupling couples."""
+    """Returns whether a network has two blocks that the coupling of the settings couples."""
     blocks = weight_groups.blocks_of(network.trainable_variables)
     groups = weight_groups.groups_of(blocks, settings.coupling_from)
     return any(len(group.variables) > 1 for group in groups)
 
 
 def nothing_to_couple(settings, where):
-    """The error of a coupling that has no two blocks to couple.
+    """Returns the error for a coupling that has no two blocks to couple.
 
     Args:
         settings: a `Settings` with a coupling.
-        where: str, what they are looked for in, as `name=value`.
+        where: str, the argument that determines the network, as `name=value`.
     """
     return ValueError(
         "Argument `coupling` must go with a network that has two blocks or more to couple in a "
@@ -323,7 +324,7 @@ def nothing_to_couple(settings, where):
 
 
 def check_any_depth(settings):
-    """Raises a `ValueError` unless the network comes with any number of blocks in its stages."""
+    """Raises a `ValueError` unless the stages of the network can have any number of blocks."""
     if settings.network not in ANY_DEPTH:
         raise ValueError(
             f"Argument `network` must be one of {', '.join(map(repr, ANY_DEPTH))} for a search of "
@@ -337,13 +338,13 @@ def check_any_depth(settings):
 
 
 def prepare(settings=None, console=None, download=False, pixels="standardized"):
-    """Loads the data of a study; Digitclutter is drawn where it is not on the disk.
+    """Loads the data of a study; Digitclutter is generated if it is not on the disk.
 
     Args:
         settings: a `Settings`, by default those of the embedded study.
-        console: a `rich.console.Console` for progress, or `None` for silence.
-        download: whether tensorflow-datasets may download what is missing.
-        pixels: what the images hold, see `tfresidual.datasets.load`.
+        console: a `rich.console.Console` for progress, or `None` for no output.
+        download: whether tensorflow-datasets may download missing data.
+        pixels: format of the pixels, see `tfresidual.datasets.load`.
 
     Returns:
         A tuple `(train, validation, test)` of `tf.data.Dataset`.
@@ -362,7 +363,7 @@ def prepare(settings=None, console=None, download=False, pixels="standardized"):
         train_size=settings.train_size,
         test_size=settings.test_size,
         validation=settings.validation,
-        # A recipe that augments does so where the data bears it: not to digits.
+        # A recipe with augmentation leaves the choice to the dataset: digits are not augmented.
         augment=None if recipe_of(settings).augment else False,
         seed=settings.seed,
         data_dir=settings.data_dir,

@@ -1,6 +1,6 @@
-"""The main job: train a network, probe it, and write one folder with everything that came out.
+"""The main job: trains a network, probes it, and writes all results into one folder.
 
-`train` is the first half, `run` all of it.
+`train` does the first part, `run` everything.
 """
 
 import dataclasses
@@ -33,10 +33,10 @@ from tfresidual.registry import ENTRIES, ProbeOptions, possible, watching
 from tfresidual.registry.figures import study_figures, study_sections
 from tfresidual.report import Section, findings, write
 
-# Images that the callbacks probe after every epoch: stable means at little cost.
+# Images that the callbacks probe after every epoch: enough for stable means, at little cost.
 IMAGES_PER_EPOCH = 512
 EXAMPLES = 16
-# Training images that are probed after training: as many as the test set has by default.
+# Training images that are probed after training: the default size of the test set.
 TRAIN_IMAGES = 2000
 
 
@@ -49,29 +49,29 @@ class _Data:
 
 
 def run(folder, settings=None, console=None):
-    """Trains a network, runs every probe on it and writes one folder.
+    """Trains a network, runs every probe on it and writes the results into one folder.
 
-    A folder that an interrupted study left goes on from its last whole epoch.
+    An interrupted study resumes after its last complete epoch.
 
     - `settings.json`: the settings, the versions of the packages, the machine;
-    - `log.csv`: every epoch's losses, metrics and block metrics;
+    - `log.csv`: the losses, metrics and block metrics of every epoch;
     - `model.keras`: the network of the best epoch;
-    - `frames/*.csv`: what the probes returned;
+    - `frames/*.csv`: the frames that the probes returned;
     - `figures/*.png`: the figures;
-    - `report.html`: all of it on one page.
+    - `report.html`: all results on one page.
 
     Args:
-        folder: where to write, made if it is not there.
+        folder: where to write; created if it does not exist.
         settings: a `Settings`, by default those of the embedded study.
-        console: a `rich.console.Console` for progress, or `None` for silence.
+        console: a `rich.console.Console` for progress, or `None` for no output.
 
     Returns:
         The `pathlib.Path` of the report.
 
     Raises:
-        ValueError: if a setting cannot be used, the folder holds a run of other settings, or a
+        ValueError: if a setting cannot be used, the folder holds a run with other settings, or a
             file in it is damaged.
-        tfresidual.locks.FolderInUseError: if another process writes to the folder.
+        tfresidual.locks.FolderInUseError: if another process is writing to the folder.
         FileNotFoundError: if the dataset is not on the disk.
     """
     settings, folder = settings or Settings(), checked_path("folder", folder)
@@ -111,19 +111,19 @@ def train(folder, settings=None, console=None, more_callbacks=None):
     """Trains a network into a folder, without probing it; see `run` for the folder.
 
     Args:
-        folder: where to write, made if it is not there.
+        folder: where to write; created if it does not exist.
         settings: a `Settings`, by default those of the embedded study.
-        console: a `rich.console.Console` for progress, or `None` for silence.
-        more_callbacks: function from a few validation images, a `tf.data.Dataset`, to a list of
-            callbacks whose numbers join those of the study in the log.
+        console: a `rich.console.Console` for progress, or `None` for no output.
+        more_callbacks: function that takes a few validation images, a `tf.data.Dataset`, and
+            returns a list of callbacks whose numbers are logged with those of the study.
 
     Returns:
         A `tfresidual.training.Training`.
 
     Raises:
-        ValueError: if a setting cannot be used, the folder holds a run of other settings, or a
+        ValueError: if a setting cannot be used, the folder holds a run with other settings, or a
             file in it is damaged.
-        tfresidual.locks.FolderInUseError: if another process writes to the folder.
+        tfresidual.locks.FolderInUseError: if another process is writing to the folder.
         FileNotFoundError: if the dataset is not on the disk.
     """
     settings, folder = settings or Settings(), checked_path("folder", folder)
@@ -141,7 +141,7 @@ def _train(folder, settings, console, more_callbacks=None):
         raise nothing_to_couple(settings, f"network={network.name}")
     description = describe(settings)
     data = _Data(*prepare(settings, console), description)
-    # From here on nothing is wrong with the settings: the folder is theirs.
+    # The settings are valid, so the folder now belongs to this run.
     claim(folder, {"settings": settings})
     metric = compile_for(network, settings, int(data.train.cardinality()))
     probed = data.validation.take(_batches(IMAGES_PER_EPOCH, settings))
@@ -190,11 +190,11 @@ def _batches(images, settings):
 
 
 def _examples(result, data):
-    """A section with the first test images and what the network answers."""
+    """Returns a section with the first test images and the answers of the network."""
     pictures, labels = next(iter(data.test.take(1).as_numpy_iterator()))
     pictures, labels = pictures[:EXAMPLES], labels[:EXAMPLES]
     outputs = result.network.predict(pictures, verbose=0)
-    # As many answers as the image has labels, the highest first.
+    # One answer per label of the image, the highest output first.
     counts = labels.sum(axis=1).astype(int) if labels.ndim == 2 else [1] * len(labels)
     answers = [np.argsort(-row)[:count] for row, count in zip(outputs, counts, strict=True)]
     truths = [np.flatnonzero(row) if labels.ndim == 2 else [row] for row in labels]
@@ -214,7 +214,10 @@ def _examples(result, data):
 
 
 def _index_tile(frames):
-    """The mean indices on the test images, if the network errs less than chance for certain."""
+    """Returns the tile of the mean indices on the test images, in a list.
+
+    The list is empty unless the error of the network is significantly below chance.
+    """
     indices = frames["convergence_indices"]
     row = indices.query("split == 'test' and basis == 'labels' and stage == 'mean'").iloc[0]
     names = ("convergence_index", "recurrence_index", "divergence_index")
@@ -232,7 +235,7 @@ def _index_tile(frames):
 
 
 def _gradient_tile(frames):
-    """How many blocks move down the gradient, as far as the standard errors tell."""
+    """Returns the tile that counts the blocks whose mean cosine is significantly below zero."""
     below, undecided, above = findings.count_signs(frames["block_metrics"])
     return (
         "Blocks that move down the loss gradient",

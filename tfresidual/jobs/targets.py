@@ -1,4 +1,4 @@
-"""What is probed: a saved network or a series of them, its data, and whether they fit."""
+"""Finds what is to be probed: a saved network or a series of them, and data that fits it."""
 
 import dataclasses
 import os
@@ -14,7 +14,7 @@ from tfresidual.saved_model.format import check_whole, is_saved_model, series_of
 
 
 def network_of(target):
-    """The path of a network.
+    """Returns the path of a network.
 
     Args:
         target: the folder of a run, a `.keras` file, or a SavedModel.
@@ -23,7 +23,7 @@ def network_of(target):
         A `pathlib.Path`.
 
     Raises:
-        FileNotFoundError: if there is none.
+        FileNotFoundError: if there is no such network.
     """
     target = checked_path("target", target)
     if is_saved_model(target):
@@ -38,7 +38,11 @@ def network_of(target):
 
 
 def whole_series(target):
-    """`series_of` a folder, each of which looks as if it can be opened."""
+    """Returns `series_of` a folder, after checking every SavedModel in it.
+
+    Raises:
+        ValueError: if an entry of the series is damaged or not a SavedModel.
+    """
     series = series_of(target)
     named = series_of(target, is_member=os.path.lexists) if series else {}
     lost = [path.name for epoch, path in named.items() if epoch not in series]
@@ -53,18 +57,25 @@ def whole_series(target):
 
 
 def folder_of(path):
-    """Where the frames of a network, or of the series in a folder, are written by default."""
+    """Returns the default folder for the frames of a network, or of the series in a folder."""
     path = path.absolute()
     if series_of(path):
         return path / "probes"
     is_of_run = path.name == MODEL_FILE and (path.parent / SETTINGS_FILE).exists()
-    # Networks side by side leave each other's frames alone.
+    # Networks in the same folder must not overwrite each other's frames.
     name = path.name if path.is_dir() else path.stem
     return path.parent / "probes" / ("" if is_of_run else name)
 
 
 def settings_for(target, path, changes):
-    """The settings of the run in whose folder a network lies, if it lies in one."""
+    """Returns the settings of the run whose folder contains a network, with `changes` applied.
+
+    For a network outside of such a folder, `changes` must name the data, and the other settings are
+    the defaults.
+
+    Raises:
+        ValueError: if the data is not named or unknown, or `changes` holds an unknown setting.
+    """
     path = path.absolute()
     folders = [folder for folder in path.parents[:2] if (folder / SETTINGS_FILE).exists()]
     if folders:
@@ -94,7 +105,10 @@ def settings_for(target, path, changes):
 
 
 def check_fit(chain, settings, path):
-    """Refuses data that does not fit a network, that of the first before any is loaded."""
+    """Raises a `ValueError` unless the data of the settings fits a network.
+
+    Only the description of the data is used, so that this can be checked before it is loaded.
+    """
     name = f"{chain.name} in {str(path)!r}"
     description = describe(settings)
     shape = description.input_shape

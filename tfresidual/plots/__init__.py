@@ -1,7 +1,7 @@
 """Figures: each function takes frames of probes and returns a `matplotlib.figure.Figure`.
 
-Nothing here touches `matplotlib.pyplot`, so that drawing leaves no window, no backend and no list
-of open figures behind. Save a figure with `figure.savefig("name.png", dpi=160)` or as SVG or PDF.
+Nothing here uses `matplotlib.pyplot`, so that drawing opens no window, selects no backend and keeps
+no list of open figures. Save a figure with `figure.savefig("name.png", dpi=160)`, or as SVG or PDF.
 """
 
 from tfresidual.plots.accuracy import drop_blocks, readout

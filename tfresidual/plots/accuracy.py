@@ -1,8 +1,8 @@
-"""What is the network's answer worth when blocks are skipped?
+"""How accurate is the network when blocks are skipped?
 
-Both functions draw a frame of one time over the blocks of all stages in a row, a line per split,
-and a frame of several epochs in a panel per stage (and split), a line per block from blue and thin
-(lowest) to red and thick (highest). A block without a value leaves a gap.
+Both functions draw a frame without epochs, or of one epoch, over the blocks of all stages in a row,
+with a line per split. A frame of several epochs gets a panel per stage (and split), with a line per
+block from blue and thin (lowest) to red and thick (highest). A block without a value leaves a gap.
 """
 
 from tfresidual.plots import frames
@@ -10,20 +10,20 @@ from tfresidual.plots.blocks import draw_block_metric
 
 
 def readout(frame):
-    """Draw the accuracy after every block, with the rest of its stage skipped.
+    """Draws the accuracy after every block, with the rest of its stage skipped.
 
-    The last block of a stage has the accuracy of the whole network.
+    At the last block of a stage, this is the accuracy of the whole network.
 
     Args:
-        frame: Readout frame with the columns `stage`, `block` and `error`, and `split` and
-            `epoch` where they apply.
+        frame: Readout frame with the columns `stage`, `block` and `error`, and optionally `split`
+            and `epoch`.
 
     Returns:
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: where a column is missing or holds no finite number, or where several rows
-            stand for the same block, split and epoch.
+        ValueError: if a column is missing or holds no finite number, or if several rows describe
+            the same block, split and epoch.
 
     Reference:
         Jastrzebski et al., "Residual Connections Encourage Iterative Inference", 2018, figures 5
@@ -40,21 +40,21 @@ def readout(frame):
 
 
 def drop_blocks(frame):
-    """Draw the accuracy of the network without one block, for every block.
+    """Draws the accuracy of the network without one block, for every block.
 
-    A dotted line per split marks the accuracy with no block dropped; over several epochs it runs
-    along with the blocks.
+    A dotted line per split marks the accuracy with no block dropped; with several epochs it is a
+    curve over the epochs.
 
     Args:
         frame: Dropped blocks frame with the columns `stage`, `block`, `error` and
-            `unperturbed_error`, and `split` and `epoch` where they apply.
+            `unperturbed_error`, and optionally `split` and `epoch`.
 
     Returns:
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: where a column is missing or holds no finite number, or where several rows
-            stand for the same block, split and epoch.
+        ValueError: if a column is missing or holds no finite number, or if several rows describe
+            the same block, split and epoch.
 
     Reference:
         Jastrzebski et al., "Residual Connections Encourage Iterative Inference", 2018, figures 3

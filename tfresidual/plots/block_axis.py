@@ -1,30 +1,30 @@
-"""The blocks of all stages in a row, as the axis that several panels share."""
+"""The blocks of all stages in a row, as an axis that several panels share."""
 
 import numpy as np
 
 from tfresidual.plots import style
 from tfresidual.plots.blocks import _mark_stages
 
-# More blocks than this have smaller dots.
+# With more blocks than this, the dots are smaller.
 _FEW = 24
 
 
 def stage_sizes(table):
-    """Return the number of blocks of every stage of a table with the columns stage and block."""
+    """Returns the number of blocks of every stage of a table with the columns stage and block."""
     return table.groupby("stage")["block"].max() + 1
 
 
 def places_of(table, sizes):
-    """Return the place of every row of a table on the axis."""
+    """Returns the place of every row of a table on the axis."""
     return table["stage"].map(sizes.cumsum() - sizes) + table["block"]
 
 
 def in_a_row(table, column, sizes):
-    """Return the places of all blocks and a column there, with a gap after every stage.
+    """Returns the places of all blocks and their values, with a gap after every stage.
 
     Args:
-        table: A `pandas.DataFrame` with the columns `stage` and `block`, a row per block; those
-            without one leave a gap.
+        table: A `pandas.DataFrame` with the columns `stage` and `block`, one row per block; blocks
+            without a row leave a gap.
         column: Column of the values.
         sizes: Number of blocks by stage.
     """
@@ -38,22 +38,22 @@ def in_a_row(table, column, sizes):
 
 
 def figure_width(sizes):
-    """Return the width in inches of a figure with one column of panels."""
+    """Returns the width in inches of a figure with one column of panels."""
     return float(np.clip(6.0 + 0.07 * sizes.sum(), 7.0, 9.0))
 
 
 def marker_size(sizes):
-    """Return the size of a dot that leaves its neighbours visible."""
+    """Returns the size of a dot that leaves its neighbours visible."""
     return 5.0 if sizes.sum() <= _FEW else 3.2
 
 
 def mark_stages(axes, sizes):
-    """Shade every second stage, draw the boundaries and name the stages above the axes."""
+    """Shades every second stage, draws the boundaries and labels the stages above the axes."""
     _mark_stages(axes, sizes.cumsum() - sizes, sizes)
 
 
 def finish(panels, sizes):
-    """Mark the stages in panels that stand below each other, and label the lowest."""
+    """Marks the stages in panels that are stacked vertically, and labels the lowest panel."""
     count = int(sizes.sum())
     for axes in panels:
         mark_stages(axes, sizes)
@@ -68,7 +68,7 @@ def finish(panels, sizes):
     elif list(sizes.index) == list(range(1, len(sizes) + 1)):
         name = "residual block index"
     else:
-        # Counted otherwise than in figures of all blocks.
+        # The blocks are not counted as in figures of all blocks.
         name = "block of the stages shown, in a row"
     style.axis_labels(lowest, below=name)
     if len(panels) > 1:

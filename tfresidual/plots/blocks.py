@@ -1,4 +1,4 @@
-"""One metric per residual block, at one time or over the epochs."""
+"""Draws one metric of every residual block, at one time or over the epochs."""
 
 import numpy as np
 from matplotlib.cm import ScalarMappable
@@ -19,7 +19,7 @@ def draw_block_metric(
     share=False,
     reference=None,
 ):
-    """Draw a metric of every block: over the blocks, or over the epochs if there are several.
+    """Draws a metric of every block: over the blocks, or over the epochs if there are several.
 
     Args:
         frame: A block metrics frame.
@@ -27,11 +27,11 @@ def draw_block_metric(
         title: Title of the figure.
         label: Label of the value axis.
         zero_line: Whether zero is marked; the axis then stays linear.
-        threshold: Pair of a value and its name, marked by a line; or `None`.
+        threshold: Pair of a value to mark by a line and its name; or `None`.
         sparse: Whether stages without any value are left out instead of drawn empty.
         share: Whether the values are shares of 1; the axis is then linear and in percent.
-        reference: Pair of a column, with one value per split and epoch, and its name, drawn as a
-            dotted line; or `None`.
+        reference: Pair of a column with one value per split and epoch, to draw as a dotted line,
+            and its name; or `None`.
 
     Returns:
         A `matplotlib.figure.Figure`.
@@ -78,7 +78,7 @@ def _over_blocks(values, title, label):
     looks = style.split_looks(splits)
     for place, split in enumerate(splits):
         rows = values[values["split"] == split]
-        # One NaN stands after each stage, so that no line runs across a transition.
+        # A NaN after each stage keeps lines from crossing into the next stage.
         places, heights = [], []
         for stage, start in starts.items():
             in_stage = np.full(stage_sizes[stage] + 1, np.nan)
@@ -112,9 +112,9 @@ def _over_blocks(values, title, label):
 
 
 def _reference_line(axes, rows, colour, marker=None, over_epochs=False):
-    """Draw the reference of one split, if there is one: its level, or its course over epochs.
+    """Draws the reference of one split, if there is one: its level, or its course over epochs.
 
-    The split's marker, at the right end of a level, tells levels apart without their colour.
+    The split's marker at the right end of a level distinguishes levels without their colour.
     """
     if "reference" not in rows:
         return
@@ -135,7 +135,7 @@ def _reference_line(axes, rows, colour, marker=None, over_epochs=False):
 
 
 def _mark_stages(axes, starts, stage_sizes):
-    """Shade every second stage, draw the boundaries and name the stages above the axes."""
+    """Shades every second stage, draws the boundaries and labels the stages above the axes."""
     if len(starts) < 2:
         return
     above = blended_transform_factory(axes.transData, axes.transAxes)
@@ -203,7 +203,7 @@ def _over_epochs(values, title, label):
 
 
 def _block_scale(figure, panels, colours):
-    """Draw the key of the block colours beside the panels."""
+    """Draws the colour scale of the blocks beside the panels."""
     blocks = len(colours)
     norm = BoundaryNorm(np.arange(blocks + 1) - 0.5, blocks)
     scale = figure.colorbar(

@@ -1,4 +1,4 @@
-"""Does a stage approach a fixed point, and what is known of the blocks that it should?"""
+"""Does a stage approach a fixed point, and do bounds on its blocks imply that it should?"""
 
 import itertools
 
@@ -14,28 +14,28 @@ _CURVES = (
 
 
 def fixed_point(frame, mu=None):
-    """Draw how the steps of a stage shrink as its last block is applied again and again.
+    """Draws how the steps of a stage shrink as its last block is applied again and again.
 
-    The left panel has the change of the state in a step, the middle one the distance to the
-    state after the last step, both on logarithmic axes; the right one has the contraction, which
-    is the change over that of the step before: its mean over images as a line, and a band up to
-    the largest. A line per stage, solid for the first split and broken for the others. With `mu`,
-    dotted lines fall by this factor a step from the first change of every stage; those of a
-    proper contraction stay under them. A value that is missing, or 0 on a logarithmic axis,
-    leaves a gap.
+    The left panel shows the change of the state per application, the middle one the distance to the
+    last of the states, both on logarithmic axes. The right panel shows the contraction, which is
+    the change divided by the previous change: its mean over images as a line, and a band from there
+    to the largest. There is a line per stage, solid for the first split and dashed for the others.
+    With `mu`, dotted lines decrease by this factor per application, starting from the first change
+    of every stage; the changes of a contraction with this factor stay below them. A value that is
+    missing, or 0 on a logarithmic axis, leaves a gap.
 
     Args:
         frame: Fixed point frame with the columns `stage`, `step` (0 for the application of the
-            block that was trained), `change`, `contraction`, `largest_contraction` and
-            `distance`, and `split` where it applies.
-        mu: Bound of the Lipschitz constant of a block, a positive number, or `None`.
+            block that was trained), `change`, `contraction`, `largest_contraction` and `distance`,
+            and optionally `split`.
+        mu: Bound on the Lipschitz constant of a block, a positive number, or `None`.
 
     Returns:
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: where a column is missing, none of the values is a finite number, several rows
-            stand for the same stage, step and split, or where `mu` is not positive.
+        ValueError: if a column is missing, none of the values is a finite number, several rows
+            describe the same stage, step and split, or if `mu` is not positive.
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", section
@@ -100,7 +100,7 @@ def fixed_point(frame, mu=None):
 
 
 def _draw_slope(axes, rows, mu, colour):
-    """Draw what the first change becomes if every step shrinks it by `mu`."""
+    """Draws how the first change decreases if every application multiplies it by `mu`."""
     known = rows[rows["change"] > 0]
     if known.empty:
         return
@@ -118,13 +118,13 @@ def _draw_slope(axes, rows, mu, colour):
 
 
 def lipschitz_bounds(frame, mu=None):
-    """Draw what is known of every branch's Lipschitz constant, and what it is divided by.
+    """Draws estimates of every branch's Lipschitz bound, and the divisor of the branch.
 
-    Above stands a band over the blocks of all stages in a row: its lower edge, with dots, is the
-    power iteration's estimate, which is not over the bound, the upper edge what is certified not
-    to be under it. Below stands the divisor, 1 where the branch is left as it is. A block without
-    a value leaves a gap. Bounds and divisors that span more than a factor of 30 are drawn on a
-    logarithmic axis.
+    The upper panel shows a band over the blocks of all stages in a row. Its lower edge, with dots,
+    is the estimate of the power iteration, which does not exceed the bound. Its upper edge is the
+    certified value, which is not below the bound. The lower panel shows the divisor, 1 where the
+    branch is left unchanged. A block without a value leaves a gap. Bounds and divisors that span
+    more than a factor of 30 are drawn on a logarithmic axis.
 
     Args:
         frame: Lipschitz frame with the columns `stage`, `block`, `estimate`, `certified` and
@@ -135,8 +135,8 @@ def lipschitz_bounds(frame, mu=None):
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: where a column is missing, none of the values is a finite number, several rows
-            stand for the same block, or where `mu` is not positive.
+        ValueError: if a column is missing, none of the values is a finite number, several rows
+            describe the same block, or if `mu` is not positive.
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", sections

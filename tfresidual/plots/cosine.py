@@ -4,23 +4,23 @@ from tfresidual.plots.blocks import draw_block_metric
 
 
 def cosine_loss(frame):
-    """Draw the cosine of every block's output and the gradient of the loss.
+    """Draws the cosine between every block's output and the gradient of the loss.
 
-    Below zero a block moves the state where the loss falls. A frame of one time gives the blocks
-    of all stages in a row, a line per split; a frame of several epochs gives a panel per stage
-    (and split) over the epochs, a line per block from blue and thin (lowest) to red and thick
-    (highest). A block without a value leaves a gap.
+    Below zero, a block moves the state in a direction that lowers the loss. A frame without epochs,
+    or of one epoch, is drawn over the blocks of all stages in a row, with a line per split. A frame
+    of several epochs gets a panel per stage (and split) over the epochs, with a line per block from
+    blue and thin (lowest) to red and thick (highest). A block without a value leaves a gap.
 
     Args:
         frame: Block metrics frame with the columns `stage`, `block` and `cosine_loss`, and
-            `split` and `epoch` where they apply.
+            optionally `split` and `epoch`.
 
     Returns:
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: where a column is missing or holds no finite number, or where several rows
-            stand for the same block, split and epoch.
+        ValueError: if a column is missing or holds no finite number, or if several rows describe
+            the same block, split and epoch.
 
     Reference:
         Jastrzebski et al., "Residual Connections Encourage Iterative Inference", 2018, figure 4.
@@ -35,21 +35,21 @@ def cosine_loss(frame):
 
 
 def readout_cosine_loss(frame):
-    """Draw the cosine of a block's output and the gradient of the head's loss on its input.
+    """Draws the cosine between a block's output and the gradient of the head's loss on its input.
 
-    The loss is that of the head applied straight to the block's input, which fits the last stage
-    only. Several epochs give a line per block, as in the paper; see `cosine_loss`.
+    The loss is that of the head applied directly to the block's input, which is possible only in
+    the last stage. Several epochs give a line per block, as in the paper; see `cosine_loss`.
 
     Args:
-        frame: Block metrics frame with the columns `stage`, `block` and `readout_cosine_loss`,
-            and `split` and `epoch` where they apply. Stages without any value are left out.
+        frame: Block metrics frame with the columns `stage`, `block` and `readout_cosine_loss`, and
+            optionally `split` and `epoch`. Stages without any value are left out.
 
     Returns:
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: where a column is missing or holds no finite number, or where several rows
-            stand for the same block, split and epoch.
+        ValueError: if a column is missing or holds no finite number, or if several rows describe
+            the same block, split and epoch.
 
     Reference:
         Jastrzebski et al., "Residual Connections Encourage Iterative Inference", 2018, figure 13.

@@ -5,30 +5,31 @@ from matplotlib.lines import Line2D
 
 from tfresidual.plots import frames, style
 
-# A fall of the rate by a third or more is a drop; a smooth schedule has none.
+# A decrease of the rate by a third or more counts as a drop; a smooth schedule has none.
 _DROP = 2 / 3
 _NOT_METRICS = frozenset({"epoch", "loss", "learning_rate", "lr"})
 
 
 def training_curves(history, metrics=None):
-    """Draw the loss and the accuracy-like metrics over the epochs.
+    """Draws the loss and the accuracy-like metrics over the epochs.
 
     Training and validation share a panel. Drops of the learning rate by a third or more are
-    marked with the new rate, and the best epoch is marked: that of the best first metric, else of
-    the least loss, on the validation data where there are any. Epochs are counted from 1.
+    marked with the new rate. The best epoch is marked too: the one with the best value of the first
+    metric, or with the lowest loss if there are no metrics, on the validation data if there are
+    any. Epochs are counted from 1.
 
     Args:
         history: History frame as `keras.callbacks.CSVLogger` writes it, with the columns `epoch`
-            (from 0) and `loss`; `val_loss`, metrics with their `val_` twins and `learning_rate`
-            where they apply. Keys with a slash (metrics per block) are not drawn.
-        metrics: Names of the metrics to draw, without `val_`. Default: those with a `val_` twin,
-            or without validation those that are named after accuracy or match.
+            (from 0) and `loss`, and optionally `val_loss`, metrics with their `val_` twins and
+            `learning_rate`. Keys with a slash (metrics per block) are not drawn.
+        metrics: Names of the metrics to draw, without `val_`. Default: those with a `val_` twin;
+            without validation, those with "accuracy" or "match" in their name.
 
     Returns:
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: where a column is missing or holds no finite number.
+        ValueError: if a column is missing or holds no finite number.
     """
     metrics = (
         _default_metrics(history)
@@ -110,7 +111,10 @@ def _best_row(metric, curves):
 
 
 def _rate_drops(history, epochs):
-    """Return pairs (place on the epoch axis, new rate), between the epochs of the two rates."""
+    """Returns pairs (place on the epoch axis, new rate).
+
+    The place is halfway between the last epoch of the old rate and the first of the new one.
+    """
     column = next((name for name in ("learning_rate", "lr") if name in history.columns), None)
     if column is None:
         return []
@@ -120,7 +124,7 @@ def _rate_drops(history, epochs):
 
 
 def _mark_drops(axes, drops, epochs):
-    """Draw a line per drop and write the new rate above the axes, as far as there is room."""
+    """Draws a line per drop and writes the new rate above the axes where there is room."""
     room = 0.09 * max(np.ptp(epochs), 1)
     last = -np.inf
     for place, rate in drops:

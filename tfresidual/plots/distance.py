@@ -12,22 +12,22 @@ _PANELS = (
 
 
 def computational_distance(frame):
-    """Draw the computational distance of every stage and of all stages as bars.
+    """Draws the computational distance of every stage and of all stages as bars.
 
-    The left panel has the absolute distance, the right one the distance scaled by the size of the
-    state. Splits stand side by side; every bar carries its value.
+    The left panel shows the absolute distance, the right one the distance scaled by the size of the
+    state. The bars of several splits are side by side, and every bar is labelled with its value.
 
     Args:
         frame: Distance frame with the columns `stage` (numbers, and "all" for the total),
-            `distance` and `scaled_distance`, and `split` and `blocks` where they apply. The
-            number of blocks is written under the stage.
+            `distance` and `scaled_distance`, and optionally `split` and `blocks`. The number of
+            blocks is written under the stage.
 
     Returns:
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: where a column is missing or holds no finite number, or where several rows
-            stand for the same stage and split.
+        ValueError: if a column is missing or holds no finite number, or if several rows describe
+            the same stage and split.
 
     Reference:
         Hauser, "On Residual Networks Learning a Perturbation from Identity", 2019, figures 3
@@ -49,7 +49,7 @@ def computational_distance(frame):
     splits = frames.order_splits(table["split"])
     looks, hatches = style.split_looks(splits), style.split_hatches(splits)
     bars = len(stages) * len(splits)
-    # Room for what is written under every stage, and over every bar.
+    # Leave room for the labels under every stage and over every bar.
     panel = 0.9 + max(0.7 * len(stages), 0.5 * bars)
     figure = style.new_figure(float(np.clip(2 * panel, 7.2, 14.0)), 3.6, "Computational distance")
     for axes, (column, kind, label) in zip(figure.subplots(1, 2), _PANELS, strict=True):

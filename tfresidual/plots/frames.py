@@ -1,4 +1,4 @@
-"""Checks on the frames that come in, and the one shape in which the figures read them."""
+"""Checks the frames given to the figures, and brings them into a common form."""
 
 import numpy as np
 import pandas as pd
@@ -8,7 +8,7 @@ _SPLIT_ORDER = ("train", "validation", "test")
 
 
 def require_columns(frame, columns, name="frame"):
-    """Raise a `ValueError` unless `frame` is a DataFrame with rows and the named columns."""
+    """Raises a `ValueError` unless `frame` is a DataFrame with rows and the named columns."""
     expected = ", ".join(f"`{column}`" for column in columns)
     if not isinstance(frame, pd.DataFrame):
         raise ValueError(
@@ -32,14 +32,14 @@ def require_columns(frame, columns, name="frame"):
 
 
 def listed(values, name, what):
-    """Return an argument that lists things as a tuple; raise `ValueError` where it is no list."""
+    """Returns a list argument as a tuple; raises a `ValueError` if it is not a list of things."""
     if isinstance(values, (str, bytes)) or not np.iterable(values):
         raise ValueError(f"`{name}` must be a list of {what}. Received: {name}={values!r}")
     return tuple(values)
 
 
 def numbers_or_gaps(frame, column, name="frame"):
-    """Return a column as floats, infinities as NaN; raise `ValueError` where it is no numbers."""
+    """Returns a column as floats, infinities as NaN; raises a `ValueError` unless it is numeric."""
     try:
         values = pd.to_numeric(frame[column]).to_numpy(dtype=float)
     except (TypeError, ValueError) as error:
@@ -51,7 +51,7 @@ def numbers_or_gaps(frame, column, name="frame"):
 
 
 def numbers(frame, column, name="frame"):
-    """Return a column as floats, infinities as NaN; raise `ValueError` where nothing is left."""
+    """Returns a column as floats, infinities as NaN; raises a `ValueError` if all are NaN."""
     values = numbers_or_gaps(frame, column, name)
     if np.isnan(values).all():
         raise ValueError(
@@ -62,7 +62,7 @@ def numbers(frame, column, name="frame"):
 
 
 def whole_numbers(frame, column, name="frame"):
-    """Return a column as integers; raise `ValueError` where one is no whole number."""
+    """Returns a column as integers; raises a `ValueError` if a value is not a whole number."""
     values = numbers(frame, column, name)
     if (values != np.round(values)).any():
         raise ValueError(
@@ -73,7 +73,7 @@ def whole_numbers(frame, column, name="frame"):
 
 
 def stage_name(stage):
-    """Return a stage as text: whole numbers without a point, whatever a CSV made of them."""
+    """Returns a stage as text; whole numbers have no decimal point, even if read from a CSV."""
     try:
         return f"{float(stage):g}"
     except (TypeError, ValueError):
@@ -81,21 +81,21 @@ def stage_name(stage):
 
 
 def splits_of(frame):
-    """Return the split of every row as text, empty where the frame has no such column."""
+    """Returns the split of every row as text, empty if the frame has no such column."""
     if "split" not in frame.columns:
         return np.full(len(frame), "", dtype=object)
     return frame["split"].map(lambda split: "" if pd.isna(split) else str(split)).to_numpy(object)
 
 
 def order_splits(splits):
-    """Return the different splits: train, validation, test, then the others as they come."""
+    """Returns the distinct splits: train, validation, test, then the others in their order."""
     found = list(dict.fromkeys(splits))
     known = [split for split in _SPLIT_ORDER if split in found]
     return known + [split for split in found if split not in known]
 
 
 def require_same_splits(tables):
-    """Raise a `ValueError` unless the tables, a dictionary by name, have the same splits."""
+    """Raises a `ValueError` unless all tables, a dictionary by name, have the same splits."""
     splits = {name: order_splits(table["split"]) for name, table in tables.items()}
     if len({frozenset(found) for found in splits.values()}) > 1:
         received = ", ".join(f"{name} with {found!r}" for name, found in splits.items())
@@ -106,7 +106,7 @@ def require_same_splits(tables):
 
 
 def refuse_nothing(table, columns, name="frame"):
-    """Raise a `ValueError` where none of the columns of a table holds a number."""
+    """Raises a `ValueError` if none of the columns of a table holds a number."""
     if table[list(columns)].isna().all(axis=None):
         one_of = "column" if len(columns) == 1 else "columns"
         raise ValueError(
@@ -116,7 +116,7 @@ def refuse_nothing(table, columns, name="frame"):
 
 
 def refuse_twice(table, keys, name="frame", also=("split",)):
-    """Raise a `ValueError` where several rows of a table stand for the same keys."""
+    """Raises a `ValueError` if several rows of a table have the same keys."""
     twice = table.duplicated([*keys, *also])
     if twice.any():
         row = table[twice].iloc[0]
@@ -131,21 +131,21 @@ def refuse_twice(table, keys, name="frame", also=("split",)):
 
 
 def keyed_values(frame, keys, columns, name="frame", optional_keys=()):
-    """Return the keys, the split and the values of a frame, sorted by them.
+    """Returns the keys, the split and the values of a frame, sorted by split and keys.
 
     Args:
         frame: The frame.
-        keys: Columns of whole numbers that tell the rows of a split apart.
+        keys: Columns of whole numbers that distinguish the rows of a split.
         columns: Columns of values; infinities become NaN.
         name: Name of the frame in an error.
-        optional_keys: Further keys, 0 where the frame has no such column.
+        optional_keys: Further keys, 0 if the frame has no such column.
 
     Returns:
         A `pandas.DataFrame` with the columns `split`, `keys`, `optional_keys` and `columns`.
 
     Raises:
-        ValueError: where a column is missing, a key is no whole number, none of the columns holds
-            a finite number, or several rows stand for the same keys.
+        ValueError: if a column is missing, a key is not a whole number, none of the columns holds a
+            finite number, or several rows have the same keys.
     """
     require_columns(frame, (*keys, *columns), name)
     table = {"split": splits_of(frame)}
@@ -160,16 +160,16 @@ def keyed_values(frame, keys, columns, name="frame", optional_keys=()):
 
 
 def block_values(frame, column, reference=None):
-    """Return the columns stage, block, split, epoch and value of a block metrics frame.
+    """Returns the columns stage, block, split, epoch and value of a block metrics frame.
 
     Args:
         frame: A block metrics frame.
         column: The metric's column.
-        reference: Column of the value to compare with, returned as `reference`; or `None`.
+        reference: Column of a value for comparison, returned as `reference`; or `None`.
 
     Raises:
-        ValueError: where a column is missing, a block number is no whole number, nothing is left
-            to draw, or several rows stand for the same block, split and epoch.
+        ValueError: if a column is missing, a block number is not a whole number, nothing is left to
+            draw, or several rows describe the same block, split and epoch.
     """
     names = {column: "value"} if reference is None else {column: "value", reference: "reference"}
     values = keyed_values(frame, ("stage", "block"), tuple(names), optional_keys=("epoch",))

@@ -1,4 +1,4 @@
-"""What do the last blocks do to images near the border of a decision?"""
+"""What do the last blocks do to images near the decision boundary?"""
 
 import numpy as np
 import pandas as pd
@@ -19,26 +19,26 @@ _GROUP_LOOKS = {
 
 
 def borderline(frame, along="blocks"):
-    """Draw accuracy, loss and entropy of borderline, correct and all images after each block.
+    """Draws accuracy, loss and entropy of borderline, correct and all images after each block.
 
-    A line per group and split, solid for the first split and broken for the others. The legend
-    tells how many images a group has; a group without images has no line. Losses and entropies
-    that span more than a factor of 30 are drawn on a logarithmic axis.
+    There is a line per group and split, solid for the first split and dashed for the others. The
+    legend shows the number of images of each group; a group without images has no line. Losses and
+    entropies that span more than a factor of 30 are drawn on a logarithmic axis.
 
     Args:
         frame: Borderline frame with the columns `along`, `block`, `group`, `images`, `accuracy`,
-            `cross_entropy` and `entropy`, and `split` where it applies; a `scale` other than 1 is
-            named.
+            `cross_entropy` and `entropy`, and optionally `split` and `scale`; a scale other than 1
+            appears in the title.
         along: Which rows are drawn: "blocks" for the last blocks of the last stage, or
-            "repetitions" for its last block and the repetitions of it, which go on counting.
+            "repetitions" for its last block and the repetitions of it, which continue the count.
 
     Returns:
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: where a column is missing, `along` is unknown or not in the frame, none of the
-            values is a finite number, a group is unknown, or several rows stand for the same
-            block, group and split.
+        ValueError: if a column is missing, `along` is unknown or not in the frame, none of the
+            values is a finite number, a group is unknown, or several rows describe the same block,
+            group and split.
 
     Reference:
         Jastrzebski et al., "Residual Connections Encourage Iterative Inference", 2018, figure 6
@@ -86,7 +86,11 @@ def borderline(frame, along="blocks"):
 
 
 def _group_table(frame, along):
-    """Return the columns block, group, split, images and the metrics of one course, checked."""
+    """Returns the columns block, group, split, images and the metrics of the rows to draw.
+
+    Raises:
+        ValueError: as `borderline` does.
+    """
     metrics = tuple(metric for metric, _ in _METRICS)
     frames.require_columns(frame, ("along", "block", "group", "images", *metrics))
     check_choice("along", along, _PLACES)
@@ -111,7 +115,7 @@ def _group_table(frame, along):
             **{metric: frames.numbers_or_gaps(frame, metric) for metric in metrics},
         }
     )
-    # A group without images has no mean, whatever stands in its rows.
+    # A group without images has no mean, whatever its rows contain.
     table.loc[table["images"] == 0, list(metrics)] = np.nan
     frames.refuse_nothing(table, metrics)
     frames.refuse_twice(table, ("block", "group"))

@@ -1,11 +1,12 @@
-"""How do several networks differ while they are trained?"""
+"""How do several networks differ during training?"""
 
 import numpy as np
 import pandas as pd
 
 from tfresidual.plots import block_axis, frames, run_groups, style
 
-# Label of the value axis, and what its scale is: shares of 1, always logarithmic, or as it helps.
+# Label of the value axis, and its scale: in percent ("share"), logarithmic ("log"), or logarithmic
+# only if the values are spread widely ("wide").
 _METRICS = {
     "error": ("error", "share"),
     "gradient_ratio": (
@@ -14,34 +15,34 @@ _METRICS = {
     ),
     "state_l1": ("L1 norm of the last state", "log"),
 }
-# So many marks tell a line from others without its colour, and leave it to be seen.
+# Number of markers on a line: enough to identify it without its colour, without hiding it.
 _MARKS = 8
 _TRAINING, _VALIDATION = "-", (0, (4, 2))
 
 
 def network_curves(histories, metrics=("error", "gradient_ratio"), propagation=None):
-    """Draw metrics of several networks over the epochs, and the norms of their states at first.
+    """Draws metrics of several networks over the epochs, and the initial norms of their states.
 
-    A line per network, the mean over its seeds, with a faint band from the least to the largest.
-    Where a metric has a twin for the training images (`train_error` beside `error`), that one is
-    solid and the metric itself dashed. Epochs are counted from 1. A value that is missing, or
-    infinite as training diverged, leaves a gap.
+    Each network has a line, the mean over its seeds, with a faint band from the lowest to the
+    highest value. If a metric has a twin for the training images (`train_error` beside `error`),
+    the twin is solid and the metric itself dashed. Epochs are counted from 1. A value that is
+    missing, or infinite because training diverged, leaves a gap.
 
     Args:
         histories: History frame with the columns `network`, `epoch` (from 0) and the metrics, and
-            `seed` and `train_` twins where they apply.
-        metrics: Columns with a panel each: `"error"`, `"gradient_ratio"`, `"state_l1"`, or
+            optionally `seed` and `train_` twins.
+        metrics: Columns to draw, one panel each: `"error"`, `"gradient_ratio"`, `"state_l1"`, or
             others.
-        propagation: Signal propagation frame of networks that are not yet trained, with the
-            columns `network`, `stage`, `block` and `state_norm`, and `split` and `seed` where
-            they apply: one more panel. Or `None`.
+        propagation: Signal propagation frame of the untrained networks, drawn in one more panel,
+            with the columns `network`, `stage`, `block` and `state_norm`, and optionally `split`
+            and `seed`; or `None`.
 
     Returns:
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: where a column is missing or holds no finite number, or where several rows
-            stand for the same network, seed and epoch, or block.
+        ValueError: if a column is missing or holds no finite number, or if several rows describe
+            the same network, seed and epoch, or block.
 
     Reference:
         Jastrzebski et al., "Residual Connections Encourage Iterative Inference", 2018, figure 8
@@ -114,7 +115,7 @@ def _norm_table(propagation):
 
 
 def _draw_metric(axes, table, metric, looks):
-    """Draw a metric over the epochs; return whether a dashed line was needed."""
+    """Draws a metric over the epochs; returns whether a dashed line was needed."""
     style.clean_axes(axes)
     label, scale = _METRICS.get(metric, (metric.replace("_", " "), "wide"))
     twin = f"train_{metric}"
@@ -146,7 +147,7 @@ def _name(network, column, twin):
 
 
 def _draw_mean(axes, places, heights, look, line, name):
-    """Draw the mean over the seeds at every place, and the band from the least to the largest."""
+    """Draws the mean over the seeds at every place, and a band from the lowest to the highest."""
     colour, marker = look
     seeds = heights.groupby(places).agg(["mean", "min", "max", "count"])
     if (seeds["count"] > 1).any():
@@ -167,7 +168,7 @@ def _draw_mean(axes, places, heights, look, line, name):
 
 
 def _draw_norms(axes, norms, looks):
-    """Draw the norm of the state after every block; return whether a dashed line was needed."""
+    """Draws the norm of the state after every block; returns whether a dashed line was needed."""
     style.clean_axes(axes, grid="y")
     norms = norms.assign(state_norm=norms["state_norm"].where(norms["state_norm"] > 0))
     splits = frames.order_splits(norms["split"])
@@ -185,7 +186,7 @@ def _draw_norms(axes, norms, looks):
                 _VALIDATION if number else _TRAINING,
                 ", ".join(filter(None, (network, split))),
             )
-    # Stages are marked where they are those of all networks.
+    # Stages are marked only if they are the same in all networks.
     if len(set(sizes_of.values())) == 1:
         block_axis.mark_stages(axes, sizes)
     if norms["state_norm"].isna().all():

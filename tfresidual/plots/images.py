@@ -1,4 +1,4 @@
-"""What the network sees, and what it answers."""
+"""Shows images and the answers of the network."""
 
 import numpy as np
 
@@ -9,23 +9,23 @@ COLUMNS = 8
 
 
 def images(pictures, captions, right=None):
-    """Draw images in rows, with a caption under each.
+    """Draws images in rows, with a caption under each.
 
-    A caption that is right has a check mark and is blue; one that is wrong has a cross and is
-    orange, and its image a broken frame.
+    A right caption is blue and has a check mark. A wrong one is orange and has a cross, and its
+    image has a dashed frame.
 
     Args:
         pictures: Array `(images, height, width, channels)` with 1 or 3 channels and any range;
-            black and white are the lowest and highest value of all of them.
+            black is the lowest and white the highest value of all images together.
         captions: One text per image.
-        right: One bool per image, whether its caption is drawn as right or as wrong; `None` draws
-            all alike, without a mark.
+        right: One bool per image, whether its caption is drawn as right or as wrong; with `None`
+            all captions look the same and have no mark.
 
     Returns:
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: where the shapes do not fit, or there is no image.
+        ValueError: if the shapes do not fit, or there is no image.
     """
     try:
         pictures = np.asarray(pictures, dtype=float)
@@ -74,7 +74,7 @@ def images(pictures, captions, right=None):
 
 
 def _frame(axes):
-    """Put a broken frame around an image."""
+    """Draws a dashed frame around an image."""
     axes.axis("on")
     axes.tick_params(left=False, bottom=False, labelleft=False, labelbottom=False)
     for spine in axes.spines.values():

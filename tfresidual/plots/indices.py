@@ -1,4 +1,4 @@
-"""How much of an iterative method is there in a network?"""
+"""How much does a network behave like an iterative method?"""
 
 import itertools
 
@@ -10,28 +10,28 @@ from tfresidual.plots import frames, style
 _INDICES = ("convergence_index", "recurrence_index", "divergence_index")
 _BASES = ("labels", "agreement")
 _MEAN = "mean"
-# Half the width of the dots of one split and basis; columns of dots stand 1 apart.
+# Half the width of the column of dots of one split and basis; the columns are 1 apart.
 _SPREAD = 0.32
 
 
 def convergence_indices(frame):
-    """Draw the convergence, recurrence and divergence index of every stage, and their mean.
+    """Draws the convergence, recurrence and divergence index of every stage, and their mean.
 
-    Each split and basis has a column of dots: the mean, larger, and then the stages in order.
-    Dots are filled where errors are counted against the labels, open where they are counted
-    against the predictions of the unperturbed network.
+    Each split and basis has a column of dots: a larger one for the mean, then the stages in order.
+    Dots are filled if errors are counted against the labels, and open if they are counted against
+    the predictions of the unperturbed network.
 
     Args:
         frame: Indices frame with the columns `stage` (numbers, and "mean"), `basis` ("labels" or
             "agreement"), `convergence_index`, `recurrence_index` and `divergence_index`, and
-            `split` where it applies.
+            optionally `split`.
 
     Returns:
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: where a column is missing, none of the indices is a finite number, a basis is
-            unknown, or several rows stand for the same stage, basis and split.
+        ValueError: if a column is missing, none of the indices is a finite number, a basis is
+            unknown, or several rows describe the same stage, basis and split.
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", figures 2b
@@ -82,7 +82,7 @@ def convergence_indices(frame):
 
 
 def _label_columns(axes, splits, bases):
-    """Name the columns of dots: the splits where there are any, else the bases."""
+    """Labels the columns of dots with the splits, or with the bases if there are no splits."""
     count = len(splits) * len(bases)
     axes.set_xlim(-0.6, count - 0.4)
     if splits == [""]:
@@ -96,7 +96,7 @@ def _label_columns(axes, splits, bases):
 
 
 def _index_table(frame):
-    """Return the columns stage (as text), basis, split and the three indices, checked."""
+    """Returns the columns stage (as text), basis, split and the three indices, after checks."""
     frames.require_columns(frame, ("stage", "basis", *_INDICES))
     table = pd.DataFrame(
         {

@@ -1,4 +1,4 @@
-"""Do the blocks of the network refine its answer, and how does that come about in training?"""
+"""Do the blocks of the network refine its answer, and how does this develop during training?"""
 
 from tfresidual.plots import frames, style
 from tfresidual.plots.blocks import _block_scale
@@ -11,25 +11,25 @@ _PANELS = (
 
 
 def iterative_inference(frame, stages=None):
-    """Draw cosine loss, l2 ratio and intermediate accuracy of every block over the epochs.
+    """Draws cosine loss, l2 ratio and intermediate accuracy of every block over the epochs.
 
-    The three stand side by side, a line per block from blue and thin (lowest) to red and thick
-    (highest). The accuracy is that with the stage ended after the block. Several splits, and
-    several stages, have a row of panels each. The l2 ratios that span more than a factor of 30 are
-    drawn on a logarithmic axis. A block without a value leaves a gap.
+    The three panels are side by side, with a line per block from blue and thin (lowest) to red and
+    thick (highest). The accuracy is measured with the stage ended after the block. Every split and
+    every stage has its own row of panels. l2 ratios that span more than a factor of 30 are drawn on
+    a logarithmic axis. A block without a value leaves a gap.
 
     Args:
         frame: Block metrics frame over epochs, as `tfresidual.probes.from_logs` returns it, with
-            the columns `stage`, `block`, `epoch`, `cosine_loss`, `l2_ratio` and `readout_error`
-            (or `error`), and `split` where it applies.
-        stages: Stages that are drawn. Default: the last.
+            the columns `stage`, `block`, `epoch`, `cosine_loss`, `l2_ratio` and `readout_error` (or
+            `error`), and optionally `split`.
+        stages: Stages to draw. Default: only the last stage.
 
     Returns:
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: where a column is missing, none of the values drawn is a finite number, a
-            stage is not in the frame, or several rows stand for the same block, split and epoch.
+        ValueError: if a column is missing, none of the values drawn is a finite number, a stage is
+            not in the frame, or several rows describe the same block, split and epoch.
 
     Reference:
         Jastrzebski et al., "Residual Connections Encourage Iterative Inference", 2018, figure 18
@@ -83,7 +83,7 @@ def iterative_inference(frame, stages=None):
 
 
 def _scales(grid, table):
-    """Give every column of panels its scale and its labels."""
+    """Sets the scale and the labels of every column of panels."""
     for column, (metric, label) in zip(grid.T, _PANELS, strict=True):
         if metric == "accuracy" and table[metric].notna().any():
             style.percent_axis(column[0])

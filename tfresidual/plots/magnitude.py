@@ -1,9 +1,9 @@
-"""How large is what a block adds, and how large the gradient that reaches it?
+"""How much does a block add to the state, and how large is the gradient that reaches it?
 
-Every function here draws a frame of one time over the blocks of all stages in a row, a line per
-split, and a frame of several epochs in a panel per stage (and split), a line per block from blue
-and thin (lowest) to red and thick (highest). A block without a value leaves a gap. Positive values
-that span more than a factor of 30 are drawn on a logarithmic axis.
+Every function here draws a frame without epochs, or of one epoch, over the blocks of all stages in
+a row, with a line per split. A frame of several epochs gets a panel per stage (and split), with a
+line per block from blue and thin (lowest) to red and thick (highest). A block without a value
+leaves a gap. Positive values that span more than a factor of 30 are drawn on a logarithmic axis.
 """
 
 from tfresidual.arguments import check_number
@@ -11,20 +11,20 @@ from tfresidual.plots.blocks import draw_block_metric
 
 
 def l2_ratio(frame):
-    """Draw the size of every block's output relative to its input.
+    """Draws the size of every block's output relative to its input.
 
-    The smaller the ratio, the better a first-order view of the block holds.
+    The smaller the ratio, the more accurate is a first-order approximation of the block's effect.
 
     Args:
-        frame: Block metrics frame with the columns `stage`, `block` and `l2_ratio`, and `split`
-            and `epoch` where they apply.
+        frame: Block metrics frame with the columns `stage`, `block` and `l2_ratio`, and optionally
+            `split` and `epoch`.
 
     Returns:
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: where a column is missing or holds no finite number, or where several rows
-            stand for the same block, split and epoch.
+        ValueError: if a column is missing or holds no finite number, or if several rows describe
+            the same block, split and epoch.
 
     Reference:
         Jastrzebski et al., "Residual Connections Encourage Iterative Inference", 2018, figure 2;
@@ -39,18 +39,18 @@ def l2_ratio(frame):
 
 
 def gradient_norm(frame):
-    """Draw the norm of the gradient of the loss with respect to every block's input.
+    """Draws the norm of the gradient of the loss with respect to every block's input.
 
     Args:
         frame: Block metrics frame with the columns `stage`, `block` and `gradient_norm`, and
-            `split` and `epoch` where they apply.
+            optionally `split` and `epoch`.
 
     Returns:
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: where a column is missing or holds no finite number, or where several rows
-            stand for the same block, split and epoch.
+        ValueError: if a column is missing or holds no finite number, or if several rows describe
+            the same block, split and epoch.
 
     Reference:
         Jastrzebski et al., "Residual Connections Encourage Iterative Inference", 2018, figure 8.
@@ -64,18 +64,18 @@ def gradient_norm(frame):
 
 
 def perturbation(frame):
-    """Draw how far every block moves the state.
+    """Draws how far every block moves the state.
 
     Args:
         frame: Block metrics frame with the columns `stage`, `block` and `perturbation`, and
-            `split` and `epoch` where they apply.
+            optionally `split` and `epoch`.
 
     Returns:
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: where a column is missing or holds no finite number, or where several rows
-            stand for the same block, split and epoch.
+        ValueError: if a column is missing or holds no finite number, or if several rows describe
+            the same block, split and epoch.
 
     Reference:
         Hauser, "On Residual Networks Learning a Perturbation from Identity", 2019, figure 2.
@@ -89,20 +89,20 @@ def perturbation(frame):
 
 
 def scaled_perturbation(frame, epsilon=None):
-    """Draw how far every block moves the state, relative to the size of the state.
+    """Draws how far every block moves the state, relative to the size of the state.
 
     Args:
-        frame: Block metrics frame with the columns `stage`, `block` and `scaled_perturbation`,
-            and `split` and `epoch` where they apply.
-        epsilon: Mean scaled perturbation that the stopping rule aims at, drawn as a line;
-            a positive number, or `None` for no line.
+        frame: Block metrics frame with the columns `stage`, `block` and `scaled_perturbation`, and
+            optionally `split` and `epoch`.
+        epsilon: Largest mean scaled perturbation that meets the stopping rule, drawn as a line; a
+            positive number, or `None` for no line.
 
     Returns:
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: where a column is missing or holds no finite number, where several rows stand
-            for the same block, split and epoch, or where `epsilon` is not positive.
+        ValueError: if a column is missing or holds no finite number, if several rows describe the
+            same block, split and epoch, or if `epsilon` is not positive.
 
     Reference:
         Hauser, "On Residual Networks Learning a Perturbation from Identity", 2019, figure 5.

@@ -1,4 +1,4 @@
-"""How many parameters does a network use, and how far do the blocks of a stage differ?"""
+"""How many parameters does a network use, and how much do the blocks of a stage differ?"""
 
 from tfresidual.plots import block_axis, frames, run_groups, style
 
@@ -16,25 +16,25 @@ _PANELS = (
 
 
 def parameter_efficiency(frame, dash=None):
-    """Draw the effective against the raw number of parameters, and the error against both.
+    """Draws the effective number of parameters against the raw one, and the error against both.
 
-    Colour and marker tell coupling and initialization. Faint dots are runs; a line per setting
-    leads through the means of the widths, from narrow to wide. A dotted line marks where the
-    effective number is the raw one. The axes of parameters are logarithmic.
+    Colour and marker show coupling and initialization. Faint dots are runs; a line per setting
+    connects the means of the widths, from narrow to wide. A dotted line marks where the effective
+    number equals the raw one. The axes of parameters are logarithmic.
 
     Args:
         frame: Frame of runs with the columns `coupling`, `initialization`, `width`,
             `raw_parameters`, `effective_parameters` and `error`, and the one named below.
-        dash: Column that lines tell apart, `"variation"` (see `tfresidual.plots.runs`), or
-            `None`.
+        dash: Column whose values get different line styles, `"variation"` (see
+            `tfresidual.plots.runs`), or `None`.
 
     Returns:
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: where a column is missing or holds no finite number, a number of parameters is
-            not positive, a coupling or an initialization is unknown, runs of different networks
-            fall into one mean, or several rows stand for the same network and seed.
+        ValueError: if a column is missing or holds no finite number, a number of parameters is not
+            positive, a coupling or an initialization is unknown, a mean would mix runs of different
+            networks, or several rows describe the same network and seed.
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", figures 7a
@@ -91,9 +91,9 @@ def parameter_efficiency(frame, dash=None):
 
 
 def _mark_equality(axes, table):
-    """Draw the line where the effective number is the raw one."""
+    """Draws the line on which the effective number of parameters equals the raw one."""
     axes.set_yscale("log")
-    # Where all networks have one number, it is the effective ones that give the axes a width.
+    # If all networks have the same raw number, only the effective ones give the line a length.
     counts = table[["raw_parameters", "effective_parameters"]]
     low, high = counts.min(axis=None), counts.max(axis=None)
     axes.plot(
@@ -108,25 +108,25 @@ def _mark_equality(axes, table):
 
 
 def deviation_of_runs(frame, hue="width", dash=None):
-    """Draw the mean deviation of the weights from the mean of their stage over the coupling.
+    """Draws how far weights deviate from the mean of their stage, over the coupling.
 
-    Faint dots are runs, lines lead through the means over the seeds.
+    Faint dots are runs; lines connect the means over the seeds.
 
     Args:
         frame: Frame of runs with the columns `coupling`, `initialization` and `deviation` (mean
             absolute deviation in standard deviations of the stage's weights), and those named
             below.
-        hue: Column that colours tell apart, `"variation"` (see `tfresidual.plots.runs`), or
-            `None`.
-        dash: The same for lines.
+        hue: Column whose values get different colours, `"variation"` (see
+            `tfresidual.plots.runs`), or `None`.
+        dash: The same for line styles.
 
     Returns:
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: where a column is missing or holds no finite number, a coupling or an
-            initialization is unknown, runs of different networks fall into one mean, or several
-            rows stand for the same network and seed.
+        ValueError: if a column is missing or holds no finite number, a coupling or an
+            initialization is unknown, a mean would mix runs of different networks, or several rows
+            describe the same network and seed.
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", figure 7c.
@@ -144,7 +144,7 @@ def deviation_of_runs(frame, hue="width", dash=None):
     return figure
 
 
-# Layers of a residual branch in order, then whatever else a block may own.
+# For the layers of a residual branch in order, then for other layers of a block.
 _LAYER_COLOURS = (
     style.BLUE,
     style.ORANGE,
@@ -159,11 +159,11 @@ _VARIABLE_LINES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
 
 
 def weight_deviations(frame):
-    """Draw how far the weights of every block are from the mean of its stage, a line per role.
+    """Draws how far the weights of every block are from the mean of its stage, a line per role.
 
-    The deviation is the mean absolute one, in standard deviations of the stage's weights of that
-    role. Layers differ in colour and marker, their variables in line. The thick line is the mean
-    over all parameters of the block.
+    The deviation is the mean absolute deviation, in standard deviations of the stage's weights of
+    that role. Layers differ in colour and marker, their variables in line style. The thick line is
+    the mean over all parameters of the block.
 
     Args:
         frame: Weight deviations frame with the columns `stage`, `block`, `role` (such as
@@ -173,12 +173,12 @@ def weight_deviations(frame):
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: where a column is missing or holds no finite number, or where several rows
-            stand for the same block and role.
+        ValueError: if a column is missing or holds no finite number, or if several rows describe
+            the same block and role.
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", section
-        C.1, which figure 7c sums up.
+        C.1, summarized in figure 7c.
     """
     frames.require_columns(frame, ("stage", "block", "role", "parameters", "deviation"))
     roles = list(dict.fromkeys(frame["role"]))
@@ -196,7 +196,7 @@ def weight_deviations(frame):
     axes = figure.subplots()
     style.clean_axes(axes, grid="y")
     layers = list(dict.fromkeys(role.rpartition("/")[0] for role in roles))
-    # Most parameters are in kernels, whose lines are solid.
+    # Kernels come first and have solid lines, because they hold most parameters.
     variables = dict.fromkeys(role.rpartition("/")[2] for role in roles)
     variables = sorted(variables, key=lambda name: name != "kernel")
     colours = {

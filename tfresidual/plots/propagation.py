@@ -1,4 +1,4 @@
-"""How do the state and the gradient of the loss travel through the network?"""
+"""How do the state and the gradient of the loss propagate through the network?"""
 
 import itertools
 
@@ -17,29 +17,28 @@ _PANELS = (
 
 
 def signal_propagation(frame):
-    """Draw the norm of the state, that of the gradient there, and what shortcuts alone carry.
+    """Draws the norms of the state and its gradient, and the gradient share of the shortcuts.
 
-    The three stand below each other over the blocks of all stages in a row, the norms on
-    logarithmic axes. A frame of one time gives a line per split; a frame of several epochs a
-    line per epoch, from dark (first) to light (last), dashed for the splits after the first. A
-    block without a value, or with a norm of 0, leaves a gap.
+    The three panels are stacked over the blocks of all stages in a row, with the norms on
+    logarithmic axes. A frame without epochs, or of one epoch, gives a line per split. A frame of
+    several epochs gives a line per epoch, from dark (first) to light (last), dashed for the splits
+    after the first. A block without a value, or with a norm of 0, leaves a gap.
 
     Args:
         frame: Signal propagation frame with the columns `stage`, `block`, `state_norm`,
-            `state_gradient_norm` and `shortcut_share`, and `split` and `epoch` (from 0) where
-            they apply.
+            `state_gradient_norm` and `shortcut_share`, and optionally `split` and `epoch` (from 0).
 
     Returns:
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: where a column is missing, none of the values is a finite number, or several
-            rows stand for the same block, split and epoch.
+        ValueError: if a column is missing, none of the values is a finite number, or several rows
+            describe the same block, split and epoch.
 
     Reference:
-        He et al., "Identity Mappings in Deep Residual Networks", 2016, section 2 and 3; the norms
-        of Jastrzebski et al., "Residual Connections Encourage Iterative Inference", 2018, figure
-        8.
+        He et al., "Identity Mappings in Deep Residual Networks", 2016, sections 2 and 3; for the
+        norms, Jastrzebski et al., "Residual Connections Encourage Iterative Inference", 2018,
+        figure 8.
     """
     metrics = [metric for metric, _ in _PANELS]
     table = frames.keyed_values(frame, ("stage", "block"), metrics, optional_keys=("epoch",))
@@ -92,7 +91,7 @@ def signal_propagation(frame):
 
 
 def _epoch_scale(figure, panels, colours):
-    """Draw the key of the epochs' colours beside the panels."""
+    """Draws the colour scale of the epochs beside the panels."""
     scale = figure.colorbar(colours, ax=list(panels), aspect=40, pad=0.015)
     style.whole_numbers(scale.ax.yaxis)
     scale.outline.set_visible(False)

@@ -1,4 +1,4 @@
-"""Where does the last block of a stage lead when it is applied again and again?"""
+"""What happens when the last block of a stage is applied again and again?"""
 
 import numpy as np
 
@@ -15,27 +15,27 @@ _STEPS = (
 
 
 def convergence_curves(readout, repeat_last_block):
-    """Draw how a stage approaches its final state, and where repetitions of its last block lead.
+    """Draws how a stage approaches its final state, and where repetitions of its last block lead.
 
-    Over the number of applied blocks stand the read-outs of the stage's blocks and then the
-    repetitions of the last of them, a line per stage, solid for the first split and broken for
-    the others. A thin vertical line marks the trained number of blocks. The left panel has the
-    cross-entropy, the right one the Euclidean distance to the stage's final state, which is 0 at
-    that line. Values that span more than a factor of 30 are drawn on a logarithmic axis, with a
-    linear part down to 0 where there are zeros; an infinite or missing value leaves a gap.
+    The horizontal axis counts the applied blocks: first the read-outs of the stage's blocks, then
+    the repetitions of the last block. There is a line per stage, solid for the first split and
+    dashed for the others. A thin vertical line marks the trained number of blocks. The left panel
+    shows the cross-entropy, the right one the Euclidean distance to the stage's final state, which
+    is 0 at that line. Values that span more than a factor of 30 are drawn on a logarithmic axis,
+    with a linear part down to 0 if there are zeros. An infinite or missing value leaves a gap.
 
     Args:
         readout: Readout frame with the columns `stage`, `block`, `cross_entropy` and `distance`,
-            and `split` where it applies.
+            and optionally `split`.
         repeat_last_block: Repetitions frame with the columns `stage`, `repetition` (0 for none),
-            `cross_entropy` and `distance`, and `split` where it applies; stages may be missing.
+            `cross_entropy` and `distance`, and optionally `split`; stages may be missing.
 
     Returns:
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: where a column is missing, none of the values is a finite number, several rows
-            stand for the same stage, block or repetition and split, the frames differ in their
+        ValueError: if a column is missing, none of the values is a finite number, several rows
+            describe the same stage, block or repetition and split, the frames differ in their
             splits, or a repeated stage is not in `readout`.
 
     Reference:
@@ -106,35 +106,37 @@ def convergence_curves(readout, repeat_last_block):
 
 
 def _mark_lengths(axes, lengths, looks):
-    """Mark where repetitions begin, in the colours of the stages if they differ in that."""
+    """Marks where repetitions begin, in the colours of the stages unless all begin together."""
     for length, stages in lengths.groupby(lengths).groups.items():
         look = {"linewidth": 0.9, "zorder": 1.5, "gid": "length"}
         if len(stages) == len(lengths):
             axes.axvline(length, color=style.FAINT_INK, **look)
             continue
-        # Stages of the same length share the line, dash by dash.
+        # Stages of the same length share a line, with alternating dashes.
         for place, stage in enumerate(stages):
             dashes = (-6 * place, (6, 6 * (len(stages) - 1))) if len(stages) > 1 else "-"
             axes.axvline(length, color=looks[stage][0], linestyle=dashes, **look)
 
 
 def repetition_steps(frame):
-    """Draw the direction and the size of every further step of a stage's last block.
+    """Draws the direction and the size of every repetition of a stage's last block.
 
-    A column of two panels per stage: above, the cosine of the step and the gradient of the loss,
-    below zero where the step lowers the loss; below, the size of the step relative to the state.
-    Repetition 0 is the step the network was trained with. A line per split.
+    Each stage has a column of two panels with a line per split. The upper panel shows the cosine
+    between what the block adds and the gradient of the loss, below zero if the loss decreases. The
+    lower panel shows the size of what the block adds relative to the state. Repetition 0 is the
+    application that was trained.
 
     Args:
         frame: Repetitions frame with the columns `stage`, `repetition`, `cosine_loss` and
-            `l2_ratio`, and `split` where it applies; a `scale` other than 1 is named.
+            `l2_ratio`, and optionally `split` and `scale`; a scale other than 1 appears in the
+            title.
 
     Returns:
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: where a column is missing, none of the values is a finite number, or several
-            rows stand for the same stage, repetition and split.
+        ValueError: if a column is missing, none of the values is a finite number, or several rows
+            describe the same stage, repetition and split.
 
     Reference:
         Jastrzebski et al., "Residual Connections Encourage Iterative Inference", 2018, figure 20.

@@ -1,4 +1,4 @@
-"""How many errors does the network make on other routes through its blocks?"""
+"""How many errors does the network make on changed routes through its blocks?"""
 
 import numpy as np
 
@@ -7,11 +7,11 @@ from tfresidual.plots import frames, style
 
 
 def perturbation_errors(readout, drop_blocks, repeat_last_block, chance=None):
-    """Draw the error of three perturbations side by side, a line per stage.
+    """Draws the error of three perturbations side by side, a line per stage.
 
-    From left to right a stage ends early, lacks one block, or applies its last block again. A
-    dotted line marks the error of the unperturbed network. Several splits have a row each. An
-    infinite or missing error leaves a gap.
+    From left to right, a stage ends early, lacks one block, or applies its last block again. A
+    dotted line marks the error of the unperturbed network. Each split has its own row. An infinite
+    or missing error leaves a gap.
 
     Args:
         readout: Readout frame with the columns `stage`, `block` and `error`.
@@ -19,16 +19,16 @@ def perturbation_errors(readout, drop_blocks, repeat_last_block, chance=None):
             `unperturbed_error`.
         repeat_last_block: Repetitions frame with the columns `stage`, `repetition` and `error`;
             stages may be missing.
-        chance: Error of guessing, from 0 to 1, marked by a broken line, or a dict of these by
+        chance: Error of guessing, from 0 to 1, marked by a dashed line; a dict of such errors by
             split; or `None`.
 
     Returns:
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: where a column is missing or holds no finite number, where several rows stand
-            for the same stage, block or repetition and split, where the frames differ in their
-            splits (column `split`), or where `chance` is no share of 1.
+        ValueError: if a column is missing or holds no finite number, if several rows describe the
+            same stage, block or repetition and split, if the frames differ in their splits (column
+            `split`), or if `chance` is not a share of 1.
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", figure 2a.
@@ -107,7 +107,7 @@ def perturbation_errors(readout, drop_blocks, repeat_last_block, chance=None):
 
 
 def _stage_lines(axes, rows, key, first, looks):
-    """Draw the error over a key that counts from `first`, a line per stage."""
+    """Draws the error over the column `key` plus `first`, with a line per stage."""
     many = rows[key].nunique() > 24
     for stage, line in rows.groupby("stage"):
         colour, marker = looks[stage]
@@ -123,21 +123,20 @@ def _stage_lines(axes, rows, key, first, looks):
 
 
 def shuffle_blocks(frame):
-    """Draw the error against how much of the order of a stage's blocks is left.
+    """Draws the error of shuffled stages against how much of the blocks' order is preserved.
 
-    Every dot is one shuffled order of one stage; the further right, the less is left of the
-    trained order. A dotted line per split marks the error of the unperturbed network.
+    Every dot is one shuffled order of one stage; the further right, the less of the trained order
+    is preserved. A dotted line per split marks the error of the unperturbed network.
 
     Args:
-        frame: Shuffled blocks frame with the columns `stage`, `kendall_tau` (1 where the order is
-            kept, -1 where it is reversed), `error` and `unperturbed_error`, and `split` where it
-            applies.
+        frame: Shuffled blocks frame with the columns `stage`, `kendall_tau` (1 if the order is
+            kept, -1 if it is reversed), `error` and `unperturbed_error`, and optionally `split`.
 
     Returns:
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: where a column is missing, or holds no finite number.
+        ValueError: if a column is missing or holds no finite number.
 
     Reference:
         Veit et al., "Residual Networks Behave Like Ensembles of Relatively Shallow Networks",

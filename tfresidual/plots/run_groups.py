@@ -1,8 +1,9 @@
-"""The frame of trained networks, sorted into the groups whose means are drawn.
+"""Sorts the frame of trained networks into the groups whose means are drawn.
 
-Runs are told apart by their setting, which is coupling and initialization ("0 (non-rec.)",
-"0 (rec.)", "0.5 (rec.)", ...), and by up to three columns that an argument of the figure names:
-`hue` by colour, `dash` by line and marker, `panels` by panel. A group is what agrees in all.
+Runs are distinguished by their setting, which is coupling and initialization ("0 (non-rec.)",
+"0 (rec.)", "0.5 (rec.)", ...), and by up to three columns that arguments of the figure name: `hue`
+by colour, `dash` by line style and marker, `panels` by panel. The runs of a group agree in all of
+these.
 """
 
 import itertools
@@ -16,7 +17,7 @@ from tfresidual.plots import frames, style
 VARIATION = "variation"
 _NOTHING_VARIED = "standard"
 _INITIALIZATIONS = {"non-recurrent": "non-rec.", "recurrent": "rec."}
-# What a run may vary, and how it stands where it does not.
+# The settings that a run may vary, with their standard values.
 _STANDARD = {
     "lipschitz": None,
     "anchor": "previous",
@@ -24,10 +25,10 @@ _STANDARD = {
     "gamma": 1,
     "first_block": 0,
 }
-# What may differ between networks besides the setting; runs that differ in it have no mean.
+# Columns besides the setting in which networks may differ; runs that differ there have no mean.
 _SETTINGS = (*_STANDARD, "width", "dataset")
 
-# Runs have no split, so that the whole palette is free for them.
+# Runs have no split, so they can use the whole palette.
 _COLOURS = (
     style.BLUE,
     style.ORANGE,
@@ -38,7 +39,7 @@ _COLOURS = (
     style.INK,
 )
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-# These keep their look, whichever others are drawn with them.
+# Places of levels whose look is the same in all figures.
 _FIXED = {
     **{f"{width} channels": place for place, width in enumerate((8, 16, 32, 64))},
     "0 (non-rec.)": 0,
@@ -48,12 +49,12 @@ _DASHES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (8, 3)))
 
 
 def run_table(frame, columns, hue=None, dash=None, panels=None):
-    """Return the groups and the values of a frame of runs, sorted by the groups.
+    """Returns the groups and the values of a frame of runs, sorted by group.
 
     Args:
         frame: Frame of runs.
         columns: Columns of values; infinities become NaN.
-        hue: Column of the frame, `"variation"` (see `_variations`), or `None` for one level.
+        hue: Column of the frame, `"variation"` (see `_variations`), or `None` for a single level.
         dash: The same.
         panels: The same.
 
@@ -62,9 +63,9 @@ def run_table(frame, columns, hue=None, dash=None, panels=None):
         categories, the names that the figure shows) and `columns`.
 
     Raises:
-        ValueError: where a column is missing, none of the values is a finite number, a coupling
-            or an initialization is unknown, a group mixes networks that differ in their settings,
-            or several rows stand for the same group and seed.
+        ValueError: if a column is missing, none of the values is a finite number, a coupling or an
+            initialization is unknown, a group mixes networks that differ in their settings, or
+            several rows describe the same group and seed.
     """
     named = {"hue": hue, "dash": dash, "panel": panels}
     for key, name in (("hue", hue), ("dash", dash), ("panels", panels)):
@@ -83,7 +84,7 @@ def run_table(frame, columns, hue=None, dash=None, panels=None):
 
 
 def _filled(frame):
-    """Return the frame with the standard value where a run leaves empty what it may vary."""
+    """Returns the frame with empty settings of the runs replaced by their standard value."""
     for column, value in _STANDARD.items():
         if value is not None and column in frame.columns and frame[column].isna().any():
             filled = frame[column].astype(object).where(frame[column].notna(), value)
@@ -92,7 +93,11 @@ def _filled(frame):
 
 
 def _settings(frame):
-    """Return coupling and initialization of every run, the non-recurrent before the recurrent."""
+    """Returns the setting of every run; settings are ordered by coupling, then non-recurrent first.
+
+    Raises:
+        ValueError: if a coupling or an initialization is unknown.
+    """
     couplings = frames.numbers(frame, "coupling")
     if not ((couplings >= 0) & (couplings <= 1)).all():
         raise ValueError(
@@ -115,10 +120,10 @@ def _settings(frame):
 
 
 def _levels(frame, column):
-    """Return the name of a column's value for every run.
+    """Returns the name of a column's value for every run, as an ordered categorical.
 
-    The standard value comes first, then numbers in order, or text as it comes; of variations,
-    those of fewer things come first.
+    The standard value comes first, then numbers in ascending order, or text in the order of the
+    frame. Variations of fewer settings come first.
     """
     if column is None:
         return _ordered([""] * len(frame), [""])
@@ -162,7 +167,7 @@ def _is_standard(column, value):
 
 
 def _variations(frame):
-    """Return what is not standard about every run, from the columns that tell, where present."""
+    """Returns what is not standard about every run, as text; missing columns are ignored."""
 
     def name(row):
         parts = [
@@ -181,7 +186,7 @@ def _count_of_variations(name):
 
 
 def _refuse_mixtures(frame, table, named):
-    """Raise a `ValueError` where a group holds different networks, or a run twice."""
+    """Raises a `ValueError` if a group holds different networks, or several runs of one seed."""
     if VARIATION in named and VARIATION not in frame.columns:
         named = {*named, *_STANDARD}
     keys = table[["setting", "hue", "dash", "panel"]]
@@ -207,7 +212,7 @@ def _refuse_mixtures(frame, table, named):
 
 
 def looks_of(levels):
-    """Return a dictionary from level to (colour, marker)."""
+    """Returns a dictionary from level to (colour, marker)."""
     fixed = {level: _FIXED[level] for level in levels if level in _FIXED}
     spare = (place for place in itertools.count() if place not in fixed.values())
     places = {level: fixed[level] if level in fixed else next(spare) for level in levels}
@@ -221,12 +226,12 @@ def looks_of(levels):
 
 
 def dashes_of(levels):
-    """Return a dictionary from level to line style; the first is solid."""
+    """Returns a dictionary from level to line style; the first is solid."""
     return {level: _DASHES[place % len(_DASHES)] for place, level in enumerate(levels)}
 
 
 def draw_group(axes, places, heights, means, colour, marker, dash, label=None):
-    """Draw the runs of a group as faint dots and a line through their means.
+    """Draws the runs of a group as faint dots and a line through their means.
 
     Args:
         axes: The axes.
@@ -234,8 +239,8 @@ def draw_group(axes, places, heights, means, colour, marker, dash, label=None):
         heights: Their values.
         means: Pair of the places and the values of the means, in the order of the line.
         colour: Colour of the group.
-        marker: Marker of the group, or one for each mean; dots are round then.
-        dash: Line style; markers are open where it is not solid.
+        marker: Marker of the group, or one per mean; with several, the dots are round.
+        dash: Line style; markers are open unless it is solid.
         label: Name of the line.
     """
     axes.plot(
@@ -264,7 +269,7 @@ def draw_group(axes, places, heights, means, colour, marker, dash, label=None):
 
 
 def draw_over_settings(axes, rows, column):
-    """Draw a column of the rows of a `run_table` over their settings, a line per group."""
+    """Draws a column of a `run_table` over the settings, with a line per group."""
     settings, hues, dashes = (rows[key].cat.categories for key in ("setting", "hue", "dash"))
     looks, lines = looks_of(hues), dashes_of(dashes)
     groups = [(hue, dash) for hue in hues for dash in dashes]
@@ -292,14 +297,14 @@ def draw_over_settings(axes, rows, column):
 
 
 def add_legend(figure, table):
-    """Add a legend of what tells groups apart, if anything does."""
+    """Adds a legend of hues and dashes, if there are any."""
     handles = group_handles(table)
     if handles:
         style.legend(figure, handles)
 
 
 def group_handles(table, markers=True):
-    """Return entries for the legend: a hue each, and a dash each where there are several."""
+    """Returns one entry for the legend per named hue and per named dash."""
     hues, dashes = table["hue"].cat.categories, table["dash"].cat.categories
     handles = [
         style.line_handle(hue, color=colour, marker=marker if markers else None, markersize=4.8)

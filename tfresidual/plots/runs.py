@@ -1,14 +1,14 @@
-"""What do coupling and convergence do to trained networks, over many of them?
+"""How do coupling and convergence affect trained networks, over many of them?
 
-Every function here draws a frame of runs, one row per trained network: `coupling` (0 to 1) and
-`initialization` ("non-recurrent" or "recurrent") make the setting of a run; `lipschitz`,
-`anchor`, `kernel`, `gamma`, `first_block`, `width`, `dataset` and `seed` tell runs apart where
-they are there. Faint dots are runs, lines lead through the means over the seeds. A run without a
-value has no dot and no part in the mean.
+Every function here draws a frame of runs, one row per trained network. The columns `coupling` (0 to
+1) and `initialization` ("non-recurrent" or "recurrent") form the setting of a run. The optional
+columns `lipschitz`, `anchor`, `kernel`, `gamma`, `first_block`, `width`, `dataset` and `seed`
+distinguish runs further. Faint dots are runs, and lines connect the means over the seeds. A run
+without a value has no dot and does not count in the mean.
 
-Columns that tell runs apart are named by arguments: `hue` by colour, `dash` by line (and open
-markers), `panels` by panel. Besides the columns of the frame they may name `"variation"`: what is
-not standard about a run, put together from `lipschitz`, `anchor`, `kernel`, `gamma` and
+Arguments name the columns whose values are distinguished: `hue` by colour, `dash` by line style
+(and open markers), `panels` by panel. They may name a column of the frame, or `"variation"`: what
+is not standard about a run, composed from `lipschitz`, `anchor`, `kernel`, `gamma` and
 `first_block` ("standard", "triangular kernel", "gamma = 0.1, coupled from block 5", ...).
 """
 
@@ -24,27 +24,27 @@ _COUPLING = "coupling (initialization)"
 
 
 def indices_of_runs(frame, hue="width", dash=None, panels=None):
-    """Draw the convergence, recurrence and divergence index over the coupling.
+    """Draws the convergence, recurrence and divergence index over the coupling.
 
     Args:
         frame: Frame of runs with the columns `coupling`, `initialization`, `convergence`,
             `recurrence` and `divergence` (means over the stages), and those named below.
-        hue: Column that colours tell apart, or `None`.
-        dash: Column that lines tell apart, or `None`.
-        panels: Column with a row of panels for each of its values, or `None`.
+        hue: Column whose values get different colours, or `None`.
+        dash: Column whose values get different line styles, or `None`.
+        panels: Column whose values get one row of panels each, or `None`.
 
     Returns:
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: where a column is missing, none of the indices is a finite number, a coupling
-            or an initialization is unknown, runs of different networks fall into one mean, or
-            several rows stand for the same network and seed.
+        ValueError: if a column is missing, none of the indices is a finite number, a coupling or an
+            initialization is unknown, a mean would mix runs of different networks, or several rows
+            describe the same network and seed.
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", figure 3a;
-        of the runs with `lipschitz` figure 4a (`anchor` "previous") and figure 11 ("input"); with
-        `panels="variation"` figure 10.
+        for runs with `lipschitz`, figure 4a (`anchor` "previous") and figure 11 ("input"); with
+        `panels="variation"`, figure 10.
     """
     table = run_groups.run_table(frame, _INDICES, hue, dash, panels)
     levels = table["panel"].cat.categories
@@ -70,28 +70,27 @@ def indices_of_runs(frame, hue="width", dash=None, panels=None):
 
 
 def error_of_runs(frame, hue="width", dash=None, panels=None, errors=("error",)):
-    """Draw the error over the coupling.
+    """Draws the error over the coupling.
 
     Args:
         frame: Frame of runs with the columns `coupling` and `initialization`, the errors, and
             those named below.
-        hue: Column that colours tell apart, or `None`.
-        dash: Column that lines tell apart, or `None`.
-        panels: Column with a panel for each of its values, or `None`.
-        errors: Columns of errors, each with panels of its own: `"error"`, `"train_error"` or
-            both.
+        hue: Column whose values get different colours, or `None`.
+        dash: Column whose values get different line styles, or `None`.
+        panels: Column whose values get one panel each, or `None`.
+        errors: Columns of errors, each in its own panels: `"error"`, `"train_error"` or both.
 
     Returns:
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: where a column is missing, none of the errors is a finite number, `errors` is
-            none of these, a coupling or an initialization is unknown, runs of different networks
-            fall into one mean, or several rows stand for the same network and seed.
+        ValueError: if a column is missing, none of the errors is a finite number, `errors` holds
+            anything else, a coupling or an initialization is unknown, a mean would mix runs of
+            different networks, or several rows describe the same network and seed.
 
     Reference:
-        "Iterative convergent computation is not a useful inductive bias for ResNets", figure 3b
-        (`panels="dataset"`), 13 and, of the runs with `lipschitz`, 4b and 12; figures 8a, b and c
+        "Iterative convergent computation is not a useful inductive bias for ResNets", figures 3b
+        (`panels="dataset"`) and 13, and 4b and 12 for runs with `lipschitz`; figures 8a, b and c
         with `errors=("train_error", "error")` and `dash="gamma"`, `"kernel"` or `"first_block"`.
     """
     errors = frames.listed(errors, "errors", "columns")
@@ -128,7 +127,7 @@ def _error_name(errors):
 
 
 def _panels(count, columns, title):
-    """Return a figure and its panels, row after row; each keeps its own value axis."""
+    """Returns a figure and its panels, row by row; each panel has its own value axis."""
     rows = -(-count // columns)
     figure = style.new_figure(max(6.2, 3.5 * columns), 2.6 * rows + 1.2, title)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
@@ -138,29 +137,29 @@ def _panels(count, columns, title):
 
 
 def error_against_indices(frame, hue="width", indices=("convergence", "divergence")):
-    """Draw the error against indices of convergence, a panel for each of these.
+    """Draws the error against the indices of convergence, one panel per index.
 
-    A line per hue joins the means of its settings, from coupling 0 to 1; the marker of a mean
-    tells the setting.
+    A line per hue connects the means of its settings, from coupling 0 to 1; the marker of a mean
+    shows the setting.
 
     Args:
         frame: Frame of runs with the columns `coupling`, `initialization`, `error`, the indices
             (means over the stages) and the one named below.
-        hue: Column that colours tell apart, or `None`; with `"width"`, networks of one colour
-            have the same number of parameters.
-        indices: Which of `"convergence"`, `"recurrence"` and `"divergence"` are drawn.
+        hue: Column whose values get different colours, or `None`; with `"width"`, networks of one
+            colour have the same number of parameters.
+        indices: The indices to draw, from `"convergence"`, `"recurrence"` and `"divergence"`.
 
     Returns:
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: where a column is missing or holds no finite number, `indices` is none of
-            these, a coupling or an initialization is unknown, runs of different networks fall
-            into one mean, or several rows stand for the same network and seed.
+        ValueError: if a column is missing or holds no finite number, `indices` holds anything else,
+            a coupling or an initialization is unknown, a mean would mix runs of different networks,
+            or several rows describe the same network and seed.
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", figure 3c,
-        and figure 2c of the runs of one setting.
+        and figure 2c for the runs of one setting.
     """
     indices = frames.listed(indices, "indices", "indices")
     if not indices or len(set(indices)) < len(indices) or not set(indices) <= set(_INDICES):

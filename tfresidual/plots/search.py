@@ -1,4 +1,4 @@
-"""How did a search for the depth of a residual network go?"""
+"""What did a search for the depth of a residual network try and measure?"""
 
 import numpy as np
 import pandas as pd
@@ -19,7 +19,7 @@ _COLUMNS = (
     "meets_rule",
 )
 _STATUSES = ("completed", "failed", "running")
-# What a stage of a trial is drawn as, in the order of the legend.
+# The states in which a stage of a trial is drawn, in the order of the legend.
 _MEETS, _DOES_NOT, _NOT_MEASURED = "meets the rule", "does not", "not measured"
 _VERDICTS = {1.0: _MEETS, 0.0: _DOES_NOT}
 _STATES = (_MEETS, _DOES_NOT, _NOT_MEASURED, "failed", "running")
@@ -27,42 +27,43 @@ _TRUTHS = {"True": 1.0, "False": 0.0}
 
 _SHADE = "#e6f0f8"
 _FOUND = "#ece5d0"
-# More rows than this have smaller dots; more trials than this widen the figure.
+# With more rows than this, the dots are smaller; with more trials, the figure is wider.
 _FEW_DOTS = 40
 _FEW_TRIALS = 12
-# Means fall towards epsilon, and what counts is how they do near it: a logarithm helps early.
+# The axis of the means is logarithmic from a smaller span on: their course near epsilon matters.
 _SPAN = 30.0
 _SPAN_OF_MEANS = 8.0
 
 
 def depth_search(frame, epsilon=0.1):
-    """Draw the trace of a search for the depth under the perturbation stopping rule.
+    """Draws the trace of a search for the depth under the perturbation stopping rule.
 
-    The rule asks of a stage of `L` blocks with the scaled distance `d` that `d / L` is at most
-    `epsilon`. The left panel has the scaled distance over the measured blocks, the middle one the
-    mean scaled perturbation; what lies in the shade meets the rule. The right panel has the depth
-    of every stage over the trials, and a band at the trial that the search answers with.
+    A stage of `L` blocks with the scaled distance `d` meets the rule if `d / L` is at most
+    `epsilon`. The left panel shows the scaled distance over the measured blocks, the middle one the
+    mean scaled perturbation; dots in the shaded area meet the rule. The right panel shows the depth
+    of every stage over the trials, and a band at the trial that is the answer of the search.
 
     A filled dot is a stage that meets the rule according to the frame, a hollow one a stage that
-    does not. Lines join the dots of a stage: in the order of the blocks, by the mean of those
-    that are equally deep, and in the right panel in the order of the trials. Values that span more
-    than a factor of 30 (in the middle panel 8) are drawn on a logarithmic axis.
+    does not. Lines connect the dots of a stage: in the left and middle panels in the order of
+    depth, through the mean of stages with the same number of blocks, and in the right panel in the
+    order of the trials. Values that span more than a factor of 30 (in the middle panel 8) are drawn
+    on a logarithmic axis.
 
     Args:
         frame: Search frame, one row per trial and stage, with the columns `trial` (from 0),
             `status` ("completed", "failed" or "running"), `stage`, `blocks`, `measured_blocks`,
-            `scaled_distance`, `mean_scaled_perturbation` and `meets_rule`, and where they apply
+            `scaled_distance`, `mean_scaled_perturbation` and `meets_rule`, and optionally
             `scaled_distance_deviation`, drawn as error bars, and `found`, true in the rows of the
-            trial that the search answers with.
-        epsilon: Mean scaled perturbation of the search's rule, a finite number over 0.
+            trial that is the answer of the search.
+        epsilon: The largest mean scaled perturbation that meets the rule, a finite number over 0.
 
     Returns:
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: where a column is missing or does not hold what it should, a status is
-            unknown, several rows stand for the same trial and stage, several trials are found,
-            the frame has no rows, or `epsilon` is not a finite number over 0.
+        ValueError: if a column is missing or holds invalid values, a status is unknown,
+            several rows describe the same trial and stage, several trials are found, the frame has
+            no rows, or `epsilon` is not a finite number over 0.
 
     Reference:
         Hauser, "On Residual Networks Learning a Perturbation from Identity", 2019, section 2.3
@@ -103,7 +104,7 @@ def depth_search(frame, epsilon=0.1):
 
 
 def _search_table(frame):
-    """Return what is drawn of a search frame, and in `state` what a stage is drawn as."""
+    """Returns the values of a search frame to draw, with a column `state` for their look."""
     frames.require_columns(frame, _COLUMNS)
     table = {key: frames.whole_numbers(frame, key) for key in ("trial", "stage", "blocks")}
     values = ("measured_blocks", "scaled_distance", "mean_scaled_perturbation")
@@ -143,7 +144,7 @@ def _search_table(frame):
 
 
 def _truths(frame, column):
-    """Return a column as 1 and 0, NaN where it is missing; raise `ValueError` on others."""
+    """Returns a column of bools as 1 and 0, NaN where empty; raises a `ValueError` on others."""
 
     def truth(value):
         if pd.isna(value):
@@ -160,7 +161,7 @@ def _truths(frame, column):
 
 
 def _draw_rule_panel(axes, table, column, looks, size, rule, label, span=_SPAN):
-    """Draw a column over the measured blocks, and the line that the rule draws there.
+    """Draws a column over the measured blocks, and the limit that the rule sets.
 
     Args:
         axes: The axes.
@@ -171,7 +172,7 @@ def _draw_rule_panel(axes, table, column, looks, size, rule, label, span=_SPAN):
         rule: Pair of a function from blocks to the largest value that meets the rule, and the
             name of the line.
         label: Label of the value axis.
-        span: Factor from which on the value axis is logarithmic.
+        span: Factor between values above which the value axis is logarithmic.
     """
     bound, name = rule
     measured = table[table["state"].isin((_MEETS, _DOES_NOT, _NOT_MEASURED))]
@@ -238,7 +239,7 @@ def _draw_rule_panel(axes, table, column, looks, size, rule, label, span=_SPAN):
 
 
 def _draw_states(axes, rows, places, column, looks, size):
-    """Draw rows as dots of their stage, or as faint marks where there is no verdict."""
+    """Draws rows as dots of their stage, or as faint marks if there is no verdict."""
     for state in _STATES:
         for stage, (colour, marker) in looks.items():
             here = (rows["state"] == state) & (rows["stage"] == stage)
@@ -254,7 +255,7 @@ def _draw_states(axes, rows, places, column, looks, size):
 
 
 def _mark(state, colour, marker, size):
-    """Return the look of a stage in this state."""
+    """Returns the look of a stage in this state."""
     if state == "failed":
         return {"marker": "x", "markersize": size, "color": style.FAINT_INK}
     if state == "running":
@@ -276,7 +277,7 @@ def _mark(state, colour, marker, size):
 
 
 def _block_axis(axes, blocks):
-    """Let the horizontal axis run over the blocks; return its limits."""
+    """Scales the horizontal axis to the numbers of blocks; returns its limits."""
     low, high = float(blocks.min()), float(blocks.max())
     if style.log_scale_helps(blocks):
         axes.set_xscale("log")
@@ -292,7 +293,7 @@ def _block_axis(axes, blocks):
 
 
 def _value_axis(axes, values, span=_SPAN):
-    """Let the vertical axis hold the values; return whether it is logarithmic."""
+    """Scales the vertical axis to the values; returns whether it is logarithmic."""
     low, high = np.min(values), np.max(values)
     if style.log_scale_helps(values, span):
         axes.set_ylim(low / 1.35, high * 1.35)
@@ -305,7 +306,7 @@ def _value_axis(axes, values, span=_SPAN):
 
 
 def _draw_way(axes, table, looks, size):
-    """Draw the depth of every stage over the trials, and mark the trial that is found."""
+    """Draws the depth of every stage over the trials, and marks the trial that was found."""
     first, last = table["trial"].min() + 1, table["trial"].max() + 1
     # Stages are often equally deep; a small shift keeps all of them visible.
     shift = min(0.2 * (len(looks) - 1), 0.6)
@@ -346,7 +347,7 @@ def _draw_way(axes, table, looks, size):
 
 
 def _handles(table, looks, epsilon):
-    """Return the entries of the legend: stages, verdicts that can occur, the rule."""
+    """Returns the entries of the legend: the stages, the states, the rule."""
     handles = style.stage_handles(looks)
     states = set(table["state"])
     if states & {_MEETS, _DOES_NOT}:

@@ -1,6 +1,6 @@
-"""What all figures share: colours, type sizes, axes without ornament.
+"""The common style of all figures: colours, font sizes, plain axes.
 
-The settings are made on each figure, never in `matplotlib.rcParams`.
+The style is set on each figure, never in `matplotlib.rcParams`.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ TITLE_SIZE = 11
 LABEL_SIZE = 9.5
 SMALL_SIZE = 8.5
 
-# Panels of stages beside each other, before they wrap.
+# Largest number of stages whose panels are in one row.
 MOST_COLUMNS = 4
 
 INK = "#262626"
@@ -21,7 +21,7 @@ FAINT_INK = "#6b6b6b"
 GRID = "#e3e3e3"
 BAND = "#f5f5f5"
 
-# Okabe and Ito's palette, which readers with any of the usual colour deficiencies can tell apart.
+# The palette of Okabe and Ito, suitable for readers with any of the common colour deficiencies.
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = (
     "#0072B2",
     "#D55E00",
@@ -31,10 +31,10 @@ BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = (
     "#56B4E9",
 )
 
-# What stands before a right and before a wrong answer.
+# The marks before a right and before a wrong answer.
 RIGHT, WRONG = "\N{CHECK MARK}", "\N{BALLOT X}"
 
-# Fixed splits keep their colour and marker from figure to figure; the rest take what is left.
+# Known splits have the same colour and marker in all figures; other splits take spare ones.
 SPLIT_LOOK = {
     "": (BLUE, "o"),
     "train": (BLUE, "o"),
@@ -45,18 +45,18 @@ _SPARE_LOOKS = ((PURPLE, "D"), (ORANGE, "v"), (SKY, "P"), (FAINT_INK, "X"))
 _SPLIT_HATCHES = ("", "////", "....", "xxxx")
 _SPLIT_LINES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
 
-# None of them means a split. Six colours and seven markers: 42 stages look different.
+# No look of a stage is that of a known split. Six colours and seven markers: 42 different looks.
 _STAGE_COLOURS = (GREEN, ORANGE, PURPLE, SKY, INK, FAINT_INK)
 _STAGE_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
-# Blue (lowest block) to red (highest) by way of a grey violet, dark enough for thin lines.
+# From blue (lowest block) over a greyish violet to red (highest), dark enough for thin lines.
 DEPTH = LinearSegmentedColormap.from_list(
     "tfresidual_depth", ["#1857b6", "#5f83c4", "#9b8cab", "#d0705f", "#b81420"]
 )
 
 
 def new_figure(width, height, title):
-    """Return an empty figure with a title at its left; sizes in inches."""
+    """Returns an empty figure with a left-aligned title; width and height are in inches."""
     figure = Figure(figsize=(width, height), dpi=100, facecolor="white", layout="constrained")
     figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
     figure.suptitle(title, x=0.012, ha="left", fontsize=TITLE_SIZE, fontweight="bold", color=INK)
@@ -64,7 +64,7 @@ def new_figure(width, height, title):
 
 
 def clean_axes(axes, grid="both"):
-    """Give axes a light grid, two spines and readable ticks."""
+    """Sets a light grid, two spines and readable ticks on axes."""
     axes.set_facecolor("white")
     axes.set_axisbelow(True)
     axes.grid(True, axis=grid, color=GRID, linewidth=0.7)
@@ -79,13 +79,13 @@ def clean_axes(axes, grid="both"):
 
 
 def panel_title(axes, name, split=""):
-    """Write what a panel shows above it, with the split if there is one."""
+    """Writes the title of a panel above it, with the split if there is one."""
     name = f"{name}, {split}" if split else name
     axes.set_title(name, fontsize=SMALL_SIZE, color=FAINT_INK, pad=4)
 
 
 def axis_labels(axes, below=None, beside=None):
-    """Label the horizontal and the vertical axis."""
+    """Labels the horizontal and the vertical axis."""
     if below is not None:
         axes.set_xlabel(below, fontsize=LABEL_SIZE, color=INK)
     if beside is not None:
@@ -93,7 +93,7 @@ def axis_labels(axes, below=None, beside=None):
 
 
 def no_values(axes):
-    """Say in an empty panel that there is nothing to draw."""
+    """Writes into an empty panel that there are no values to draw."""
     axes.text(
         0.5,
         0.5,
@@ -108,29 +108,29 @@ def no_values(axes):
 
 
 def whole_numbers(axis, bins=10):
-    """Put the ticks of an axis on whole numbers only."""
+    """Restricts the ticks of an axis to whole numbers."""
     axis.set_major_locator(MaxNLocator(nbins=bins, integer=True, min_n_ticks=1))
 
 
 def split_looks(splits):
-    """Return a dictionary from split to (colour, marker)."""
+    """Returns a dictionary from split to (colour, marker)."""
     spare = iter(_SPARE_LOOKS * (1 + len(splits) // len(_SPARE_LOOKS)))
     return {split: SPLIT_LOOK.get(split) or next(spare) for split in splits}
 
 
 def split_lines(splits):
-    """Return a dictionary from split to line style: the first solid, the others broken."""
+    """Returns a dictionary from split to line style: the first solid, the others dashed."""
     return {split: _SPLIT_LINES[place % len(_SPLIT_LINES)] for place, split in enumerate(splits)}
 
 
 def split_hatches(splits):
-    """Return a dictionary from split to the hatching of its bars: the first has none."""
+    """Returns a dictionary from split to the hatching of its bars: the first has none."""
     hatches = _SPLIT_HATCHES
     return {split: hatches[place % len(hatches)] for place, split in enumerate(splits)}
 
 
 def stage_looks(stages):
-    """Return a dictionary from stage to (colour, marker)."""
+    """Returns a dictionary from stage to (colour, marker)."""
     return {
         stage: (
             _STAGE_COLOURS[place % len(_STAGE_COLOURS)],
@@ -141,27 +141,30 @@ def stage_looks(stages):
 
 
 def depth_colours(count):
-    """Return `count` colours from blue, the lowest block, to red, the highest."""
+    """Returns `count` colours, from blue for the lowest block to red for the highest."""
     return [DEPTH(place) for place in (np.linspace(0.0, 1.0, count) if count > 1 else [0.0])]
 
 
 def depth_widths(count):
-    """Return `count` widths of lines, from the lowest block's to the highest's.
+    """Returns `count` line widths, from thin for the lowest block to thick for the highest.
 
-    They tell the order of the blocks where colours do not.
+    They show the order of the blocks to readers who cannot see the colours.
     """
     return np.linspace(0.8, 2.0, count)
 
 
 def log_scale_helps(values, span=30.0):
-    """Tell whether positive values spread so far that a linear axis would hide the small ones."""
+    """Returns whether values are positive and differ by more than a factor `span`.
+
+    On a linear axis, the small ones would not be visible.
+    """
     values = np.asarray(values, dtype=float)
     values = values[np.isfinite(values)]
     return bool(values.min() > 0 and values.max() / values.min() > span)
 
 
 def log_scale(axes):
-    """Make the value axis logarithmic, with ticks at 1, 2 and 5 where there is room for them."""
+    """Makes the value axis logarithmic, with ticks at 1, 2 and 5 if there is room for them."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     if high / low < 1e3:
@@ -171,7 +174,7 @@ def log_scale(axes):
 
 
 def wide_scale(axes, values):
-    """Make the value axis logarithmic where `log_scale_helps`, with a linear part down to zero.
+    """Makes the value axis logarithmic if `log_scale_helps`, with a linear part down to any zero.
 
     Args:
         axes: The axes.
@@ -187,7 +190,7 @@ def wide_scale(axes, values):
     if np.nanmin(values) > 0:
         log_scale(axes)
         return True
-    # Zero needs a place; the linear part ends at a power of ten under the smallest value.
+    # Zero must be on the axis; its linear part ends at a power of ten below the smallest value.
     threshold = max(10 ** np.floor(np.log10(positive.min())), positive.max() * 1e-9)
     axes.set_yscale("symlog", linthresh=threshold, linscale=0.5)
     axes.set_ylim(bottom=-0.15 * threshold)
@@ -195,7 +198,7 @@ def wide_scale(axes, values):
 
 
 def percent_axis(axes):
-    """Write the shares on the value axis in percent, and end it where shares end."""
+    """Writes the shares on the value axis in percent, and limits the axis to shares of 1."""
     low, high = axes.get_ylim()
     pad = 0.02 * (high - low)
     axes.set_ylim(max(low, -pad), min(high, 1 + pad))
@@ -203,7 +206,7 @@ def percent_axis(axes):
 
 
 def epoch_axis(axes, epochs, bins=10):
-    """Let the horizontal axis run over the epochs, counted from 1, with whole numbers."""
+    """Scales the horizontal axis to the epochs, counted from 1, with ticks at whole numbers."""
     first, last = float(np.min(epochs)), float(np.max(epochs))
     pad = 0.02 * (last - first)
     axes.set_xlim(first - min(max(pad, 0.2), 0.5), last + max(pad, 0.2))
@@ -211,19 +214,19 @@ def epoch_axis(axes, epochs, bins=10):
 
 
 def short_number(value):
-    """Write a number with three digits, or all digits before the point where there are more."""
+    """Returns a number as text with three digits, or all digits before the point if more."""
     if not np.isfinite(value):
         return ""
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:#.3g}".rstrip(".")
 
 
 def line_handle(label, **look):
-    """Return an entry for the legend that stands for several drawn lines or dots."""
+    """Returns an entry for the legend that represents several drawn lines or dots."""
     return Line2D([], [], label=label, **{"color": FAINT_INK, "linewidth": 1.2, **look})
 
 
 def stage_handles(looks):
-    """Return an entry for the legend for every stage of `stage_looks`."""
+    """Returns one entry for the legend per stage of `stage_looks`."""
     return [
         line_handle(f"stage {stage}", color=colour, marker=marker, markersize=4.5)
         for stage, (colour, marker) in looks.items()
@@ -231,9 +234,9 @@ def stage_handles(looks):
 
 
 def legend(figure, handles):
-    """Put a legend above the panels, at the right, where no data can lie under it.
+    """Puts a legend above the panels, at the right, where it covers no data.
 
-    Where one row is too narrow for it, it takes several, filled column by column.
+    If the entries do not fit into one row, they are in several rows, filled column by column.
     """
     widths = [0.47 + 0.06 * len(handle.get_label()) for handle in handles]
     room = figure.get_figwidth() - 0.4 - 0.09 * len(figure.get_suptitle())

@@ -1,4 +1,4 @@
-"""How does an estimate in the plane move from block to block, and past the last one?"""
+"""How does an estimate in the plane move from block to block, and after the last block?"""
 
 import numpy as np
 import pandas as pd
@@ -8,36 +8,37 @@ from tfresidual.plots import frames, style
 
 _ROWS = ("early read-out", "one block dropped", "extra applications")
 _COLUMNS = ("route", "input", "x1", "x2", "step", "z1", "z2")
-# What surrounds the points of a panel, as a share of the panel's width.
+# Margin around the points of a panel, as a share of the width of their square.
 _MARGIN = 0.08
 
 
 def trajectories(readout, dropped, repeated, solutions=None):
-    """Draw the estimates of networks for the same inputs, in the plane.
+    """Draws the estimates of networks for the same inputs, in the plane.
 
-    A column per network, in the order of `readout`. The first row has the estimate after every
-    block, from blue (before the first) to red (after the last). The second has the last estimate
-    with one block dropped, in the colour of that block, the third the estimates after the extra
-    applications of the last block; a grey line in both is the trajectory of the first row.
+    Each network has a column, in the order of `readout`. The first row shows the estimate after
+    every block, from blue (before the first) to red (after the last). The second row shows the last
+    estimate with one block dropped, in the colour of that block. The third row shows the estimates
+    after extra applications of the last block. A grey line in the second and third row is the
+    trajectory of the first row.
 
-    The panels of a row show the same part of the plane: input and solution, and the estimates of
-    all networks but the one that strays furthest (in the second row the inputs may be left out,
-    in the others what flies off). How many of a panel's points lie outside is written in it.
+    The panels of a row show the same part of the plane: the inputs, the solutions, and the
+    estimates of all networks except the one whose estimates spread furthest. The second row may
+    leave out the inputs, and the second and third rows leave out estimates that are too far away.
+    The number of points outside of a panel is written in it.
 
     Args:
-        readout: Trajectories frame with the columns `route`, `input`, `x1`, `x2`, `step`, `z1` and
-            `z2`, of the unperturbed route, and `network` where there are several.
+        readout: Trajectories frame of the unperturbed route with the columns `route`, `input`,
+            `x1`, `x2`, `step`, `z1` and `z2`, and `network` if there are several.
         dropped: The same, with one route per dropped block, in the order of the blocks.
-        repeated: The same, of the route that repeats the last block.
+        repeated: The same, for the route that repeats the last block.
         solutions: Array `(inputs, 2)`, the right answers, or `None`.
 
     Returns:
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: where a column is missing or holds no finite number, the frames differ in
-            their networks or inputs, several rows stand for the same step, or `solutions` does
-            not fit.
+        ValueError: if a column is missing or holds no finite number, the frames differ in their
+            networks or inputs, several rows describe the same step, or `solutions` does not fit.
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", figure 1.
@@ -92,7 +93,7 @@ def trajectories(readout, dropped, repeated, solutions=None):
 
 
 def _points(frame, name):
-    """The columns network, input, x1, x2, route (as a number), step, z1 and z2 of a frame."""
+    """Returns the columns network, route (as a number), input, step, x1, x2, z1 and z2."""
     frames.require_columns(frame, _COLUMNS, name)
     networks = frame["network"] if "network" in frame.columns else [""] * len(frame)
     table = pd.DataFrame({"network": np.asarray(networks, dtype=object)})
@@ -126,7 +127,7 @@ def _of(table, network):
 
 
 def _drawn(row, network, tables):
-    """The dots of a panel: the columns input, place (from 0 in the row's colours), z1 and z2."""
+    """Returns the dots of a panel: input, z1, z2 and place (from 0, in the row's colours)."""
     readout = _of(tables["readout"], network)
     if row == 0:
         return readout.assign(place=readout["step"])
@@ -139,15 +140,16 @@ def _drawn(row, network, tables):
 
 
 def _windows(drawn, networks, inputs, solutions):
-    """For every row the part of the plane, `((left, right), (low, high))`, a square."""
+    """Returns the part of the plane of every row, a square `((left, right), (low, high))`."""
     inputs = inputs.to_numpy()
     targets = inputs if solutions is None else solutions
     ends = np.concatenate([targets, inputs])
     windows, most = [], np.inf
     for row in range(len(_ROWS)):
-        # The second row looks at what happens around the targets.
+        # The second row shows what happens around the targets.
         fixed = targets if row == 1 else ends
-        # What explodes must not hide the rest: no point further off than the first row is wide.
+        # Estimates that explode must not hide the others: after the first row, points count only
+        # up to the width of the first row away.
         low, high = fixed.min(axis=0) - most, fixed.max(axis=0) + most
         groups = []
         for network in networks:
@@ -164,7 +166,7 @@ def _windows(drawn, networks, inputs, solutions):
 
 
 def _draw_paths(axes, row, readout):
-    """Draw the unperturbed trajectories as lines."""
+    """Draws the unperturbed trajectories as lines."""
     for _, path in readout.groupby("input"):
         axes.plot(
             path["z1"],
@@ -177,7 +179,7 @@ def _draw_paths(axes, row, readout):
 
 
 def _draw_dots(axes, row, dots, colours):
-    """Draw the row's own estimates."""
+    """Draws the estimates of the row's own routes."""
     if row == 2:
         for _, path in dots.groupby("input"):
             axes.plot(
@@ -194,7 +196,7 @@ def _draw_dots(axes, row, dots, colours):
         dots["z1"],
         dots["z2"],
         c=[colours[min(place, len(colours) - 1)] for place in dots["place"]],
-        # Larger from block to block, which tells them apart without their colour.
+        # The dots grow from block to block, which distinguishes them without their colour.
         s=np.linspace(10, 26, len(colours))[dots["place"].clip(upper=len(colours) - 1)],
         linewidths=0,
         zorder=2.2,
@@ -202,7 +204,7 @@ def _draw_dots(axes, row, dots, colours):
 
 
 def _draw_ends(axes, inputs, solutions):
-    """Mark the inputs, and the solutions where they are known."""
+    """Marks the inputs, and the solutions if they are known."""
     axes.plot(inputs["x1"], inputs["x2"], "x", color=style.INK, markersize=6, zorder=3, gid="input")
     if solutions is not None:
         axes.plot(
@@ -218,7 +220,7 @@ def _draw_ends(axes, inputs, solutions):
 
 
 def _count_outside(axes, dots, window):
-    """Write how many of a panel's points cannot be seen."""
+    """Writes into a panel how many of its points are outside."""
     inside = np.ones(len(dots), dtype=bool)
     for column, (low, high) in zip(("z1", "z2"), window, strict=True):
         inside &= dots[column].between(low, high).to_numpy()

@@ -1,4 +1,4 @@
-"""A report: one HTML file with figures, tables and settings, which needs nothing beside it."""
+"""A report: one self-contained HTML file with figures, tables and settings."""
 
 from tfresidual.report.document import write
 from tfresidual.report.search import search_sections

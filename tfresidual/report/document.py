@@ -1,4 +1,4 @@
-"""Render the sections and write the report in one step."""
+"""Renders the sections and writes the report in one step."""
 
 import base64
 import io
@@ -15,29 +15,29 @@ from tfresidual.report.section import Section, check_text
 # A vector image above this size (many lines over many epochs) is embedded as pixels instead.
 _MOST_SVG_BYTES = 400_000
 _PNG_DPI = 170
-# CSS pixels of an inch, and how far a figure may shrink: its smallest letters, of 7.5 points, have
-# 9 pixels then.
+# CSS pixels per inch, and the factor by which a figure may shrink at most: its smallest letters, of
+# 7.5 points, then have 9 pixels.
 _PIXELS, _LEAST = 96, 0.9
 
 
 def write(path, title, sections, summary=(), settings=None):
-    """Write a self-contained HTML report.
+    """Writes a self-contained HTML report.
 
-    The page is complete in memory before anything touches the disk; it is then written beside the
-    target and moved into its place. When anything fails, an older report stays as it was.
+    The page is rendered completely in memory, then written beside the target and moved into its
+    place. If anything fails, an older report stays as it was.
 
     Args:
-        path: The file to write, usually `report.html`; missing folders are made.
+        path: The file to write, usually `report.html`; missing folders are created.
         title: Title of the page.
         sections: List of `Section`, in the order in which they are shown.
-        summary: List of triples (label, value, note) of text, the headline facts shown on top.
-        settings: Dictionary, nested or not, shown as a table at the end; `None` for none.
+        summary: List of triples (label, value, note) of text, the key facts shown at the top.
+        settings: Dictionary, nested or not, shown as a table at the end; `None` for no table.
 
     Returns:
         The `pathlib.Path` of the report.
 
     Raises:
-        ValueError: where an argument is not as described.
+        ValueError: if an argument is not as described.
     """
     check_text(title, "title")
     page = _render(
@@ -75,7 +75,7 @@ def _render(title, sections, summary, settings):
 
 
 def _image(section):
-    """The figure of a section, its sizes in pixels and what it shows in words."""
+    """Returns the figure of a section for the template, with its sizes in pixels and its text."""
     if section.figure is None:
         return {"image": None}
     width, height = section.figure.get_size_inches() * _PIXELS
@@ -89,8 +89,8 @@ def _image(section):
 
 
 def _data_address(figure):
-    """Return the figure as an address that holds the image itself."""
-    # No date in the metadata: it would be the only part of the page that is of no use to a reader.
+    """Returns the figure as a data URL, which contains the image itself."""
+    # No date in the metadata: it would be of no use to a reader.
     image = _saved(figure, format="svg", metadata={"Date": None})
     kind = "svg+xml"
     if len(image) > _MOST_SVG_BYTES:
@@ -105,7 +105,7 @@ def _saved(figure, **options):
 
 
 def _image_text(section):
-    """Say in words what the figure has on its axes, for readers who cannot see it."""
+    """Describes in words what the axes of a figure show, for readers who cannot see it."""
     names = []
     for axes in section.figure.axes:
         across, up = axes.get_xlabel(), axes.get_ylabel()

@@ -1,8 +1,8 @@
-"""What a report says was found: sentences computed from frames.
+"""The findings of a report: sentences computed from frames.
 
-A mean counts as below or above zero where it is more than two standard errors over the images
-away from it; otherwise its sign is undecided. Each function returns `None` where the frames do
-not tell: those of earlier versions have no standard errors.
+A mean counts as below or above zero if it is more than two standard errors over the images away
+from zero; otherwise its sign is undecided. Each function returns `None` if the frames do not
+provide the answer: those of earlier versions have no standard errors.
 """
 
 import math
@@ -16,14 +16,14 @@ _BEYOND = "by more than two standard errors over the images"
 
 
 def signs(means, errors):
-    """Whether means are below or above zero, as far as their standard errors tell.
+    """Returns whether means are below or above zero, as far as their standard errors show.
 
     >>> signs([-0.3, -0.1, 0.3], [0.1, 0.1, 0.1]).tolist()
     [-1, 0, 1]
 
     Args:
         means: numbers.
-        errors: their standard errors; those of NaN leave the sign undecided.
+        errors: their standard errors; an error of NaN leaves the sign undecided.
 
     Returns:
         An array of -1, 0 (undecided) and 1.
@@ -33,18 +33,18 @@ def signs(means, errors):
 
 
 def error_of_share(share, images):
-    """The standard error of a share of so many images."""
+    """Returns the standard error of a share measured on this number of images."""
     return math.sqrt(share * (1 - share) / images)
 
 
 def count_signs(block_metrics):
-    """How many blocks have a cosine loss below zero, undecided and above zero.
+    """Counts the blocks whose cosine loss is below zero, undecided and above zero.
 
     Args:
         block_metrics: frame of `tfresidual.probes.block_metrics` with means.
 
     Returns:
-        A tuple of three ints; blocks without a cosine are not counted. Or `None`.
+        A tuple of three ints, in which blocks without a cosine are not counted, or `None`.
     """
     if "cosine_loss_se" not in block_metrics:
         return None
@@ -54,7 +54,7 @@ def count_signs(block_metrics):
 
 
 def of_cosine_loss(frames):
-    """How many blocks move the state down the gradient."""
+    """Returns a sentence on how many blocks move the state down the gradient."""
     counts = count_signs(frames["block_metrics"])
     if counts is None or not sum(counts):
         return None
@@ -67,12 +67,12 @@ def of_cosine_loss(frames):
 
 
 def of_repetition_steps(frames):
-    """How long a repeated block goes on to move the state down the gradient."""
+    """Returns a sentence on how long a repeated block moves the state down the gradient."""
     return _of_steps(frames["repetition_steps"])
 
 
 def of_scaled_repetition_steps(frames):
-    """The same with a scaled branch, and whether that is longer than with the whole one."""
+    """Returns the same for a scaled branch, and whether it is longer than with the full branch."""
     frame, whole = frames["repetition_steps_scaled"], frames.get("repetition_steps")
     found = _of_steps(frame)
     if found is None or whole is None or "cosine_loss_se" not in whole:
@@ -80,7 +80,7 @@ def of_scaled_repetition_steps(frames):
     here, there = _runs(frame), _runs(whole)
     compared = {}
     for stage in sorted(set(here) & set(there)):
-        # Where the trained step itself is not below zero, there is nothing to compare.
+        # If not even the trained application is below zero, there is nothing to compare.
         if here[stage][0] >= 0:
             compared.setdefault(_compare(here[stage], there[stage]), []).append(stage)
     parts = [f"{length} in {_stages(stages)}" for length, stages in compared.items()]
@@ -88,7 +88,7 @@ def of_scaled_repetition_steps(frames):
 
 
 def of_indices(frames):
-    """Whether the network errs less than chance by enough for indices to mean something."""
+    """Returns a sentence if the error is too close to chance for indices to mean anything."""
     if "borderline" not in frames:
         return None
     images = _of_test(frames["convergence_indices"])[1]
@@ -101,11 +101,11 @@ def of_indices(frames):
 
 
 def errs_less_than_chance(frames):
-    """Whether the error on the test images is more than two standard errors below chance.
+    """Returns whether the error on the test images is more than two standard errors below chance.
 
     Args:
-        frames: dict of frames by name, with those of `convergence_indices` and `borderline`,
-            which tells how many images there are.
+        frames: dict of frames by name, with those of `convergence_indices` and of `borderline`,
+            which contains the number of images.
     """
     row = _of_test(frames["convergence_indices"])[0].iloc[0]
     error = error_of_share(row["error"], count_images(frames))
@@ -113,13 +113,16 @@ def errs_less_than_chance(frames):
 
 
 def count_images(frames):
-    """How many test images were measured, by the frame of `borderline`."""
+    """Returns the number of test images, from the frame of `borderline`."""
     groups = _of_test(frames["borderline"])[0]
     return int(groups.loc[groups["group"] == "all", "images"].iloc[0])
 
 
 def _of_test(frame):
-    """The part of a frame that is said something about, and which images those are."""
+    """Returns the part of a frame that findings are about, and text that names its images.
+
+    This is the split `"test"` if there is one, else the last split.
+    """
     if "split" not in frame:
         return frame, "On the images measured"
     splits = frame["split"].unique().tolist()
@@ -128,26 +131,26 @@ def _of_test(frame):
 
 
 def _runs(frame):
-    """For every stage how long the cosine of a repeated block stays below zero.
+    """Returns for every stage how long the cosine of a repeated block stays below zero.
 
     Returns:
-        A dict from stage to a tuple: the last repetition up to which it is below zero for
-        certain, and the last up to which it may be, from 0 (as trained), -1 for none; and the
-        last that was measured.
+        A dict from stage to a tuple of three repetitions: the last up to which the cosine is
+        certainly below zero, the last up to which it may be, and the last that was measured.
+        Repetitions count from 0 (as trained); -1 stands for none.
     """
     part, _ = _of_test(frame)
     runs = {}
     for stage, steps in part.groupby("stage"):
         steps = steps.sort_values("repetition")
         found = signs(steps["cosine_loss"], steps["cosine_loss_se"])
-        # Numbers that overflow have no direction.
+        # A state that overflowed has no cosine.
         ends = (found == ABOVE) | steps["cosine_loss"].isna().to_numpy()
         runs[stage] = (_before(found != BELOW), _before(ends), len(found) - 1)
     return runs
 
 
 def _before(ends):
-    """The place before the first that is true, the last place where none is."""
+    """Returns the place before the first true entry, or the last place if none is true."""
     return int(np.argmax(ends)) - 1 if ends.any() else len(ends) - 1
 
 
@@ -159,7 +162,7 @@ def _of_steps(frame):
 
 
 def _run_text(certain, possible, last):
-    """How long a cosine stays below zero, in words; see `_runs`."""
+    """Returns in words how long a cosine stays below zero; see `_runs`."""
     if certain == last:
         return f"up to repetition {last}, the last one measured"
     if certain < 0:
@@ -171,7 +174,7 @@ def _run_text(certain, possible, last):
 
 
 def _compare(run, other):
-    """How the length of a run lies to that of another, as far as both are certain."""
+    """Returns in words how the length of a run compares with another, as far as is certain."""
     if run[0] > other[1]:
         return "longer"
     if run[1] < other[0]:

@@ -3,7 +3,7 @@
 from tfresidual import plots
 from tfresidual.report.section import Section
 
-# What a reader looks for first; the others stand in the CSV file.
+# The most important columns; the CSV file contains all of them.
 COLUMNS = (
     "trial",
     "status",
@@ -20,11 +20,11 @@ COLUMNS = (
 
 
 def search_sections(trace, epsilon):
-    """Puts the trace of a search into sections of a report.
+    """Returns the sections of a report on the trace of a search.
 
     Args:
         trace: frame of `tfresidual.tuning.DepthSearch.trace`.
-        epsilon: float over 0, of the stopping rule.
+        epsilon: float over 0, the largest mean scaled perturbation that meets the stopping rule.
 
     Returns:
         A list of `Section`.
@@ -43,7 +43,7 @@ def search_sections(trace, epsilon):
         Section(
             "Trials",
             "What was trained, and what was measured on images that were held out?",
-            # As on the console and in the figure.
+            # Trials count from 1, as on the console and in the figure.
             frame=trace[[column for column in COLUMNS if column in trace]].assign(
                 trial=trace["trial"] + 1
             ),

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 @dataclass(frozen=True, eq=False)
 class Section:
-    """One measurement: what was asked, the figure and table that answer, how to read them.
+    """One measurement: the question, the figure and table that answer it, and how to read them.
 
     Example:
 
@@ -22,12 +22,12 @@ class Section:
     ...     source="Jastrzebski et al. 2018, figure 4",
     ... )
 
-    What a section says was found is apart from how to read it: `reading` holds whatever the numbers
-    are, `finding` follows from them.
+    `reading` and `finding` are separate: the reading is true whatever the numbers are, the finding
+    follows from the numbers.
 
     Args:
         title: Heading of the section.
-        question: One sentence that says what was measured.
+        question: One sentence that says what was asked and measured.
         figure: A `matplotlib.figure.Figure`, or `None`.
         frame: A `pandas.DataFrame` shown as a table, or `None`.
         reading: One line on how to read the figure or table.
@@ -35,7 +35,7 @@ class Section:
         finding: A sentence on what was found, computed from the numbers shown, or `None`.
 
     Raises:
-        ValueError: where an argument is of another type, or a text is empty.
+        ValueError: if an argument is of another type, or a text is empty.
     """
 
     title: str
@@ -63,6 +63,6 @@ class Section:
 
 
 def check_text(value, name):
-    """Raise a `ValueError` unless `value` is text with something in it."""
+    """Raises a `ValueError` unless `value` is text that is not empty."""
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"`{name}` must be a text that is not empty. Received: {name}={value!r}")

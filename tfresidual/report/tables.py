@@ -1,4 +1,4 @@
-"""Frames and settings as rows of text."""
+"""Converts frames and settings to rows of text."""
 
 import math
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ class Table:
 
 
 def from_frame(frame):
-    """Turn a frame into a `Table`; an index counts as columns where it has names."""
+    """Converts a frame to a `Table`; the named levels of its index become columns."""
     named = [name for name in frame.index.names if name is not None]
     if named:
         frame = frame.reset_index(level=named)
@@ -43,7 +43,7 @@ def from_frame(frame):
 
 
 def from_settings(settings):
-    """Turn settings, nested or not, into pairs of a path of names and a text."""
+    """Converts settings, nested or not, to pairs of a path of names and a text."""
     pairs = []
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
@@ -57,7 +57,7 @@ def from_settings(settings):
 
 
 def number_text(value):
-    """Write a number with four significant digits, large and tiny ones readably.
+    """Returns a number as text with four significant digits; large and tiny ones stay readable.
 
     >>> number_text(0.0123456), number_text(1234567), number_text(0.5)
     ('0.01235', '1,234,567', '0.5000')
@@ -83,7 +83,7 @@ def number_text(value):
 
 
 def _column_texts(values):
-    """Write a column; floats that are all whole, such as counts with a gap, lose their point."""
+    """Returns a column as texts; floats that are all whole, as counts with gaps, have no point."""
 
     def is_finite(value):
         return isinstance(value, float) and math.isfinite(value)
