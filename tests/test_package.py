@@ -19,6 +19,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 # Each part may import those before it.
 ORDER = (
     "quiet",
+    "types",
     "arguments",
     "files",
     "locks",

@@ -5,6 +5,7 @@ when they are first used.
 """
 
 import importlib
+from typing import TYPE_CHECKING
 
 from tfresidual import quiet
 
@@ -12,6 +13,19 @@ with quiet.quietly():
     from tfresidual import layers, networks, training
     from tfresidual.routing import routes
     from tfresidual.sources import chain
+
+if TYPE_CHECKING:
+    # What `__getattr__` finds.
+    from tfresidual import callbacks as callbacks
+    from tfresidual import datasets as datasets
+    from tfresidual import jobs as jobs
+    from tfresidual import plots as plots
+    from tfresidual import probes as probes
+    from tfresidual import report as report
+    from tfresidual import routing as routing
+    from tfresidual import sources as sources
+    from tfresidual import tuning as tuning
+    from tfresidual.exporting import export as export
 
 __version__ = "0.1.0"
 

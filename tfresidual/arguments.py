@@ -1,15 +1,44 @@
 """Checks of arguments, with the same wording of errors in the whole package."""
 
+from __future__ import annotations
+
 import math
 from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 # The largest count allowed, so that sums and products of a few counts fit into 64 bits.
 MOST = 10**9
 
 
-def check_int(name, value, at_least, at_most=MOST, or_none=False):
+@overload
+def check_int(
+    name: str,
+    value: Any,
+    at_least: int,
+    at_most: int | None = MOST,
+    or_none: Literal[False] = False,
+) -> int: ...
+
+
+@overload
+def check_int(
+    name: str,
+    value: Any,
+    at_least: int,
+    at_most: int | None = MOST,
+    *,
+    or_none: Literal[True],
+) -> int | None: ...
+
+
+def check_int(
+    name: str, value: Any, at_least: int, at_most: int | None = MOST, or_none: bool = False
+) -> int | None:
     """Returns an argument as a Python int.
 
     Args:
@@ -32,7 +61,7 @@ def check_int(name, value, at_least, at_most=MOST, or_none=False):
     return int(value)
 
 
-def check_ints(name, values, at_least):
+def check_ints(name: str, values: Any, at_least: int) -> tuple[int, ...]:
     """Returns an argument that holds at least one int as a tuple of Python ints.
 
     Args:
@@ -55,7 +84,40 @@ def check_ints(name, values, at_least):
     return tuple(map(int, checked))
 
 
-def check_number(name, value, over=None, at_least=None, below=None, at_most=None, or_none=False):
+@overload
+def check_number(
+    name: str,
+    value: Any,
+    over: float | None = None,
+    at_least: float | None = None,
+    below: float | None = None,
+    at_most: float | None = None,
+    or_none: Literal[False] = False,
+) -> float: ...
+
+
+@overload
+def check_number(
+    name: str,
+    value: Any,
+    over: float | None = None,
+    at_least: float | None = None,
+    below: float | None = None,
+    at_most: float | None = None,
+    *,
+    or_none: Literal[True],
+) -> float | None: ...
+
+
+def check_number(
+    name: str,
+    value: Any,
+    over: float | None = None,
+    at_least: float | None = None,
+    below: float | None = None,
+    at_most: float | None = None,
+    or_none: bool = False,
+) -> float | None:
     """Returns an argument as a Python float.
 
     Args:
@@ -90,7 +152,7 @@ def check_number(name, value, over=None, at_least=None, below=None, at_most=None
     return number
 
 
-def check_bool(name, value):
+def check_bool(name: str, value: Any) -> bool:
     """Returns an argument as a Python bool; raises a `ValueError` unless it is a bool.
 
     NumPy bools are accepted.
@@ -100,7 +162,7 @@ def check_bool(name, value):
     return bool(value)
 
 
-def check_choice(name, value, choices):
+def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
     """Raises a `ValueError` unless an argument is one of the given strings."""
     if not isinstance(value, str) or value not in choices:
         raise ValueError(
@@ -109,12 +171,12 @@ def check_choice(name, value, choices):
         )
 
 
-def is_int(value):
+def is_int(value: Any) -> bool:
     """Returns whether a value is an int of Python or NumPy; booleans do not count."""
     return isinstance(value, Integral) and not isinstance(value, (bool, np.bool_))
 
 
-def is_number(value):
+def is_number(value: Any) -> bool:
     """Returns whether a value is a finite real number that fits a float, and not a boolean."""
     if not isinstance(value, Real) or isinstance(value, (bool, np.bool_)):
         return False

@@ -1,5 +1,7 @@
 """Paths as arguments, and files that are written completely or not at all."""
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import hashlib
@@ -11,8 +13,12 @@ import shutil
 import socket
 import tempfile
 import time
+from typing import TYPE_CHECKING
 
 import psutil
+
+if TYPE_CHECKING:
+    from tfresidual.types import StrPath
 
 # Name of a file or folder that is beside its target until it is complete. It contains the id and
 # the host of the process that writes it.
@@ -24,10 +30,10 @@ REPLACED = "replaced"
 # Error numbers of a full disk.
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # Names of the files and folders that this process is writing now.
-_unfinished = set()
+_unfinished: set[str] = set()
 
 
-def checked_path(name, value):
+def checked_path(name: str, value: StrPath) -> pathlib.Path:
     """Returns an argument as a `pathlib.Path`; raises a `ValueError` if it cannot be one."""
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str) or not text or "\0" in text:
@@ -44,7 +50,7 @@ def file_above(path):
     return None if above.is_dir() else above
 
 
-def check_folder(name, folder, within=""):
+def check_folder(name: str, folder: pathlib.Path, within: str = "") -> None:
     """Raises a `NotADirectoryError` unless an argument is a directory or one can be created there.
 
     The same must hold for the path `within` in it.

@@ -1,7 +1,12 @@
 """Datasets as `tf.data` pipelines, ready for `model.fit` and the probes."""
 
+from typing import TYPE_CHECKING
+
 from tfresidual.datasets.inverse_problem import inverse_problem
 from tfresidual.datasets.load import PIXELS, Description, describe, load, plain, set_epoch
+
+if TYPE_CHECKING:
+    from tfresidual.datasets.digitclutter import Digitclutter, DigitclutterConfig
 
 __all__ = [
     "PIXELS",

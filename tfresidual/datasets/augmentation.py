@@ -1,13 +1,20 @@
 """Random flips and crops of image batches, as pure functions of the images and a seed."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import tensorflow as tf
 
 from tfresidual.arguments import check_int
 
+if TYPE_CHECKING:
+    from tfresidual.types import ArrayLike, Tensor
+
 __all__ = ["flip_and_crop", "random_crop", "random_flip"]
 
 
-def random_flip(images, seed):
+def random_flip(images: Tensor | ArrayLike, seed: Tensor | ArrayLike) -> Tensor:
     """Mirrors each image left to right with probability one half.
 
     Args:
@@ -27,7 +34,7 @@ def random_flip(images, seed):
     return _rearranged(images, rows, _flipped(columns, width, seed))
 
 
-def random_crop(images, seed, padding=4):
+def random_crop(images: Tensor | ArrayLike, seed: Tensor | ArrayLike, padding: int = 4) -> Tensor:
     """Pads each image with zeros on all sides and crops it to its size at a random position.
 
     Each of the `(2 * padding + 1) ** 2` positions is equally likely, so an image moves by
@@ -52,7 +59,7 @@ def random_crop(images, seed, padding=4):
     return _rearranged(images, *_cropped(images, padding, seed))
 
 
-def flip_and_crop(images, seed, padding=4):
+def flip_and_crop(images: Tensor | ArrayLike, seed: Tensor | ArrayLike, padding: int = 4) -> Tensor:
     """Applies the CIFAR augmentation of the papers: a random flip, then a random crop.
 
     Args:

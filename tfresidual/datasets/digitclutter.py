@@ -10,6 +10,8 @@ data = tfds.load("digitclutter/digits3-200-20-20-seed0", split="train", data_dir
 ```
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import functools
@@ -18,6 +20,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import matplotlib
 import numpy as np
@@ -28,6 +31,11 @@ from rich.progress import Progress
 
 from tfresidual.arguments import check_choice, check_int
 from tfresidual.locks import locked
+
+if TYPE_CHECKING:
+    from typing import Any, Literal
+
+    from tfresidual.types import Array
 
 __all__ = ["Digitclutter", "DigitclutterConfig", "Scene", "draw", "sample_scene"]
 
@@ -63,7 +71,12 @@ class Scene:
     offsets: tuple[tuple[int, int], ...]
 
 
-def sample_scene(index, digits=3, split="train", seed=0):
+def sample_scene(
+    index: int,
+    digits: int = 3,
+    split: Literal["train", "validation", "test"] = "train",
+    seed: int = 0,
+) -> Scene:
     """Samples the content of an image, which depends only on the arguments.
 
     Args:
@@ -95,7 +108,7 @@ def sample_scene(index, digits=3, split="train", seed=0):
     return Scene(tuple(chosen.tolist()), tuple(map(tuple, pixels.tolist())))
 
 
-def draw(scene):
+def draw(scene: Scene) -> Array:
     """Draws a scene on the 512x512 canvas and reduces it to 32x32 by averaging 16x16 areas.
 
     Args:
@@ -153,7 +166,7 @@ class DigitclutterConfig(tfds.core.BuilderConfig):
     test_size: int = 2_000
     seed: int = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.digits = check_int("digits", self.digits, at_least=3, at_most=5)
         for argument in ("train_size", "validation_size", "test_size"):
             setattr(self, argument, check_int(argument, getattr(self, argument), at_least=1))
@@ -166,7 +179,7 @@ class DigitclutterConfig(tfds.core.BuilderConfig):
         )
 
     @classmethod
-    def from_name(cls, name):
+    def from_name(cls, name: str) -> DigitclutterConfig | None:
         """Returns the config of that name, or None if there is no such config."""
         numbers = re.fullmatch(r"digits(\d+)-(\d+)-(\d+)-(\d+)-seed(\d+)", name)
         if numbers is None:
@@ -206,13 +219,13 @@ class Digitclutter(tfds.core.GeneratorBasedBuilder):
         for digits in (3, 4, 5)
     ]
 
-    def __init__(self, *, config=None, **kwargs):
+    def __init__(self, *, config: DigitclutterConfig | str | None = None, **kwargs: Any) -> None:
         if isinstance(config, DigitclutterConfig):
             config = config.name
         super().__init__(config=config, **kwargs)
 
     @classmethod
-    def get_builder_config(cls, name, version=None):
+    def get_builder_config(cls, name: str, version: Any = None) -> DigitclutterConfig | None:
         """Returns the config of that name, listed or not, or None if there is no such config."""
         return super().get_builder_config(name, version) or DigitclutterConfig.from_name(name)
 
@@ -236,7 +249,7 @@ class Digitclutter(tfds.core.GeneratorBasedBuilder):
             disable_shuffling=True,  # so that the files keep the order of the images
         )
 
-    def download_and_prepare(self, **kwargs):
+    def download_and_prepare(self, **kwargs: Any) -> None:
         """Draws and writes the images unless they exist. The arguments are those of tfds."""
         if self.data_path.exists():
             super().download_and_prepare(**kwargs)

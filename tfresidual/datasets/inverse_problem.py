@@ -1,12 +1,21 @@
 """Points in the plane for the inverse problem: infer z from x = (a1 z1, a2 z2)."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from tfresidual.arguments import check_int, check_number
 from tfresidual.networks.inverse_problem import SLOPES, checked_slopes
 
+if TYPE_CHECKING:
+    from tfresidual.types import Array, ArrayLike
 
-def inverse_problem(count, slopes=SLOPES, seed=0, limit=2.0):
+
+def inverse_problem(
+    count: int, slopes: ArrayLike = SLOPES, seed: int = 0, limit: float = 2.0
+) -> tuple[Array, Array]:
     """Draws points z and their observations x = (a1 z1, a2 z2).
 
     Both coordinates of z are uniform between -limit and limit. The first points are the same for

@@ -1,5 +1,7 @@
 """Ready-to-train pipelines for CIFAR-10, CIFAR-100, MNIST and Digitclutter."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import io
@@ -7,6 +9,7 @@ import math
 import pathlib
 import re
 import sys
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import tensorflow as tf
@@ -15,6 +18,9 @@ from tfresidual.arguments import check_bool, check_choice, check_int, is_int
 from tfresidual.datasets.augmentation import flip_and_crop
 from tfresidual.files import check_folder, checked_path, damaged, is_full, no_room
 from tfresidual.memory import check_fits
+
+if TYPE_CHECKING:
+    from tfresidual.types import Dataset, DatasetName, Pixels, StrPath
 
 __all__ = ["Description", "describe", "load", "plain", "set_epoch"]
 
@@ -35,7 +41,7 @@ class Description:
         title: String for headings.
     """
 
-    name: str
+    name: DatasetName
     input_shape: tuple[int, int, int]
     classes: int
     multi_label: bool
@@ -55,7 +61,7 @@ _SIZES = {"cifar10": (50_000, 10_000), "cifar100": (50_000, 10_000), "mnist": (6
 # Mean and standard deviation of the training images per channel, on a scale where 255 is 1. CIFAR
 # and MNIST: the values in common use. Digitclutter: our own measurements, over the first 100,000
 # training images of seed 0, for 3, 4 and 5 digits.
-_STATISTICS = {
+_STATISTICS: dict[str, Any] = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
     "mnist": ((0.1307,), (0.3081,)),
@@ -71,7 +77,7 @@ _UNITS = {"0-1": 1.0, "0-255": 1 / 255}
 PIXELS = ("standardized", *_UNITS)
 
 
-def describe(name, digits=3):
+def describe(name: DatasetName, digits: int = 3) -> Description:
     """Describes a dataset without loading its data.
 
     Args:
@@ -113,21 +119,57 @@ def describe(name, digits=3):
     )
 
 
+@overload
 def load(
-    name,
-    batch_size=64,
+    name: DatasetName,
+    batch_size: int = 64,
     *,
-    digits=3,
-    train_size=None,
-    test_size=None,
-    validation=None,
-    augment=None,
-    shuffle=True,
-    seed=0,
-    data_dir=None,
-    download=False,
-    pixels="standardized",
-):
+    digits: int = 3,
+    train_size: int | None = None,
+    test_size: int | None = None,
+    validation: None = None,
+    augment: bool | None = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    data_dir: StrPath | None = None,
+    download: bool = False,
+    pixels: Pixels = "standardized",
+) -> tuple[Dataset, Dataset]: ...
+
+
+@overload
+def load(
+    name: DatasetName,
+    batch_size: int = 64,
+    *,
+    digits: int = 3,
+    train_size: int | None = None,
+    test_size: int | None = None,
+    validation: float,
+    augment: bool | None = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    data_dir: StrPath | None = None,
+    download: bool = False,
+    pixels: Pixels = "standardized",
+) -> tuple[Dataset, Dataset, Dataset]: ...
+
+
+def load(
+    name: DatasetName,
+    batch_size: int = 64,
+    *,
+    digits: int = 3,
+    train_size: int | None = None,
+    test_size: int | None = None,
+    validation: float | None = None,
+    augment: bool | None = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    data_dir: StrPath | None = None,
+    download: bool = False,
+    pixels: Pixels = "standardized",
+) -> tuple[Dataset, Dataset] | tuple[Dataset, Dataset, Dataset]:
     """Loads a dataset as `tf.data` pipelines for `model.fit` and the probes.
 
     The images are read into memory once, as uint8. Elements are batches `(images, labels)`: images
@@ -223,7 +265,7 @@ def load(
     return train, fixed(held_out), test
 
 
-def set_epoch(train, epoch):
+def set_epoch(train: Dataset, epoch: int) -> None:
     """Sets the epoch of the next iteration of a training pipeline; counting continues from there.
 
     Args:
@@ -238,7 +280,7 @@ def set_epoch(train, epoch):
     counter.assign(check_int("epoch", epoch, at_least=0))
 
 
-def plain(train):
+def plain(train: Dataset) -> Dataset:
     """Returns the images of a training pipeline for the probes: unshuffled and not augmented.
 
     Example:

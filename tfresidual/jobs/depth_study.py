@@ -4,6 +4,8 @@
 that `run` supervises.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import functools
@@ -13,6 +15,7 @@ import os
 import pathlib
 import sys
 import time
+from typing import TYPE_CHECKING
 
 import keras
 import keras_tuner
@@ -53,6 +56,11 @@ from tfresidual.training.progress import TrainingProgress
 from tfresidual.tuning.depth_search import load_trained
 from tfresidual.tuning.workers import IP, check_environment, is_worker
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tfresidual.types import StrPath
+
 # Subfolders: keras-tuner's project, and the logs of supervised processes.
 PROJECT, LOGS = "search", "logs"
 # Memory of a process that has loaded TensorFlow.
@@ -78,21 +86,27 @@ class SearchSettings:
         warm_start: whether trials begin with the weights of shallower networks.
     """
 
-    start: int | tuple = 4
-    min_blocks: int | tuple = 1
-    max_blocks: int | tuple = 128
+    start: int | tuple[int, ...] = 4
+    min_blocks: int | tuple[int, ...] = 1
+    max_blocks: int | tuple[int, ...] = 128
     tolerance: int = 0
     executions: int = 1
     max_trials: int | None = None
     warm_start: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("start", "min_blocks", "max_blocks"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
 
 
-def run(folder, settings=None, search=None, console=None, workers=1):
+def run(
+    folder: StrPath,
+    settings: Settings | None = None,
+    search: SearchSettings | None = None,
+    console: Console | None = None,
+    workers: int = 1,
+) -> tuning.Outcome | None:
     """Searches the depth of a network and writes the results into one folder.
 
     An interrupted search resumes: finished trials are kept, an unfinished one starts from scratch.
@@ -183,7 +197,7 @@ def _alone_in_run(folder):
         yield
 
 
-def member(folder):
+def member(folder: StrPath) -> None:
     """Runs one process of a supervised search, as the folder and the environment specify."""
     settings = settings_of(folder)
     search = SearchSettings(**read_settings(folder)["search"])
@@ -219,8 +233,8 @@ class _Logged(tuning.DepthSearch):
             raise
         stages = range(1, len(depths) + 1)
         means = [measured.get(log_key("mean_scaled_perturbation", s), math.nan) for s in stages]
-        error = measured.get("error", math.nan)
-        _log(f"{text} end{_told(means, error, measured['seconds'])}")
+        test_error = measured.get("error", math.nan)
+        _log(f"{text} end{_told(means, test_error, measured['seconds'])}")
         return measured
 
 

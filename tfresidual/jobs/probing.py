@@ -1,9 +1,12 @@
 """Runs probes on saved networks: what `tfresidual probe` does."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import math
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -18,22 +21,31 @@ from tfresidual.locks import locked
 from tfresidual.registry import ENTRIES, ProbeOptions, possible
 from tfresidual.registry.figures import study_figures
 
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Iterable, Mapping
+    from typing import Any, Literal
+
+    from rich.console import Console
+
+    from tfresidual.types import Frame, Pixels, StrPath
+
 SPLITS = ("train", "test")
 # Subfolder that holds the frames and figures of a series until all of them are written.
 UNFINISHED = "unfinished"
 
 
 def probe(
-    target,
-    names=None,
-    folder=None,
-    splits=("test",),
-    images=None,
-    changes=None,
-    options=None,
-    console=None,
-    pixels="standardized",
-):
+    target: StrPath,
+    names: str | Iterable[str] | None = None,
+    folder: StrPath | None = None,
+    splits: Iterable[Literal["train", "test"]] = ("test",),
+    images: int | None = None,
+    changes: Mapping[str, Any] | None = None,
+    options: ProbeOptions | None = None,
+    console: Console | None = None,
+    pixels: Pixels = "standardized",
+) -> tuple[dict[str, Frame], list[pathlib.Path]]:
     """Runs probes on a saved network, and writes their frames and figures.
 
     Args:
@@ -106,7 +118,9 @@ def probe(
     )
     with locked(folder):
         known = known_records(folder)
-        data, frames, paths, last = None, {}, {}, [*networks.values()][-1]
+        frames: dict[str, Frame] = {}
+        paths: dict[pathlib.Path, None] = {}
+        data, last = None, [*networks.values()][-1]
         for epoch, path in networks.items():
             say(console, f"opening {path}")
             chain = sources.chain(path)
@@ -141,8 +155,8 @@ def probe(
         if series:
             figures = study_figures(_by_epoch(frames), options.epsilon)
             paths |= dict.fromkeys(write_frames_and_figures(written_to, {}, figures, flat=True))
-            paths = [path.replace(folder / path.name) for path in paths]
-            paths.append(record(folder, known, frames, what))
+            paths = {path.replace(folder / path.name): None for path in paths}
+            paths[record(folder, known, frames, what)] = None
             # Files that an interrupted run of other probes left there stay.
             with contextlib.suppress(OSError):
                 written_to.rmdir()

@@ -1,13 +1,22 @@
 """The folder of a run: records its settings and keeps runs with other settings out of it."""
 
+from __future__ import annotations
+
 import dataclasses
 import json
 import pathlib
 import platform
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 from tfresidual.files import check_folder, damaged, read_json, replacing
 from tfresidual.jobs.settings import Settings, check
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Mapping
+    from typing import Any
+
+    from tfresidual.types import StrPath
 
 SETTINGS_FILE = "settings.json"
 MODEL_FILE = "model.keras"
@@ -23,7 +32,9 @@ PACKAGES = (
 )
 
 
-def refuse_other_settings(folder, parts, free=()):
+def refuse_other_settings(
+    folder: pathlib.Path, parts: Mapping[str, Any], free: Container[str] = ()
+) -> None:
     """Raises an error unless a folder is new or holds a run with the same settings.
 
     Args:
@@ -67,7 +78,7 @@ def refuse_other_settings(folder, parts, free=()):
         )
 
 
-def claim(folder, parts):
+def claim(folder: pathlib.Path, parts: Mapping[str, Any]) -> None:
     """Creates the folder of a run and writes its settings file.
 
     A new file also holds the versions of the packages and the machine. An existing file is
@@ -94,7 +105,7 @@ def claim(folder, parts):
         written.write_text(json.dumps(content, indent=2) + "\n")
 
 
-def read_settings(folder):
+def read_settings(folder: StrPath) -> dict[str, Any]:
     """Returns the content of a run's settings file, a dict.
 
     Raises:
@@ -106,7 +117,7 @@ def read_settings(folder):
     return content
 
 
-def settings_of(folder):
+def settings_of(folder: StrPath) -> Settings:
     """Returns the `Settings` of a run; raises the errors of `read_settings`."""
     content = read_settings(folder)["settings"]
     try:

@@ -1,8 +1,11 @@
 """The settings of a study, and the network, the data and the training that they describe."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 import os
+from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
@@ -15,6 +18,23 @@ from tfresidual.files import checked_path
 from tfresidual.memory import TooLargeError, check_fits
 from tfresidual.networks import weight_groups
 from tfresidual.registry.entry import check_epsilon
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from rich.console import Console
+
+    from tfresidual.types import (
+        Anchor,
+        BatchNorm,
+        CouplingKernel,
+        Dataset,
+        DatasetName,
+        Layout,
+        Pixels,
+        RecipeName,
+        ShortcutName,
+    )
 
 # Largest number of layers, or of blocks per stage; a larger network takes hours to build.
 MOST_BLOCKS = 10_000
@@ -62,26 +82,26 @@ class Settings:
         seed: determines the initial weights, the order of the images and their augmentation.
     """
 
-    data: str = "digitclutter"
+    data: DatasetName = "digitclutter"
     digits: int = 3
     data_dir: str | None = None
     network: str = "resnet"
     depth: int | None = None
     width: int = 16
-    layout: str = "full_preactivation"
-    shortcut: str = "identity"
+    layout: Layout = "full_preactivation"
+    shortcut: ShortcutName = "identity"
     gamma: float | None = None
     share_from: int | None = None
-    batch_norm: str = "shared"
+    batch_norm: BatchNorm = "shared"
     recurrent: bool = False
     coupling: float | None = None
-    kernel: str = "uniform"
+    kernel: CouplingKernel = "uniform"
     coupling_from: int = 0
     lipschitz: float | None = None
-    anchor: str = "previous"
+    anchor: Anchor = "previous"
     epochs: int = 4
     batch_size: int = 64
-    recipe: str | None = None
+    recipe: RecipeName | None = None
     train_size: int | None = None
     validation: int = 2000
     test_size: int | None = None
@@ -89,7 +109,7 @@ class Settings:
     dtype: str = "float32"
     seed: int = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.data_dir is not None:
             object.__setattr__(self, "data_dir", os.fspath(self.data_dir))
         for field in dataclasses.fields(self):
@@ -99,7 +119,7 @@ class Settings:
                 object.__setattr__(self, field.name, value.item())
 
 
-def check(settings):
+def check(settings: Settings) -> None:
     """Raises a `ValueError` unless every setting can be used; builds nothing.
 
     What depends on the network or the data is checked by `build` and `tfresidual.datasets.load`.
@@ -129,17 +149,17 @@ def check(settings):
         checked_path("data_dir", settings.data_dir)
 
 
-def describe(settings):
+def describe(settings: Settings) -> datasets.Description:
     """Returns the description of a study's data, see `tfresidual.datasets.describe`."""
     return datasets.describe(settings.data, digits=settings.digits)
 
 
-def recipe_of(settings):
+def recipe_of(settings: Settings) -> training.Recipe:
     """Returns the training recipe of a study, a `tfresidual.training.Recipe`."""
     return training.recipe(settings.data if settings.recipe is None else settings.recipe)
 
 
-def build(settings, blocks=None):
+def build(settings: Settings, blocks: tuple[int, ...] | None = None) -> networks.ResidualNetwork:
     """Returns the untrained network of a study.
 
     Args:
@@ -170,7 +190,7 @@ def build(settings, blocks=None):
     if blocks is not None and share_from is not None and share_from >= max(blocks):
         # A search begins with networks that are too shallow to share anything.
         share_from, batch_norm = None, "shared"
-    kwargs = {
+    kwargs: dict[str, Any] = {
         "input_shape": description.input_shape,
         "classes": description.classes,
         "classifier_activation": "sigmoid" if description.multi_label else "softmax",
@@ -193,14 +213,14 @@ def build(settings, blocks=None):
         if blocks is not None:
             return networks.ResidualNetwork(blocks=blocks, name="resnet", **kwargs)
         kwargs["depth"] = settings.depth or DEPTHS["resnet"]
-        unused = {}
+        unused = set()
     elif settings.network == "hauser":
         kwargs["blocks"] = blocks or settings.depth or DEPTHS["hauser"]
         unused = {"width"}
     elif settings.network == "resnet101":
         kwargs["width"] = settings.width
         kwargs["blocks"] = blocks or settings.depth or DEPTHS["resnet101"]
-        unused = {}
+        unused = set()
     for name in unused:
         if getattr(settings, name) != getattr(Settings, name):
             raise ValueError(
@@ -216,7 +236,7 @@ def build(settings, blocks=None):
         ) from error
 
 
-def check_training_fits(network, settings):
+def check_training_fits(network: networks.ResidualNetwork, settings: Settings) -> None:
     """Raises a `ValueError` if training a network takes more memory than the machine has.
 
     The estimate is a lower bound. It counts weights, gradients and momentum, and what every layer
@@ -240,7 +260,7 @@ def check_training_fits(network, settings):
     )
 
 
-def used(settings):
+def used(settings: Settings) -> dict[str, Any]:
     """Returns the settings that a study used, with the defaults in place of `None`.
 
     Args:
@@ -272,7 +292,7 @@ def used(settings):
     }
 
 
-def compile_for(network, settings, steps):
+def compile_for(network: networks.ResidualNetwork, settings: Settings, steps: int) -> str:
     """Compiles a network for the training of a study.
 
     Args:
@@ -283,7 +303,7 @@ def compile_for(network, settings, steps):
     Returns:
         The name of the metric.
     """
-    coupling = {}
+    coupling: dict[str, Any] = {}
     # A search begins with networks that are too shallow to couple anything.
     if settings.coupling is not None and has_blocks_to_couple(network, settings):
         coupling = {
@@ -301,14 +321,14 @@ def compile_for(network, settings, steps):
     )
 
 
-def has_blocks_to_couple(network, settings):
+def has_blocks_to_couple(network: networks.ResidualNetwork, settings: Settings) -> bool:
     """Returns whether a network has two blocks that the coupling of the settings couples."""
     blocks = weight_groups.blocks_of(network.trainable_variables)
     groups = weight_groups.groups_of(blocks, settings.coupling_from)
     return any(len(group.variables) > 1 for group in groups)
 
 
-def nothing_to_couple(settings, where):
+def nothing_to_couple(settings: Settings, where: str) -> ValueError:
     """Returns the error for a coupling that has no two blocks to couple.
 
     Args:
@@ -323,7 +343,7 @@ def nothing_to_couple(settings, where):
     )
 
 
-def check_any_depth(settings):
+def check_any_depth(settings: Settings) -> None:
     """Raises a `ValueError` unless the stages of the network can have any number of blocks."""
     if settings.network not in ANY_DEPTH:
         raise ValueError(
@@ -337,7 +357,12 @@ def check_any_depth(settings):
         )
 
 
-def prepare(settings=None, console=None, download=False, pixels="standardized"):
+def prepare(
+    settings: Settings | None = None,
+    console: Console | None = None,
+    download: bool = False,
+    pixels: Pixels = "standardized",
+) -> tuple[Dataset, Dataset, Dataset]:
     """Loads the data of a study; Digitclutter is generated if it is not on the disk.
 
     Args:

@@ -3,9 +3,12 @@
 `train` does the first part, `run` everything.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 import time
+from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
@@ -33,6 +36,14 @@ from tfresidual.registry import ENTRIES, ProbeOptions, possible, watching
 from tfresidual.registry.figures import study_figures, study_sections
 from tfresidual.report import Section, findings, write
 
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Callable, Iterable
+
+    from rich.console import Console
+
+    from tfresidual.types import Dataset, StrPath
+
 # Images that the callbacks probe after every epoch: enough for stable means, at little cost.
 IMAGES_PER_EPOCH = 512
 EXAMPLES = 16
@@ -48,7 +59,9 @@ class _Data:
     description: datasets.Description
 
 
-def run(folder, settings=None, console=None):
+def run(
+    folder: StrPath, settings: Settings | None = None, console: Console | None = None
+) -> pathlib.Path:
     """Trains a network, runs every probe on it and writes the results into one folder.
 
     An interrupted study resumes after its last complete epoch.
@@ -107,7 +120,12 @@ def _run(folder, settings, console):
     )
 
 
-def train(folder, settings=None, console=None, more_callbacks=None):
+def train(
+    folder: StrPath,
+    settings: Settings | None = None,
+    console: Console | None = None,
+    more_callbacks: Callable[[Dataset], Iterable[keras.callbacks.Callback]] | None = None,
+) -> training.Training:
     """Trains a network into a folder, without probing it; see `run` for the folder.
 
     Args:

@@ -1,8 +1,15 @@
 """Batch normalization with TensorFlow's fused kernel."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 import keras
 import tensorflow as tf
 from keras import ops
+
+if TYPE_CHECKING:
+    from tfresidual.types import Tensor
 
 # The fused kernel silently increases a smaller epsilon to this value.
 SMALLEST_FUSED_EPSILON = 1.001e-5
@@ -35,7 +42,9 @@ class BatchNormalization(keras.layers.BatchNormalization):
         Ioffe and Szegedy 2015, https://arxiv.org/abs/1502.03167, algorithm 1.
     """
 
-    def share(self, other, statistics=False, scale=False):
+    def share(
+        self, other: BatchNormalization, statistics: bool = False, scale: bool = False
+    ) -> None:
         """Makes this layer use weights of another layer. Must be called before it is built.
 
         Args:
@@ -43,20 +52,20 @@ class BatchNormalization(keras.layers.BatchNormalization):
             statistics: whether to use the moving mean and variance of the other layer.
             scale: whether to use its gamma and beta.
         """
-        names = ("moving_mean", "moving_variance") if statistics else ()
+        names: tuple[str, ...] = ("moving_mean", "moving_variance") if statistics else ()
         names += ("gamma", "beta") if scale else ()
         # Hidden in a function, since Keras would track a layer in an attribute as a sublayer.
         self._shared = lambda name: getattr(other, name) if name in names else None
 
-    def add_weight(self, *args, name=None, **kwargs):
+    def add_weight(self, *args: Any, name: str | None = None, **kwargs: Any) -> keras.Variable:
         shared = self._shared(name) if hasattr(self, "_shared") else None
         return super().add_weight(*args, name=name, **kwargs) if shared is None else shared
 
-    def save_own_variables(self, store):
+    def save_own_variables(self, store: Any) -> None:
         for index, variable in enumerate(self._unshared()):
             store[str(index)] = variable
 
-    def load_own_variables(self, store):
+    def load_own_variables(self, store: Any) -> None:
         variables = self._unshared()
         if len(variables) == len(self.variables):
             super().load_own_variables(store)
@@ -71,13 +80,17 @@ class BatchNormalization(keras.layers.BatchNormalization):
             return self.variables
         return [variable for variable in self.variables if self._shared(variable.name) is None]
 
-    def call(self, inputs, training=None, mask=None):
+    def call(
+        self, inputs: Tensor, training: bool | None = None, mask: Tensor | None = None
+    ) -> Tensor:
         if not self._is_fusable(inputs, mask):
             return super().call(inputs, training=training, mask=mask)
         outputs, _, _ = self._fused(inputs, training)
         return outputs
 
-    def call_with_slope(self, inputs, training=None):
+    def call_with_slope(
+        self, inputs: Tensor, training: bool | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Returns the outputs and the factor by which each input channel was multiplied.
 
         Returns:
@@ -97,7 +110,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
                 _, variance = ops.moments(values, axes=self._reduction_axes)
         return outputs, self.slope(variance)
 
-    def slope(self, variance=None):
+    def slope(self, variance: Tensor | None = None) -> Tensor:
         """Returns gamma / sqrt(variance + epsilon), `(channels,)`; default: the moving variance."""
         variance = ops.convert_to_tensor(self.moving_variance if variance is None else variance)
         slope = ops.rsqrt(variance + self.epsilon)

@@ -1,10 +1,19 @@
 """1x1 convolutions with a stride."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 import keras
 import numpy as np
 from keras import ops
 
 from tfresidual.arguments import check_int, check_ints
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tfresidual.types import Tensor
 
 
 @keras.saving.register_keras_serializable(package="tfresidual")
@@ -27,7 +36,7 @@ class PointwiseConvolution(keras.layers.Conv2D):
         **kwargs: the other arguments of `keras.layers.Conv2D`.
     """
 
-    def __init__(self, filters, strides=1, **kwargs):
+    def __init__(self, filters: int, strides: int | Iterable[int] = 1, **kwargs: Any) -> None:
         filters = check_int("filters", filters, at_least=1)
         if np.iterable(strides):
             strides = check_ints("strides", strides, at_least=1)
@@ -35,7 +44,7 @@ class PointwiseConvolution(keras.layers.Conv2D):
             strides = check_int("strides", strides, at_least=1)
         super().__init__(filters, 1, strides=strides, **kwargs)
 
-    def convolution_op(self, inputs, kernel):
+    def convolution_op(self, inputs: Tensor, kernel: Tensor) -> Tensor:
         rows, columns = self.strides
         if self.data_format == "channels_last":
             kept = inputs[:, ::rows, ::columns, :]
@@ -43,7 +52,7 @@ class PointwiseConvolution(keras.layers.Conv2D):
             kept = inputs[:, :, ::rows, ::columns]
         return ops.conv(kept, kernel, padding="valid", data_format=self.data_format)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         config = super().get_config()
         del config["kernel_size"]
         return config

@@ -1,8 +1,11 @@
 """Residual unit in the five layouts of He et al. 2016."""
 
+from __future__ import annotations
+
 import contextlib
 import contextvars
 import math
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -14,6 +17,21 @@ from tfresidual.layers.batch_normalization import BatchNormalization
 from tfresidual.layers.pointwise_convolution import PointwiseConvolution
 from tfresidual.layers.shortcuts import ConvolutionShortcut, IdentityShortcut, get_shortcut
 from tfresidual.layers.subsampling import Subsampling
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tfresidual.layers.shortcuts import Shortcut
+    from tfresidual.types import (
+        BatchNorm,
+        DataFormat,
+        Initializer,
+        Layout,
+        Resize,
+        Shape,
+        ShortcutName,
+        Tensor,
+    )
 
 # For each layout: the pattern that is repeated for every convolution of the branch, and the number
 # of operations at the end that come after the addition instead (He et al. 2016, fig. 4).
@@ -107,19 +125,19 @@ class ResidualUnit(keras.layers.Layer):
 
     def __init__(
         self,
-        filters,
-        layout="full_preactivation",
-        bottleneck=False,
-        shortcut="identity",
-        strides=1,
-        resize="projection",
-        gamma_initializer="ones",
-        lipschitz=None,
-        shares=None,
-        batch_norm="shared",
-        data_format=None,
-        **kwargs,
-    ):
+        filters: int,
+        layout: Layout = "full_preactivation",
+        bottleneck: bool = False,
+        shortcut: ShortcutName | Shortcut | Mapping[str, Any] = "identity",
+        strides: int = 1,
+        resize: Resize = "projection",
+        gamma_initializer: Initializer = "ones",
+        lipschitz: float | None = None,
+        shares: ResidualUnit | None = None,
+        batch_norm: BatchNorm = "shared",
+        data_format: DataFormat | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         check_choice("layout", layout, LAYOUTS)
         check_choice("resize", resize, RESIZES)
@@ -133,15 +151,17 @@ class ResidualUnit(keras.layers.Layer):
                 f"Argument `filters` must be a multiple of {BOTTLENECK_REDUCTION} in a bottleneck, "
                 f"which reduces to a quarter of them. Received: filters={filters}"
             )
-        self.filters = filters
-        self.layout = layout
-        self.bottleneck = bottleneck
-        self.strides = strides
-        self.resize = resize
-        self.gamma_initializer = keras.initializers.get(gamma_initializer)
-        self.lipschitz = lipschitz
-        self.batch_norm = batch_norm
-        self.data_format = data_format or keras.config.image_data_format()
+        self.filters: int = filters
+        self.layout: Layout = layout
+        self.bottleneck: bool = bottleneck
+        self.strides: int = strides
+        self.resize: Resize = resize
+        self.gamma_initializer: keras.initializers.Initializer = keras.initializers.get(
+            gamma_initializer
+        )
+        self.lipschitz: float | None = lipschitz
+        self.batch_norm: BatchNorm = batch_norm
+        self.data_format: DataFormat = data_format or keras.config.image_data_format()
         # Hidden in a function, since Keras would track a unit in an attribute as a sublayer.
         self._shares = lambda: shares
         if shares is None:
@@ -204,7 +224,7 @@ class ResidualUnit(keras.layers.Layer):
                 f"{', '.join(names)}. Received: shares={shares!r}"
             )
 
-    def weights_by_role(self):
+    def weights_by_role(self) -> dict[str, keras.Variable]:
         """Returns the parameters, trainable or frozen, by role, such as `"convolution1/kernel"`."""
         names = [step for step in self._branch_steps + self._joined_steps if step[:4] != "relu"]
         layers = {name: getattr(self, name) for name in names}
@@ -217,7 +237,7 @@ class ResidualUnit(keras.layers.Layer):
             if variable.name in PARAMETERS
         }
 
-    def scale_branch(self, factor):
+    def scale_branch(self, factor: float) -> None:
         """Multiplies the branch by a factor, by changing the weights of its last layer.
 
         A bounded branch is multiplied by the factor, too: its divisor is moved into the weights.
@@ -235,19 +255,20 @@ class ResidualUnit(keras.layers.Layer):
             )
         names = [step for step in self._branch_steps if step[:4] != "relu"]
         last = getattr(self, names[-1])
-        if self.lipschitz is not None:
-            factor /= self.lipschitz_bound()["divisor"]
+        bound = self.lipschitz_bound()
+        if bound is not None:
+            factor /= bound["divisor"]
         for name in PARAMETERS:
             variable = getattr(last, name, None)
             if variable is not None:
                 variable.assign(variable * factor)
 
-    def keeps_shape(self, input_shape):
+    def keeps_shape(self, input_shape: Shape) -> bool:
         """Returns whether the output has the shape of the input; only then is there an identity."""
         return self.strides == 1 and input_shape[self._channel_axis] == self.filters
 
     @property
-    def shares(self):
+    def shares(self) -> ResidualUnit | None:
         """The unit whose convolutions this unit shares, or `None`."""
         return self._shares()
 
@@ -255,7 +276,7 @@ class ResidualUnit(keras.layers.Layer):
     def _channel_axis(self):
         return -1 if self.data_format == "channels_last" else 1
 
-    def build(self, input_shape):
+    def build(self, input_shape: Shape) -> None:
         output_shape = self.compute_output_shape(input_shape)
         shares = self._shares()
         self.resizing = None
@@ -285,7 +306,7 @@ class ResidualUnit(keras.layers.Layer):
             self.resizing.build(input_shape)
         if not self.joining.built:
             self.joining.build(output_shape, output_shape)
-        self.shape_of_inputs = tuple(input_shape)
+        self.shape_of_inputs: Shape = tuple(input_shape)
         shape, shapes = input_shape, {}
         for step in self._branch_steps:
             if step.startswith("relu"):
@@ -298,7 +319,8 @@ class ResidualUnit(keras.layers.Layer):
         for step in self._joined_steps:
             if not step.startswith("relu") and not getattr(self, step).built:
                 getattr(self, step).build(output_shape)
-        self.vectors, self.training_vectors = [], []
+        self.vectors: list[keras.Variable] = []
+        self.training_vectors: list[keras.Variable] = []
         if self.lipschitz is not None:
             self._make_vectors(shapes)
 
@@ -348,11 +370,13 @@ class ResidualUnit(keras.layers.Layer):
             name=f"{prefix}vector_of_{name}",
         )
 
-    def call(self, inputs, anchor=None, training=None):
+    def call(
+        self, inputs: Tensor, anchor: Tensor | None = None, training: bool | None = None
+    ) -> Tensor:
         branch = self.branch(inputs, training=training)
         return self.join(inputs if anchor is None else anchor, branch, training=training)
 
-    def branch(self, inputs, training=None):
+    def branch(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         """Returns the residual branch F alone, before the shortcut joins it."""
         if self.lipschitz is None:
             return self._apply(self._branch_steps, inputs, training)
@@ -447,7 +471,7 @@ class ResidualUnit(keras.layers.Layer):
                 parts += [layer.moving_variance, *([layer.gamma] if layer.scale else [])]
         return parts
 
-    def converge(self, training=False):
+    def converge(self, training: bool = False) -> None:
         """Computes and stores the norms of the branch's convolutions if the weights changed.
 
         The first inference call after such a change does the same, also in a graph such as that of
@@ -464,7 +488,7 @@ class ResidualUnit(keras.layers.Layer):
             for own, vector in zip(self.training_vectors, self.vectors, strict=True):
                 own.assign(vector)
 
-    def lipschitz_bound(self):
+    def lipschitz_bound(self) -> dict[str, float] | None:
         """Returns bounds and estimates of the branch's Lipschitz constant at inference.
 
         Returns:
@@ -500,7 +524,7 @@ class ResidualUnit(keras.layers.Layer):
         }
         return self._factors(slopes)
 
-    def join(self, inputs, branch, training=None):
+    def join(self, inputs: Tensor, branch: Tensor, training: bool | None = None) -> Tensor:
         """Joins the branch to the unit's input or anchor and applies what follows the addition."""
         state = inputs if self.resizing is None else self.resizing(inputs)
         joined = self.joining(state, branch, training=training)
@@ -516,15 +540,16 @@ class ResidualUnit(keras.layers.Layer):
                 inputs = getattr(self, step)(inputs)
         return inputs
 
-    def compute_output_shape(self, input_shape):
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         shape = list(input_shape)
         first = 1 if self.data_format == "channels_last" else 2
         for axis in (first, first + 1):
-            shape[axis] = shape[axis] and -(-shape[axis] // self.strides)
+            size = shape[axis]
+            shape[axis] = size and -(-size // self.strides)
         shape[self._channel_axis] = self.filters
         return tuple(shape)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return super().get_config() | {
             "filters": self.filters,
             "layout": self.layout,
@@ -540,7 +565,7 @@ class ResidualUnit(keras.layers.Layer):
         }
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> ResidualUnit:
         shares = config.get("shares")
         if isinstance(shares, dict):
             config = config | {"shares": keras.saving.deserialize_keras_object(shares)}
@@ -548,7 +573,7 @@ class ResidualUnit(keras.layers.Layer):
 
 
 @contextlib.contextmanager
-def fixed_norms():
+def fixed_norms() -> Iterator[None]:
     """Makes units use the norms as they are stored, for export to formats without iterations.
 
     The weights of an exported file never change, so the norms need no update.

@@ -1,9 +1,18 @@
 """Shortcuts: layers that join the state and the branch of a unit (He et al. 2016, fig. 2)."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 import keras
 from keras import ops
 
 from tfresidual.arguments import check_int, check_number
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tfresidual.types import DataFormat, DType, Shape, ShortcutName, Tensor
 
 
 class Shortcut(keras.layers.Layer):
@@ -15,16 +24,16 @@ class Shortcut(keras.layers.Layer):
         training: whether the call is a training step.
     """
 
-    def build(self, state_shape, branch_shape=None):
+    def build(self, state_shape: Shape, branch_shape: Shape | None = None) -> None:
         pass
 
-    def call(self, state, branch, training=None):
+    def call(self, state: Tensor, branch: Tensor, training: bool | None = None) -> Tensor:
         raise NotImplementedError
 
-    def compute_output_shape(self, state_shape, branch_shape=None):
+    def compute_output_shape(self, state_shape: Shape, branch_shape: Shape | None = None) -> Shape:
         return state_shape
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return super().get_config()
 
 
@@ -36,7 +45,7 @@ class IdentityShortcut(Shortcut):
         He et al. 2016, https://arxiv.org/abs/1603.05027, fig. 2a.
     """
 
-    def call(self, state, branch, training=None):
+    def call(self, state: Tensor, branch: Tensor, training: bool | None = None) -> Tensor:
         return ops.add(state, branch)
 
 
@@ -52,27 +61,29 @@ class ScaledShortcut(Shortcut):
         He et al. 2016, https://arxiv.org/abs/1603.05027, fig. 2b and eq. 6.
     """
 
-    def __init__(self, scale=0.5, branch_scale=1.0, **kwargs):
+    def __init__(self, scale: float = 0.5, branch_scale: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.scale = check_number("scale", scale)
-        self.branch_scale = check_number("branch_scale", branch_scale)
+        self.scale: float = check_number("scale", scale)
+        self.branch_scale: float = check_number("branch_scale", branch_scale)
 
-    def call(self, state, branch, training=None):
+    def call(self, state: Tensor, branch: Tensor, training: bool | None = None) -> Tensor:
         return ops.add(self.scale * state, self.branch_scale * branch)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"scale": self.scale, "branch_scale": self.branch_scale}
 
 
 class _GatedShortcut(Shortcut):
     """Base class with the gate `g = sigmoid(1x1 convolution of the state)`."""
 
-    def __init__(self, bias=-6.0, data_format=None, **kwargs):
+    def __init__(
+        self, bias: float = -6.0, data_format: DataFormat | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
-        self.bias = check_number("bias", bias)
-        self.data_format = data_format or keras.config.image_data_format()
+        self.bias: float = check_number("bias", bias)
+        self.data_format: DataFormat = data_format or keras.config.image_data_format()
 
-    def build(self, state_shape, branch_shape=None):
+    def build(self, state_shape: Shape, branch_shape: Shape | None = None) -> None:
         self.gate = _convolution(
             self,
             state_shape,
@@ -81,7 +92,7 @@ class _GatedShortcut(Shortcut):
             bias_initializer=keras.initializers.Constant(self.bias),
         )
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"bias": self.bias, "data_format": self.data_format}
 
 
@@ -98,7 +109,7 @@ class ExclusiveGateShortcut(_GatedShortcut):
         He et al. 2016, https://arxiv.org/abs/1603.05027, fig. 2c.
     """
 
-    def call(self, state, branch, training=None):
+    def call(self, state: Tensor, branch: Tensor, training: bool | None = None) -> Tensor:
         gate = self.gate(state)
         return ops.add((1.0 - gate) * state, gate * branch)
 
@@ -116,7 +127,7 @@ class ShortcutOnlyGateShortcut(_GatedShortcut):
         He et al. 2016, https://arxiv.org/abs/1603.05027, fig. 2d.
     """
 
-    def call(self, state, branch, training=None):
+    def call(self, state: Tensor, branch: Tensor, training: bool | None = None) -> Tensor:
         return ops.add((1.0 - self.gate(state)) * state, branch)
 
 
@@ -131,17 +142,17 @@ class ConvolutionShortcut(Shortcut):
         He et al. 2016, https://arxiv.org/abs/1603.05027, fig. 2e.
     """
 
-    def __init__(self, data_format=None, **kwargs):
+    def __init__(self, data_format: DataFormat | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.data_format = data_format or keras.config.image_data_format()
+        self.data_format: DataFormat = data_format or keras.config.image_data_format()
 
-    def build(self, state_shape, branch_shape=None):
+    def build(self, state_shape: Shape, branch_shape: Shape | None = None) -> None:
         self.convolution = _convolution(self, state_shape, name="convolution")
 
-    def call(self, state, branch, training=None):
+    def call(self, state: Tensor, branch: Tensor, training: bool | None = None) -> Tensor:
         return ops.add(self.convolution(state), branch)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"data_format": self.data_format}
 
 
@@ -158,19 +169,19 @@ class DropoutShortcut(Shortcut):
         He et al. 2016, https://arxiv.org/abs/1603.05027, fig. 2f.
     """
 
-    def __init__(self, rate=0.5, seed=None, **kwargs):
+    def __init__(self, rate: float = 0.5, seed: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.rate = check_number("rate", rate, at_least=0, below=1)
-        self.seed = check_int("seed", seed, at_least=0, at_most=None, or_none=True)
+        self.rate: float = check_number("rate", rate, at_least=0, below=1)
+        self.seed: int | None = check_int("seed", seed, at_least=0, at_most=None, or_none=True)
         self.dropout = keras.layers.Dropout(self.rate, seed=self.seed, dtype=self.dtype_policy)
 
-    def build(self, state_shape, branch_shape=None):
+    def build(self, state_shape: Shape, branch_shape: Shape | None = None) -> None:
         self.dropout.build(state_shape)
 
-    def call(self, state, branch, training=None):
+    def call(self, state: Tensor, branch: Tensor, training: bool | None = None) -> Tensor:
         return ops.add(self.dropout(state, training=training), branch)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return super().get_config() | {"rate": self.rate, "seed": self.seed}
 
 
@@ -184,7 +195,11 @@ SHORTCUTS = {
 }
 
 
-def get_shortcut(identifier, data_format=None, dtype=None):
+def get_shortcut(
+    identifier: ShortcutName | Shortcut | Mapping[str, Any],
+    data_format: DataFormat | None = None,
+    dtype: DType | None = None,
+) -> Shortcut:
     """Returns a new shortcut layer made from a name, a config or a layer.
 
     Args:

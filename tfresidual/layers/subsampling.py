@@ -1,9 +1,16 @@
 """Change of shape without weights: subsamples rows and columns and appends zero channels."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 import keras
 from keras import ops
 
 from tfresidual.arguments import check_int
+
+if TYPE_CHECKING:
+    from tfresidual.types import DataFormat, Shape, Tensor
 
 
 @keras.saving.register_keras_serializable(package="tfresidual")
@@ -27,13 +34,15 @@ class Subsampling(keras.layers.Layer):
         appendix A.
     """
 
-    def __init__(self, filters, strides=2, data_format=None, **kwargs):
+    def __init__(
+        self, filters: int, strides: int = 2, data_format: DataFormat | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
-        self.filters = check_int("filters", filters, at_least=1)
-        self.strides = check_int("strides", strides, at_least=1)
-        self.data_format = data_format or keras.config.image_data_format()
+        self.filters: int = check_int("filters", filters, at_least=1)
+        self.strides: int = check_int("strides", strides, at_least=1)
+        self.data_format: DataFormat = data_format or keras.config.image_data_format()
 
-    def build(self, input_shape):
+    def build(self, input_shape: Shape) -> None:
         channels = input_shape[self._channel_axis]
         if channels > self.filters:
             raise ValueError(
@@ -46,7 +55,7 @@ class Subsampling(keras.layers.Layer):
     def _channel_axis(self):
         return 3 if self.data_format == "channels_last" else 1
 
-    def call(self, inputs):
+    def call(self, inputs: Tensor) -> Tensor:
         step = self.strides
         missing = self.filters - inputs.shape[self._channel_axis]
         if self.data_format == "channels_last":
@@ -61,13 +70,13 @@ class Subsampling(keras.layers.Layer):
         # bias into an operation that crashes on CPUs.
         return ops.concatenate([kept, ops.zeros(shape, kept.dtype)], axis=self._channel_axis)
 
-    def compute_output_shape(self, input_shape):
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         shape = [size and -(-size // self.strides) for size in input_shape]
         shape[0] = input_shape[0]
         shape[self._channel_axis] = self.filters
         return tuple(shape)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return super().get_config() | {
             "filters": self.filters,
             "strides": self.strides,

@@ -5,18 +5,29 @@ a z - x. A residual block of four ReLUs can do the same, but networks of this ar
 by gradient descent do not necessarily learn it.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 import keras
 import numpy as np
 from keras import ops
 
 from tfresidual.arguments import check_bool, check_choice, check_int
 
+if TYPE_CHECKING:
+    from typing import Literal
+
+    from tfresidual.types import Array, ArrayLike, DType, Initializer, Shape, Tensor
+
 SLOPES = (1.5, 0.75)
 RATES = (0.3, 0.8)
 KINDS = ("feedforward", "residual", "recurrent")
 
 
-def error_correction(x, slopes=SLOPES, steps=8, rates=RATES):
+def error_correction(
+    x: ArrayLike, slopes: ArrayLike = SLOPES, steps: int = 8, rates: ArrayLike = RATES
+) -> Array:
     """Solves the inverse problem by correcting the prediction error step by step.
 
     Starting from z = x, each step is z <- z - s e (a z - x) with slopes a, their signs s and rates
@@ -83,11 +94,18 @@ class DenseBlock(keras.layers.Layer):
         `(images, width)`; the output has the same shape.
     """
 
-    def __init__(self, hidden, *, shortcut=True, branch_initializer=None, **kwargs):
+    def __init__(
+        self,
+        hidden: int,
+        *,
+        shortcut: bool = True,
+        branch_initializer: Initializer | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
-        self.hidden = check_int("hidden", hidden, at_least=1)
-        self.shortcut = check_bool("shortcut", shortcut)
-        self.branch_initializer = keras.initializers.get(
+        self.hidden: int = check_int("hidden", hidden, at_least=1)
+        self.shortcut: bool = check_bool("shortcut", shortcut)
+        self.branch_initializer: keras.initializers.Initializer = keras.initializers.get(
             branch_initializer or ("zeros" if self.shortcut else "he_normal")
         )
         self.first = keras.layers.Dense(
@@ -98,7 +116,7 @@ class DenseBlock(keras.layers.Layer):
             name="first",
         )
 
-    def build(self, input_shape):
+    def build(self, input_shape: Shape) -> None:
         self.first.build(input_shape)
         self.second = keras.layers.Dense(
             input_shape[-1],
@@ -108,14 +126,14 @@ class DenseBlock(keras.layers.Layer):
         )
         self.second.build((*input_shape[:-1], self.hidden))
 
-    def call(self, inputs):
+    def call(self, inputs: Tensor) -> Tensor:
         branch = self.second(self.first(inputs))
         return ops.add(inputs, branch) if self.shortcut else branch
 
-    def compute_output_shape(self, input_shape):
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
         return input_shape
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return super().get_config() | {
             "hidden": self.hidden,
             "shortcut": self.shortcut,
@@ -155,15 +173,15 @@ class InverseProblemNetwork(keras.Model):
 
     def __init__(
         self,
-        kind,
+        kind: Literal["feedforward", "residual", "recurrent"],
         *,
-        blocks=8,
-        width=8,
-        hidden=16,
-        branch_initializer=None,
-        dtype=None,
-        name=None,
-    ):
+        blocks: int = 8,
+        width: int = 8,
+        hidden: int = 16,
+        branch_initializer: Initializer | None = None,
+        dtype: DType | None = None,
+        name: str | None = None,
+    ) -> None:
         check_choice("kind", kind, KINDS)
         blocks = check_int("blocks", blocks, at_least=1)
         width = check_int("width", width, at_least=1)
@@ -194,13 +212,17 @@ class InverseProblemNetwork(keras.Model):
         super().__init__(inputs, outputs, name=name or kind)
         self.dtype_policy = policy
 
-        self.kind = kind
-        self.blocks = blocks
-        self.width = width
-        self.hidden = hidden
-        self.branch_initializer = branch_initializer
+        self.kind: Literal["feedforward", "residual", "recurrent"] = kind
+        self.blocks: int = blocks
+        self.width: int = width
+        self.hidden: int = hidden
+        self.branch_initializer: keras.initializers.Initializer | None = branch_initializer
 
-    def sections(self):
+    def sections(
+        self,
+    ) -> tuple[
+        list[keras.layers.Layer], list[tuple[None, list[DenseBlock]]], list[keras.layers.Layer]
+    ]:
         """Returns the layers of encoder, blocks and decoder, in the order of the data flow.
 
         Returns:
@@ -212,7 +234,7 @@ class InverseProblemNetwork(keras.Model):
         blocks = [self.get_layer(name) for name in names]
         return [self.get_layer("encoder")], [(None, blocks)], [self.get_layer("decoder")]
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         initializer = self.branch_initializer
         return {
             "name": self.name,
@@ -226,7 +248,9 @@ class InverseProblemNetwork(keras.Model):
         }
 
     @classmethod
-    def from_config(cls, config, custom_objects=None):
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> InverseProblemNetwork:
         config = dict(config)
         trainable = config.pop("trainable", True)
         network = cls(**config)
@@ -234,7 +258,9 @@ class InverseProblemNetwork(keras.Model):
         return network
 
 
-def error_correcting_network(slopes=SLOPES, steps=8, rates=RATES, dtype=None):
+def error_correcting_network(
+    slopes: ArrayLike = SLOPES, steps: int = 8, rates: ArrayLike = RATES, dtype: DType | None = None
+) -> InverseProblemNetwork:
     """Returns the algorithm of `error_correction` as a recurrent network with weights set by hand.
 
     The state consists of x and the estimate of z, four numbers; the encoder sets both to x. The
@@ -284,7 +310,7 @@ def error_correcting_network(slopes=SLOPES, steps=8, rates=RATES, dtype=None):
     return network
 
 
-def checked_slopes(slopes):
+def checked_slopes(slopes: ArrayLike) -> Array:
     """Returns the slopes as a float64 array; raises a `ValueError` if the problem is unsolvable."""
     values = _numbers(slopes)
     if values is None or not values.all():
@@ -295,7 +321,7 @@ def checked_slopes(slopes):
     return values
 
 
-def _checked_rates(rates):
+def _checked_rates(rates: ArrayLike) -> Array:
     values = _numbers(rates)
     if values is None or not (values > 0).all():
         raise ValueError(

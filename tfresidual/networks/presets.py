@@ -1,7 +1,28 @@
 """The networks of the papers by name, with the parameter counts of the papers."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypedDict
+
 from tfresidual.arguments import check_bool, check_int, is_int
 from tfresidual.networks.residual_network import ResidualNetwork
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any, Literal, Unpack
+
+    from tfresidual.layers import Shortcut
+    from tfresidual.types import (
+        Anchor,
+        BatchNorm,
+        DataFormat,
+        DType,
+        Initializer,
+        Layout,
+        Shape,
+        ShortcutName,
+        Transition,
+    )
 
 CIFAR_SHAPE = (32, 32, 3)
 LAYERS_PER_BLOCK = {False: 2, True: 3}
@@ -19,7 +40,61 @@ PRESETS = (
 )
 
 
-def resnet(depth=20, input_shape=CIFAR_SHAPE, classes=10, *, bottleneck=False, **kwargs):
+class _Options(TypedDict, total=False):
+    """The arguments of `ResidualNetwork` that every preset takes beside its own."""
+
+    layout: Layout
+    shortcut: ShortcutName | Shortcut | Mapping[str, Any]
+    classifier_activation: str | Callable[..., Any] | None
+    gamma_initializer: Initializer | None
+    share_from: int | None
+    batch_norm: BatchNorm
+    recurrent_initialization: bool
+    lipschitz: float | None
+    anchor: Anchor
+    data_format: DataFormat | None
+    dtype: DType | None
+    name: str
+
+
+class _OfResnet(_Options, total=False):
+    widths: Iterable[int]
+    stem_width: int | None
+    transition: Transition
+    pooling: Literal["global"] | int
+
+
+class _OfAvgPooling(_Options, total=False):
+    stem_width: int | None
+    bottleneck: bool
+
+
+class _OfSingleRepresentation(_OfAvgPooling, total=False):
+    transition: Transition
+
+
+class _OfResnet101(_OfAvgPooling, total=False):
+    pooling: Literal["global"] | int
+
+
+class _OfHauser(_OfResnet101, total=False):
+    widths: Iterable[int]
+
+
+class _OfWide(_Options, total=False):
+    bottleneck: bool
+    transition: Transition
+    pooling: Literal["global"] | int
+
+
+def resnet(
+    depth: int = 20,
+    input_shape: Shape = CIFAR_SHAPE,
+    classes: int = 10,
+    *,
+    bottleneck: bool = False,
+    **kwargs: Unpack[_OfResnet],
+) -> ResidualNetwork:
     """Builds a residual network of three stages of equal depth from its number of layers.
 
     Args:
@@ -41,9 +116,9 @@ def resnet(depth=20, input_shape=CIFAR_SHAPE, classes=10, *, bottleneck=False, *
         He et al. 2016, https://arxiv.org/abs/1603.05027, section 3 and appendix.
     """
     if depth == 101 and not bottleneck:
-        defaults = {"transition": "downsampling_block", "widths": (16, 32, 64)}
-        defaults |= {"name": "resnet101"}
-        return ResidualNetwork(input_shape, classes, blocks=16, **defaults | kwargs)
+        options: dict[str, Any] = {"transition": "downsampling_block", "widths": (16, 32, 64)}
+        options |= {"name": "resnet101"} | kwargs
+        return ResidualNetwork(input_shape, classes, blocks=16, **options)
     bottleneck = check_bool("bottleneck", bottleneck)
     per_stage = 3 * LAYERS_PER_BLOCK[bottleneck]
     if not is_int(depth) or depth <= 2 or (depth - 2) % per_stage:
@@ -59,7 +134,9 @@ def resnet(depth=20, input_shape=CIFAR_SHAPE, classes=10, *, bottleneck=False, *
     )
 
 
-def resnet110(input_shape=CIFAR_SHAPE, classes=10, **kwargs):
+def resnet110(
+    input_shape: Shape = CIFAR_SHAPE, classes: int = 10, **kwargs: Unpack[_OfResnet]
+) -> ResidualNetwork:
     """Builds ResNet-110: 3 x 18 blocks of 16, 32 and 64 channels; 1,742,762 parameters on CIFAR-10.
 
     Reference:
@@ -68,7 +145,9 @@ def resnet110(input_shape=CIFAR_SHAPE, classes=10, **kwargs):
     return resnet(110, input_shape, classes, **kwargs)
 
 
-def resnet164(input_shape=CIFAR_SHAPE, classes=10, **kwargs):
+def resnet164(
+    input_shape: Shape = CIFAR_SHAPE, classes: int = 10, **kwargs: Unpack[_OfResnet]
+) -> ResidualNetwork:
     """Builds ResNet-164: 54 bottlenecks of 64, 128 and 256 channels.
 
     Reference:
@@ -77,7 +156,9 @@ def resnet164(input_shape=CIFAR_SHAPE, classes=10, **kwargs):
     return resnet(164, input_shape, classes, bottleneck=True, **kwargs)
 
 
-def resnet1001(input_shape=CIFAR_SHAPE, classes=10, **kwargs):
+def resnet1001(
+    input_shape: Shape = CIFAR_SHAPE, classes: int = 10, **kwargs: Unpack[_OfResnet]
+) -> ResidualNetwork:
     """Builds ResNet-1001: 333 bottlenecks of 64, 128 and 256 channels.
 
     Reference:
@@ -86,7 +167,9 @@ def resnet1001(input_shape=CIFAR_SHAPE, classes=10, **kwargs):
     return resnet(1001, input_shape, classes, bottleneck=True, **kwargs)
 
 
-def single_representation(input_shape=CIFAR_SHAPE, classes=10, **kwargs):
+def single_representation(
+    input_shape: Shape = CIFAR_SHAPE, classes: int = 10, **kwargs: Unpack[_OfSingleRepresentation]
+) -> ResidualNetwork:
     """Builds one stage of 10 blocks of 100 channels; 1,829,210 parameters on CIFAR-10.
 
     Reference:
@@ -96,7 +179,9 @@ def single_representation(input_shape=CIFAR_SHAPE, classes=10, **kwargs):
     return ResidualNetwork(input_shape, classes, blocks=10, widths=(100,), pooling=8, **kwargs)
 
 
-def avg_pooling(input_shape=CIFAR_SHAPE, classes=10, **kwargs):
+def avg_pooling(
+    input_shape: Shape = CIFAR_SHAPE, classes: int = 10, **kwargs: Unpack[_OfAvgPooling]
+) -> ResidualNetwork:
     """Builds 3 x 10 blocks of 150 channels, average pooling between stages; 12,201,310 parameters.
 
     Reference:
@@ -114,7 +199,9 @@ def avg_pooling(input_shape=CIFAR_SHAPE, classes=10, **kwargs):
     )
 
 
-def wide(input_shape=CIFAR_SHAPE, classes=10, **kwargs):
+def wide(
+    input_shape: Shape = CIFAR_SHAPE, classes: int = 10, **kwargs: Unpack[_OfWide]
+) -> ResidualNetwork:
     """Builds a wide ResNet: 4, 5 and 5 blocks of 160, 320 and 640 channels; 45,732,842 parameters.
 
     The paper states four blocks per stage, but its parameter count is that of 4, 5 and 5.
@@ -128,7 +215,15 @@ def wide(input_shape=CIFAR_SHAPE, classes=10, **kwargs):
     )
 
 
-def resnet101(input_shape=CIFAR_SHAPE, classes=10, width=16, *, stages=3, blocks=16, **kwargs):
+def resnet101(
+    input_shape: Shape = CIFAR_SHAPE,
+    classes: int = 10,
+    width: int = 16,
+    *,
+    stages: int = 3,
+    blocks: int | Iterable[int] = 16,
+    **kwargs: Unpack[_OfResnet101],
+) -> ResidualNetwork:
     """Builds ResNet-101: stages of 16 blocks with separate downsampling blocks between them.
 
     Args:
@@ -156,7 +251,12 @@ def resnet101(input_shape=CIFAR_SHAPE, classes=10, width=16, *, stages=3, blocks
     )
 
 
-def hauser(blocks, input_shape=CIFAR_SHAPE, classes=10, **kwargs):
+def hauser(
+    blocks: int | Iterable[int],
+    input_shape: Shape = CIFAR_SHAPE,
+    classes: int = 10,
+    **kwargs: Unpack[_OfHauser],
+) -> ResidualNetwork:
     """Builds 3 stages with 1x1 stride-2 filters between them: `6 * blocks + 2` layers.
 
     Args:

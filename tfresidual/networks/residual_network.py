@@ -1,8 +1,11 @@
 """Residual network as a functional Keras model that knows its stem, stages and head."""
 
+from __future__ import annotations
+
 import contextlib
 import io
 import math
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -27,6 +30,24 @@ from tfresidual.layers.residual_unit import (
 )
 from tfresidual.layers.shortcuts import get_shortcut
 from tfresidual.memory import check_fits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Literal
+
+    from tfresidual.layers import Shortcut
+    from tfresidual.types import (
+        Anchor,
+        BatchNorm,
+        DataFormat,
+        DType,
+        Initializer,
+        Layout,
+        Shape,
+        ShortcutName,
+        StrPath,
+        Transition,
+    )
 
 TRANSITIONS = ("projection", "convolution", "average_pooling", "downsampling_block")
 ANCHORS = ("previous", "input")
@@ -105,28 +126,28 @@ class ResidualNetwork(keras.Model):
 
     def __init__(
         self,
-        input_shape,
-        classes,
+        input_shape: Shape,
+        classes: int,
         *,
-        blocks=3,
-        widths=(16, 32, 64),
-        stem_width=None,
-        layout="full_preactivation",
-        bottleneck=False,
-        shortcut="identity",
-        transition="projection",
-        pooling="global",
-        classifier_activation="softmax",
-        gamma_initializer=None,
-        share_from=None,
-        batch_norm="shared",
-        recurrent_initialization=False,
-        lipschitz=None,
-        anchor="previous",
-        data_format=None,
-        dtype=None,
-        name="residual_network",
-    ):
+        blocks: int | Iterable[int] = 3,
+        widths: Iterable[int] = (16, 32, 64),
+        stem_width: int | None = None,
+        layout: Layout = "full_preactivation",
+        bottleneck: bool = False,
+        shortcut: ShortcutName | Shortcut | Mapping[str, Any] = "identity",
+        transition: Transition = "projection",
+        pooling: Literal["global"] | int = "global",
+        classifier_activation: str | Callable[..., Any] | None = "softmax",
+        gamma_initializer: Initializer | None = None,
+        share_from: int | None = None,
+        batch_norm: BatchNorm = "shared",
+        recurrent_initialization: bool = False,
+        lipschitz: float | None = None,
+        anchor: Anchor = "previous",
+        data_format: DataFormat | None = None,
+        dtype: DType | None = None,
+        name: str = "residual_network",
+    ) -> None:
         widths = check_ints("widths", widths, at_least=1)
         if not np.iterable(blocks):
             blocks = [check_int("blocks", blocks, at_least=1)] * len(widths)
@@ -243,23 +264,23 @@ class ResidualNetwork(keras.Model):
         super().__init__(inputs, outputs, name=name)
         self.dtype_policy = policy
 
-        self.classes = classes
-        self.blocks = blocks
-        self.widths = widths
-        self.stem_width = stem_width
-        self.layout = layout
-        self.bottleneck = bottleneck
-        self.shortcut = shortcut
-        self.transition = transition
-        self.pooling = pooling
-        self.classifier_activation = classifier_activation
-        self.gamma_initializer = gamma_initializer
-        self.share_from = share_from
-        self.batch_norm = batch_norm
-        self.recurrent_initialization = recurrent_initialization
-        self.lipschitz = lipschitz
-        self.anchor = anchor
-        self.data_format = data_format
+        self.classes: int = classes
+        self.blocks: tuple[int, ...] = blocks
+        self.widths: tuple[int, ...] = widths
+        self.stem_width: int = stem_width
+        self.layout: Layout = layout
+        self.bottleneck: bool = bottleneck
+        self.shortcut: ShortcutName | Shortcut | Mapping[str, Any] = shortcut
+        self.transition: Transition = transition
+        self.pooling: Literal["global"] | int = pooling
+        self.classifier_activation: str | Callable[..., Any] | None = classifier_activation
+        self.gamma_initializer: Initializer = gamma_initializer
+        self.share_from: int | None = share_from
+        self.batch_norm: BatchNorm = batch_norm
+        self.recurrent_initialization: bool = recurrent_initialization
+        self.lipschitz: float | None = lipschitz
+        self.anchor: Anchor = anchor
+        self.data_format: DataFormat = data_format
         if recurrent_initialization:
             self._begin_equal()
 
@@ -272,7 +293,7 @@ class ResidualNetwork(keras.Model):
                     variable.assign(first.weights_by_role()[role])
                 unit.converge(training=True)
 
-    def converge(self):
+    def converge(self) -> None:
         """Computes and stores the norms that bound the branches if the weights changed.
 
         The first inference call does the same. Methods that save or export the network call this
@@ -282,25 +303,31 @@ class ResidualNetwork(keras.Model):
             for unit in units:
                 unit.converge()
 
-    def save(self, *args, **kwargs):
+    def save(self, *args: Any, **kwargs: Any) -> None:
         self.converge()
         super().save(*args, **kwargs)
 
-    def save_weights(self, *args, **kwargs):
+    def save_weights(self, *args: Any, **kwargs: Any) -> None:
         self.converge()
         super().save_weights(*args, **kwargs)
 
-    def export(self, filepath, format="tf_saved_model", **kwargs):
+    def export(self, filepath: StrPath, format: str = "tf_saved_model", **kwargs: Any) -> None:
         self.converge()
         is_fixed = format != "tf_saved_model"
         with fixed_norms() if is_fixed else contextlib.nullcontext():
             super().export(filepath, format, **kwargs)
 
-    def parameters(self):
+    def parameters(self) -> tuple[keras.Variable, ...]:
         """Returns all learned variables, trainable or frozen, as a tuple."""
         return tuple(weight for weight in self.weights if weight.name in PARAMETERS)
 
-    def sections(self):
+    def sections(
+        self,
+    ) -> tuple[
+        list[keras.layers.Layer],
+        list[tuple[keras.layers.Layer | None, list[ResidualUnit]]],
+        list[keras.layers.Layer],
+    ]:
         """Returns the layers of stem, stages and head, in the order of the data flow.
 
         Returns:
@@ -318,14 +345,14 @@ class ResidualNetwork(keras.Model):
             stages.append((self.get_layer(transition) if transition in names else None, units))
         return stem, stages, [*head, self.get_layer("classifier")]
 
-    def make_train_function(self, force=False):
+    def make_train_function(self, force: bool = False) -> None:
         # Otherwise Keras would trace the step twice, since an optimizer creates its variables in
         # the first trace.
         if self.optimizer is not None and not self.optimizer.built:
             self.optimizer.build(self.trainable_variables)
         super().make_train_function(force)
 
-    def summary(self, print_fn=None, **kwargs):
+    def summary(self, print_fn: Callable[[str], object] | None = None, **kwargs: Any) -> None:
         """Prints the network stage by stage, or like Keras if other arguments are given.
 
         Args:
@@ -337,9 +364,10 @@ class ResidualNetwork(keras.Model):
             super().summary(print_fn=print_fn, **kwargs)
             return
         table = Table(title=f"{self.name}: {self._title()}", title_justify="left")
-        for column, justify in (("", "left"), ("layers", "left"), ("output", "right")):
-            table.add_column(column, justify=justify)
-        table.add_column("parameters", justify="right")
+        for column in ("", "layers"):
+            table.add_column(column, justify="left")
+        for column in ("output", "parameters"):
+            table.add_column(column, justify="right")
         stem, stages, head = self.sections()
         table.add_row("stem", _chained(stem), *_shape_and_count(stem))
         for stage, (transition, units) in enumerate(stages, start=1):
@@ -368,7 +396,7 @@ class ResidualNetwork(keras.Model):
         size = "x".join(str(size) for size in self.input_shape[1:])
         return f"{sum(self.blocks)} blocks in {len(self.blocks)} stages, images {size}"
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         shortcut = self.shortcut
         if not isinstance(shortcut, str):
             shortcut = keras.saving.serialize_keras_object(get_shortcut(shortcut))
@@ -399,7 +427,9 @@ class ResidualNetwork(keras.Model):
         }
 
     @classmethod
-    def from_config(cls, config, custom_objects=None):
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> ResidualNetwork:
         config = dict(config)
         trainable = config.pop("trainable", True)
         network = cls(**config)

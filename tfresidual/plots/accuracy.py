@@ -5,11 +5,18 @@ with a line per split. A frame of several epochs gets a panel per stage (and spl
 block from blue and thin (lowest) to red and thick (highest). A block without a value leaves a gap.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from tfresidual.plots import frames
 from tfresidual.plots.blocks import draw_block_metric
 
+if TYPE_CHECKING:
+    from tfresidual.types import Figure, Frame
 
-def readout(frame):
+
+def readout(frame: Frame) -> Figure:
     """Draws the accuracy after every block, with the rest of its stage skipped.
 
     At the last block of a stage, this is the accuracy of the whole network.
@@ -39,7 +46,7 @@ def readout(frame):
     )
 
 
-def drop_blocks(frame):
+def drop_blocks(frame: Frame) -> Figure:
     """Draws the accuracy of the network without one block, for every block.
 
     A dotted line per split marks the accuracy with no block dropped; with several epochs it is a

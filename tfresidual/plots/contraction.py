@@ -1,11 +1,17 @@
 """Does a stage approach a fixed point, and do bounds on its blocks imply that it should?"""
 
+from __future__ import annotations
+
 import itertools
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tfresidual.arguments import check_number
 from tfresidual.plots import block_axis, frames, style
+
+if TYPE_CHECKING:
+    from tfresidual.types import Figure, Frame
 
 _CURVES = (
     ("change", "change of the state in a step"),
@@ -13,7 +19,7 @@ _CURVES = (
 )
 
 
-def fixed_point(frame, mu=None):
+def fixed_point(frame: Frame, mu: float | None = None) -> Figure:
     """Draws how the steps of a stage shrink as its last block is applied again and again.
 
     The left panel shows the change of the state per application, the middle one the distance to the
@@ -117,7 +123,7 @@ def _draw_slope(axes, rows, mu, colour):
     )
 
 
-def lipschitz_bounds(frame, mu=None):
+def lipschitz_bounds(frame: Frame, mu: float | None = None) -> Figure:
     """Draws estimates of every branch's Lipschitz bound, and the divisor of the branch.
 
     The upper panel shows a band over the blocks of all stages in a row. Its lower edge, with dots,

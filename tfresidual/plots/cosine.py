@@ -1,9 +1,16 @@
 """Does a block move the state against the gradient of the loss?"""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from tfresidual.plots.blocks import draw_block_metric
 
+if TYPE_CHECKING:
+    from tfresidual.types import Figure, Frame
 
-def cosine_loss(frame):
+
+def cosine_loss(frame: Frame) -> Figure:
     """Draws the cosine between every block's output and the gradient of the loss.
 
     Below zero, a block moves the state in a direction that lowers the loss. A frame without epochs,
@@ -34,7 +41,7 @@ def cosine_loss(frame):
     )
 
 
-def readout_cosine_loss(frame):
+def readout_cosine_loss(frame: Frame) -> Figure:
     """Draws the cosine between a block's output and the gradient of the head's loss on its input.
 
     The loss is that of the head applied directly to the block's input, which is possible only in

@@ -1,16 +1,25 @@
 """How did the training go?"""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 from matplotlib.lines import Line2D
 
 from tfresidual.plots import frames, style
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tfresidual.types import Figure, Frame
 
 # A decrease of the rate by a third or more counts as a drop; a smooth schedule has none.
 _DROP = 2 / 3
 _NOT_METRICS = frozenset({"epoch", "loss", "learning_rate", "lr"})
 
 
-def training_curves(history, metrics=None):
+def training_curves(history: Frame, metrics: Iterable[str] | None = None) -> Figure:
     """Draws the loss and the accuracy-like metrics over the epochs.
 
     Training and validation share a panel. Drops of the learning rate by a third or more are

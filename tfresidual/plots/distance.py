@@ -1,9 +1,16 @@
 """How far does a whole stage carry the state?"""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pandas as pd
 
 from tfresidual.plots import frames, style
+
+if TYPE_CHECKING:
+    from tfresidual.types import Figure, Frame
 
 _PANELS = (
     ("distance", "absolute", "sum of ‖F(h)‖ over the blocks"),
@@ -11,7 +18,7 @@ _PANELS = (
 )
 
 
-def computational_distance(frame):
+def computational_distance(frame: Frame) -> Figure:
     """Draws the computational distance of every stage and of all stages as bars.
 
     The left panel shows the absolute distance, the right one the distance scaled by the size of the

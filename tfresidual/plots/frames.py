@@ -1,7 +1,17 @@
 """Checks the frames given to the figures, and brings them into a common form."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pandas as pd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import TypeVar
+
+    Thing = TypeVar("Thing")
 
 _SHOWN = 12
 _SPLIT_ORDER = ("train", "validation", "test")
@@ -31,7 +41,7 @@ def require_columns(frame, columns, name="frame"):
         )
 
 
-def listed(values, name, what):
+def listed(values: Iterable[Thing], name: str, what: str) -> tuple[Thing, ...]:
     """Returns a list argument as a tuple; raises a `ValueError` if it is not a list of things."""
     if isinstance(values, (str, bytes)) or not np.iterable(values):
         raise ValueError(f"`{name}` must be a list of {what}. Received: {name}={values!r}")

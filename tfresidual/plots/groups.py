@@ -1,10 +1,19 @@
 """What do the last blocks do to images near the decision boundary?"""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pandas as pd
 
 from tfresidual.arguments import check_choice
 from tfresidual.plots import frames, style
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+    from tfresidual.types import Figure, Frame
 
 _METRICS = (("accuracy", "accuracy"), ("cross_entropy", "cross-entropy"), ("entropy", "entropy"))
 _PLACES = {
@@ -18,7 +27,7 @@ _GROUP_LOOKS = {
 }
 
 
-def borderline(frame, along="blocks"):
+def borderline(frame: Frame, along: Literal["blocks", "repetitions"] = "blocks") -> Figure:
     """Draws accuracy, loss and entropy of borderline, correct and all images after each block.
 
     There is a line per group and split, solid for the first split and dashed for the others. The

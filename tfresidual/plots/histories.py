@@ -1,9 +1,18 @@
 """How do several networks differ during training?"""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pandas as pd
 
 from tfresidual.plots import block_axis, frames, run_groups, style
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tfresidual.types import Figure, Frame
 
 # Label of the value axis, and its scale: in percent ("share"), logarithmic ("log"), or logarithmic
 # only if the values are spread widely ("wide").
@@ -20,7 +29,11 @@ _MARKS = 8
 _TRAINING, _VALIDATION = "-", (0, (4, 2))
 
 
-def network_curves(histories, metrics=("error", "gradient_ratio"), propagation=None):
+def network_curves(
+    histories: Frame,
+    metrics: Iterable[str] = ("error", "gradient_ratio"),
+    propagation: Frame | None = None,
+) -> Figure:
     """Draws metrics of several networks over the epochs, and the initial norms of their states.
 
     Each network has a line, the mean over its seeds, with a faint band from the lowest to the

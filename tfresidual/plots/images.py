@@ -1,14 +1,25 @@
 """Shows images and the answers of the network."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from tfresidual.arguments import check_bool
 from tfresidual.plots import frames, style
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tfresidual.types import ArrayLike, Figure
+
 COLUMNS = 8
 
 
-def images(pictures, captions, right=None):
+def images(
+    pictures: ArrayLike, captions: Iterable[str], right: Iterable[bool] | None = None
+) -> Figure:
     """Draws images in rows, with a caption under each.
 
     A right caption is blue and has a check mark. A wrong one is orange and has a cross, and its
@@ -44,22 +55,24 @@ def images(pictures, captions, right=None):
             f"Received: {(~np.isfinite(pictures)).sum()} that are not"
         )
     captions = frames.listed(captions, "captions", "texts")
-    right = [None] * len(pictures) if right is None else frames.listed(right, "right", "bools")
-    for name, values in (("captions", captions), ("right", right)):
+    marks: tuple[bool | None, ...] = (None,) * len(pictures)
+    if right is not None:
+        marks = frames.listed(right, "right", "bools")
+    for name, values in (("captions", captions), ("right", marks)):
         if len(values) != len(pictures):
             raise ValueError(
                 f"`{name}` must have one entry per image. "
                 f"Received: {len(values)} for {len(pictures)} images"
             )
     low, high = pictures.min(), pictures.max()
-    pictures = (pictures - low) / (high - low if high > low else 1)
-    columns = min(COLUMNS, len(pictures))
-    rows = -(-len(pictures) // columns)
+    shown = (pictures - low) / (high - low if high > low else 1)
+    columns = min(COLUMNS, len(shown))
+    rows = -(-len(shown) // columns)
     figure = style.new_figure(1.2 * columns, 1.45 * rows + 0.4, "Images and answers")
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat:
         axes.axis("off")
-    for axes, picture, caption, is_right in zip(grid.flat, pictures, captions, right, strict=False):
+    for axes, picture, caption, is_right in zip(grid.flat, shown, captions, marks, strict=False):
         axes.imshow(picture.squeeze(-1) if picture.shape[-1] == 1 else picture, cmap="gray",
                     vmin=0, vmax=1)  # fmt: skip
         caption, colour = str(caption), style.INK

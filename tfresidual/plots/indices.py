@@ -1,11 +1,17 @@
 """How much does a network behave like an iterative method?"""
 
+from __future__ import annotations
+
 import itertools
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from tfresidual.plots import frames, style
+
+if TYPE_CHECKING:
+    from tfresidual.types import Figure, Frame
 
 _INDICES = ("convergence_index", "recurrence_index", "divergence_index")
 _BASES = ("labels", "agreement")
@@ -14,7 +20,7 @@ _MEAN = "mean"
 _SPREAD = 0.32
 
 
-def convergence_indices(frame):
+def convergence_indices(frame: Frame) -> Figure:
     """Draws the convergence, recurrence and divergence index of every stage, and their mean.
 
     Each split and basis has a column of dots: a larger one for the mean, then the stages in order.

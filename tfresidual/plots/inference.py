@@ -1,7 +1,16 @@
 """Do the blocks of the network refine its answer, and how does this develop during training?"""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from tfresidual.plots import frames, style
 from tfresidual.plots.blocks import _block_scale
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tfresidual.types import Figure, Frame
 
 _PANELS = (
     ("cosine_loss", "cosine loss"),
@@ -10,7 +19,7 @@ _PANELS = (
 )
 
 
-def iterative_inference(frame, stages=None):
+def iterative_inference(frame: Frame, stages: Iterable[int] | None = None) -> Figure:
     """Draws cosine loss, l2 ratio and intermediate accuracy of every block over the epochs.
 
     The three panels are side by side, with a line per block from blue and thin (lowest) to red and

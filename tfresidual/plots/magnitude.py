@@ -6,11 +6,18 @@ line per block from blue and thin (lowest) to red and thick (highest). A block w
 leaves a gap. Positive values that span more than a factor of 30 are drawn on a logarithmic axis.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from tfresidual.arguments import check_number
 from tfresidual.plots.blocks import draw_block_metric
 
+if TYPE_CHECKING:
+    from tfresidual.types import Figure, Frame
 
-def l2_ratio(frame):
+
+def l2_ratio(frame: Frame) -> Figure:
     """Draws the size of every block's output relative to its input.
 
     The smaller the ratio, the more accurate is a first-order approximation of the block's effect.
@@ -38,7 +45,7 @@ def l2_ratio(frame):
     )
 
 
-def gradient_norm(frame):
+def gradient_norm(frame: Frame) -> Figure:
     """Draws the norm of the gradient of the loss with respect to every block's input.
 
     Args:
@@ -63,7 +70,7 @@ def gradient_norm(frame):
     )
 
 
-def perturbation(frame):
+def perturbation(frame: Frame) -> Figure:
     """Draws how far every block moves the state.
 
     Args:
@@ -88,7 +95,7 @@ def perturbation(frame):
     )
 
 
-def scaled_perturbation(frame, epsilon=None):
+def scaled_perturbation(frame: Frame, epsilon: float | None = None) -> Figure:
     """Draws how far every block moves the state, relative to the size of the state.
 
     Args:

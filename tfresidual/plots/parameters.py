@@ -1,6 +1,13 @@
 """How many parameters does a network use, and how much do the blocks of a stage differ?"""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from tfresidual.plots import block_axis, frames, run_groups, style
+
+if TYPE_CHECKING:
+    from tfresidual.types import Figure, Frame
 
 _COUNTS = ("raw_parameters", "effective_parameters")
 _NAMES = {
@@ -15,7 +22,7 @@ _PANELS = (
 )
 
 
-def parameter_efficiency(frame, dash=None):
+def parameter_efficiency(frame: Frame, dash: str | None = None) -> Figure:
     """Draws the effective number of parameters against the raw one, and the error against both.
 
     Colour and marker show coupling and initialization. Faint dots are runs; a line per setting
@@ -107,7 +114,7 @@ def _mark_equality(axes, table):
     )
 
 
-def deviation_of_runs(frame, hue="width", dash=None):
+def deviation_of_runs(frame: Frame, hue: str | None = "width", dash: str | None = None) -> Figure:
     """Draws how far weights deviate from the mean of their stage, over the coupling.
 
     Faint dots are runs; lines connect the means over the seeds.
@@ -158,7 +165,7 @@ _LAYER_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _VARIABLE_LINES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
 
 
-def weight_deviations(frame):
+def weight_deviations(frame: Frame) -> Figure:
     """Draws how far the weights of every block are from the mean of its stage, a line per role.
 
     The deviation is the mean absolute deviation, in standard deviations of the stage's weights of
@@ -197,8 +204,8 @@ def weight_deviations(frame):
     style.clean_axes(axes, grid="y")
     layers = list(dict.fromkeys(role.rpartition("/")[0] for role in roles))
     # Kernels come first and have solid lines, because they hold most parameters.
-    variables = dict.fromkeys(role.rpartition("/")[2] for role in roles)
-    variables = sorted(variables, key=lambda name: name != "kernel")
+    variables = list(dict.fromkeys(role.rpartition("/")[2] for role in roles))
+    variables.sort(key=lambda name: name != "kernel")
     colours = {
         layer: _LAYER_COLOURS[number % len(_LAYER_COLOURS)] for number, layer in enumerate(layers)
     }

@@ -1,6 +1,9 @@
 """How do the state and the gradient of the loss propagate through the network?"""
 
+from __future__ import annotations
+
 import itertools
+from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib import colormaps
@@ -9,6 +12,9 @@ from matplotlib.colors import ListedColormap, Normalize
 
 from tfresidual.plots import block_axis, frames, style
 
+if TYPE_CHECKING:
+    from tfresidual.types import Figure, Frame
+
 _PANELS = (
     ("state_norm", "norm of the state after\nthe block (log scale)"),
     ("state_gradient_norm", "norm of the loss gradient\nthere (log scale)"),
@@ -16,7 +22,7 @@ _PANELS = (
 )
 
 
-def signal_propagation(frame):
+def signal_propagation(frame: Frame) -> Figure:
     """Draws the norms of the state and its gradient, and the gradient share of the shortcuts.
 
     The three panels are stacked over the blocks of all stages in a row, with the norms on

@@ -1,8 +1,15 @@
 """What happens when the last block of a stage is applied again and again?"""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from tfresidual.plots import frames, style
+
+if TYPE_CHECKING:
+    from tfresidual.types import Figure, Frame
 
 _CURVES = (
     ("cross_entropy", "cross-entropy"),
@@ -14,7 +21,7 @@ _STEPS = (
 )
 
 
-def convergence_curves(readout, repeat_last_block):
+def convergence_curves(readout: Frame, repeat_last_block: Frame) -> Figure:
     """Draws how a stage approaches its final state, and where repetitions of its last block lead.
 
     The horizontal axis counts the applied blocks: first the read-outs of the stage's blocks, then
@@ -65,7 +72,7 @@ def convergence_curves(readout, repeat_last_block):
     figure = style.new_figure(9.0, 3.9, "Stages, and their last blocks")
     for axes, (metric, label) in zip(figure.subplots(1, 2, sharex=True), _CURVES, strict=True):
         style.clean_axes(axes)
-        drawn = []
+        drawn: list[float] = []
         for split in splits:
             for stage, (colour, marker) in looks.items():
                 rows = [
@@ -118,7 +125,7 @@ def _mark_lengths(axes, lengths, looks):
             axes.axvline(length, color=looks[stage][0], linestyle=dashes, **look)
 
 
-def repetition_steps(frame):
+def repetition_steps(frame: Frame) -> Figure:
     """Draws the direction and the size of every repetition of a stage's last block.
 
     Each stage has a column of two panels with a line per split. The upper panel shows the cosine

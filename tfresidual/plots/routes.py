@@ -1,12 +1,26 @@
 """How many errors does the network make on changed routes through its blocks?"""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from tfresidual.arguments import is_number
 from tfresidual.plots import frames, style
 
+if TYPE_CHECKING:
+    from typing import Any
 
-def perturbation_errors(readout, drop_blocks, repeat_last_block, chance=None):
+    from tfresidual.types import Figure, Frame
+
+
+def perturbation_errors(
+    readout: Frame,
+    drop_blocks: Frame,
+    repeat_last_block: Frame,
+    chance: float | dict[str, float] | None = None,
+) -> Figure:
     """Draws the error of three perturbations side by side, a line per stage.
 
     From left to right, a stage ends early, lacks one block, or applies its last block again. A
@@ -33,7 +47,7 @@ def perturbation_errors(readout, drop_blocks, repeat_last_block, chance=None):
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", figure 2a.
     """
-    chances = chance if isinstance(chance, dict) else {None: chance}
+    chances: dict[Any, Any] = chance if isinstance(chance, dict) else {None: chance}
     if chance is not None and not all(
         is_number(value) and 0 < value <= 1 for value in chances.values()
     ):
@@ -122,7 +136,7 @@ def _stage_lines(axes, rows, key, first, looks):
         )
 
 
-def shuffle_blocks(frame):
+def shuffle_blocks(frame: Frame) -> Figure:
     """Draws the error of shuffled stages against how much of the blocks' order is preserved.
 
     Every dot is one shuffled order of one stage; the further right, the less of the trained order
@@ -142,10 +156,10 @@ def shuffle_blocks(frame):
         Veit et al., "Residual Networks Behave Like Ensembles of Relatively Shallow Networks",
         2016, figure 5b.
     """
-    columns = ("kendall_tau", "error", "unperturbed_error")
-    frames.require_columns(frame, ("stage", *columns))
+    shown = ("kendall_tau", "error", "unperturbed_error")
+    frames.require_columns(frame, ("stage", *shown))
     row_splits, row_stages = frames.splits_of(frame), frames.whole_numbers(frame, "stage")
-    taus, errors, unperturbed = (frames.numbers(frame, column) for column in columns)
+    taus, errors, unperturbed = (frames.numbers(frame, column) for column in shown)
     splits, stages = frames.order_splits(row_splits), np.unique(row_stages)
     looks = style.split_looks(splits)
     columns = min(len(stages), style.MOST_COLUMNS)

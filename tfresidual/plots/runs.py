@@ -12,18 +12,29 @@ is not standard about a run, composed from `lipschitz`, `anchor`, `kernel`, `gam
 `first_block` ("standard", "triangular kernel", "gamma = 0.1, coupled from block 5", ...).
 """
 
+from __future__ import annotations
+
 import textwrap
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tfresidual.plots import frames, run_groups, style
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Literal
+
+    from tfresidual.types import Figure, Frame
 
 _INDICES = ("convergence", "recurrence", "divergence")
 _SPLITS = {"error": "held-out images", "train_error": "training images"}
 _COUPLING = "coupling (initialization)"
 
 
-def indices_of_runs(frame, hue="width", dash=None, panels=None):
+def indices_of_runs(
+    frame: Frame, hue: str | None = "width", dash: str | None = None, panels: str | None = None
+) -> Figure:
     """Draws the convergence, recurrence and divergence index over the coupling.
 
     Args:
@@ -69,7 +80,13 @@ def indices_of_runs(frame, hue="width", dash=None, panels=None):
     return figure
 
 
-def error_of_runs(frame, hue="width", dash=None, panels=None, errors=("error",)):
+def error_of_runs(
+    frame: Frame,
+    hue: str | None = "width",
+    dash: str | None = None,
+    panels: str | None = None,
+    errors: Iterable[Literal["error", "train_error"]] = ("error",),
+) -> Figure:
     """Draws the error over the coupling.
 
     Args:
@@ -136,7 +153,14 @@ def _panels(count, columns, title):
     return figure, grid[:count]
 
 
-def error_against_indices(frame, hue="width", indices=("convergence", "divergence")):
+def error_against_indices(
+    frame: Frame,
+    hue: str | None = "width",
+    indices: Iterable[Literal["convergence", "recurrence", "divergence"]] = (
+        "convergence",
+        "divergence",
+    ),
+) -> Figure:
     """Draws the error against the indices of convergence, one panel per index.
 
     A line per hue connects the means of its settings, from coupling 0 to 1; the marker of a mean

@@ -1,5 +1,9 @@
 """What did a search for the depth of a residual network try and measure?"""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pandas as pd
 from matplotlib.ticker import LogLocator, NullFormatter
@@ -7,6 +11,9 @@ from matplotlib.transforms import blended_transform_factory
 
 from tfresidual.arguments import check_number
 from tfresidual.plots import frames, style
+
+if TYPE_CHECKING:
+    from tfresidual.types import Figure, Frame
 
 _COLUMNS = (
     "trial",
@@ -35,7 +42,7 @@ _SPAN = 30.0
 _SPAN_OF_MEANS = 8.0
 
 
-def depth_search(frame, epsilon=0.1):
+def depth_search(frame: Frame, epsilon: float = 0.1) -> Figure:
     """Draws the trace of a search for the depth under the perturbation stopping rule.
 
     A stage of `L` blocks with the scaled distance `d` meets the rule if `d / L` is at most

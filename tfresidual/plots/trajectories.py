@@ -1,10 +1,17 @@
 """How does an estimate in the plane move from block to block, and after the last block?"""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
 from tfresidual.plots import frames, style
+
+if TYPE_CHECKING:
+    from tfresidual.types import ArrayLike, Figure, Frame
 
 _ROWS = ("early read-out", "one block dropped", "extra applications")
 _COLUMNS = ("route", "input", "x1", "x2", "step", "z1", "z2")
@@ -12,7 +19,9 @@ _COLUMNS = ("route", "input", "x1", "x2", "step", "z1", "z2")
 _MARGIN = 0.08
 
 
-def trajectories(readout, dropped, repeated, solutions=None):
+def trajectories(
+    readout: Frame, dropped: Frame, repeated: Frame, solutions: ArrayLike | None = None
+) -> Figure:
     """Draws the estimates of networks for the same inputs, in the plane.
 
     Each network has a column, in the order of `readout`. The first row shows the estimate after

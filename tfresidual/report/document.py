@@ -1,16 +1,25 @@
 """Renders the sections and writes the report in one step."""
 
+from __future__ import annotations
+
 import base64
 import io
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jinja2
 
 from tfresidual.files import replacing
 from tfresidual.report import tables
 from tfresidual.report.section import Section, check_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from tfresidual.types import StrPath
 
 # A vector image above this size (many lines over many epochs) is embedded as pixels instead.
 _MOST_SVG_BYTES = 400_000
@@ -20,7 +29,13 @@ _PNG_DPI = 170
 _PIXELS, _LEAST = 96, 0.9
 
 
-def write(path, title, sections, summary=(), settings=None):
+def write(
+    path: StrPath,
+    title: str,
+    sections: Iterable[Section],
+    summary: Iterable[tuple[str, str, str]] = (),
+    settings: Mapping[str, Any] | None = None,
+) -> Path:
     """Writes a self-contained HTML report.
 
     The page is rendered completely in memory, then written beside the target and moved into its

@@ -1,7 +1,14 @@
 """The sections of the report on a search for depth."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from tfresidual import plots
 from tfresidual.report.section import Section
+
+if TYPE_CHECKING:
+    from tfresidual.types import Frame
 
 # The most important columns; the CSV file contains all of them.
 COLUMNS = (
@@ -19,7 +26,7 @@ COLUMNS = (
 )
 
 
-def search_sections(trace, epsilon):
+def search_sections(trace: Frame, epsilon: float) -> list[Section]:
     """Returns the sections of a report on the trace of a search.
 
     Args:

@@ -47,7 +47,7 @@ class Section:
     source: str | None = None
     finding: str | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("title", "question", "reading"):
             check_text(getattr(self, name), name)
         for name in ("source", "finding"):

@@ -1,8 +1,15 @@
 """Accuracy for images with several labels."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 import keras
 
 from tfresidual.routing.scores import exact_match
+
+if TYPE_CHECKING:
+    from tfresidual.types import DType
 
 
 @keras.saving.register_keras_serializable(package="tfresidual")
@@ -25,9 +32,9 @@ class ExactMatch(keras.metrics.MeanMetricWrapper):
         on Digitclutter.
     """
 
-    def __init__(self, name="exact_match", dtype=None):
+    def __init__(self, name: str = "exact_match", dtype: DType | None = None) -> None:
         super().__init__(exact_match, name=name, dtype=dtype)
         self._direction = "up"
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {"name": self.name, "dtype": self.dtype}

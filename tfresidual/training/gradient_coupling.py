@@ -1,6 +1,9 @@
 """Soft gradient coupling: blocks of a stage are updated with one another's gradients."""
 
+from __future__ import annotations
+
 import dataclasses
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -9,10 +12,17 @@ from keras import ops
 from tfresidual.arguments import check_choice, check_int, check_number
 from tfresidual.networks.weight_groups import blocks_of, groups_of
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from tfresidual.types import Array, CouplingKernel, Tensor
+
 KERNELS = ("uniform", "triangular", "triangular_printed")
 
 
-def coupling_kernel(steps, coupling, kernel="uniform"):
+def coupling_kernel(
+    steps: Iterable[int], coupling: float, kernel: CouplingKernel = "uniform"
+) -> Array:
     """Returns the weights with which the gradients of coupled blocks are mixed.
 
     For T blocks with block indices s and t, and the coupling c:
@@ -124,13 +134,13 @@ class GradientCoupling(keras.optimizers.Optimizer):
 
     def __init__(
         self,
-        inner,
-        coupling,
-        kernel="uniform",
-        first_block=0,
-        name="gradient_coupling",
-        **kwargs,
-    ):
+        inner: str | Mapping[str, Any] | keras.optimizers.Optimizer,
+        coupling: float,
+        kernel: CouplingKernel = "uniform",
+        first_block: int = 0,
+        name: str = "gradient_coupling",
+        **kwargs: Any,
+    ) -> None:
         if kwargs:
             received = ", ".join(f"{key}={value!r}" for key, value in kwargs.items())
             raise ValueError(
@@ -138,14 +148,14 @@ class GradientCoupling(keras.optimizers.Optimizer):
                 f"`inner`. Received: {received}"
             )
         super().__init__(learning_rate=0.0, name=name)
-        self.inner = _checked_inner(inner)
-        self.coupling = check_number("coupling", coupling, at_least=0, at_most=1)
+        self.inner: keras.optimizers.Optimizer = _checked_inner(inner)
+        self.coupling: float = check_number("coupling", coupling, at_least=0, at_most=1)
         check_choice("kernel", kernel, KERNELS)
-        self.kernel = kernel
-        self.first_block = check_int("first_block", first_block, at_least=0)
+        self.kernel: CouplingKernel = kernel
+        self.first_block: int = check_int("first_block", first_block, at_least=0)
         self._mixtures = ()
 
-    def build(self, variables):
+    def build(self, variables: Sequence[keras.Variable]) -> None:
         if self.built:
             return
         variables = list(variables)
@@ -181,7 +191,9 @@ class GradientCoupling(keras.optimizers.Optimizer):
         indices = tuple(self._get_variable_index(variable) for variable in group.variables)
         return _Mixture(indices, rows, tuple(row_of.ravel().tolist()))
 
-    def apply(self, grads, trainable_variables=None):
+    def apply(
+        self, grads: Sequence[Tensor], trainable_variables: Sequence[keras.Variable] | None = None
+    ) -> None:
         grads = list(grads)
         if trainable_variables is None:
             if not self.built:
@@ -235,51 +247,55 @@ class GradientCoupling(keras.optimizers.Optimizer):
         return mixed
 
     @property
-    def inner_optimizer(self):
+    def inner_optimizer(self) -> keras.optimizers.Optimizer:
         """The inner optimizer, under the name that callbacks of Keras expect."""
         return self.inner
 
     @property
-    def variables(self):
+    def variables(self) -> list[keras.Variable]:
         return super().variables + self.inner.variables
 
     @property
-    def iterations(self):
+    def iterations(self) -> keras.Variable:
         return self.inner.iterations
 
     @property
-    def learning_rate(self):
+    def learning_rate(self) -> Any:
         return self.inner.learning_rate
 
     @learning_rate.setter
-    def learning_rate(self, learning_rate):
+    def learning_rate(self, learning_rate: Any) -> None:
         self.inner.learning_rate = learning_rate
 
     @property
-    def loss_scale_factor(self):
+    def loss_scale_factor(self) -> float | None:
         return self.inner.loss_scale_factor
 
     @loss_scale_factor.setter
-    def loss_scale_factor(self, factor):
+    def loss_scale_factor(self, factor: float | None) -> None:
         # Keras sets it to None in its own `__init__`, before the inner optimizer exists.
         if hasattr(self, "inner"):
             self.inner.loss_scale_factor = factor
 
-    def scale_loss(self, loss):
+    def scale_loss(self, loss: Tensor) -> Tensor:
         return self.inner.scale_loss(loss)
 
-    def exclude_from_weight_decay(self, var_list=None, var_names=None):
+    def exclude_from_weight_decay(
+        self,
+        var_list: Sequence[keras.Variable] | None = None,
+        var_names: Sequence[str] | None = None,
+    ) -> None:
         self.inner.exclude_from_weight_decay(var_list, var_names)
 
-    def finalize_variable_values(self, var_list):
+    def finalize_variable_values(self, var_list: Sequence[keras.Variable]) -> None:
         self.inner.finalize_variable_values(var_list)
 
-    def set_weights(self, weights):
+    def set_weights(self, weights: Sequence[Any]) -> None:
         own = len(super().variables)
         super().set_weights(weights[:own])
         self.inner.set_weights(weights[own:])
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         # Does not call the base class: of its arguments, this class takes only the name.
         return {
             "name": self.name,
@@ -290,7 +306,9 @@ class GradientCoupling(keras.optimizers.Optimizer):
         }
 
     @classmethod
-    def from_config(cls, config, custom_objects=None):
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> GradientCoupling:
         config = dict(config)
         config["inner"] = keras.saving.deserialize_keras_object(
             config["inner"], custom_objects=custom_objects

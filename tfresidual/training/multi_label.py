@@ -1,7 +1,14 @@
 """Loss for images with several labels."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import keras
 from keras import ops
+
+if TYPE_CHECKING:
+    from tfresidual.types import DType, Tensor
 
 
 @keras.saving.register_keras_serializable(package="tfresidual")
@@ -24,10 +31,13 @@ class MultiLabelCrossentropy(keras.losses.Loss):
     """
 
     def __init__(
-        self, reduction="sum_over_batch_size", name="multi_label_crossentropy", dtype=None
-    ):
+        self,
+        reduction: str | None = "sum_over_batch_size",
+        name: str = "multi_label_crossentropy",
+        dtype: DType | None = None,
+    ) -> None:
         super().__init__(name=name, reduction=reduction, dtype=dtype)
 
-    def call(self, y_true, y_pred):
+    def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
         labels = ops.cast(y_true, y_pred.dtype)
         return ops.sum(ops.binary_crossentropy(labels, y_pred), axis=-1)

@@ -1,10 +1,16 @@
 """Training recipes of the papers, scaled to any number of epochs."""
 
+from __future__ import annotations
+
 import dataclasses
+from typing import TYPE_CHECKING
 
 import keras
 
 from tfresidual.arguments import check_choice, check_int
+
+if TYPE_CHECKING:
+    from tfresidual.types import RecipeName
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,14 +27,16 @@ class Recipe:
         momentum: float, momentum of SGD.
     """
 
-    name: str
+    name: RecipeName
     epochs: int
     rates: tuple[tuple[int, float], ...]
     augment: bool
     source: str
     momentum: float = 0.9
 
-    def schedule(self, epochs, steps_per_epoch):
+    def schedule(
+        self, epochs: int, steps_per_epoch: int
+    ) -> keras.optimizers.schedules.LearningRateSchedule:
         """Returns the learning-rate schedule for a training run of any length.
 
         The learning rate changes after the same fraction of the training run as in the paper.
@@ -51,7 +59,7 @@ class Recipe:
             [rate for _, rate in self.rates],
         )
 
-    def optimizer(self, epochs, steps_per_epoch):
+    def optimizer(self, epochs: int, steps_per_epoch: int) -> keras.optimizers.Optimizer:
         """Returns the paper's optimizer for a training run of any length, see `schedule`."""
         schedule = self.schedule(epochs, steps_per_epoch)
         return keras.optimizers.SGD(schedule, momentum=self.momentum)
@@ -93,7 +101,7 @@ RECIPES = {
 }
 
 
-def recipe(name):
+def recipe(name: RecipeName) -> Recipe:
     """Returns the training recipe of a paper, by name.
 
     Args:

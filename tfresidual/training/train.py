@@ -1,6 +1,9 @@
 """Trains a network and saves the run in a folder from which it can be resumed."""
 
+from __future__ import annotations
+
 import dataclasses
+from typing import TYPE_CHECKING
 
 import keras
 import pandas as pd
@@ -14,6 +17,14 @@ from tfresidual.training.gradient_coupling import GradientCoupling
 from tfresidual.training.multi_label import MultiLabelCrossentropy
 from tfresidual.training.progress import TrainingProgress
 from tfresidual.training.recipes import recipe as recipe_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from rich.console import Console
+
+    from tfresidual.types import Dataset, RecipeName, StrPath
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +45,14 @@ class Training:
 
 
 def compile_network(
-    network, recipe, epochs, steps_per_epoch, multi_label=False, coupling=None, **kwargs
-):
+    network: keras.Model,
+    recipe: RecipeName,
+    epochs: int,
+    steps_per_epoch: int,
+    multi_label: bool = False,
+    coupling: float | None = None,
+    **kwargs: Any,
+) -> str:
     """Compiles a network for classification with the training recipe of a paper.
 
     Args:
@@ -74,7 +91,16 @@ def compile_network(
     return "accuracy"
 
 
-def train(network, data, validation, folder, epochs, metric, callbacks=(), console=None):
+def train(
+    network: keras.Model,
+    data: Dataset,
+    validation: Dataset,
+    folder: StrPath,
+    epochs: int,
+    metric: str,
+    callbacks: Iterable[keras.callbacks.Callback] = (),
+    console: Console | None = None,
+) -> Training:
     """Trains a compiled network and saves its log, its state and its best epoch in a folder.
 
     If the folder contains an unfinished training run, the run resumes after its last complete

@@ -1,5 +1,7 @@
 """Oracle for keras-tuner that searches for depths that meet the stopping rule."""
 
+from __future__ import annotations
+
 import collections
 import contextlib
 import dataclasses
@@ -9,6 +11,7 @@ import os
 import pathlib
 import time
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 import keras_tuner
 import numpy as np
@@ -19,6 +22,12 @@ from tfresidual.files import damaged, read_json, written
 from tfresidual.probes.logs import log_key
 from tfresidual.tuning.proposals import Measurement, plan
 from tfresidual.tuning.stopping_rule import depth_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any
+
+    from tfresidual.tuning.proposals import Plan
 
 RUNNING, COMPLETED, FAILED = "RUNNING", "COMPLETED", "FAILED"
 # Base score of a trial in which a stage does not meet the rule: more than any depth. The amount
@@ -41,7 +50,7 @@ MOST_DEATHS = 3
 MOST_COMBINATIONS = 1000
 
 
-def blocks(hyperparameters):
+def blocks(hyperparameters: keras_tuner.HyperParameters) -> tuple[int, ...]:
     """Returns the blocks of each stage in a trial, for the function that builds its network.
 
     Example:
@@ -118,25 +127,25 @@ class DepthOracle(keras_tuner.Oracle):
 
     def __init__(
         self,
-        start,
+        start: Iterable[int],
         *,
-        epsilon=0.1,
-        min_blocks=1,
-        max_blocks=128,
-        tolerance=0,
-        warm_start=False,
-        hyperparameters=None,
-        settings=None,
-        max_trials=None,
-        **kwargs,
-    ):
-        self.start = check_ints("start", start, at_least=1)
+        epsilon: float = 0.1,
+        min_blocks: int | Iterable[int] = 1,
+        max_blocks: int | Iterable[int] = 128,
+        tolerance: int = 0,
+        warm_start: bool = False,
+        hyperparameters: keras_tuner.HyperParameters | None = None,
+        settings: Mapping[str, Any] | None = None,
+        max_trials: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.start: tuple[int, ...] = check_ints("start", start, at_least=1)
         depth_for(0, epsilon)
         # A NumPy number is converted as it prints.
-        self.epsilon = float(str(epsilon))
-        self.limits = _checked_limits(self.start, min_blocks, max_blocks)
-        self.tolerance = check_int("tolerance", tolerance, at_least=0)
-        self.warm_start = check_bool("warm_start", warm_start)
+        self.epsilon: float = float(str(epsilon))
+        self.limits: list[tuple[int, int]] = _checked_limits(self.start, min_blocks, max_blocks)
+        self.tolerance: int = check_int("tolerance", tolerance, at_least=0)
+        self.warm_start: bool = check_bool("warm_start", warm_start)
         counts = {"max_retries_per_trial": 0, "max_consecutive_failed_trials": 1}
         for name, at_least in counts.items():
             if name in kwargs:
@@ -158,15 +167,15 @@ class DepthOracle(keras_tuner.Oracle):
                         f"`min_blocks` and `max_blocks` do. Received: {name!r}"
                     )
             space.merge(hyperparameters)
-        self.settings = {"warm_start": self.warm_start, **(settings or {})}
+        self.settings: dict[str, Any] = {"warm_start": self.warm_start, **(settings or {})}
         # A function that the chief calls repeatedly, see `tfresidual.tuning.workers.serve`.
-        self.watch = None
-        self.failure = None
-        self._heard = {}
+        self.watch: Callable[[], object] | None = None
+        self.failure: str | None = None
+        self._heard: dict[str, float] = {}
         # For each trial, the number of workers that were considered dead while running it.
-        self._left_by = collections.Counter()
+        self._left_by: collections.Counter[str] = collections.Counter()
         # For each trial, the number of times that a restarted worker has begun it again.
-        self._deaths = collections.Counter()
+        self._deaths: collections.Counter[str] = collections.Counter()
         super().__init__(
             objective=keras_tuner.Objective(OBJECTIVE, "min"),
             max_trials=max_trials,
@@ -177,7 +186,7 @@ class DepthOracle(keras_tuner.Oracle):
 
     # Proposals
 
-    def populate_space(self, trial_id):
+    def populate_space(self, trial_id: str | None) -> dict[str, Any]:
         running = [self._values(t) for t in self.trials.values() if t.status == RUNNING]
         plans = [(others, self.plan(others)) for others in self.combinations()]
         for place in range(max((len(p.proposals) for _, p in plans), default=0)):
@@ -207,7 +216,7 @@ class DepthOracle(keras_tuner.Oracle):
             return {}
         return {SOURCE: max(shallower, key=lambda t: sum(blocks(t.hyperparameters))).trial_id}
 
-    def plan(self, others=None):
+    def plan(self, others: Mapping[str, Any] | None = None) -> Plan:
         """Returns what follows from the finished trials, a `tfresidual.tuning.proposals.Plan`.
 
         Args:
@@ -218,7 +227,7 @@ class DepthOracle(keras_tuner.Oracle):
         failed = [blocks(t.hyperparameters) for t in trials if t.status == FAILED]
         return plan(measured, failed, self.start, self.limits, self.epsilon, self.tolerance)
 
-    def combinations(self):
+    def combinations(self) -> list[dict[str, Any]]:
         """Returns all combinations of the hyperparameters that are not depths, as a list of dicts.
 
         Raises:
@@ -260,7 +269,7 @@ class DepthOracle(keras_tuner.Oracle):
             found = grown
         return [dict(space.values) for space in found]
 
-    def others_of(self, trial):
+    def others_of(self, trial: keras_tuner.engine.trial.Trial) -> dict[str, Any]:
         """Returns the values of a trial's hyperparameters that are not depths."""
         values = trial.hyperparameters.values
         return {name: value for name, value in values.items() if not _is_depth(name, True)}
@@ -271,11 +280,11 @@ class DepthOracle(keras_tuner.Oracle):
 
     # Measurements
 
-    def in_order(self):
+    def in_order(self) -> list[keras_tuner.engine.trial.Trial]:
         """Returns the trials in the order in which they were started."""
         return [self.trials[trial_id] for trial_id in self.start_order]
 
-    def measurements(self, trial):
+    def measurements(self, trial: keras_tuner.engine.trial.Trial) -> list[Measurement]:
         """Returns the measurements of a finished trial, a list with a `Measurement` per stage."""
         return [
             Measurement(
@@ -286,7 +295,7 @@ class DepthOracle(keras_tuner.Oracle):
             for stage, depth in enumerate(blocks(trial.hyperparameters), start=1)
         ]
 
-    def score_trial(self, trial):
+    def score_trial(self, trial: keras_tuner.engine.trial.Trial) -> None:
         """Scores a trial with its number of blocks, or over a million if a stage fails the rule."""
         stages = self.measurements(trial)
         trial.best_step = 0
@@ -296,7 +305,7 @@ class DepthOracle(keras_tuner.Oracle):
         excess = [s.distance / s.counted / self.epsilon if s.counted else 10.0 for s in stages]
         trial.score = NOT_MET + min(max(excess), NOT_MET)
 
-    def verdict(self, trial):
+    def verdict(self, trial: keras_tuner.engine.trial.Trial) -> str:
         """Returns a description of how a trial ended."""
         if trial.status != COMPLETED:
             return "could not be trained"
@@ -305,12 +314,12 @@ class DepthOracle(keras_tuner.Oracle):
         rule = "meets the rule" if trial.score < NOT_MET else "does not meet the rule"
         return f"mean scaled perturbation {' '.join(means)}, {rule} of {self.epsilon:g} or less"
 
-    def get_best_trials(self, num_trials=1):
+    def get_best_trials(self, num_trials: int = 1) -> list[keras_tuner.engine.trial.Trial]:
         """Returns the trials that meet the rule in all stages, the fewest blocks first."""
         met = [t for t in self.in_order() if t.status == COMPLETED and t.score < NOT_MET]
         return sorted(met, key=lambda trial: trial.score)[:num_trials]
 
-    def is_kept_met(self, trial):
+    def is_kept_met(self, trial: keras_tuner.engine.trial.Trial) -> bool:
         """Returns whether the network kept by a trial, one of several averaged, meets the rule."""
         return all(
             dataclasses.replace(stage, distance=metric(trial, name)).meets(self.epsilon)
@@ -318,14 +327,14 @@ class DepthOracle(keras_tuner.Oracle):
             if trial.metrics.exists(name := log_key(KEPT, place))
         )
 
-    def weights_path(self, trial):
+    def weights_path(self, trial: keras_tuner.engine.trial.Trial) -> pathlib.Path:
         """Returns the path of the weights of a finished trial, a `pathlib.Path`."""
         return pathlib.Path(self._get_trial_dir(trial.trial_id)) / "checkpoint.weights.h5"
 
     # Trials and workers
 
     @keras_tuner.synchronized
-    def create_trial(self, tuner_id):
+    def create_trial(self, tuner_id: str) -> keras_tuner.engine.trial.Trial:
         self._heard[tuner_id] = time.monotonic()
         self.tuner_ids.add(tuner_id)
         try:
@@ -357,14 +366,16 @@ class DepthOracle(keras_tuner.Oracle):
                 self._heard.pop(tuner_id, None)
         return trial
 
-    def get_trial(self, trial_id):
+    def get_trial(self, trial_id: str) -> keras_tuner.engine.trial.Trial:
         for tuner_id, trial in list(self.ongoing_trials.items()):
             if trial.trial_id == trial_id:
                 self._heard[tuner_id] = time.monotonic()
         return super().get_trial(trial_id)
 
     @keras_tuner.synchronized
-    def update_trial(self, trial_id, metrics, step=0):
+    def update_trial(
+        self, trial_id: str, metrics: Mapping[str, float], step: int = 0
+    ) -> keras_tuner.engine.trial.Trial:
         trial = self.trials.get(trial_id)
         if trial is None:
             # The worker belongs to an earlier search that no longer exists.
@@ -375,7 +386,7 @@ class DepthOracle(keras_tuner.Oracle):
         return super().update_trial(trial_id, metrics, step)
 
     @keras_tuner.synchronized
-    def end_trial(self, trial):
+    def end_trial(self, trial: keras_tuner.engine.trial.Trial) -> None:
         if trial.trial_id in self.end_order or trial.trial_id not in self.trials:
             self._release(trial.trial_id)
             return
@@ -434,7 +445,7 @@ class DepthOracle(keras_tuner.Oracle):
         }
 
     @keras_tuner.synchronized
-    def release_silent(self):
+    def release_silent(self) -> None:
         """Forgets workers that have been silent for too long and frees their trials for others."""
         now = time.monotonic()
         for tuner_id in {*self.tuner_ids, *self.ongoing_trials}:
@@ -448,7 +459,7 @@ class DepthOracle(keras_tuner.Oracle):
                     self.save()
 
     @keras_tuner.synchronized
-    def is_over(self):
+    def is_over(self) -> bool:
         """Returns whether the search has ended and every worker has been told."""
         if self.ongoing_trials or self.tuner_ids:
             return False
@@ -458,20 +469,20 @@ class DepthOracle(keras_tuner.Oracle):
             return False
         return self.is_full() or self.populate_space(None)["status"] == "STOPPED"
 
-    def is_full(self):
+    def is_full(self) -> bool:
         """Returns whether the largest allowed number of trials has been started."""
         return bool(self.max_trials) and len(self.trials) >= self.max_trials
 
     # Files
 
-    def save(self):
+    def save(self) -> None:
         write_json(self._get_oracle_fname(), self.get_state())
 
     def _save_trial(self, trial):
         folder = pathlib.Path(self._get_trial_dir(trial.trial_id))
         write_json(folder / TRIAL_FILE, trial.get_state())
 
-    def get_state(self):
+    def get_state(self) -> dict[str, Any]:
         search = {
             "epsilon": self.epsilon,
             "start": self.start,
@@ -482,7 +493,7 @@ class DepthOracle(keras_tuner.Oracle):
         }
         return {**super().get_state(), "depth_search": search}
 
-    def is_begun(self):
+    def is_begun(self) -> bool:
         """Returns whether the folder contains a search.
 
         Raises:
@@ -498,7 +509,7 @@ class DepthOracle(keras_tuner.Oracle):
             )
         return False
 
-    def reload(self, look=False):
+    def reload(self, look: bool = False) -> None:
         """Restores a search from the files of an earlier process, which may have been killed.
 
         A trial whose measurements are on disk counts as finished. Any other trial is run again: by
@@ -539,7 +550,7 @@ class DepthOracle(keras_tuner.Oracle):
                 )
         trials = [self._read_trial(path) for path in sorted(folder.glob(f"trial_*/{TRIAL_FILE}"))]
         self.trials = {trial.trial_id: trial for trial in trials}
-        declared = self.hyperparameters
+        declared: keras_tuner.HyperParameters = self.hyperparameters
         with reading(path):
             # A trial that had just started when the folder was copied may be missing.
             owners = {
@@ -563,9 +574,9 @@ class DepthOracle(keras_tuner.Oracle):
             )
         # The space is that of the current program, plus the hyperparameters its trials asked for.
         declared.merge(self.hyperparameters, overwrite=False)
-        self.hyperparameters = declared
+        self.hyperparameters: keras_tuner.HyperParameters = declared
         self.failure = None
-        self.start_order = [t for t in self.start_order if t in self.trials]
+        self.start_order: list[str] = [t for t in self.start_order if t in self.trials]
         self.start_order += [t for t in self.trials if t not in self.start_order]
         self._retry_queue = []
         self.ongoing_trials, self._heard = {}, {}
@@ -586,7 +597,7 @@ class DepthOracle(keras_tuner.Oracle):
             else:
                 self._retry_queue.append(trial.trial_id)
         ended = [t.trial_id for t in self.in_order() if t.status in (COMPLETED, FAILED)]
-        self.end_order = [t for t in self.end_order if t in ended]
+        self.end_order: list[str] = [t for t in self.end_order if t in ended]
         self.end_order += [t for t in ended if t not in self.end_order]
         if not look:
             self._retry_what_ended_the_search()

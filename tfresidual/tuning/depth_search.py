@@ -1,10 +1,13 @@
 """Tuner for keras-tuner that searches for the depth that a network needs."""
 
+from __future__ import annotations
+
 import contextlib
 import math
 import pathlib
 import shutil
 import time
+from typing import TYPE_CHECKING
 
 import keras
 import keras_tuner
@@ -43,6 +46,13 @@ from tfresidual.tuning.workers import (
     wait_for_chief,
     was_started_before,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+    from tfresidual.tuning.trace import Outcome
+    from tfresidual.types import Frame, Images
 
 # Errors that indicate a faulty program, not a network that cannot be trained.
 WRONG_PROGRAMS = (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError)
@@ -114,21 +124,21 @@ class DepthSearch(keras_tuner.Tuner):
 
     def __init__(
         self,
-        hypermodel,
+        hypermodel: Callable[[keras_tuner.HyperParameters], keras.Model] | keras_tuner.HyperModel,
         *,
-        epsilon=0.1,
-        start=(4, 4, 4),
-        min_blocks=1,
-        max_blocks=128,
-        tolerance=0,
-        warm_start=False,
-        probe_data=None,
-        max_trials=None,
-        hyperparameters=None,
-        seed=0,
-        chief_timeout=60.0,
-        **kwargs,
-    ):
+        epsilon: float = 0.1,
+        start: Iterable[int] = (4, 4, 4),
+        min_blocks: int | Iterable[int] = 1,
+        max_blocks: int | Iterable[int] = 128,
+        tolerance: int = 0,
+        warm_start: bool = False,
+        probe_data: Images | None = None,
+        max_trials: int | None = None,
+        hyperparameters: keras_tuner.HyperParameters | None = None,
+        seed: int = 0,
+        chief_timeout: float = 60.0,
+        **kwargs: Any,
+    ) -> None:
         check_environment()
         _check_devices(kwargs.get("distribution_strategy"))
         seed = check_int("seed", seed, at_least=0, at_most=2**31 - 1)
@@ -153,10 +163,10 @@ class DepthSearch(keras_tuner.Tuner):
             max_trials=max_trials,
             **of_oracle,
         )
-        self.epsilon = epsilon
-        self.seed = seed
-        self.probe_data = probe_data
-        self.chief_timeout = chief_timeout
+        self.epsilon: float = epsilon
+        self.seed: int = seed
+        self.probe_data: Images | None = probe_data
+        self.chief_timeout: float = chief_timeout
         self._asked = False
         self._execution, self._least = 0, math.inf
         self._error = None
@@ -168,7 +178,7 @@ class DepthSearch(keras_tuner.Tuner):
 
     # Search
 
-    def search(self, *fit_args, **fit_kwargs):
+    def search(self, *fit_args: Any, **fit_kwargs: Any) -> None:
         """Trains networks until the search ends.
 
         Args:
@@ -219,17 +229,19 @@ class DepthSearch(keras_tuner.Tuner):
                     raise
                 raise SearchError(self.oracle.failure) from None
 
-    def pre_create_trial(self):
+    def pre_create_trial(self) -> None:
         if self._asked:
             # The chief has no trial for this worker at the moment.
             time.sleep(POLL)
         self._asked = True
 
-    def on_trial_begin(self, trial):
+    def on_trial_begin(self, trial: keras_tuner.engine.trial.Trial) -> None:
         self._asked = False
         super().on_trial_begin(trial)
 
-    def run_trial(self, trial, *args, **kwargs):
+    def run_trial(
+        self, trial: keras_tuner.engine.trial.Trial, *args: Any, **kwargs: Any
+    ) -> dict[str, float]:
         """Trains, measures and saves the network of a trial.
 
         Returns:
@@ -267,7 +279,7 @@ class DepthSearch(keras_tuner.Tuner):
                 f"A trial failed with {type(error).__name__}: {error}"
             ) from error
 
-    def on_trial_end(self, trial):
+    def on_trial_end(self, trial: keras_tuner.engine.trial.Trial) -> None:
         if trial.message and self._is_worker():
             # The report of a worker to its chief does not include the message.
             path = pathlib.Path(self.get_trial_dir(trial.trial_id), FAILURE_FILE)
@@ -376,7 +388,7 @@ class DepthSearch(keras_tuner.Tuner):
 
     # Results
 
-    def outcome(self):
+    def outcome(self) -> Outcome:
         """Returns the result of the search, or the reason why there is none, a `tuning.Outcome`.
 
         With further hyperparameters there are several outcomes: returns the one with the fewest
@@ -386,14 +398,14 @@ class DepthSearch(keras_tuner.Tuner):
         found = [outcome for outcome in outcomes if outcome.blocks is not None]
         unfinished = [outcome for outcome in outcomes if outcome.status == "searching"]
         if found:
-            return min(found, key=lambda outcome: sum(outcome.blocks))
+            return min(found, key=lambda outcome: sum(outcome.blocks or ()))
         return (unfinished or outcomes)[0]
 
-    def outcomes(self):
+    def outcomes(self) -> list[Outcome]:
         """Returns the `tuning.Outcome`s of all combinations of further hyperparameters, a list."""
         return outcomes_of(self._current())
 
-    def trace(self):
+    def trace(self) -> Frame:
         """Returns all trials of the search in the order in which they were started.
 
         Returns:
@@ -409,7 +421,7 @@ class DepthSearch(keras_tuner.Tuner):
         """
         return trace_of(self._current())
 
-    def get_best_hyperparameters(self, num_trials=1):
+    def get_best_hyperparameters(self, num_trials: int = 1) -> list[keras_tuner.HyperParameters]:
         """Returns the hyperparameters of trials that meet the rule, the fewest blocks first.
 
         Raises:
@@ -417,7 +429,7 @@ class DepthSearch(keras_tuner.Tuner):
         """
         return [trial.hyperparameters for trial in self._best_trials(num_trials)]
 
-    def get_best_models(self, num_models=1):
+    def get_best_models(self, num_models: int = 1) -> list[keras.Model]:
         """Returns the trained networks that meet the rule, the fewest blocks first.
 
         If a trial has several executions, both their average and the kept network must meet the
@@ -435,13 +447,13 @@ class DepthSearch(keras_tuner.Tuner):
             )
         return [self.load_model(trial) for trial in kept]
 
-    def load_model(self, trial):
+    def load_model(self, trial: keras_tuner.engine.trial.Trial) -> keras.Model:
         network = self._try_build(trial.hyperparameters)
         with maybe_distribute(self.distribution_strategy):
             load_trained(network, self._get_checkpoint_fname(trial.trial_id))
         return network
 
-    def results_summary(self, num_trials=10):
+    def results_summary(self, num_trials: int = 10) -> None:
         """Prints the outcome, the trace, and the trials that meet the rule, the best first."""
         for outcome in self.outcomes():
             others = ", ".join(f"{k}={v}" for k, v in outcome.hyperparameters.items())
@@ -464,7 +476,7 @@ class DepthSearch(keras_tuner.Tuner):
 
     # Files and devices of keras-tuner
 
-    def save(self):
+    def save(self) -> None:
         # The tuner itself has no state, so only the oracle is saved.
         if not self._is_worker():
             self.oracle.save()
@@ -476,7 +488,7 @@ class DepthSearch(keras_tuner.Tuner):
         if not self._is_worker() and self.oracle.is_begun():
             self.oracle.reload(look=True)
 
-    def reload(self):
+    def reload(self) -> None:
         self._populate_initial_space()
 
     def _is_over(self):

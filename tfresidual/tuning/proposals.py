@@ -6,12 +6,18 @@ whatever the depths of the other stages were. The result of a search does not re
 assumption: it is a single trained network in which all stages meet the rule.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tfresidual.tuning.stopping_rule import depth_for
+
+if TYPE_CHECKING:
+    from typing import Literal
 
 # The largest ratio of an extrapolated depth to the deepest measured one that fails. The depth that
 # the rule gives after one measurement is not limited.
@@ -38,7 +44,7 @@ class Measurement:
     counted: int
     distance: float
 
-    def meets(self, epsilon):
+    def meets(self, epsilon: float) -> bool:
         """Returns whether the mean scaled perturbation is epsilon or less."""
         return self.counted > 0 and depth_for(self.distance, epsilon) <= self.counted
 
@@ -60,12 +66,12 @@ class Plan:
         capped: list of the stages, from 1, that do not meet the rule at their largest depth.
     """
 
-    status: str
-    proposals: list
-    best: tuple | None
-    failing: list
-    smallest: list
-    capped: list
+    status: Literal["searching", "found", "not satisfied", "failed"]
+    proposals: list[tuple[int, ...]]
+    best: tuple[int, ...] | None
+    failing: list[int]
+    smallest: list[int]
+    capped: list[int]
 
 
 def plan(measured, failed, start, limits, epsilon, tolerance=0):

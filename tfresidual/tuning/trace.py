@@ -1,7 +1,10 @@
 """Trials and results of a search as a data frame."""
 
+from __future__ import annotations
+
 import dataclasses
 import pathlib
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -19,6 +22,11 @@ from tfresidual.tuning.depth_oracle import (
     reading,
 )
 from tfresidual.tuning.stopping_rule import depth_for
+
+if TYPE_CHECKING:
+    from typing import Any, Literal
+
+    from tfresidual.types import Frame, StrPath
 
 OF_STAGE = ("distance", "scaled_distance", "mean_perturbation", "mean_scaled_perturbation")
 DEVIATION = "scaled_distance_deviation"
@@ -44,14 +52,14 @@ class Outcome:
         hyperparameters: dict with the values of the other hyperparameters to which this applies.
     """
 
-    status: str
-    blocks: tuple | None
+    status: Literal["found", "not satisfied", "failed", "searching"]
+    blocks: tuple[int, ...] | None
     trial: int | None
     message: str
-    hyperparameters: dict = dataclasses.field(default_factory=dict)
+    hyperparameters: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def read_search(folder):
+def read_search(folder: StrPath) -> DepthOracle:
     """Returns the oracle of a search on disk, running or not, for reading.
 
     Args:
@@ -93,7 +101,7 @@ def read_search(folder):
     return oracle
 
 
-def trace_of(oracle):
+def trace_of(oracle: DepthOracle) -> Frame:
     """Returns the trials of a search as a data frame, see `tfresidual.tuning.DepthSearch.trace`."""
     found = {outcome.trial for outcome in outcomes_of(oracle) if outcome.status == "found"}
     rows = []
@@ -147,7 +155,7 @@ def _of_trial(trial):
     return [name for name in trial.metrics.metrics if "/" not in name and name != OBJECTIVE]
 
 
-def outcomes_of(oracle):
+def outcomes_of(oracle: DepthOracle) -> list[Outcome]:
     """Returns the result for each combination of hyperparameters, a list of `Outcome`."""
     outcomes = []
     for others in oracle.combinations():

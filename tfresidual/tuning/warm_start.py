@@ -1,5 +1,7 @@
 """Warm start of a deeper network from a shallower one."""
 
+from __future__ import annotations
+
 import math
 from numbers import Real
 
@@ -11,7 +13,7 @@ NEARNESS = 0.1
 MAY_DIFFER = ("blocks", "name", "trainable", "gamma_initializer", "recurrent_initialization")
 
 
-def interleave(shallow, deep, nearness=NEARNESS):
+def interleave(shallow: ResidualNetwork, deep: ResidualNetwork, nearness: float = NEARNESS) -> None:
     """Copies the weights of a shallower network to a deeper one, with new blocks in between.
 
     The blocks of every stage that keep the shape of the state are spread evenly over the deeper

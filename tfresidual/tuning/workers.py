@@ -10,6 +10,8 @@ the same program; environment variables determine its role:
 Set all three variables, or none. `directory` must be accessible to all processes.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import json
@@ -20,6 +22,7 @@ import subprocess
 import threading
 import time
 from concurrent import futures
+from typing import TYPE_CHECKING
 
 import grpc
 from keras_tuner import errors
@@ -27,6 +30,11 @@ from keras_tuner import errors
 from tfresidual.arguments import check_int
 from tfresidual.files import check_folder, checked_path
 from tfresidual.tuning.depth_oracle import HEARTBEAT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tfresidual.types import StrPath
 
 
 class SearchError(RuntimeError):
@@ -300,7 +308,13 @@ def end_with_supervisor():
     threading.Thread(target=wait, daemon=True).start()
 
 
-def supervise(command, workers, folder, watch=None, restarts=RESTARTS):
+def supervise(
+    command: Sequence[str],
+    workers: int,
+    folder: StrPath,
+    watch: Callable[[], object] | None = None,
+    restarts: int = RESTARTS,
+) -> None:
     """Runs a chief and workers of one program on this machine until the search is over.
 
     A process that dies is restarted under the same name; a worker gets its trial back. All

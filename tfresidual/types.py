@@ -1,0 +1,69 @@
+"""Types that arguments and results of several parts have; none of the libraries is imported."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    import keras
+    import numpy as np
+    import pandas as pd
+    import tensorflow as tf
+    from matplotlib import figure
+    from numpy import typing as npt
+
+StrPath: TypeAlias = str | os.PathLike[str]
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+ArrayLike: TypeAlias = "npt.ArrayLike"
+Tensor: TypeAlias = "tf.Tensor | keras.KerasTensor"
+# With the axis of images; `None` for a size that is not known.
+Shape: TypeAlias = tuple[int | None, ...]
+DType: TypeAlias = "str | keras.DTypePolicy"
+Initializer: TypeAlias = "str | Mapping[str, Any] | keras.initializers.Initializer"
+
+Frame: TypeAlias = "pd.DataFrame"
+Figure: TypeAlias = "figure.Figure"
+
+# Batches `(images, labels)`, or a pair of arrays.
+Dataset: TypeAlias = "tf.data.Dataset"
+Images: TypeAlias = "tf.data.Dataset | keras.utils.PyDataset | Sequence[ArrayLike]"
+# What probes take: images and labels, or a dict of these by the name of the split.
+Data: TypeAlias = "Images | Mapping[str, Images]"
+# What `tfresidual.chain` makes a chain of, beside a chain.
+ChainSource: TypeAlias = "keras.Model | StrPath"
+
+DataFormat: TypeAlias = Literal["channels_last", "channels_first"]
+Layout: TypeAlias = Literal[
+    "original",
+    "bn_after_addition",
+    "relu_before_addition",
+    "relu_only_preactivation",
+    "full_preactivation",
+]
+ShortcutName: TypeAlias = Literal[
+    "identity", "scaled", "exclusive_gate", "shortcut_only_gate", "conv1x1", "dropout"
+]
+Resize: TypeAlias = Literal["projection", "zero_padding"]
+BatchNorm: TypeAlias = Literal["shared", "unshared_statistics", "unshared_scale", "unshared"]
+Transition: TypeAlias = Literal[
+    "projection", "convolution", "average_pooling", "downsampling_block"
+]
+Anchor: TypeAlias = Literal["previous", "input"]
+CouplingKernel: TypeAlias = Literal["uniform", "triangular", "triangular_printed"]
+RecipeName: TypeAlias = Literal[
+    "resnet110",
+    "single_representation",
+    "avg_pooling",
+    "wide",
+    "cifar10",
+    "cifar100",
+    "mnist",
+    "digitclutter",
+]
+DatasetName: TypeAlias = Literal["cifar10", "cifar100", "mnist", "digitclutter"]
+Pixels: TypeAlias = Literal["standardized", "0-1", "0-255"]
+OutputKind: TypeAlias = Literal[
+    "probabilities", "logits", "label_probabilities", "label_logits", "values"
+]
+AtChance: TypeAlias = Literal["raise", "nan"]
