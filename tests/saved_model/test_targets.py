@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
-from saved_model.test_reader import small_network
+from reference.small_networks import small_network
 
 import tfresidual as tfr
 from tfresidual.exporting import export

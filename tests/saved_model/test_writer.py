@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from reference.random_network import random_network
-from saved_model.test_reader import BFLOAT16, functional_network, small_images, small_network
+from reference.small_networks import BFLOAT16, functional_network, small_images, small_network
 
 import tfresidual as tfr
 from tfresidual import probes
