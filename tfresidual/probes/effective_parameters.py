@@ -65,7 +65,8 @@ def weight_deviations(chain, first_block=0):
 def effective_parameters(chain, first_block=0):
     """Counts the parameters of a network; similar blocks of a stage reduce the effective number.
 
-    - `raw`: the number of all trainable parameters; parameters that blocks share count once.
+    - `raw`: the number of all parameters, trainable or frozen; parameters that blocks share count
+      once.
     - `uncoupled`: the number of parameters without a counterpart in another block: those of stem,
       head, transitions and blocks that change the shape of the state.
     - `recurrent`: the number of parameters if all blocks of each stage were one: `uncoupled` plus
