@@ -1,4 +1,4 @@
-"""Which images the last blocks help: those near the decision boundary, or all of them."""
+"""Which images the last blocks help: those near the decision boundary, or those already right."""
 
 import numpy as np
 import pandas as pd

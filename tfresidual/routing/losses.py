@@ -81,7 +81,7 @@ def loss_of(model, kind=None):
 
 
 def loss_from(description):
-    """Returns the loss per image that a description stands for.
+    """Returns the loss per image that a description specifies.
 
     Args:
         description: dict with `"loss"`, the name of a loss of Keras or of this package, and

@@ -115,7 +115,7 @@ class _Found:
 
     @property
     def adds_to_state(self):
-        """Whether the block adds its branch to the state itself, or to one of the same shape."""
+        """Whether the branch is added to the state itself or, in a unit, to a tensor of its shape."""
         is_identity = self.shortcut == IDENTITY
         return is_identity if self.unit is None else self.unit.resizing is None
 
@@ -189,7 +189,7 @@ def functional_chain(model):
 
 
 def unit_parts(unit, takes_anchor):
-    """Returns what a block of a chain takes from a residual unit, as keyword arguments of `Block`."""
+    """Returns the parts of a residual unit for a chain, as keyword arguments of `Block`."""
     return {
         "apply": functools.partial(unit, training=False),
         "branch": functools.partial(unit.branch, training=False),
@@ -452,7 +452,7 @@ class _Gap:
         return tuple(kind for kind in kinds if kind is not Entry)
 
     def longest_prefix(self, signatures):
-        """Returns the furthest place in the gap whose signature is given and whose shape is kept."""
+        """Returns the furthest place of the gap that has a given signature and the same shape."""
         for place in reversed(self.trunk):
             inside = self.start.index < place.index <= self.stop.index
             keeps_shape = place.tensor.shape == self.start.tensor.shape

@@ -250,7 +250,7 @@ def _flattened(model, tensors):
 
 
 def _can_be_flattened(node):
-    """Returns whether a node calls a nested model and can be replaced by the nodes of that model."""
+    """Returns whether a node calls a nested model and can be replaced by the nodes of the model."""
     model = node.operation
     masks = keras.tree.flatten(node.kwargs.get("mask"))
     is_masked = any(mask is not None for mask in masks)
