@@ -90,9 +90,9 @@ def evaluate(chain, routes, data, memory_limit=MEMORY_LIMIT, with_outputs=False,
         routes: `Route`s through it.
         data: a `tf.data.Dataset` of batches `(images, labels)` or a pair of arrays. The images
             are batched again, so the batch size of the data does not matter.
-        memory_limit: MiB that the call may use in addition to data, results and compiled
-            functions: for the states kept for later and the tensors inside the current block. With
-            a lower limit, fewer images are run at once.
+        memory_limit: MiB that the call may use for the states kept for later and the tensors inside
+            the current block, in addition to data, results and compiled functions. With a lower
+            limit, fewer images are run at once.
         with_outputs: whether the outputs of the network and the predicted classes are returned
             too.
         progress: whether to show a progress bar.

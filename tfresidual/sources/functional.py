@@ -115,7 +115,7 @@ class _Found:
 
     @property
     def adds_to_state(self):
-        """Whether the branch is added to the state itself or, in a unit, to a tensor of its shape."""
+        """Whether the branch is added to the state or, in a unit, to a tensor of its shape."""
         is_identity = self.shortcut == IDENTITY
         return is_identity if self.unit is None else self.unit.resizing is None
 
