@@ -5,8 +5,8 @@ from tfresidual.registry.entry import CONVERGENCE, Entry, Figure, Study, has_bou
 
 
 def run(chain, data, options, progress):
-    """What bounds the blocks; reads no images."""
-    return {"lipschitz": probes.lipschitz(chain, progress=progress)}
+    """Reads the bounds of the blocks; reads no images."""
+    return {"lipschitz": probes.lipschitz(chain, progress)}
 
 
 ENTRY = Entry(
