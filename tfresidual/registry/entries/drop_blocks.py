@@ -6,7 +6,11 @@ from tfresidual.registry.entry import INFERENCE, LINES, Entry, Figure, needs_cla
 
 def run(chain, data, options, progress):
     """Measures the network without each of its blocks."""
-    return {"drop_blocks": probes.drop_blocks(chain, data, options.memory_limit, progress)}
+    return {
+        "drop_blocks": probes.drop_blocks(
+            chain, data, memory_limit=options.memory_limit, progress=progress
+        )
+    }
 
 
 ENTRY = Entry(

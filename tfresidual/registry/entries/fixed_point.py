@@ -14,7 +14,7 @@ from tfresidual.registry.entry import (
 
 def run(chain, data, options, progress):
     """Measures where the state of every stage goes when its last block is applied repeatedly."""
-    return {"fixed_point": probes.fixed_point(chain, data, options.times, progress)}
+    return {"fixed_point": probes.fixed_point(chain, data, times=options.times, progress=progress)}
 
 
 ENTRY = Entry(

@@ -6,7 +6,7 @@ from tfresidual.registry.entry import CONVERGENCE, Entry, Figure, Study, has_bou
 
 def run(chain, data, options, progress):
     """Reads the bounds of the blocks; reads no images."""
-    return {"lipschitz": probes.lipschitz(chain, progress)}
+    return {"lipschitz": probes.lipschitz(chain, progress=progress)}
 
 
 ENTRY = Entry(

@@ -6,7 +6,9 @@ from tfresidual.registry.entry import INFERENCE, LINES, Entry, Figure, needs_cla
 
 def run(chain, data, options, progress):
     """Measures the network when every stage is left after each of its blocks."""
-    return {"readout": probes.readout(chain, data, options.memory_limit, progress)}
+    return {
+        "readout": probes.readout(chain, data, memory_limit=options.memory_limit, progress=progress)
+    }
 
 
 ENTRY = Entry(
