@@ -41,7 +41,7 @@ class Borderline(ProbeCallback):
     counts_errors = True
 
     def __init__(self, data, *, every=1, blocks=5, probability=0.1):
-        super().__init__(data, every)
+        super().__init__(data, every=every)
         check_arguments(blocks, 0, probability)
         self.blocks = blocks
         self.probability = probability

@@ -47,7 +47,7 @@ class ConvergenceIndices(ProbeCallback):
     counts_errors = True
 
     def __init__(self, data, *, every=1, times=TIMES, chance="uniform"):
-        super().__init__(data, every)
+        super().__init__(data, every=every)
         self.times = check_times(times)
         check_chance(chance)
         self.chance = chance

@@ -44,7 +44,7 @@ class Perturbation(ProbeCallback):
     """
 
     def __init__(self, data, *, epsilon=0.1, every=1):
-        super().__init__(data, every)
+        super().__init__(data, every=every)
         depth_for(0, epsilon)
         self.epsilon = epsilon
 
