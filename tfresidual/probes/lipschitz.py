@@ -4,7 +4,7 @@ import pandas as pd
 
 from tfresidual import sources
 from tfresidual.arguments import check_bool
-from tfresidual.routing.batches import progress_bar
+from tfresidual.console import progress_bar
 
 METRICS = ("estimate", "residual", "certified", "divisor")
 

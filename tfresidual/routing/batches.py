@@ -1,15 +1,13 @@
 """Runs a compiled function of a chain over a dataset, batch by batch. TensorFlow only."""
 
-import contextlib
 from collections.abc import Mapping
 
 import keras
 import numpy as np
 import tensorflow as tf
-from rich.console import Console
-from rich.progress import Progress
 
 from tfresidual.arguments import check_bool
+from tfresidual.console import progress_bar
 from tfresidual.routing.agreement import check_agreement
 from tfresidual.routing.outputs import named_outputs
 
@@ -223,26 +221,6 @@ def rebatched(batches, size):
             waiting, count = [(images[size:], labels[size:])], count - size
     if count:
         yield tuple(tf.concat(parts, axis=0) for parts in zip(*waiting, strict=True))
-
-
-@contextlib.contextmanager
-def progress_bar(description, total):
-    """Shows a progress bar on stderr until the block ends; stdout is left to the caller's results.
-
-    Args:
-        description: str, the text beside the bar, or `None` for no bar.
-        total: the total of all amounts passed to `advance`, or `None` if it is not known.
-
-    Yields:
-        A function `advance(amount)`.
-    """
-    if description is None:
-        yield lambda amount: None
-        return
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(description, total=total)
-        yield lambda amount: bar.advance(task, amount)
 
 
 def check_images(chain, images):

@@ -9,12 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfresidual.arguments import check_bool, is_number
+from tfresidual.console import progress_bar
 from tfresidual.metrics import change_of, norm
 from tfresidual.routing.agreement import check_agreement
 from tfresidual.routing.batches import (
     batches_of,
     check_images,
-    progress_bar,
     rebatched,
     spec_of,
 )
