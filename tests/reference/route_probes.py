@@ -16,7 +16,7 @@ METRICS = ["error", "cross_entropy", "entropy", "agreement", "distance"]
 TOLERANCE = {"rtol": 2e-4, "atol": 1e-5}
 
 
-# Every layout and transition, one to three stages, one label an image and several, stages whose
+# Every layout and transition, one to three stages, one label per image and several, stages whose
 # only or whose first block changes the shape of the state.
 NETWORKS = {
     "original": {"layout": "original", "blocks": (2, 3, 2)},

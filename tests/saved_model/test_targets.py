@@ -56,7 +56,7 @@ def test_a_link_is_neither_followed_nor_replaced(chain, tmp_path):
     (tmp_path / "link").symlink_to("net")
     (tmp_path / "dangling").symlink_to("nowhere")
     for name in ("link", "dangling"):
-        assert_is_refused(chain, tmp_path / name, "which is there")
+        assert_is_refused(chain, tmp_path / name, "which already exists")
         words = "which is a symbolic link"
         assert_is_refused(chain, tmp_path / name, words, overwrite=True)
         assert (tmp_path / name).is_symlink()
@@ -235,7 +235,7 @@ def test_what_a_killed_export_left_is_put_right(chain, tmp_path, unfinished_name
     (exchanged / "replaced").mkdir()
     (exchanged / "replaced" / "saved_model.pb").write_text("old")
     # The new one was whole: without `overwrite` it stays.
-    with pytest.raises(FileExistsError, match="which is there"):
+    with pytest.raises(FileExistsError, match="which already exists"):
         export(chain, tmp_path / "net")
     assert [path.name for path in tmp_path.iterdir()] == ["net"]
     tfr.chain(tmp_path / "net")

@@ -767,7 +767,7 @@ def test_a_killed_process_leaves_no_half_of_a_target(chain, tmp_path):
     assert names == expected
     # The next export puts the new one into its place first.
     path = tmp_path / "second move" / "net"
-    with pytest.raises(FileExistsError, match="which is there"):
+    with pytest.raises(FileExistsError, match="which already exists"):
         export(chain, path)
     assert tfr.chain(path).name == "new"
     assert [other.name for other in path.parent.iterdir()] == ["net"]

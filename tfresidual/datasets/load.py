@@ -385,7 +385,7 @@ def _damaged(path):
     except Exception as error:
         # tensorflow-datasets passes on errors of many kinds from its dependencies.
         reason = re.sub(r"{{.*}}|\[Op:.*", "", getattr(error, "message", str(error)))
-        raise damaged(path, reason, "Remove the folder and prepare the data anew") from error
+        raise damaged(path, reason, "Remove the folder and prepare the data again") from error
 
 
 @contextlib.contextmanager

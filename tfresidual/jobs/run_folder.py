@@ -11,7 +11,7 @@ from tfresidual.jobs.settings import Settings, check
 
 SETTINGS_FILE = "settings.json"
 MODEL_FILE = "model.keras"
-ANEW = "Put it back, or remove the folder to begin anew"
+ANEW = "Put it back, or remove the folder to start again"
 PACKAGES = (
     "tfresidual",
     "tensorflow",

@@ -263,7 +263,7 @@ def _overview(stage):
             name += f" ({known})" if known else ""
             routes = ["drop"] if keeps_shape else ["changes the shape"]
             routes += ["move"] if keeps_shape and len(part) > 1 else []
-            routes += ["read out behind"] if is_exit else []
+            routes += ["read out after"] if is_exit else []
             is_repeated = stage.can_repeat and run[-1] is stage.blocks[-1]
             routes += [f"repeat block {last}"] if is_repeated else []
             yield f"{name}: {', '.join(routes)}"

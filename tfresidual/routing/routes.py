@@ -131,7 +131,7 @@ def read_out(chain, stage, after):
     for block in blocks[after + 1 :]:
         _movable(chain, "after", stage, block.step, "skipped", received)
     kept = tuple(Application(block.step) for block in blocks[: after + 1])
-    return _replaced(chain, stage, kept, f"stage {stage} read out behind block {after}")
+    return _replaced(chain, stage, kept, f"stage {stage} read out after block {after}")
 
 
 def repeat_last(chain, stage, times, scale=1.0):

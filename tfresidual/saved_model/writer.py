@@ -99,7 +99,7 @@ def obstacle_at(path, overwrite):
     if not os.path.lexists(path):
         return None
     if not overwrite:
-        return "which is there"
+        return "which already exists"
     if path.is_symlink():
         return "which is a symbolic link"
     if path.name in ("", ".."):
@@ -476,7 +476,7 @@ class _Routes:
         is_place = (self.stages == stage) & (self.steps == block) & self.is_exit
         _check(
             tf.reduce_any(is_place),
-            "`stage` (from 1) and `block` (from 0) must name a block behind which the stage can be "
+            "`stage` (from 1) and `block` (from 0) must name a block after which the stage can be "
             "left",
             tf.stack([stage, block]),
         )

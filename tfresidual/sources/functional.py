@@ -96,7 +96,7 @@ class _Found:
         unit: the `ResidualUnit` that is the whole block, or `None`.
         anchor: the `keras.KerasTensor` that the unit joins its branch to, or `None`.
         before: the `_Place` of the state that the block takes, at `begin` or before it.
-        behind: the `_Place` of the state that the block returns, at `end` or after it.
+        after: the `_Place` of the state that the block returns, at `end` or later.
         transition_from: the `_Place` after the previous block, if a transition leads from there
             to `before`; otherwise `None`.
     """
@@ -110,7 +110,7 @@ class _Found:
     unit: ResidualUnit | None = None
     anchor: keras.KerasTensor | None = None
     before: _Place | None = None
-    behind: _Place | None = None
+    after: _Place | None = None
     transition_from: _Place | None = None
 
     @property
@@ -177,7 +177,7 @@ def functional_chain(model):
         name=model.name,
         stem=_between(graph, trunk[0], found[0].before, _dtype_of_states(found)),
         stages=_stages(graph, found, axis),
-        head=_between(graph, found[-1].behind, trunk[-1]),
+        head=_between(graph, found[-1].after, trunk[-1]),
         loss=loss_of(model, kind_of(model, last)),
         input_shape=tuple(model.inputs[0].shape[1:]),
         outputs=outputs_of(model, last) if len(graph.output.shape) == 2 else "values",
@@ -399,13 +399,13 @@ def _join_gaps(graph, trunk, found):
     signatures = {gap.signature(gap.stop) for gap in gaps if gap.is_joined_whole}
     head = _Gap(graph, trunk, found[-1].end, trunk[-1], False)
     for block, gap in zip(found, [*gaps, head], strict=True):
-        block.behind = gap.stop if gap.is_joined_whole else gap.longest_prefix(signatures)
+        block.after = gap.stop if gap.is_joined_whole else gap.longest_prefix(signatures)
     for (block, other), gap in zip(itertools.pairwise(found), gaps, strict=True):
-        keeps_shape = block.behind.tensor.shape == other.before.tensor.shape
+        keeps_shape = block.after.tensor.shape == other.before.tensor.shape
         if keeps_shape and not gap.is_before_identity:
-            other.before = block.behind
-        elif block.behind is not other.before:
-            other.transition_from = block.behind
+            other.before = block.after
+        elif block.after is not other.before:
+            other.transition_from = block.after
 
 
 def _before_entries(graph, trunk, place):
@@ -483,7 +483,7 @@ def _between(graph, start, stop, dtype=None):
 def _borders(found):
     """Yields the borders between parts of the chain: the index of a node and a tensor passed on."""
     for block in found:
-        for place in (block.before, block.begin, block.end, block.behind):
+        for place in (block.before, block.begin, block.end, block.after):
             yield place.index, place.tensor
         for tensor in (block.carried, *block.branches):
             if tensor is not None:
@@ -491,7 +491,7 @@ def _borders(found):
 
 
 def _dtype_of_states(found):
-    places = [place for block in found for place in (block.before, block.behind)]
+    places = [place for block in found for place in (block.before, block.after)]
     return keras.backend.result_type(*(place.tensor.dtype for place in places))
 
 
@@ -500,7 +500,7 @@ def _stages(graph, found, axis):
     stages, transition, blocks, anchor = [], None, [], None
     dtype = _dtype_of_states(found)
     for block, opens in zip(found, _opens_stage(found, axis), strict=True):
-        behind = block.behind.tensor.shape
+        after = block.after.tensor.shape
         if blocks and opens:
             stages.append(Stage(len(stages) + 1, tuple(blocks), transition))
             transition, blocks = None, []
@@ -508,12 +508,12 @@ def _stages(graph, found, axis):
             transition = _between(graph, block.transition_from, block.before, dtype)
         # The tensor that `Chain` will pass to the block as its anchor.
         anchor = anchor if blocks else block.before
-        keeps_shape = block.before.tensor.shape == behind
+        keeps_shape = block.before.tensor.shape == after
         if block.anchor is not None and not (keeps_shape and block.anchor is anchor.tensor):
             raise _other_anchor(block.unit)
         place = {"stage": len(stages) + 1, "step": len(blocks), "keeps_shape": keeps_shape}
         blocks.append(Block(**place, **_parts(graph, block, dtype)))
-        anchor = anchor if keeps_shape else block.behind
+        anchor = anchor if keeps_shape else block.after
     stages.append(Stage(len(stages) + 1, tuple(blocks), transition))
     return tuple(stages)
 
@@ -523,7 +523,7 @@ def _opens_stage(found, axis):
 
     A block that changes only height and width opens a stage, unless the block after it opens one.
     """
-    shapes = [block.behind.tensor.shape for block in found]
+    shapes = [block.after.tensor.shape for block in found]
     changes = [
         block.transition_from is not None or now[axis] != before[axis]
         for block, before, now in zip(found[1:], shapes, shapes[1:], strict=False)
@@ -536,7 +536,7 @@ def _opens_stage(found, axis):
 
 def _parts(graph, found, dtype):
     """Returns the parts of a block, as keyword arguments of `Block`."""
-    nodes = graph.nodes[found.before.index + 1 : found.behind.index + 1]
+    nodes = graph.nodes[found.before.index + 1 : found.after.index + 1]
     if found.unit is None:
         parts = _sum_parts(graph, found) | {"weights": _weights_by_role(nodes)}
     else:
@@ -544,7 +544,7 @@ def _parts(graph, found, dtype):
         around = [node for node in nodes if node.operation is not found.unit]
         parts["weights"] |= _weights_by_role(around)
     start = _between(graph, found.before, found.begin)
-    end = _between(graph, found.end, found.behind, dtype)
+    end = _between(graph, found.end, found.after, dtype)
     functions = {
         "apply": lambda state, *anchor: end(parts["apply"](start(state), *anchor)),
         "branch": parts["branch"] and (lambda state: parts["branch"](start(state))),
