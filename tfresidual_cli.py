@@ -287,8 +287,8 @@ def train(out, **given):
 
     The folder holds the network of the best epoch (model.keras), the log of every epoch with the
     metrics of every block, and the settings. An interrupted training resumes after its last
-    complete epoch when the same command is given again; `tfresidual study` with the same options adds the
-    probes and the report.
+    complete epoch when the same command is given again; `tfresidual study` with the same options
+    adds the probes and the report.
 
     \b
     Examples:

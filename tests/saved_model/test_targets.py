@@ -45,7 +45,7 @@ def assert_is_refused(chain, path, words, **kwargs):
 def test_nothing_is_written_below_a_file(chain, tmp_path, overwrite):
     file = tmp_path / "file"
     file.write_text("mine")
-    words = f"below {str(file)!r}, which is no folder"
+    words = f"below {str(file)!r}, which is not a folder"
     for path in (file / "net", file / "a" / "net"):
         assert_is_refused(chain, path, words, overwrite=overwrite)
     assert file.read_text() == "mine"
@@ -66,7 +66,7 @@ def test_a_link_is_neither_followed_nor_replaced(chain, tmp_path):
     export(chain, tmp_path / "linked" / "net")
     assert os.listdir(tmp_path / "runs") == ["net"]
     below = tmp_path / "dangling" / "net"
-    assert_is_refused(chain, below, f"below {str(tmp_path / 'dangling')!r}, which is no folder")
+    assert_is_refused(chain, below, f"below {str(tmp_path / 'dangling')!r}, which is not a folder")
 
 
 @pytest.mark.parametrize("name", ["mine.txt", "checkpoints", ".hidden"])

@@ -94,7 +94,7 @@ def obstacle_at(path, overwrite):
     """Returns in words why a SavedModel cannot be written to a path; `None` if it can."""
     file = file_above(path)
     if file is not None:
-        return f"below {str(file)!r}, which is no folder"
+        return f"below {str(file)!r}, which is not a folder"
     # `lexists`, since `exists` is false for a broken link.
     if not os.path.lexists(path):
         return None
