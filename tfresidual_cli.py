@@ -262,8 +262,8 @@ def study(out, **given):
     """Train a network, run every probe on it, and write one folder with a report.
 
     The folder holds report.html, the network (model.keras), what the probes measured (frames/),
-    the figures, the log of every epoch and the settings. An interrupted study goes on from its
-    last whole epoch when the same command is given again.
+    the figures, the log of every epoch and the settings. An interrupted study resumes after its
+    last complete epoch when the same command is given again.
 
     \b
     Examples:
@@ -274,7 +274,7 @@ def study(out, **given):
       tfresidual study --recurrent --coupling 0.9 --out runs/coupled
       tfresidual study --recurrent --coupling 1 --lipschitz 0.95 --anchor input --out runs/pcr
     """
-    with _package(lambda: f"{_epochs_in(out)}; probes begin anew") as package:
+    with _package(lambda: f"{_epochs_in(out)}; probes start again") as package:
         settings, out = _settings(package, given, out)
         report = package.study.run(out, settings, package.terminal())
     click.echo(f"report: {report}")
@@ -286,9 +286,9 @@ def train(out, **given):
     """Train a network into a folder, without probing it.
 
     The folder holds the network of the best epoch (model.keras), the log of every epoch with the
-    metrics of every block, and the settings. An interrupted training goes on from its last whole
-    epoch when the same command is given again; `tfresidual study` with the same options adds the
-    probes and the report.
+    metrics of every block, and the settings. An interrupted training resumes after its last
+    complete epoch when the same command is given again; `tfresidual study` with the same options
+    adds the probes and the report.
 
     \b
     Examples:
@@ -391,7 +391,7 @@ def probe(
         "memory_limit": memory_limit,
     }
     with _package(
-        lambda: "Probes that were done are written. The same command begins anew"
+        lambda: "Probes that were done are written. The same command starts again"
     ) as package:
         frames, paths = package.probing.probe(
             target,
@@ -487,7 +487,7 @@ def tune(out, workers, **given):
 
     Trains networks until the mean scaled perturbation of every stage is epsilon or less, and more
     with one block less. The folder holds report.html, what was tried (frames/trace.csv), the
-    network that was found (model.keras) and keras-tuner's project. An interrupted search goes on
+    network that was found (model.keras) and keras-tuner's project. An interrupted search resumes
     when the same command is given again; --max-blocks, --max-trials and --tolerance may change.
     The exit code is 1 where the search ended and no depth meets the rule.
 
@@ -544,7 +544,7 @@ def data(download, **given):
       tfresidual data digitclutter --digits 5 --train-size 100000
       tfresidual data cifar10 --download
     """
-    with _package(lambda: "The same command begins anew") as package:
+    with _package(lambda: "The same command starts again") as package:
         settings, _ = _settings(package, given, None)
         parts = package.settings.prepare(settings, package.terminal(), download=download)
         description = package.settings.describe(settings)
@@ -665,7 +665,7 @@ def _epochs_in(out):
     paths = pathlib.Path(out or "", "checkpoints").glob("epoch-*.keras") if out else ()
     epochs = [int(path.stem.removeprefix("epoch-")) + 1 for path in paths]
     if not epochs:
-        return "No epoch was complete. The same command begins anew"
+        return "No epoch was complete. The same command starts again"
     count = "1 epoch is" if max(epochs) == 1 else f"{max(epochs)} epochs are"
     return f"{count} complete. The same command resumes from there"
 

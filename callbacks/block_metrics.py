@@ -1,4 +1,4 @@
-"""Publishes how every block's output lies to the loss gradient."""
+"""Publishes how the output of every block relates to the gradient of the loss."""
 
 from tfresidual.callbacks.probe_callback import ProbeCallback
 
@@ -12,10 +12,10 @@ PUBLISHED = ("cosine_loss", "readout_cosine_loss", "l2_ratio", "gradient_norm")
 class BlockMetrics(ProbeCallback):
     """Runs `tfresidual.probes.block_metrics` during `fit`.
 
-    Publishes `"stage1/block0/cosine_loss"`, `".../l2_ratio"`, `".../gradient_norm"` for every
-    block and `".../readout_cosine_loss"` for those of the last stage; for a block that changes
-    the shape of the state only its gradient norm is defined. `Perturbation` publishes the other
-    metrics.
+    Publishes `"stage1/block0/cosine_loss"`, `".../l2_ratio"` and `".../gradient_norm"` for every
+    block, and `".../readout_cosine_loss"` for the blocks of the last stage. For a block that
+    changes the shape of the state, only the gradient norm is defined and published.
+    `Perturbation` publishes the other metrics of that probe.
 
     Example:
 
@@ -25,13 +25,13 @@ class BlockMetrics(ProbeCallback):
     True
 
     Args:
-        data: what the probe reads: a `tf.data.Dataset` of batches `(images, labels)`, a pair of
-            arrays, or a dict of these by the name of the split, which then begins every key.
-        every: int, the probe runs after every so many epochs; NaN stands for the others.
+        data: the data to probe: a `tf.data.Dataset` of batches `(images, labels)`, a pair of
+            arrays, or a dict of these by split name; every key then starts with the split name.
+        every: int, the probe runs once every `every` epochs; the keys are NaN in the others.
 
     Raises:
-        ValueError: if `every` is not a positive int, or `data` cannot be used; as a training
-            begins, if it does not fit the network.
+        ValueError: if `every` is not a positive int or `data` cannot be used; when training
+            begins, if the data does not fit the network.
 
     Reference:
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, fig. 4, 13 and 14.

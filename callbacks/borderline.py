@@ -1,4 +1,4 @@
-"""Publishes whom the last blocks help."""
+"""Publishes which images the last blocks help."""
 
 from tfresidual.callbacks.probe_callback import ProbeCallback
 
@@ -10,12 +10,12 @@ PUBLISHED = ("accuracy", "cross_entropy", "entropy", "images")
 
 
 class Borderline(ProbeCallback):
-    """Runs `tfresidual.probes.borderline` behind the last blocks during `fit`.
+    """Runs `tfresidual.probes.borderline` on the last blocks during `fit`.
 
     Publishes `"stage3/block2/borderline_accuracy"`, `".../borderline_cross_entropy"`,
-    `".../borderline_entropy"` and `".../borderline_images"` (how many there are) for each of the
-    last blocks, and the same for the groups `correct` and `all`. Numbers of an empty group are
-    NaN.
+    `".../borderline_entropy"` and `".../borderline_images"` (the number of images in the group)
+    for each of the last blocks, and the same for the groups `correct` and `all`. Accuracy,
+    cross-entropy and entropy of an empty group are NaN.
 
     Example:
 
@@ -23,16 +23,16 @@ class Borderline(ProbeCallback):
     >>> history = net.fit(train, epochs=5, callbacks=[probe], verbose=0)
 
     Args:
-        data: what the probe reads: a `tf.data.Dataset` of batches `(images, labels)`, a pair of
-            arrays, or a dict of these by the name of the split, which then begins every key.
-        every: int, the probe runs after every so many epochs; NaN stands for the others.
-        blocks: int, how many of the last blocks; a shorter stage gives all of its blocks.
-        probability: float over 0, up to 1, by which a prediction on the border turns.
+        data: the data to probe: a `tf.data.Dataset` of batches `(images, labels)`, a pair of
+            arrays, or a dict of these by split name; every key then starts with the split name.
+        every: int, the probe runs once every `every` epochs; the keys are NaN in the others.
+        blocks: int, the number of last blocks to read out; in a shorter stage, all of its blocks.
+        probability: float over 0, up to 1: an image is borderline if its prediction changes to or
+            from the right class when less than this much probability moves between classes.
 
     Raises:
-        ValueError: if `every` or `blocks` is not a positive int, or `data` or
-            `probability` cannot be used; as a training begins, if the data does not fit the
-            network.
+        ValueError: if `every` or `blocks` is not a positive int, or `data` or `probability`
+            cannot be used; when training begins, if the data does not fit the network.
 
     Reference:
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, section 4.3 and fig. 6.
@@ -41,7 +41,7 @@ class Borderline(ProbeCallback):
     counts_errors = True
 
     def __init__(self, data, *, every=1, blocks=5, probability=0.1):
-        super().__init__(data, every)
+        super().__init__(data, every=every)
         check_arguments(blocks, 0, probability)
         self.blocks = blocks
         self.probability = probability

@@ -1,4 +1,4 @@
-"""Publishes how far the network does what an iterative method does."""
+"""Publishes how closely the network behaves like an iterative method."""
 
 from tfresidual.callbacks.probe_callback import ProbeCallback
 
@@ -18,9 +18,10 @@ class ConvergenceIndices(ProbeCallback):
     """Runs `tfresidual.probes.convergence_indices` during `fit`.
 
     Publishes `"stage1/convergence_index"`, `"stage1/recurrence_index"` and
-    `"stage1/divergence_index"` for every stage, and their means as `"convergence_index"` and so
-    on; `"stage1/agreement_convergence_index"` and so on for the same on agreement with the whole
-    network. All are NaN while the network errs as often as chance or more.
+    `"stage1/divergence_index"` for every stage, and their means over the stages as
+    `"convergence_index"` and so on. `"stage1/agreement_convergence_index"` and so on are the same
+    indices for agreement with the whole network instead of the error on the labels. All are NaN
+    while the error of the network is at chance or above.
 
     Example:
 
@@ -28,15 +29,15 @@ class ConvergenceIndices(ProbeCallback):
     >>> history = net.fit(train, epochs=5, callbacks=[probe], verbose=0)
 
     Args:
-        data: what the probe reads: a `tf.data.Dataset` of batches `(images, labels)`, a pair of
-            arrays, or a dict of these by the name of the split, which then begins every key.
-        every: int, the probe runs after every so many epochs; NaN stands for the others.
-        times: int, the most extra applications of a stage's last block.
+        data: the data to probe: a `tf.data.Dataset` of batches `(images, labels)`, a pair of
+            arrays, or a dict of these by split name; every key then starts with the split name.
+        every: int, the probe runs once every `every` epochs; the keys are NaN in the others.
+        times: int, the largest number of extra applications of a stage's last block.
         chance: the error of guessing, see `tfresidual.probes.convergence_indices`.
 
     Raises:
         ValueError: if `every` or `times` is not a positive int, or `data` or `chance`
-            cannot be used; as a training begins, if the data does not fit the network.
+            cannot be used; when training begins, if the data does not fit the network.
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", section
@@ -46,7 +47,7 @@ class ConvergenceIndices(ProbeCallback):
     counts_errors = True
 
     def __init__(self, data, *, every=1, times=TIMES, chance="uniform"):
-        super().__init__(data, every)
+        super().__init__(data, every=every)
         self.times = check_times(times)
         check_chance(chance)
         self.chance = chance

@@ -1,4 +1,4 @@
-"""Publishes what the network loses without one of its blocks."""
+"""Publishes how much worse the network is without one of its blocks."""
 
 from tfresidual.callbacks.probe_callback import ProbeCallback
 
@@ -12,7 +12,8 @@ class DropBlocks(ProbeCallback):
     """Runs `tfresidual.probes.drop_blocks` during `fit`.
 
     Publishes `"stage1/block0/drop_error"`, `".../drop_cross_entropy"` and `".../drop_agreement"`
-    (with the predictions of the whole network) for every block that keeps the shape of the state.
+    (agreement with the predictions of the whole network) for every block that keeps the shape of
+    the state.
 
     Example:
 
@@ -20,13 +21,13 @@ class DropBlocks(ProbeCallback):
     >>> history = net.fit(train, epochs=10, callbacks=[probe], verbose=0)
 
     Args:
-        data: what the probe reads: a `tf.data.Dataset` of batches `(images, labels)`, a pair of
-            arrays, or a dict of these by the name of the split, which then begins every key.
-        every: int, the probe runs after every so many epochs; NaN stands for the others.
+        data: the data to probe: a `tf.data.Dataset` of batches `(images, labels)`, a pair of
+            arrays, or a dict of these by split name; every key then starts with the split name.
+        every: int, the probe runs once every `every` epochs; the keys are NaN in the others.
 
     Raises:
-        ValueError: if `every` is not a positive int, or `data` cannot be used; as a training
-            begins, if it does not fit the network.
+        ValueError: if `every` is not a positive int or `data` cannot be used; when training
+            begins, if the data does not fit the network.
 
     Reference:
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, fig. 3; Veit et al. 2016.

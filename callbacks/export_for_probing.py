@@ -1,4 +1,4 @@
-"""Leaves a series of SavedModels behind a training, to be probed later."""
+"""Exports a series of SavedModels during training, to be probed later."""
 
 import contextlib
 import copy
@@ -19,13 +19,14 @@ from tfresidual.saved_model.writer import obstacle_at, parts_to_save
 class ExportForProbing(keras.callbacks.Callback):
     """Exports the network at chosen epochs of `fit`, see `tfresidual.export`.
 
-    Writes `folder/epoch0001`, `folder/epoch0002` and so on, counted from 1 as on the progress bar;
-    0 is the network before the first epoch. Each is there whole or not at all. `tfresidual probe
-    folder` probes the series and draws it over the epochs, `tfresidual.chain("folder/epoch0001")`
-    opens one of it.
+    Writes `folder/epoch0001`, `folder/epoch0002` and so on. Epochs are counted from 1, as on the
+    progress bar; 0 is the network before the first epoch. Each export is either complete or does
+    not exist. `tfresidual probe folder` probes the series and draws the results over the epochs;
+    `tfresidual.chain("folder/epoch0001")` opens one export.
 
-    The functions of the network are compiled once, before anything is trained, and written again
-    with the weights of each epoch. What cannot be exported, or not to there, is an error then.
+    The functions of the network are compiled once, before training, and written with the weights
+    of each epoch. A network that cannot be exported, or a folder that cannot be written to,
+    therefore raises an error before training.
 
     Example:
 
@@ -33,23 +34,26 @@ class ExportForProbing(keras.callbacks.Callback):
     >>> history = net.fit(train, epochs=5, callbacks=[series], verbose=0)
     >>> frame = probes.readout(tfresidual.chain("runs/series/epoch0005"), test)
 
-    One training at a time writes to a folder: another one, in whatever process, does not begin.
+    Only one training run at a time can write to a folder. A second one, in the same or another
+    process, raises an error when it begins.
 
     Args:
-        folder: where to write, made if it is not there.
-        every: int, the network is exported after every so many epochs.
-        epochs: ints, the epochs to export instead, 0 for the network as training begins. Not
-            together with `every`. One of them at least must be among those of the training. When a
-            training is resumed, those before it count, although they are not exported any more.
-        overwrite: whether exports of the same epochs that are there are replaced. Without, a
-            training that would replace one does not begin.
+        folder: the directory to write to; it is created if it does not exist.
+        every: int, the network is exported once every `every` epochs.
+        epochs: ints, the epochs to export instead; 0 is the network before training. Cannot be
+            combined with `every`. At least one of them must be an epoch of the training run. When
+            training is resumed, earlier epochs count towards this, although they are not exported
+            again.
+        overwrite: whether existing exports of the same epochs are replaced. If not, training does
+            not begin when it would replace one.
 
     Raises:
-        ValueError: if an argument cannot be used, or both `every` and `epochs` are given; as a
-            training begins, if it has none of the `epochs`, or the network cannot be exported.
-        FileExistsError: as a training begins, if an export would replace something.
-        tfresidual.locks.FolderInUseError: as a training begins, if another one writes to the
-            folder.
+        ValueError: if an argument cannot be used, or both `every` and `epochs` are given; when
+            training begins, if it includes none of the `epochs`, or the network cannot be
+            exported.
+        FileExistsError: when training begins, if an export would replace something.
+        tfresidual.locks.FolderInUseError: when training begins, if another training run writes to
+            the folder.
     """
 
     def __init__(self, folder, *, every=1, epochs=None, overwrite=False):
@@ -70,7 +74,7 @@ class ExportForProbing(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         self._has_begun = False
-        # A training that failed did not let go of it.
+        # A previous training run that failed did not release the folder.
         self._held.close()
         last = (self.params or {}).get("epochs")
         if not last:
@@ -91,19 +95,19 @@ class ExportForProbing(keras.callbacks.Callback):
         if self._has_begun:
             return
         self._has_begun = True
-        # Now it is known with which epoch the training begins.
+        # Only now is the first epoch of this training run known.
         last = (self.params or {}).get("epochs") or epoch + 1
         to_come = range(epoch + 1 if epoch else 0, last + 1)
         planned = {number for number in to_come if self._is_chosen(number)}
         if planned:
             with contextlib.ExitStack() as held:
                 held.enter_context(locked(self.folder))
-                # What a training that was killed has left.
+                # Removes what a training run that was killed left behind.
                 remove_unfinished(self.folder)
                 remove_abandoned(self.folder)
                 self._check_folder(planned)
-                # What cannot be exported is found here, not after the epoch. A model that is built
-                # by its first batch can only be looked at then.
+                # Finds out here, not after the epoch, whether the model can be exported. A model
+                # that is built by its first batch can only be checked after that batch.
                 if self.model.built:
                     parts_to_save(chain_in_training(self.model))
                 self._held = held.pop_all()
@@ -118,7 +122,7 @@ class ExportForProbing(keras.callbacks.Callback):
         self._held.close()
 
     def __deepcopy__(self, memo):
-        """A copy without a model, which holds no folder."""
+        """Returns a copy without a model, which holds no lock on a folder."""
         new = copy.copy(self)
         memo[id(self)] = new
         new._model, new._has_begun, new._held = None, False, contextlib.ExitStack()
@@ -131,7 +135,7 @@ class ExportForProbing(keras.callbacks.Callback):
 
     def _check_folder(self, planned):
         received = f"Received: folder={str(self.folder)!r}"
-        # Whatever has the name of an export to come.
+        # Anything that has the name of a planned export.
         named = series_of(self.folder, is_member=os.path.lexists)
         there = {number: path for number, path in named.items() if number in planned}
         if there and not self.overwrite:

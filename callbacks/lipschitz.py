@@ -1,4 +1,4 @@
-"""Publishes what bounds the Lipschitz constants of the blocks."""
+"""Publishes the bounds on the Lipschitz constants of the blocks."""
 
 from tfresidual.callbacks.probe_callback import ProbeCallback
 
@@ -22,11 +22,11 @@ class Lipschitz(ProbeCallback):
     >>> history = net.fit(train, epochs=2, callbacks=[Lipschitz(every=2)], verbose=0)
 
     Args:
-        every: int, the probe runs after every so many epochs; NaN stands for the others.
+        every: int, the probe runs once every `every` epochs; the keys are NaN in the others.
 
     Raises:
-        ValueError: if `every` is not a positive int; at the beginning of a training, if no block
-            of the network is bounded.
+        ValueError: if `every` is not a positive int; when training begins, if no block of the
+            network is bounded.
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", section

@@ -1,11 +1,11 @@
-"""Whether callbacks stand where they see what others publish."""
+"""Checks that callbacks are placed after the callbacks whose logs they read."""
 
 import gc
 import warnings
 
 import keras
 
-# Those that write down all that is in the logs.
+# Callbacks that record everything in the logs.
 LOGGERS = (
     keras.callbacks.CSVLogger,
     keras.callbacks.RemoteMonitor,
@@ -14,12 +14,14 @@ LOGGERS = (
 
 
 def warn_of_earlier(callback, kind, keys):
-    """Warns of callbacks that read the logs before another one publishes in them.
+    """Warns about callbacks that read the logs before `callback` publishes in them.
 
     Args:
-        callback: a `keras.callbacks.Callback` that publishes, in its training.
-        kind: the class of callbacks that publish. Of several, the first one after a logger warns.
-        keys: what the callback publishes.
+        callback: a `keras.callbacks.Callback` that publishes in the logs and is being trained
+            with.
+        kind: the class of callbacks that publish. If several of them follow a logger, only the
+            first one warns.
+        keys: the keys that the callback publishes.
     """
     name, before = type(callback).__name__, callbacks_before(callback)
     publishers = [place for place, earlier in enumerate(before) if isinstance(earlier, kind)]
@@ -39,10 +41,11 @@ def warn_of_earlier(callback, kind, keys):
 
 
 def callbacks_before(callback):
-    """The callbacks that stand before one in the list of its training.
+    """Returns the callbacks that come before `callback` in the list passed to `fit`.
 
-    Keras tells a callback nothing about the others. But it gives all of a training the same dict
-    of parameters, which their list holds, too: so the garbage collector can say which list it is.
+    Keras gives a callback no access to the others. But all callbacks of one training run share
+    one dict of parameters, which their `CallbackList` also holds, so the list can be found among
+    the objects of the garbage collector.
     """
     if callback.params is None:
         return []

@@ -1,4 +1,4 @@
-"""Publishes how much the blocks move the state, and the depth that follows."""
+"""Publishes how much the blocks move the state, and the depth that follows from it."""
 
 import math
 
@@ -16,12 +16,12 @@ PUBLISHED = ("distance", "scaled_distance", "mean_perturbation", "mean_scaled_pe
 class Perturbation(ProbeCallback):
     """Runs `tfresidual.probes.perturbation` during `fit`, and applies the stopping rule.
 
-    Publishes `"stage1/block0/perturbation"` and `".../scaled_perturbation"` for every block that
-    keeps the shape of the state; for every stage `"stage1/distance"`, `".../scaled_distance"`,
-    `".../mean_perturbation"`, `".../mean_scaled_perturbation"`, and `".../depth"`: the number of
-    blocks at which the mean scaled perturbation falls to epsilon, if the distance stays the same
-    (`tfresidual.tuning.depth_for`). The depth is NaN where the distance is not finite or the stage
-    holds no block that keeps its shape.
+    For every block that keeps the shape of the state, publishes `"stage1/block0/perturbation"`
+    and `".../scaled_perturbation"`. For every stage, publishes `"stage1/distance"`,
+    `".../scaled_distance"`, `".../mean_perturbation"`, `".../mean_scaled_perturbation"` and
+    `".../depth"`. The depth is the number of blocks at which the mean scaled perturbation falls
+    to epsilon if the distance stays the same (`tfresidual.tuning.depth_for`). It is NaN if the
+    distance is not finite, or if no block of the stage keeps the shape of the state.
 
     Example:
 
@@ -29,14 +29,14 @@ class Perturbation(ProbeCallback):
     >>> history = net.fit(train, callbacks=[probe], verbose=0)
 
     Args:
-        data: what the probe reads: a `tf.data.Dataset` of batches `(images, labels)`, a pair of
-            arrays, or a dict of these by the name of the split, which then begins every key.
-        epsilon: float over 0, the largest mean scaled perturbation.
-        every: int, the probe runs after every so many epochs; NaN stands for the others.
+        data: the data to probe: a `tf.data.Dataset` of batches `(images, labels)`, a pair of
+            arrays, or a dict of these by split name; every key then starts with the split name.
+        epsilon: float over 0, the largest mean scaled perturbation allowed.
+        every: int, the probe runs once every `every` epochs; the keys are NaN in the others.
 
     Raises:
-        ValueError: if `every` is not a positive int, `epsilon` not a number over 0, or
-            `data` cannot be used; as a training begins, if it does not fit the network.
+        ValueError: if `every` is not a positive int, `epsilon` is not a number over 0, or `data`
+            cannot be used; when training begins, if the data does not fit the network.
 
     Reference:
         Hauser 2019, "On residual networks learning a perturbation from identity", fig. 2 to 7
@@ -44,7 +44,7 @@ class Perturbation(ProbeCallback):
     """
 
     def __init__(self, data, *, epsilon=0.1, every=1):
-        super().__init__(data, every)
+        super().__init__(data, every=every)
         depth_for(0, epsilon)
         self.epsilon = epsilon
 

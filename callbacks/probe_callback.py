@@ -1,4 +1,4 @@
-"""What all callbacks that run a probe share: when it runs, on what, and how the logs get it."""
+"""Base class of all callbacks that run a probe and publish its numbers in the logs."""
 
 import contextlib
 import copy
@@ -18,13 +18,14 @@ from tfresidual.routing.evaluator import check_scored
 from tfresidual.routing.losses import takes_signs
 from tfresidual.routing.outputs import check_labels
 
-# Chains of models in training, shared by their callbacks: a chain holds compiled functions. With
-# each the loss it was made for, which `compile` may have replaced since.
+# The chains of models in training. All callbacks of a model share one, since a chain holds
+# compiled functions. Each is stored with the loss it was made for, because `compile` may replace
+# the loss later.
 _CHAINS = weakref.WeakKeyDictionary()
 
 
 def chain_in_training(model):
-    """The chain of a model, the same one for all callbacks of its training."""
+    """Returns the chain of a model, the same one for all callbacks of its training."""
     loss, chain = _CHAINS.get(model, (None, None))
     if chain is None or loss is not model.loss:
         chain = sources.chain(model)
@@ -33,38 +34,39 @@ def chain_in_training(model):
 
 
 class ProbeCallback(keras.callbacks.Callback):
-    """Runs a probe at the end of epochs of `fit` and publishes its numbers in `logs`.
+    """Runs a probe at the end of some epochs of `fit` and publishes its numbers in `logs`.
 
-    Every key is there from the first epoch on, NaN where nothing was measured, so that
+    Every key exists from the first epoch on, with NaN where nothing was measured, so that
     `keras.callbacks.CSVLogger` sees all of them. Callbacks that read the logs (`CSVLogger`,
-    `TensorBoard`, `EarlyStopping`) must stand after this one in the list; one that stands before
-    it is warned about as the training begins.
+    `TensorBoard`, `EarlyStopping`) must come after this one in the list of callbacks. If one comes
+    before it, a warning is issued when training begins.
 
-    The data is looked at as the training begins, too: the first batch of every split is read
-    once, and must fit the network. (A network that its first batch builds is compared with the
-    data after that batch.) It counts as an iteration of the data, which data that is shuffled
-    anew in every iteration, or counts its iterations as that of `tfresidual.datasets.load` does,
-    will notice: of training data, probe `tfresidual.datasets.plain(train)`. Whether a dataset made
-    from a generator ends cannot be told: if it does not, neither does the first probe.
+    The data is also checked when training begins: the first batch of every split is read once and
+    must fit the network. (If the first training batch builds the network, the check follows after
+    that batch.) Reading it counts as an iteration over the data. This changes the order of a
+    dataset that is reshuffled in every iteration, and of one that counts its iterations, such as
+    the training data of `tfresidual.datasets.load`; to probe training data, use
+    `tfresidual.datasets.plain(train)`. There is no way to find out whether a dataset made from a
+    generator is finite: if it is infinite, the first probe never ends.
 
-    The network is probed at inference and left as it was. The callback can be deep-copied and
-    used for several trainings; what it builds for a model is built when a training begins.
+    The network is probed in inference mode and is not changed. The callback can be deep-copied and
+    reused for several training runs; what it builds for a model is built when training begins.
 
     Args:
-        data: what the probe reads: a `tf.data.Dataset` of batches `(images, labels)`, a pair of
-            arrays, or a dict of these by the name of the split, which then begins every key.
-        every: int, the probe runs after every so many epochs.
+        data: the data to probe: a `tf.data.Dataset` of batches `(images, labels)`, a pair of
+            arrays, or a dict of these by split name; every key then starts with the split name.
+        every: int, the probe runs once every `every` epochs.
 
     Raises:
-        ValueError: if `every` is not a positive int, or `data` is none of these or never ends; as
-            a training begins, if the data is empty or does not fit the network.
+        ValueError: if `every` is not a positive int, or `data` has another type or is known to be
+            infinite; when training begins, if the data is empty or does not fit the network.
     """
 
-    # Whether the probe has data at all.
+    # Whether the probe reads any data.
     reads_data = True
-    # Whether it takes the loss of the labels.
+    # Whether it computes the loss from the labels.
     reads_labels = False
-    # Whether it asks for predictions that are right or wrong.
+    # Whether it counts right and wrong predictions.
     counts_errors = False
 
     def __init__(self, data, *, every=1):
@@ -78,20 +80,20 @@ class ProbeCallback(keras.callbacks.Callback):
         self._chain = self._first = None
 
     def probe(self, chain):
-        """Runs the probe: a dict of floats by log key."""
+        """Runs the probe and returns a dict of floats by log key."""
         raise NotImplementedError
 
     def keys(self, chain):
-        """All keys that `probe` returns for a chain."""
+        """Returns all keys that `probe` returns for a chain."""
         raise NotImplementedError
 
     def check(self, chain):
-        """Raises a `ValueError` unless the probe can be run on a chain, as far as is known."""
+        """Raises a `ValueError` if it is known that the probe cannot be run on a chain."""
         if self.counts_errors:
             check_scored(chain)
 
     def splits(self):
-        """The names of the data's splits, `[None]` where it has none."""
+        """Returns the names of the splits of the data, `[None]` if it has no splits."""
         return list(splits_of(self.data))
 
     def on_train_begin(self, logs=None):
@@ -108,7 +110,8 @@ class ProbeCallback(keras.callbacks.Callback):
             self._begin()
 
     def on_train_batch_begin(self, batch, logs=None):
-        # Not at the end of the first batch: Keras would then wait for the end of every batch.
+        # This is not done at the end of the first batch, since a callback that defines
+        # `on_train_batch_end` makes Keras wait for the end of every batch.
         if self._chain is None and self.model.built:
             self._begin()
 
@@ -121,7 +124,7 @@ class ProbeCallback(keras.callbacks.Callback):
             logs.update(self.probe(self._chain))
 
     def _first_batches(self):
-        """The first images of every split, and their labels."""
+        """Returns the first images of every split and their labels, as a dict by split."""
         batches = {}
         if self.reads_data:
             for split, part in splits_of(self.data).items():
@@ -130,7 +133,7 @@ class ProbeCallback(keras.callbacks.Callback):
         return batches
 
     def _begin(self):
-        """Looks at the network, as soon as it is built, and at whether the data fits it."""
+        """Checks the network, once it is built, and whether the data fits it."""
         chain = chain_in_training(self.model)
         self.check(chain)
         is_read = self.counts_errors or (self.reads_labels and takes_any_labels(chain))
@@ -154,7 +157,7 @@ class ProbeCallback(keras.callbacks.Callback):
             check_labels(chain.outputs, labels, shape[-1], takes_signs(chain.loss))
 
     def __deepcopy__(self, memo):
-        """A copy without a model. It shares the data, which is only read."""
+        """Returns a copy without a model, which shares the data, since data is only read."""
         new = copy.copy(self)
         memo[id(self)] = new
         new._model = new._chain = new._first = None

@@ -1,4 +1,4 @@
-"""Publishes what the network answers when stages are left early."""
+"""Publishes what the network predicts when a stage is left early."""
 
 from tfresidual.callbacks.probe_callback import ProbeCallback
 
@@ -12,7 +12,7 @@ class Readout(ProbeCallback):
     """Runs `tfresidual.probes.readout` during `fit`.
 
     Publishes `"stage1/block0/readout_error"`, `".../readout_cross_entropy"` and
-    `".../readout_entropy"` for every block behind which its stage can be left.
+    `".../readout_entropy"` for every block after which its stage can be left.
 
     Example:
 
@@ -20,13 +20,13 @@ class Readout(ProbeCallback):
     >>> history = net.fit(train, callbacks=[Readout(test.take(4)), logger], verbose=0)
 
     Args:
-        data: what the probe reads: a `tf.data.Dataset` of batches `(images, labels)`, a pair of
-            arrays, or a dict of these by the name of the split, which then begins every key.
-        every: int, the probe runs after every so many epochs; NaN stands for the others.
+        data: the data to probe: a `tf.data.Dataset` of batches `(images, labels)`, a pair of
+            arrays, or a dict of these by split name; every key then starts with the split name.
+        every: int, the probe runs once every `every` epochs; the keys are NaN in the others.
 
     Raises:
-        ValueError: if `every` is not a positive int, or `data` cannot be used; as a training
-            begins, if it does not fit the network.
+        ValueError: if `every` is not a positive int or `data` cannot be used; when training
+            begins, if the data does not fit the network.
 
     Reference:
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, fig. 5.

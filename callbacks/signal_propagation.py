@@ -1,4 +1,4 @@
-"""Publishes how state and gradient travel through the network."""
+"""Publishes how the state and the gradient change from block to block."""
 
 from tfresidual.callbacks.probe_callback import ProbeCallback
 
@@ -19,13 +19,13 @@ class SignalPropagation(ProbeCallback):
     >>> history = net.fit(train, epochs=5, callbacks=[probe], verbose=0)
 
     Args:
-        data: what the probe reads: a `tf.data.Dataset` of batches `(images, labels)`, a pair of
-            arrays, or a dict of these by the name of the split, which then begins every key.
-        every: int, the probe runs after every so many epochs; NaN stands for the others.
+        data: the data to probe: a `tf.data.Dataset` of batches `(images, labels)`, a pair of
+            arrays, or a dict of these by split name; every key then starts with the split name.
+        every: int, the probe runs once every `every` epochs; the keys are NaN in the others.
 
     Raises:
-        ValueError: if `every` is not a positive int, or `data` cannot be used; as a training
-            begins, if it does not fit the network.
+        ValueError: if `every` is not a positive int or `data` cannot be used; when training
+            begins, if the data does not fit the network.
 
     Reference:
         He et al. 2016, https://arxiv.org/abs/1603.05027, eq. 5 and 8; Jastrzebski et al. 2018,

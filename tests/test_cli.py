@@ -513,7 +513,7 @@ REFUSED_EXPORTS = {
     "no run": (["nothing", "saved"], "there is no nothing. Received: NETWORK='nothing'"),
     "a folder without a network": ([".", "saved"], "Received: NETWORK='.'"),
     "a file that is no network": (["file", "saved"], "Received: NETWORK='file'"),
-    "a file in place": (["net.keras", "file"], "Received: DIR='file', which is there"),
+    "a file in place": (["net.keras", "file"], "Received: DIR='file', which already exists"),
     "a folder in place": (
         ["net.keras", "mine", "--overwrite"],
         "Received: DIR='mine', which holds something else",

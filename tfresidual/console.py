@@ -1,7 +1,9 @@
 """Messages and progress bars on the terminal during long operations."""
 
+import contextlib
+
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress
 
 
 def terminal():
@@ -15,8 +17,30 @@ def say(console, text):
         console.print(text, highlight=False, soft_wrap=True)
 
 
-def followed(items, text, console):
-    """Returns the items, with a progress bar during the iteration if the console is a terminal."""
-    if console is None or not console.is_terminal:
-        return items
-    return track(items, text, len(items), console=console, transient=True)
+@contextlib.contextmanager
+def progress_bar(description, total, console=None):
+    """Shows a progress bar until the block ends; nothing if the console is not a terminal.
+
+    Args:
+        description: str, the text beside the bar, or `None` for no bar.
+        total: the total of all amounts passed to `advance`, or `None` if it is not known.
+        console: a `rich.console.Console`, by default one that writes to stderr.
+
+    Yields:
+        A function `advance(amount=1)`.
+    """
+    if description is None:
+        yield lambda amount=1: None
+        return
+    console = terminal() if console is None else console
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda amount=1: bar.advance(task, amount)
+
+
+def followed(items, description, console):
+    """Yields the items, with a progress bar if there is a console and it is a terminal."""
+    with progress_bar(None if console is None else description, len(items), console) as advance:
+        for item in items:
+            yield item
+            advance()

@@ -58,8 +58,8 @@ def check_folder(name: str, folder: pathlib.Path, within: str = "") -> None:
     file = file_above(folder / within / "any")
     if file is not None:
         raise NotADirectoryError(
-            f"Argument `{name}` must be a folder, or a new one below one. "
-            f"Received: {name}={str(folder)!r}, where {str(file)!r} is none"
+            f"Argument `{name}` must be a folder, or a path where one can be created. "
+            f"Received: {name}={str(folder)!r}, but {str(file)!r} is not a folder"
         )
 
 

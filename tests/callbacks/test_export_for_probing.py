@@ -239,8 +239,8 @@ def test_nothing_is_trained_where_the_folder_is_a_file(tmp_path, below):
     with pytest.raises(NotADirectoryError) as raised:
         fit(model, ExportForProbing(folder), epochs=2)
     message = str(raised.value)
-    assert message.startswith("Argument `folder` must be a folder, or a new one below one. ")
-    expected = f"Received: folder={str(folder)!r}, where {str(tmp_path / 'file')!r} is none"
+    assert message.startswith("Argument `folder` must be a folder, or a path where one can be ")
+    expected = f"Received: folder={str(folder)!r}, but {str(tmp_path / 'file')!r} is not a folder"
     assert message.endswith(expected)
     assert_untrained(model, before)
     assert (tmp_path / "file").read_text() == "mine"

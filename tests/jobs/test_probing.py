@@ -139,7 +139,7 @@ def test_what_frames_were_measured_on_is_written_beside_them(run, tmp_path):
             assert what["images"] == {"test": 32}
     # What is known of the other frames is not written over.
     (folder / "probes.json").write_text("{")
-    with pytest.raises(ValueError, match=r"probes\.json is damaged.*Remove it, to probe anew"):
+    with pytest.raises(ValueError, match=r"probes\.json is damaged.*Remove it, to probe again"):
         probing.probe(tmp_path / "two", "readout", images=5, changes=changes)
     assert (folder / "probes.json").read_text() == "{"
 
@@ -223,7 +223,9 @@ def test_a_folder_that_is_a_file_is_refused_before_anything_is_opened(run, tmp_p
     # Whoever opened it would find it damaged.
     (tmp_path / "net.keras").write_text("no network")
     folder = tmp_path / "file" / below
-    with pytest.raises(NotADirectoryError, match=r"`folder` must be.*Received: folder=.*is none$"):
+    with pytest.raises(
+        NotADirectoryError, match=r"`folder` must be.*Received: folder=.*is not a folder$"
+    ):
         probing.probe(tmp_path / "net.keras", folder=folder, changes=data_changes(run))
     with pytest.raises(ValueError, match=r"`folder` must be a path.*Received: folder=3"):
         probing.probe(tmp_path / "net.keras", folder=3, changes=data_changes(run))

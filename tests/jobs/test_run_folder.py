@@ -45,7 +45,7 @@ def test_a_damaged_settings_file_is_named(tmp_path, kind, job):
     message = str(raised.value)
     assert reason in message
     assert message.endswith(
-        f"Put it back, or remove the folder to begin anew. Received: path={str(path)!r}"
+        f"Put it back, or remove the folder to start again. Received: path={str(path)!r}"
     )
     assert "\n" not in message
     assert path.read_bytes() == content

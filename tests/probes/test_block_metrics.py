@@ -9,15 +9,12 @@ import pytest
 import tensorflow as tf
 from keras import ops
 from reference import numpy_network
+from reference.plane import TOLERANCE, at, plane_chain
 from reference.random_network import CASES, case_id, random_batch, random_network
 
 import tfresidual as tfr
 from tfresidual import probes
-from tfresidual.routing import Block, Chain, Stage
 from tfresidual.routing.block_values import BLOCK_METRICS as METRICS
-
-# Relative to the size of the number; cosines, which cancel, also absolutely.
-TOLERANCE = {"rtol": 1e-4, "atol": 2e-6}
 
 
 def numpy_metrics(net, images, labels):
@@ -50,26 +47,6 @@ def test_equals_numpy_with_other_losses(activation):
     frame = probes.block_metrics(net, (images, labels))
     for name, expected in numpy_metrics(net, images, labels).items():
         np.testing.assert_allclose(frame[name], expected.mean(axis=0), **TOLERANCE, err_msg=name)
-
-
-def plane_chain(*changes):
-    """A chain in the plane: block t adds `changes[t](h)`, and the loss is |h|^2 / 2 at the end."""
-    blocks = tuple(
-        Block(1, step, True, lambda h, change=change: h + change(h))
-        for step, change in enumerate(changes)
-    )
-    return Chain(
-        name="plane",
-        stem=lambda images: ops.convert_to_tensor(images),
-        stages=(Stage(1, blocks),),
-        head=lambda state: ops.reshape(state, (-1, 2)),
-        loss=lambda labels, outputs: ops.sum(ops.square(outputs), axis=-1) / 2,
-        input_shape=(1, 1, 2),
-    )
-
-
-def at(*point):
-    return np.array([[[point]]], "float32"), np.zeros(1, "int32")
 
 
 def test_solved_by_hand():

@@ -4,8 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from keras import ops
-from probes.test_block_metrics import at, plane_chain
-from probes.test_evaluate_routes import (
+from reference.plane import at, plane_chain
+from reference.random_network import random_batch
+from reference.route_probes import (
     NETWORKS,
     TOLERANCE,
     all_networks,
@@ -17,7 +18,6 @@ from probes.test_evaluate_routes import (
     trained_steps,
     with_stage,
 )
-from reference.random_network import random_batch
 
 import tfresidual as tfr
 from tfresidual import probes

@@ -16,14 +16,14 @@ from probes import (
     test_repeat_last_block,
     test_shuffle_blocks,
 )
-from probes.test_evaluate_routes import (
+from reference.random_network import CONSTRAINED_CASES, case_id
+from reference.route_probes import (
     assert_equals_numpy,
     network,
     numpy_means,
     trained_steps,
     with_stage,
 )
-from reference.random_network import CONSTRAINED_CASES, case_id
 
 from tfresidual import probes
 

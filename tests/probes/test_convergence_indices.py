@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from keras import ops
-from probes.test_evaluate_routes import NETWORKS, counted, counting_chain, network
 from reference.random_network import random_batch, random_network
+from reference.route_probes import NETWORKS, counted, counting_chain, network
 
 import tfresidual as tfr
 from tfresidual import probes

@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from keras import ops
-from probes.test_evaluate_routes import (
+from reference.random_network import random_batch
+from reference.route_probes import (
     METRICS,
     NETWORKS,
     all_networks,
@@ -18,7 +19,6 @@ from probes.test_evaluate_routes import (
     trained_steps,
     with_stage,
 )
-from reference.random_network import random_batch
 
 import tfresidual as tfr
 from tfresidual import probes

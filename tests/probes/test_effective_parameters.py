@@ -10,7 +10,7 @@ import re
 import keras
 import numpy as np
 import pytest
-from probes.test_block_metrics import plane_chain
+from reference.plane import plane_chain
 from reference.random_network import random_network
 
 import tfresidual as tfr

@@ -9,11 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from keras import ops
-from probes.test_block_metrics import at, plane_chain
-from probes.test_evaluate_routes import counted, counting_chain
-from probes.test_signal_propagation import anchored_chain
 from reference import numpy_network, numpy_signal
+from reference.plane import anchored_chain, at, plane_chain
 from reference.random_network import CONSTRAINED_CASES, case_id, random_batch, random_network
+from reference.route_probes import counted, counting_chain
 
 import tfresidual as tfr
 from tfresidual import probes

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
-from probes.test_block_metrics import at, plane_chain
 from reference import numpy_network
+from reference.plane import at, plane_chain
 from reference.random_network import CASES, case_id, random_batch, random_network
 
 import tfresidual as tfr

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from probes.test_block_metrics import plane_chain
 from reference import numpy_network
+from reference.plane import plane_chain
 from reference.random_network import (
     CONSTRAINED_CASES,
     case_id,

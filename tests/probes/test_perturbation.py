@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from probes.test_block_metrics import TOLERANCE, at, plane_chain
 from reference import numpy_network
+from reference.plane import TOLERANCE, at, plane_chain
 from reference.random_network import CASES, case_id, random_batch, random_network
 
 from tfresidual import probes

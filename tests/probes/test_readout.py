@@ -3,7 +3,8 @@
 import numpy as np
 import pandas as pd
 from keras import ops
-from probes.test_evaluate_routes import (
+from reference.random_network import random_batch
+from reference.route_probes import (
     METRICS,
     NETWORKS,
     all_networks,
@@ -16,7 +17,6 @@ from probes.test_evaluate_routes import (
     trained_steps,
     with_stage,
 )
-from reference.random_network import random_batch
 
 import tfresidual as tfr
 from tfresidual import probes

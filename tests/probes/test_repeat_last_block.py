@@ -3,8 +3,10 @@
 import numpy as np
 import pandas as pd
 import pytest
-from probes.test_block_metrics import at, plane_chain
-from probes.test_evaluate_routes import (
+from reference import numpy_network
+from reference.plane import at, plane_chain
+from reference.random_network import random_batch, random_network
+from reference.route_probes import (
     METRICS,
     NETWORKS,
     assert_equals_numpy,
@@ -16,8 +18,6 @@ from probes.test_evaluate_routes import (
     trained_steps,
     with_stage,
 )
-from reference import numpy_network
-from reference.random_network import random_batch, random_network
 
 import tfresidual as tfr
 from tfresidual import probes

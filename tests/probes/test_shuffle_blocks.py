@@ -5,8 +5,9 @@ import itertools
 import numpy as np
 import pandas as pd
 import pytest
-from probes.test_block_metrics import at, plane_chain
-from probes.test_evaluate_routes import (
+from reference.plane import at, plane_chain
+from reference.random_network import random_batch
+from reference.route_probes import (
     METRICS,
     NETWORKS,
     TOLERANCE,
@@ -19,7 +20,6 @@ from probes.test_evaluate_routes import (
     trained_steps,
     with_stage,
 )
-from reference.random_network import random_batch
 
 import tfresidual as tfr
 from tfresidual import probes

@@ -9,15 +9,15 @@ import pandas as pd
 import pytest
 import tensorflow as tf
 from keras import ops
-from probes.test_block_metrics import at, plane_chain
 from reference import numpy_signal
+from reference.plane import anchored_chain, at, chain_of, plane_chain
 from reference.random_network import CASES, CONSTRAINED_CASES, case_id, random_batch, random_network
 
 import tfresidual as tfr
 from tfresidual import probes
 from tfresidual.layers.shortcuts import ExclusiveGateShortcut, ScaledShortcut
 from tfresidual.probes.signal_propagation import METRICS
-from tfresidual.routing import Block, Chain, Stage
+from tfresidual.routing import Block
 
 # Relative to the size of the number; shares, which cancel, also absolutely.
 TOLERANCE = {"rtol": 1e-4, "atol": 2e-6}
@@ -56,18 +56,6 @@ def scaled_block(step, scale, branch):
         lambda h: scale * h + branch(h),
         branch=branch,
         join=lambda h, changed: scale * h + changed,
-    )
-
-
-def chain_of(*blocks, head=lambda state: ops.reshape(state, (-1, 2))):
-    """Blocks in the plane, and the loss |h|^2 / 2 at the end; its gradient there is h."""
-    return Chain(
-        name="plane",
-        stem=lambda images: ops.convert_to_tensor(images),
-        stages=(Stage(1, blocks),),
-        head=head,
-        loss=lambda labels, outputs: ops.sum(ops.square(outputs), axis=-1) / 2,
-        input_shape=(1, 1, 2),
     )
 
 
@@ -122,16 +110,6 @@ def test_branches_that_turn_back_what_the_shortcuts_carry():
         row = probes.signal_propagation(plane_chain(lambda h, a=slope: a * h), at(3, 4)).iloc[0]
         assert row["shortcut_share"] == pytest.approx(share)
         assert row["shortcut_norm"] == pytest.approx(abs(share))
-
-
-def anchored_chain(slope, blocks):
-    """The chain z -> x + slope * z with x the anchor, which begins as z."""
-    return chain_of(
-        *(
-            Block(1, step, True, lambda z, x: x + slope * z, takes_anchor=True)
-            for step in range(blocks)
-        )
-    )
 
 
 def test_anchor_by_hand():

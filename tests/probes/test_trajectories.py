@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from keras import ops
-from networks.test_inverse_problem import KINDS, forward, points, randomised
+from reference.inverse_problem import KINDS, forward, points, randomised
 
 from tfresidual import datasets, networks, probes
 from tfresidual.routing import Block, Chain, Stage, routes

@@ -18,8 +18,8 @@ from reference.random_network import (
     randomise,
     states_of,
 )
-from routing.test_evaluator import TOLERANCE, every_route, expected_of
-from routing.test_plan import is_given_up_at_once, wild_routes
+from reference.route_values import TOLERANCE, every_route, expected_of
+from reference.wild_routes import is_given_up_at_once, wild_routes
 
 import tfresidual as tfr
 from tfresidual.routing import Block, Chain, Stage, evaluate, plan_of

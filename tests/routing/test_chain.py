@@ -33,13 +33,13 @@ def test_says_what_it_is():
     assert str(chain).splitlines() == [
         "resnet20: 9 blocks in 3 stages",
         "  stage 1: 3 blocks",
-        "    blocks 0 to 2 (identity): drop, move, read out behind, repeat block 2",
+        "    blocks 0 to 2 (identity): drop, move, read out after, repeat block 2",
         "  stage 2: 3 blocks",
-        "    block 0 (projection): changes the shape, read out behind",
-        "    blocks 1 to 2 (identity): drop, move, read out behind, repeat block 2",
+        "    block 0 (projection): changes the shape, read out after",
+        "    blocks 1 to 2 (identity): drop, move, read out after, repeat block 2",
         "  stage 3: 3 blocks",
-        "    block 0 (projection): changes the shape, read out behind",
-        "    blocks 1 to 2 (identity): drop, move, read out behind, repeat block 2",
+        "    block 0 (projection): changes the shape, read out after",
+        "    blocks 1 to 2 (identity): drop, move, read out after, repeat block 2",
     ]
     hauser = tfr.chain(networks.hauser(2))
     assert all(block.keeps_shape for block in hauser.blocks)

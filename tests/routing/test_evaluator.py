@@ -12,17 +12,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
-from reference import numpy_routes
-from reference.numpy_network import weights_of
 from reference.random_network import CASES, case_id, random_batch, random_network
+from reference.route_values import TOLERANCE, every_route, expected_of
 
 import tfresidual as tfr
 from tfresidual.routing import Block, Chain, Stage, evaluate
 from tfresidual.routing.routes import drop, read_out, repeat_last, shuffle, swap, unperturbed
 
 SCORES = ("wrong", "cross_entropy", "entropy", "margin", "agreement", "distance", "outputs")
-# Float32 against float64, and against itself with other kernels, of numbers up to about 10.
-TOLERANCE = {"rtol": 1e-4, "atol": 2e-5}
 
 
 # Against networks built anew
@@ -54,30 +51,6 @@ def rebuilt(net, route):
     for layer in head:
         state = layer(state)
     return keras.Model(inputs, state)
-
-
-def every_route(chain):
-    """Every drop, read-out and kind of repetition, and one each of what is left."""
-    routes = []
-    for stage in chain.stages:
-        movable = [block.step for block in stage.blocks if block.keeps_shape]
-        routes += [drop(chain, (stage.index, step)) for step in movable]
-        routes += [
-            read_out(chain, stage.index, block.step)
-            for block in stage.blocks
-            if all(later.keeps_shape for later in stage.blocks[block.step + 1 :])
-        ]
-        if stage.blocks[-1].keeps_shape:
-            routes += [
-                repeat_last(chain, stage.index, 1),
-                repeat_last(chain, stage.index, 3),
-                repeat_last(chain, stage.index, 1, 0.3),
-                repeat_last(chain, stage.index, 3, -0.5),
-            ]
-        if len(movable) > 1:
-            routes += [swap(chain, stage.index, *movable[-2:]), shuffle(chain, stage.index, 1)]
-    movable = [(block.stage, block.step) for block in chain.blocks if block.keeps_shape]
-    return [*routes, drop(chain, *movable[::2]), drop(chain, *movable)]
 
 
 def some_routes(chain):
@@ -143,11 +116,6 @@ def labels_for(net, images, seed=1):
         return rng.integers(0, net.classes, images)
     ranks = rng.permuted(np.tile(np.arange(net.classes), (images, 1)), axis=1)
     return (ranks < rng.integers(1, net.classes, (images, 1))).astype(int)
-
-
-def expected_of(net, routes, images, labels):
-    stages = [route.stages for route in routes]
-    return numpy_routes.analyse(net.get_config(), weights_of(net), stages, images, labels)
 
 
 def check_numpy(net, routes, images=5):

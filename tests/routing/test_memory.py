@@ -37,7 +37,7 @@ labels = rng.integers(0, 10, 256)
 evaluate(chain, chosen, (images[:1], labels[:1]))  # compiles
 before = mib("VmRSS")
 with open("/proc/self/clear_refs", "w") as file:
-    file.write("5")  # the highest mark begins anew
+    file.write("5")  # the highest mark starts again
 values = evaluate(chain, chosen, (images, labels), memory_limit=float(sys.argv[1]))
 assert values.wrong.shape == (60, 256)
 print(json.dumps({"taken": mib("VmHWM") - before}))

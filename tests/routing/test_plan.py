@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from keras import ops
 from reference.random_network import random_network
+from reference.wild_routes import CHAIN, is_given_up_at_once, plane_chain, wild_routes
 
 import tfresidual as tfr
-from tfresidual.routing import Block, Chain, Route, Stage, plan_of
+from tfresidual.routing import Route, plan_of
 from tfresidual.routing.routes import (
     Application,
     drop,
@@ -23,28 +23,6 @@ from tfresidual.routing.routes import (
     swap,
     unperturbed,
 )
-
-
-def plane_chain(*stages, transitions=True):
-    """A chain in the plane: stages of as many blocks, each adding 1, with transitions between."""
-    return Chain(
-        name="plane",
-        stem=lambda images: images,
-        stages=tuple(
-            Stage(
-                index,
-                tuple(Block(index, step, True, lambda h: h + 1) for step in range(length)),
-                (lambda h: -h) if transitions and index > 1 else None,
-            )
-            for index, length in enumerate(stages, start=1)
-        ),
-        head=lambda state: ops.reshape(state, (-1, 2)),
-        loss=lambda labels, outputs: ops.sum(outputs, axis=-1),
-        input_shape=(1, 1, 2),
-    )
-
-
-CHAIN = plane_chain(4, 3, 2)
 
 
 def path(chain, route):
@@ -118,14 +96,6 @@ def follow_plan(chain, plan):
     return made, counts
 
 
-def is_given_up_at_once(plan):
-    last_use = {}
-    for number, step in enumerate(plan.steps):
-        for place in (step.source, step.target, step.reference):
-            last_use[place] = number
-    return all(last_use[p] == n for n, step in enumerate(plan.steps) for p in step.frees)
-
-
 @st.composite
 def sets_of_routes(draw, chain=CHAIN):
     stage = st.integers(1, len(chain.stages))
@@ -145,23 +115,6 @@ def sets_of_routes(draw, chain=CHAIN):
         t = draw(st.integers(0, len(chain.stages[s - 1].blocks) - 1))
         routes.append(makers[name](s, t, draw(st.integers(0, 3))))
     return routes
-
-
-@st.composite
-def wild_routes(draw, chain=CHAIN):
-    """Routes of any blocks in any order, by hand."""
-    stages = [
-        st.lists(
-            st.builds(
-                Application,
-                st.integers(0, len(stage.blocks) - 1),
-                st.sampled_from([1.0, 1.0, 0.5]),
-            ),
-            max_size=4,
-        ).map(tuple)
-        for stage in chain.stages
-    ]
-    return draw(st.lists(st.tuples(*stages).map(lambda s: Route("wild", s)), max_size=12))
 
 
 @settings(deadline=None, max_examples=150)

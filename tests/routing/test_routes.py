@@ -67,7 +67,7 @@ PRINTED = [
         "without stage 2 block 0 and stage 2 block 1 and stage 2 block 2 and stage 2 block 3: "
         "0 1 2 3 | none | 0 1 2 3",
     ),
-    (lambda c: read_out(c, 2, 0), "stage 2 read out behind block 0: 0 1 2 3 | 0 | 0 1 2 3"),
+    (lambda c: read_out(c, 2, 0), "stage 2 read out after block 0: 0 1 2 3 | 0 | 0 1 2 3"),
     (
         lambda c: repeat_last(c, 3, 3),
         "stage 3 block 3 applied 3 more times: 0 1 2 3 | 0 1 2 3 | 0 1 2 3 (x4)",

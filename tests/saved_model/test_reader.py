@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
-from keras import layers
+from reference.small_networks import BFLOAT16, functional_network, small_images, small_network
 
 import tfresidual as tfr
 from tfresidual import probes, training
@@ -47,7 +47,6 @@ NETWORKS = {
     "bounded": {"blocks": (3,), "widths": (3,), "lipschitz": 0.95, "anchor": "previous"},
     "functional": None,
 }
-BFLOAT16 = "mixed_bfloat16"
 IMAGES = 4
 
 
@@ -65,32 +64,6 @@ def network_of(kind, dtype="float32"):
     net.compile(optimizer, "sparse_categorical_crossentropy")
     net.fit(*random_batch(net, images=6, seed=4), verbose=0)
     return net
-
-
-def functional_network(dtype="float32"):
-    """A model by hand, with a layer that nobody else knows."""
-
-    class Gate(layers.Layer):
-        def build(self, shape):
-            self.gate = self.add_weight(shape=shape[-1:], initializer="random_normal", name="gate")
-
-        def call(self, inputs):
-            return inputs * keras.ops.sigmoid(self.gate)
-
-    def convolution(channels, size, strides=1):
-        return layers.Conv2D(channels, size, strides, padding="same", dtype=dtype)
-
-    inputs = keras.Input((8, 8, 3))
-    state = convolution(3, 3)(inputs)
-    for channels, strides in ((3, 1), (4, 2), (4, 1)):
-        branch = layers.BatchNormalization(dtype=dtype)(state)
-        branch = layers.Activation("relu", dtype=dtype)(branch)
-        shortcut = state if strides == 1 else convolution(channels, 1, strides)(branch)
-        branch = Gate(dtype=dtype)(convolution(channels, 3, strides)(branch))
-        state = branch + shortcut
-    state = layers.GlobalAveragePooling2D(dtype=dtype)(state)
-    outputs = layers.Dense(5, activation="softmax", dtype="float32")(state)
-    return keras.Model(inputs, outputs, name="functional")
 
 
 def probes_of(chain, data):
@@ -340,23 +313,6 @@ def test_a_layer_by_hand_in_mixed_precision(tmp_path):
 
 
 # Small chains, one block each
-
-
-def small_network(activation="softmax", classes=3, loss=None, scale=1.0):
-    keras.utils.set_random_seed(2)
-    inputs = keras.Input((4, 4, 1))
-    state = layers.Conv2D(2, 3, padding="same")(inputs)
-    state = state + layers.Conv2D(2, 3, padding="same", activation="relu")(state)
-    state = layers.GlobalAveragePooling2D()(state)
-    model = keras.Model(inputs, layers.Dense(classes, activation=activation)(state), name="small")
-    model.layers[-1].kernel.assign(scale * model.layers[-1].kernel)
-    if loss is not None:
-        model.compile("sgd", loss)
-    return model
-
-
-def small_images(images=4):
-    return np.random.default_rng(0).normal(size=(images, 4, 4, 1)).astype("float32")
 
 
 INDICES = np.array([0, 2, 1, 2])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
-from saved_model.test_reader import small_network
+from reference.small_networks import small_network
 
 import tfresidual as tfr
 from tfresidual.exporting import export
@@ -45,7 +45,7 @@ def assert_is_refused(chain, path, words, **kwargs):
 def test_nothing_is_written_below_a_file(chain, tmp_path, overwrite):
     file = tmp_path / "file"
     file.write_text("mine")
-    words = f"below {str(file)!r}, which is no folder"
+    words = f"below {str(file)!r}, which is not a folder"
     for path in (file / "net", file / "a" / "net"):
         assert_is_refused(chain, path, words, overwrite=overwrite)
     assert file.read_text() == "mine"
@@ -56,7 +56,7 @@ def test_a_link_is_neither_followed_nor_replaced(chain, tmp_path):
     (tmp_path / "link").symlink_to("net")
     (tmp_path / "dangling").symlink_to("nowhere")
     for name in ("link", "dangling"):
-        assert_is_refused(chain, tmp_path / name, "which is there")
+        assert_is_refused(chain, tmp_path / name, "which already exists")
         words = "which is a symbolic link"
         assert_is_refused(chain, tmp_path / name, words, overwrite=True)
         assert (tmp_path / name).is_symlink()
@@ -66,7 +66,7 @@ def test_a_link_is_neither_followed_nor_replaced(chain, tmp_path):
     export(chain, tmp_path / "linked" / "net")
     assert os.listdir(tmp_path / "runs") == ["net"]
     below = tmp_path / "dangling" / "net"
-    assert_is_refused(chain, below, f"below {str(tmp_path / 'dangling')!r}, which is no folder")
+    assert_is_refused(chain, below, f"below {str(tmp_path / 'dangling')!r}, which is not a folder")
 
 
 @pytest.mark.parametrize("name", ["mine.txt", "checkpoints", ".hidden"])
@@ -235,7 +235,7 @@ def test_what_a_killed_export_left_is_put_right(chain, tmp_path, unfinished_name
     (exchanged / "replaced").mkdir()
     (exchanged / "replaced" / "saved_model.pb").write_text("old")
     # The new one was whole: without `overwrite` it stays.
-    with pytest.raises(FileExistsError, match="which is there"):
+    with pytest.raises(FileExistsError, match="which already exists"):
         export(chain, tmp_path / "net")
     assert [path.name for path in tmp_path.iterdir()] == ["net"]
     tfr.chain(tmp_path / "net")

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from reference.random_network import random_network
-from saved_model.test_reader import BFLOAT16, functional_network, small_images, small_network
+from reference.small_networks import BFLOAT16, functional_network, small_images, small_network
 
 import tfresidual as tfr
 from tfresidual import probes
@@ -767,7 +767,7 @@ def test_a_killed_process_leaves_no_half_of_a_target(chain, tmp_path):
     assert names == expected
     # The next export puts the new one into its place first.
     path = tmp_path / "second move" / "net"
-    with pytest.raises(FileExistsError, match="which is there"):
+    with pytest.raises(FileExistsError, match="which already exists"):
         export(chain, path)
     assert tfr.chain(path).name == "new"
     assert [other.name for other in path.parent.iterdir()] == ["net"]

@@ -572,12 +572,12 @@ def test_the_overview():
     assert str(tfr.chain(pooled_shortcut()[0])).splitlines() == [
         "small: 4 blocks in 3 stages",
         "  stage 1: 1 block",
-        "    block 0 (identity, block0_add): drop, read out behind, repeat block 0",
+        "    block 0 (identity, block0_add): drop, read out after, repeat block 0",
         "  stage 2: 2 blocks",
-        "    block 0 (resampling, block1_add): changes the shape, read out behind",
-        "    block 1 (identity, block2_add): drop, read out behind, repeat block 1",
+        "    block 0 (resampling, block1_add): changes the shape, read out after",
+        "    block 1 (identity, block2_add): drop, read out after, repeat block 1",
         "  stage 3: 1 block, entered by a transition",
-        "    block 0 (identity, block3_add): drop, read out behind, repeat block 0",
+        "    block 0 (identity, block3_add): drop, read out after, repeat block 0",
     ]
 
 

@@ -27,9 +27,9 @@ import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image, ImageDraw, ImageFont
 from rich.console import Console
-from rich.progress import Progress
 
 from tfresidual.arguments import check_choice, check_int
+from tfresidual.console import progress_bar
 from tfresidual.locks import locked
 
 if TYPE_CHECKING:
@@ -267,13 +267,14 @@ class Digitclutter(tfds.core.GeneratorBasedBuilder):
     def _progress(self):
         """Shows the number of images drawn and hides the messages about a download."""
         sizes = [getattr(self.builder_config, f"{split}_size") for split in SPLITS]
-        bar = Progress(
-            console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()
-        )
-        task = bar.add_task(f"Drawing {self.builder_config.name}", total=sum(sizes))
-        self._drawn = lambda: bar.advance(task)
-        nothing = io.StringIO()
-        with bar, contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
+        description, nothing = f"Drawing {self.builder_config.name}", io.StringIO()
+        # The stream as it is now: stderr is redirected while the bar is shown.
+        console = Console(file=sys.stderr)
+        with (
+            progress_bar(description, sum(sizes), console) as self._drawn,
+            contextlib.redirect_stdout(nothing),
+            contextlib.redirect_stderr(nothing),
+        ):
             yield
 
     def _split_generators(self, dl_manager):

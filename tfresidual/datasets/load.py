@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfresidual.arguments import check_bool, check_choice, check_int, is_int
+from tfresidual.console import progress_bar
 from tfresidual.datasets.augmentation import flip_and_crop
 from tfresidual.files import check_folder, checked_path, damaged, is_full, no_room
 from tfresidual.memory import check_fits
@@ -426,7 +427,7 @@ def _damaged(path):
     except Exception as error:
         # tensorflow-datasets passes on errors of many kinds from its dependencies.
         reason = re.sub(r"{{.*}}|\[Op:.*", "", getattr(error, "message", str(error)))
-        raise damaged(path, reason, "Remove the folder and prepare the data anew") from error
+        raise damaged(path, reason, "Remove the folder and prepare the data again") from error
 
 
 @contextlib.contextmanager
@@ -448,21 +449,14 @@ def _read(builder, split):
 
 def _read_all(builder, split):
     import tensorflow_datasets as tfds
-    from rich.console import Console
-    from rich.progress import track
 
     config = tfds.ReadConfig(try_autocache=False, interleave_cycle_length=1)
     dataset = builder.as_dataset(split=split, read_config=config).batch(1024)
-    batches = list(
-        track(
-            dataset.as_numpy_iterator(),
-            description=f"Reading {builder.name} {split}",
-            total=len(dataset),
-            console=Console(stderr=True),
-            transient=True,
-            disable=not sys.stderr.isatty(),
-        )
-    )
+    batches = []
+    with progress_bar(f"Reading {builder.name} {split}", len(dataset)) as advance:
+        for batch in dataset.as_numpy_iterator():
+            batches.append(batch)
+            advance()
     images = np.concatenate([batch["image"] for batch in batches])
     if "label" in batches[0]:
         return images, np.concatenate([batch["label"] for batch in batches]).astype(np.int64)

@@ -234,7 +234,7 @@ class _Logged(tuning.DepthSearch):
         stages = range(1, len(depths) + 1)
         means = [measured.get(log_key("mean_scaled_perturbation", s), math.nan) for s in stages]
         test_error = measured.get("error", math.nan)
-        _log(f"{text} end{_told(means, test_error, measured['seconds'])}")
+        _log(f"{text} end{_measured_text(means, test_error, measured['seconds'])}")
         return measured
 
 
@@ -242,7 +242,7 @@ def _log(line):
     print(time.strftime("%Y-%m-%d %H:%M:%S"), line, file=sys.stderr, flush=True)
 
 
-def _told(means, error, seconds):
+def _measured_text(means, error, seconds):
     """Returns the measurements of a trial as text, to be appended to its description."""
     # A stage in which every block changes the shape of the state has no mean.
     means = " ".join("none" if math.isnan(value) else f"{value:.3g}" for value in means)
@@ -324,8 +324,8 @@ class _Watch:
                 continue
             means = rows["mean_scaled_perturbation"]
             met = "meets the rule" if rows["meets_rule"].all() else "does not meet the rule"
-            told = _told(means, first["error"], first["seconds"])
-            say(self.console, f"{text}{told}: {met}")
+            measured = _measured_text(means, first["error"], first["seconds"])
+            say(self.console, f"{text}{measured}: {met}")
 
 
 def _conclude(folder, settings, test, console, seconds):
@@ -357,12 +357,12 @@ def _conclude(folder, settings, test, console, seconds):
         f"Depth of {settings.network} on {describe(settings).title}",
         sections,
         summary=_summary(settings, outcome, trace, error, seconds),
-        settings=_told_settings(folder, settings),
+        settings=_settings_shown(folder, settings),
     )
     return outcome
 
 
-def _told_settings(folder, settings):
+def _settings_shown(folder, settings):
     """Returns the settings that the report shows: those that were used."""
     content = read_settings(folder)
     # The depth is the result of the search, not a setting.

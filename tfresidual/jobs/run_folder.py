@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SETTINGS_FILE = "settings.json"
 MODEL_FILE = "model.keras"
-ANEW = "Put it back, or remove the folder to begin anew"
+ANEW = "Put it back, or remove the folder to start again"
 PACKAGES = (
     "tfresidual",
     "tensorflow",

@@ -49,7 +49,7 @@ def whole_series(target):
     if lost:
         raise ValueError(
             "Argument `target` must be the folder of a series of whole SavedModels. "
-            f"Received: target={str(target)!r}, in which {', '.join(lost)} is none"
+            f"Received: target={str(target)!r}, in which {', '.join(lost)} cannot be opened"
         )
     for path in series.values():
         check_whole(path)
@@ -125,7 +125,7 @@ def check_fit(chain, settings, path):
     if is_binary(chain.outputs, classes):
         classes, has_labels = 2, False
     if classes != description.classes or has_labels != description.multi_label:
-        kind = "with several labels an image" if has_labels else "with one label an image"
+        kind = "with several labels per image" if has_labels else "with one label per image"
         raise ValueError(
             f"Argument `data` must name a dataset of {classes} classes {kind}, which {name} was "
             f"made for. Received: data={settings.data!r}"

@@ -1,4 +1,4 @@
-"""What every block does to the state, and how that lies to the loss gradient."""
+"""What every block does to the state, and how that relates to the gradient of the loss."""
 
 import functools
 
@@ -6,31 +6,32 @@ from tfresidual import sources
 from tfresidual.probes.measure import measure
 from tfresidual.routing.block_values import BLOCK_METRICS, block_values
 
-# Means whose sign is read: they come with their standard error.
+# Metrics whose sign matters: their means are returned with standard errors.
 SIGNED = ("cosine_loss", "readout_cosine_loss")
 
 
 def block_metrics(chain, data, *, per_image=False, progress=False):
     """Measures what every block does to the state, in one forward and one backward pass.
 
-    With L the loss of one image, h the state before a block, F = block(h) - h and g = dL/dh
-    through the rest of the network, all norms over all features of one image:
+    Let L be the loss of one image, h the state before a block, F = block(h) - h, and g = dL/dh
+    through the rest of the network. All norms are over all features of one image.
 
-    - `cosine_loss`: <F, g> / (|F| |g|), in [-1, 1]. Negative: the block moves the state so that
-      the loss falls (Jastrzebski et al. 2018, section 4.1, fig. 4). 0 where F or g is zero.
-    - `readout_cosine_loss`: the same with g of the loss of the head applied straight to h. Last
-      stage only, NaN elsewhere (ibid., appendix C, fig. 13).
+    - `cosine_loss`: <F, g> / (|F| |g|), in [-1, 1]. If it is negative, the block moves the state
+      in a direction that lowers the loss (Jastrzebski et al. 2018, section 4.1, fig. 4). 0 if F
+      or g is zero.
+    - `readout_cosine_loss`: the same, where g is the gradient of the loss of the head applied
+      directly to h. Only for the last stage, NaN elsewhere (ibid., appendix C, fig. 13).
     - `l2_ratio`: |F| / |h|, 0 or more (ibid., fig. 2).
     - `gradient_norm`: |g|, 0 or more (ibid., fig. 8).
     - `perturbation`: |F| (Hauser 2019, eq. 3, fig. 2).
-    - `scaled_perturbation`: |F| / |h|, the number of `l2_ratio` under Hauser's name (Hauser
+    - `scaled_perturbation`: |F| / |h|, the same number as `l2_ratio` under Hauser's name (Hauser
       2019, eq. 2, fig. 5).
 
-    A figure is the mean over images of the images' values, never a ratio of means;
-    `cosine_loss_se` and `readout_cosine_loss_se` are the standard errors of two of these means,
-    the standard deviation over the images divided by the square root of their number. A block
-    that changes the shape of the state has no F: all but its `gradient_norm` is NaN. The network
-    runs at inference and is left as it was.
+    Each metric is computed per image and then averaged over the images; it is never a ratio of
+    means. `cosine_loss_se` and `readout_cosine_loss_se` are the standard errors of two of these
+    means: the standard deviation over the images divided by the square root of their number. A
+    block that changes the shape of the state has no F, so all its metrics except `gradient_norm`
+    are NaN. The network runs in inference mode and is not changed.
 
     Example:
 
@@ -39,17 +40,17 @@ def block_metrics(chain, data, *, per_image=False, progress=False):
     ['stage', 'block', 'cosine_loss']
 
     Args:
-        chain: a chain, or what `tfresidual.chain` makes one of.
+        chain: a chain, or anything that `tfresidual.chain` accepts.
         data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by the name of the split.
-        per_image: whether to return every image's own values instead of their means.
+            these by split name.
+        per_image: whether to return the values of every image instead of their means.
         progress: whether to show a progress bar.
 
     Returns:
         A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0), the metrics and
-        the two standard errors; `split` first, where `data` is a dict. Where `per_image` is set,
-        `image` (from 0, in the order of the data) stands after `block`, and there are no standard
-        errors.
+        the two standard errors. If `data` is a dict, `split` is the first column. If `per_image`
+        is set, `image` (from 0, in the order of the data) comes after `block`, and there are no
+        standard errors.
 
     Raises:
         ValueError: if the chain or the data cannot be used.
@@ -60,7 +61,7 @@ def block_metrics(chain, data, *, per_image=False, progress=False):
 
 
 def metrics_of(chain, block):
-    """The names of the metrics that are defined for a block."""
+    """Returns the names of the metrics that are defined for a block."""
     if not block.keeps_shape:
         return ("gradient_norm",)
     is_read_out = block.stage == chain.stages[-1].index

@@ -1,4 +1,4 @@
-"""Which images do the last blocks help: those near the decision, or those right already?"""
+"""Which images the last blocks help: those near the decision boundary, or those already right."""
 
 import numpy as np
 import pandas as pd
@@ -27,53 +27,57 @@ def borderline(
     progress=False,
     per_image=False,
 ):
-    """Measures groups of images after each of the last blocks, and along the repeated last one.
+    """Measures groups of images after each of the last blocks and as the last block is repeated.
 
-    The head reads the state after each of the last blocks of the last stage, and after each
-    extra application of the last block. Where such a curve begins, at the first of these blocks
-    and at the trained network, each image is put into groups and stays there:
+    There are two curves. In the first, the head reads the state after each of the last blocks of
+    the last stage; in the second, after each extra application of the last block. Images are put
+    into groups at the start of a curve (after the first of the last blocks, and at the trained
+    network) and stay in them along the curve:
 
-    - `borderline`: the prediction turns to or from the right class when less than `probability`
-      moves from one class to another: half of the gap between the probability of the label and
-      the highest other one is less than that (of several labels, the lowest of them counts);
-    - `correct`: the prediction is right;
-    - `all`.
+    - `borderline`: the prediction changes to or from the right class when less than `probability`
+      moves from one class to another. That is, half the gap between the probability of the label
+      and the highest other probability is less than `probability`. With several labels per image,
+      the label with the lowest probability counts.
+    - `correct`: the prediction is right.
+    - `all`: all images.
 
     Example:
 
     >>> frame = borderline(tfresidual.chain(net), {"train": train, "test": test})
 
-    The borderline images themselves, by their place in the data:
+    The borderline images themselves, as indices into the data:
 
     >>> images = borderline(tfresidual.chain(net), test, per_image=True)
     >>> images = images[images["borderline"] & (images["along"] == "blocks")]
     >>> places = images["image"].unique()
 
     Args:
-        chain: a chain, or what `tfresidual.chain` makes one of.
+        chain: a chain, or anything that `tfresidual.chain` accepts.
         data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by the name of the split.
-        blocks: int, how many of the last blocks; a shorter stage gives all of its blocks.
-        times: int, the most extra applications of the last block, 0 for none.
-        scale: float, what the block's branch is multiplied by in the extra applications.
-        probability: float over 0, up to 1, how much of it moves.
-        memory_limit: MiB that the evaluator may take, some 25 or more; the result is the same.
+            these by split name.
+        blocks: int, the number of last blocks to read out; in a shorter stage, all of its blocks.
+        times: int, the largest number of extra applications of the last block, 0 for none.
+        scale: float, the factor by which the branch of the block is multiplied in the extra
+            applications.
+        probability: float over 0, up to 1, the probability mass that defines `borderline`.
+        memory_limit: MiB that the evaluator may use, about 25 or more; results do not depend on it.
         progress: whether to show a progress bar.
-        per_image: whether to return every image's own values instead of the means of the groups.
+        per_image: whether to return the values of every image instead of the means of the groups.
 
     Returns:
         A `pandas.DataFrame` with the columns `along` (`"blocks"` or `"repetitions"`), `stage`,
-        `block` (the last block applied; extra applications are counted on from the last block),
-        `scale` (of the branch, in the extra applications of the curve), `group`, `images` (how
-        many it has), `accuracy` in [0, 1], `cross_entropy` and `entropy` in nats, all three NaN
-        in an empty group; `split` first, where `data` is a dict. Where the last block changes the
-        shape of the state, there are no repetitions.
+        `block` (the index of the last block applied; extra applications continue the count after
+        the last block), `scale` (of the branch in the extra applications of the curve), `group`,
+        `images` (the number of images in the group), `accuracy` in [0, 1], `cross_entropy` and
+        `entropy` in nats. The last three are NaN for an empty group. If `data` is a dict, `split`
+        is the first column. If the last block changes the shape of the state, there are no rows
+        for repetitions.
 
-        With `per_image`, in place of `group` and `images`: `image` (from 0, in the order of the
-        data), `borderline` and `correct` (whether it belongs to these groups, the same along a
-        curve), `label` and `prediction` (the class, or of several labels per image the classes as
-        text, such as `"3 7"`; missing where the outputs are not finite) and `margin` (see
-        `evaluate_routes`). `accuracy` is then 1 or 0.
+        With `per_image`, the columns `group` and `images` are replaced by `image` (from 0, in the
+        order of the data), `borderline` and `correct` (whether the image belongs to these groups;
+        constant along a curve), `label` and `prediction` (the class, or with several labels per
+        image the classes as text, such as `"3 7"`; a prediction is missing where the outputs are
+        not finite) and `margin` (see `evaluate_routes`). `accuracy` is then 1 or 0.
 
     Raises:
         ValueError: if an argument cannot be used.
@@ -119,19 +123,19 @@ def borderline(
 
 
 def check_arguments(blocks, times, probability):
-    """Raises a `ValueError` unless `borderline` can use these."""
+    """Raises a `ValueError` unless `borderline` can use these arguments."""
     check_int("blocks", blocks, at_least=1)
     check_times(times, at_least=0)
     check_number("probability", probability, over=0, at_most=1)
 
 
 def last_blocks(chain, blocks):
-    """The indices of the last blocks of the last stage after which the head can follow."""
+    """Returns the block indices of the last blocks of the last stage that the head can follow."""
     return chain.stages[-1].exits[-blocks:]
 
 
 def _curves(chain, blocks, times, scale):
-    """The blocks and routes of every curve, by name."""
+    """Returns a dict of the curves by name, each a list of pairs of a block index and a route."""
     stage = chain.stages[-1]
     last = len(stage.blocks) - 1
     if not stage.blocks:
@@ -158,7 +162,7 @@ def _columns(values):
 
 
 def _of_groups(values, route, groups):
-    """Means over the images of every group on a route, as columns."""
+    """Returns the means over the images of every group on a route, as columns."""
     columns = {"group": list(GROUPS), "images": [int(groups[name].sum()) for name in GROUPS]}
     for name, column in _columns(values).items():
         with np.errstate(invalid="ignore"):
@@ -170,7 +174,7 @@ def _of_groups(values, route, groups):
 
 
 def _of_images(values, route, groups, outputs):
-    """Every image's own values on a route, as columns."""
+    """Returns the values of every image on a route, as columns."""
     predicted, is_finite = values.predicted[route], values.is_finite[route]
     columns = {
         "image": np.arange(len(values.labels)),
@@ -184,7 +188,7 @@ def _of_images(values, route, groups, outputs):
 
 
 def _label_names(labels, width, outputs):
-    """A `pandas.Series` of the labels, see `_names_of`, in whichever form the data has them."""
+    """Returns a `pandas.Series` of labels as in `_names_of`, whatever their form in the data."""
     if is_binary(outputs, width):
         return _names_of(labels.reshape(-1, 1), outputs)
     if labels.ndim == 2 and labels.shape[-1] == width:
@@ -193,11 +197,14 @@ def _label_names(labels, width, outputs):
 
 
 def _names_of(rows, outputs):
-    """A `pandas.Series` of classes, or of several per image as text, from a row per image."""
+    """Returns a `pandas.Series` of classes from one row per image.
+
+    With several labels per image, the classes of an image are joined into one text.
+    """
     is_named = np.asarray(rows) > 0.5
     if is_binary(outputs, is_named.shape[-1]):
         return pd.Series(is_named[:, 0], dtype="Int64")
     if outputs.startswith("label"):
         return pd.Series([" ".join(map(str, np.flatnonzero(row))) for row in is_named])
-    # Smoothed labels need not have a class over one half.
+    # With smoothed labels, no class may be over one half.
     return pd.Series(np.argmax(rows, axis=-1), dtype="Int64")

@@ -1,4 +1,4 @@
-"""Does a network do what an iterative method does? Three numbers per stage."""
+"""How closely a network behaves like an iterative method, as three numbers per stage."""
 
 import math
 
@@ -27,27 +27,27 @@ def convergence_indices(
 ):
     """Measures the convergence, recurrence and divergence index of every stage.
 
-    With e0 the error of the whole network and c that of guessing:
+    Let e0 be the error of the whole network and c the error of guessing.
 
-    - `convergence_index`: mean over the blocks of the stage of (c - error of the read-out behind
-      the block) / (c - e0). 0: no better than chance until the last block; 1: the final error
-      from the first block on.
-    - `recurrence_index`: 1 - mean over all blocks but the last of (error without the block -
-      error without the last) / (c - error without the last). 0: chance, whichever is dropped; 1:
-      it does not matter which.
-    - `divergence_index`: mean over 1 to `times` extra applications of the last block of (error -
-      e0) / (c - e0). 0: unharmed; 1: chance at once.
+    - `convergence_index`: the mean over the blocks of the stage of (c - error of the read-out
+      after the block) / (c - e0). 0 means no better than chance until the last block, 1 means the
+      final error is reached after the first block.
+    - `recurrence_index`: 1 - the mean over all blocks but the last of (error without the block -
+      error without the last) / (c - error without the last). 0 means chance level whichever block
+      is dropped, 1 means it does not matter which block is dropped.
+    - `divergence_index`: the mean over 1 to `times` extra applications of the last block of
+      (error - e0) / (c - e0). 0 means no harm, 1 means chance level at once.
 
-    They leave [0, 1] where a perturbed network errs more than chance, or less than the whole one.
-    The recurrence index is badly conditioned where the drop of the last block is just under
-    chance. An index that a stage cannot have is NaN: recurrence where fewer than two blocks can be
-    dropped, or where chance is reached without the last block but not without every other;
-    recurrence and divergence where the last block changes the shape of the state; convergence
-    where the stage cannot be left behind every block.
+    The indices leave [0, 1] if a perturbed network has a larger error than chance or a smaller
+    error than the whole network. The recurrence index is badly conditioned if the error without
+    the last block is just below chance. An index that is not defined for a stage is NaN:
+    recurrence if fewer than two blocks can be dropped, or if the error is at chance without the
+    last block but not without each of the others; recurrence and divergence if the last block
+    changes the shape of the state; convergence if the stage cannot be left after every block.
 
-    Each is given for the error on the labels and for disagreement with the whole network's own
-    predictions (whose e0 is 0, and whose c is that of the labels). The row `"mean"` is the mean
-    of the stages that have the index.
+    Each index is given for the error on the labels and for the disagreement with the predictions
+    of the whole network (here e0 is 0, and c is the same as for the labels). The row `"mean"` is
+    the mean over the stages for which the index is defined.
 
     Example:
 
@@ -55,25 +55,27 @@ def convergence_indices(
     [1, 2, 3, 'mean', 1, 2, 3, 'mean']
 
     Args:
-        chain: a chain, or what `tfresidual.chain` makes one of.
+        chain: a chain, or anything that `tfresidual.chain` accepts.
         data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by the name of the split.
-        times: int, the most extra applications of the last block, 1 or more; 16 in the paper.
-        chance: the error of guessing. `"uniform"`: all classes alike, 1 - 1 / classes, or, of n
-            labels an image, all sets of n alike. `"largest class"`: always the class, or set of
-            labels, that most images of the split have; for data where some have many more. Or a
-            number over 0, up to 1.
-        memory_limit: MiB that the evaluator may take, some 25 or more; the result is the same.
+            these by split name.
+        times: int, the largest number of extra applications of the last block, 1 or more; 16 in
+            the paper.
+        chance: the error of guessing. `"uniform"`: all classes are equally likely, 1 - 1 / classes;
+            with n labels per image, all sets of n labels are equally likely. `"largest class"`:
+            always guess the class, or set of labels, that most images of the split have, for data
+            with unequal class sizes. Or a number over 0, up to 1.
+        memory_limit: MiB that the evaluator may use, about 25 or more; results do not depend on it.
         progress: whether to show a progress bar.
 
     Returns:
         A `pandas.DataFrame` with the columns `basis` (`"labels"` or `"agreement"`), `stage` (from
-        1, and `"mean"`), the three indices, `error` (e0), `chance` (c) and `chance_from` (which
-        choice it was); `split` first, where `data` is a dict.
+        1, and `"mean"`), the three indices, `error` (e0), `chance` (c) and `chance_from` (the
+        choice made for `chance`, or `"given"` for a number). If `data` is a dict, `split` is the
+        first column.
 
     Raises:
-        ValueError: if an argument cannot be used, or the network errs as often as chance or more:
-            then there is nothing to perturb, and no index.
+        ValueError: if an argument cannot be used, or the error of the network is at chance or
+            above, in which case the indices are not defined.
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", section
@@ -94,21 +96,22 @@ def convergence_frames(
     progress=False,
     at_chance="raise",
 ):
-    """`convergence_indices` together with the frames they are taken from.
+    """Measures the indices of `convergence_indices` and returns the frames they are taken from too.
 
     Args:
-        chain: see `convergence_indices`, as the following.
+        chain: see `convergence_indices`, also for the next arguments.
         data: images and labels.
-        times: int, the most extra applications.
+        times: int, the largest number of extra applications.
         chance: the error of guessing.
         memory_limit: MiB.
         progress: whether to show a progress bar.
-        at_chance: `"raise"`, or `"nan"` for indices that are NaN where the network errs as often
-            as chance or more.
+        at_chance: `"raise"`, or `"nan"` for indices that are NaN if the error of the network is
+            at chance or above.
 
     Returns:
-        A tuple of a dict with the frames of `readout`, `drop_blocks` and `repeat_last_block`
-        (without its steps) under these names, and the frame of `convergence_indices`.
+        A tuple of a dict and a frame: the dict holds the frames of `readout`, `drop_blocks` and
+        `repeat_last_block` (the latter without its steps) under these names, and the frame is
+        that of `convergence_indices`.
 
     Raises:
         ValueError: if an argument cannot be used, or the network is at chance or above, unless
@@ -124,7 +127,7 @@ def convergence_frames(
         "repeat_last_block": repeat_rows(chain, times),
     }
     if at_chance == "raise":
-        # Before the work, not behind it.
+        # Checked before the long evaluation, not after it.
         for split, part in frames_of_rows(chain, data, {}, memory_limit)[1].items():
             error = float(part.wrong[0].mean(dtype=float))
             _refuse_chance(error, chance_error(chance, part), split)
@@ -136,15 +139,15 @@ def convergence_frames(
 
 
 def indices_of(readout, drop_blocks, repeat_last_block, chance, at_chance="raise"):
-    """Takes the indices from the frames of the probes of these names.
+    """Computes the indices from the frames of three probes.
 
     Args:
         readout: a frame of `readout`.
         drop_blocks: a frame of `drop_blocks`.
         repeat_last_block: a frame of `repeat_last_block` with a scale of 1.
         chance: float, the error of guessing, or a dict of these by split.
-        at_chance: `"raise"`, or `"nan"` for indices that are NaN where the network errs as often
-            as chance or more.
+        at_chance: `"raise"`, or `"nan"` for indices that are NaN if the error of the network is
+            at chance or above.
 
     Returns:
         The frame of `convergence_indices`, without `chance_from`.
@@ -186,12 +189,12 @@ def _refuse_chance(error, chance, split):
 
 
 def _indices_of_basis(frames, basis, chance, is_at_chance):
-    """A record for each stage, and one for their mean."""
+    """Returns one record for each stage and one for their mean."""
     reads, drops, repeats = (
         frame.assign(wrong=frame["error"] if basis == "labels" else 1 - frame["agreement"])
         for frame in frames
     )
-    # Behind the last block of the last stage stands the whole network.
+    # The read-out after the last block of the last stage is the whole network.
     error = float(reads["wrong"].iloc[-1])
     records = []
     for stage, of_stage in reads.groupby("stage"):
@@ -211,26 +214,28 @@ def _indices_of_basis(frames, basis, chance, is_at_chance):
 
 
 def _reaches(error, chance):
-    """Whether an error is that of chance or more, up to rounding: both are quotients of counts."""
+    """Returns whether an error is at chance or above, up to rounding of quotients of counts."""
     return error > chance - 1e-9
 
 
 def convergence_index(errors, error, chance):
-    """Mean of (c - e) / (c - e0) over the errors of the read-outs; NaN where one is missing."""
+    """Returns the mean of (c - e) / (c - e0) over the read-out errors; NaN if one is missing."""
     return float(np.mean((chance - np.asarray(errors)) / (chance - error)))
 
 
 def recurrence_index(errors, chance):
-    """1 - mean of (e - e_last) / (c - e_last) over the errors without each block but the last.
+    """Returns 1 - mean of (e - e_last) / (c - e_last) over the errors without one block.
+
+    The mean is over all blocks but the last.
 
     Args:
         errors: the error without each block, in order; NaN for blocks that cannot be dropped.
         chance: float, the error of guessing.
 
     Returns:
-        The index. Where the error without the last block is at chance or above, the quotient has
-        no meaning: 0 if all errors are at chance or above, which is what 0 stands for, else NaN.
-        NaN too where the last block, or all others, cannot be dropped.
+        The index. If the error without the last block is at chance or above, the quotient has no
+        meaning; the index is then 0 if all errors are at chance or above (the meaning of 0), else
+        NaN. It is also NaN if the last block, or all of the others, cannot be dropped.
     """
     errors = np.asarray(errors, float)
     last, others = errors[-1], errors[:-1][~np.isnan(errors[:-1])]
@@ -242,7 +247,7 @@ def recurrence_index(errors, chance):
 
 
 def divergence_index(errors, error, chance):
-    """Mean of (e - e0) / (c - e0) over the errors with 1, 2, .. extra applications."""
+    """Returns the mean of (e - e0) / (c - e0) over the errors with 1, 2, ... extra applications."""
     if len(errors) == 0:
         return math.nan
     return float(np.mean((np.asarray(errors) - error) / (chance - error)))
@@ -259,14 +264,14 @@ def check_chance(choice):
 
 
 def chance_error(choice, values):
-    """The error of guessing on a split.
+    """Returns the error of guessing on a split.
 
     Args:
         choice: `"uniform"`, `"largest class"`, or a number, see `convergence_indices`.
         values: the `tfresidual.routing.evaluator.RouteValues` of the split.
 
     Returns:
-        A float from 0 (all images of one class, and guessing it) to 1.
+        A float from 0 (if all images have one class, and that class is guessed) to 1.
     """
     if not isinstance(choice, str):
         return float(choice)
@@ -274,7 +279,7 @@ def chance_error(choice, values):
     if choice == "largest class":
         _, numbers = np.unique(labels, axis=0, return_counts=True)
         return 1 - float(numbers.max()) / len(labels)
-    # One output that tells two classes apart always names one of them.
+    # A single output for two classes always predicts exactly one of them.
     has_row = labels.shape[1] == values.classes
     counts = labels.sum(axis=1).tolist() if has_row else [1] * len(labels)
     return 1 - float(np.mean([1 / math.comb(values.classes, count) for count in counts]))

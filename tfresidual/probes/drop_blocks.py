@@ -1,4 +1,4 @@
-"""What the network loses without one of its blocks."""
+"""How much worse the network is without one of its blocks."""
 
 from tfresidual import sources
 from tfresidual.probes.evaluate_routes import frames_of_rows
@@ -7,26 +7,26 @@ from tfresidual.routing.routes import drop
 
 
 def drop_blocks(chain, data, *, memory_limit=MEMORY_LIMIT, progress=False):
-    """Measures what the network answers without each of its blocks, one at a time.
+    """Measures the predictions of the network without each of its blocks, one block at a time.
 
-    The metrics are those of `evaluate_routes`; the distance is that of the stage the block stands
-    in. Blocks that change the shape of the state cannot be dropped: their metrics are NaN.
+    The metrics are those of `evaluate_routes`; the distance is that of the stage of the block.
+    Blocks that change the shape of the state cannot be dropped: their metrics are NaN.
 
     Example:
 
     >>> frame = drop_blocks(tfresidual.chain(net), {"train": train, "test": test})
 
     Args:
-        chain: a chain, or what `tfresidual.chain` makes one of.
+        chain: a chain, or anything that `tfresidual.chain` accepts.
         data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by the name of the split.
-        memory_limit: MiB that the evaluator may take, some 25 or more; the result is the same.
+            these by split name.
+        memory_limit: MiB that the evaluator may use, about 25 or more; results do not depend on it.
         progress: whether to show a progress bar.
 
     Returns:
         A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0), `error`,
-        `cross_entropy`, `entropy`, `agreement`, `distance` and `unperturbed_error`, that of the
-        whole network; `split` first, where `data` is a dict.
+        `cross_entropy`, `entropy`, `agreement`, `distance` and `unperturbed_error`, the error of
+        the whole network. If `data` is a dict, `split` is the first column.
 
     Raises:
         ValueError: if an argument cannot be used.
@@ -42,7 +42,7 @@ def drop_blocks(chain, data, *, memory_limit=MEMORY_LIMIT, progress=False):
 
 
 def rows_of(chain):
-    """The places of the probe's frame, and their routes."""
+    """Returns pairs of the place columns of a row of the frame and its route."""
     return [
         (
             {"stage": block.stage, "block": block.step},
@@ -53,7 +53,7 @@ def rows_of(chain):
 
 
 def with_unperturbed_error(frame, values):
-    """The frame with the error of the whole network, which is the values' first route."""
+    """Returns the frame with the error of the whole network, the first route of the values."""
     errors = {split: float(part.wrong[0].mean(dtype=float)) for split, part in values.items()}
     if "split" in frame:
         return frame.assign(unperturbed_error=frame["split"].map(errors))

@@ -1,4 +1,4 @@
-"""How many parameters a network has if weights that are alike count as one."""
+"""How many parameters a network has if similar weights of different blocks count as one."""
 
 import numpy as np
 import pandas as pd
@@ -10,14 +10,15 @@ from tfresidual.networks.weight_groups import BlockWeights, groups_of
 
 
 def weight_deviations(chain, *, first_block=0):
-    """Measures how far the weights of every block are from the mean block of their stage.
+    """Measures how far the weights of every block are from the mean over the blocks of its stage.
 
-    With W the weights of one role in a block, D = (W - mean of W over the stage's blocks) /
-    (standard deviation of all of the stage's weights of that role); 0 where that is 0.
+    For the weights W of one role in a block, the deviation is D = (W - mean of W over the blocks
+    of the stage) / (standard deviation of all weights of that role in the stage), or 0 if that
+    standard deviation is 0.
 
-    A weight has a place here if it can be coupled: if two or more blocks of its stage that keep
-    the shape of the state hold a weight of its role, or share this one. A weight that blocks share
-    counts once, at the first of them.
+    Only weights that can be coupled are included: at least two blocks of the stage that keep the
+    shape of the state must hold a weight of that role, or share the weight. A shared weight counts
+    once, in the first block that holds it.
 
     Example:
 
@@ -25,13 +26,13 @@ def weight_deviations(chain, *, first_block=0):
     >>> lengths = frame.groupby("stage")["l1"].sum()
 
     Args:
-        chain: a chain, or what `tfresidual.chain` makes one of.
-        first_block: int, blocks of an earlier step of their stage are left out.
+        chain: a chain, or anything that `tfresidual.chain` accepts.
+        first_block: int, blocks with a smaller block index are left out.
 
     Returns:
         A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0), `role` (such as
-        `"convolution1/kernel"`), `parameters` (how many), `deviation` (mean of |D|; over the
-        blocks of a role at most 1 in the mean) and `l1` (sum of |D|), both 0 or more.
+        `"convolution1/kernel"`), `parameters` (their number), `deviation` (mean of |D|; its mean
+        over the blocks of a role is at most 1) and `l1` (sum of |D|), both 0 or more.
 
     Raises:
         ValueError: if the blocks of the chain hold no weights, or no stage has a block
@@ -62,20 +63,21 @@ def weight_deviations(chain, *, first_block=0):
 
 
 def effective_parameters(chain, *, first_block=0):
-    """Counts the parameters of a network, the less the more alike the blocks of a stage are.
+    """Counts the parameters of a network; similar blocks of a stage reduce the effective number.
 
-    - `raw`: all trainable parameters; what blocks share counts once.
-    - `uncoupled`: those that have no counterpart in another block: stem, head, transitions,
-      blocks that change the shape of the state.
-    - `recurrent`: how many there would be if all blocks of each stage were one: `uncoupled` and,
-      for each stage, the parameters of one block.
-    - `effective`: `recurrent` and the sum of |D| over all blocks, see `weight_deviations`.
+    - `raw`: the number of all parameters, trainable or frozen; parameters that blocks share count
+      once.
+    - `uncoupled`: the number of parameters without a counterpart in another block: those of stem,
+      head, transitions and blocks that change the shape of the state.
+    - `recurrent`: the number of parameters if all blocks of each stage were one: `uncoupled` plus
+      the parameters of one block for each stage.
+    - `effective`: `recurrent` plus the sum of |D| over all blocks, see `weight_deviations`.
 
-    `effective` is `recurrent` where all blocks of each stage are equal. It is about `raw` where
-    they are drawn at random. It may be a little more, but no more than `raw` and one block more for
-    each stage, since a role's sum of |D| is at most the number of its parameters. Weights that are
-    all the same number have no deviation: fresh biases and batch normalizations count as those of
-    one block.
+    `effective` equals `recurrent` if all blocks of each stage are equal. It is close to `raw` if
+    the weights are drawn at random. It may be a little larger, but at most `raw` plus one block
+    for each stage, since the sum of |D| of a role is at most the number of its parameters. Weights
+    that all have the same value have no deviation: newly initialized biases and batch
+    normalizations count as those of one block.
 
     Example:
 
@@ -83,8 +85,8 @@ def effective_parameters(chain, *, first_block=0):
     ['raw', 'uncoupled', 'recurrent', 'effective']
 
     Args:
-        chain: a chain, or what `tfresidual.chain` makes one of.
-        first_block: int, blocks of an earlier step of their stage count as uncoupled, as in late
+        chain: a chain, or anything that `tfresidual.chain` accepts.
+        first_block: int, blocks with a smaller block index count as uncoupled, as in late
             coupling.
 
     Returns:
@@ -113,15 +115,15 @@ def effective_parameters(chain, *, first_block=0):
 
 
 def normalized_deviations(values):
-    """(W - mean over the blocks) / (standard deviation of all), 0 where that is 0.
+    """Returns (W - mean over the blocks) / (standard deviation of all), or 0 if the latter is 0.
 
     Args:
-        values: float64 array, one block's weights behind the other's, `(blocks, ...)`.
+        values: float64 array `(blocks, ...)`, the weights of one role in each block.
 
     Returns:
         An array of the same shape.
     """
-    # Less one of the numbers, so that equal numbers have a deviation of exactly 0.
+    # One of the numbers is subtracted first, so that equal numbers have a deviation of exactly 0.
     apart = values - values.flat[0]
     spread = apart.std()
     change = values - values[0]
@@ -130,7 +132,7 @@ def normalized_deviations(values):
 
 
 def _coupled(chain, first_block):
-    """The groups of weights that have a counterpart in another block."""
+    """Returns the groups of weights that have a counterpart in another block."""
     blocks = [
         BlockWeights("", block.stage, block.step, block.weights)
         for block in chain.blocks
@@ -154,7 +156,7 @@ def _coupled(chain, first_block):
 
 
 def _holders(group, blocks, first_block):
-    """How many blocks hold one of the weights of a group."""
+    """Returns the number of blocks that hold one of the weights of a group."""
     ids = {id(variable) for variable in group.variables}
     return sum(
         block.stage == group.stage

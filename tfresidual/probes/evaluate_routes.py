@@ -1,4 +1,4 @@
-"""What routes through the network are worth: error, loss, entropy, agreement, distance."""
+"""How well routes through the network do: error, loss, entropy, agreement, distance."""
 
 import numpy as np
 import pandas as pd
@@ -16,25 +16,26 @@ METRICS = ("error", "cross_entropy", "entropy", "agreement", "distance")
 def evaluate_routes(
     chain, data, routes, *, per_image=False, memory_limit=MEMORY_LIMIT, progress=False
 ):
-    """Measures what the network answers on routes through its blocks.
+    """Measures the predictions of the network on routes through its blocks.
 
-    All routes are run together: what they have in common is computed once, nothing is rebuilt,
-    and each block is compiled once however many the routes are. `print` a
-    `tfresidual.routing.plan_of(chain, routes)` for how many blocks will be applied.
+    All routes are run together: parts that routes have in common are computed once, nothing is
+    rebuilt, and each block is compiled once for any number of routes. Print
+    `tfresidual.routing.plan_of(chain, routes)` to see how many blocks will be applied.
 
-    - `error`: share of images whose highest output is not the label; with several labels an
-      image, whose highest outputs are not just the labels. A prediction that is not finite is
-      wrong. In [0, 1].
-    - `cross_entropy`: between labels and prediction, in nats, 0 or more; with several labels per
-      image the sum over the classes. May be infinite, or NaN, where the network explodes.
-    - `entropy`: of the prediction, in nats, 0 or more, summed likewise.
-    - `agreement`: share of images with the prediction of the unperturbed network, in [0, 1].
-    - `stage1_distance` and so on: Euclidean distance of the last state of the stage to that of
-      the unperturbed network, over all features of an image, 0 or more.
-    - `margin`, with `per_image`: the probability of the label minus the highest of another class,
-      in [-1, 1]; over 0 where the label is ahead. Of several labels per image it is the lowest
-      probability of a label minus the highest of another, and of two classes with one output the
-      probability of the right one minus that of the wrong one.
+    - `error`: the share of images whose highest output is not the label, in [0, 1]. With several
+      labels per image, the share of images whose highest outputs are not exactly the labels. A
+      prediction that is not finite is wrong.
+    - `cross_entropy`: between labels and prediction, in nats, 0 or more. With several labels per
+      image, it is summed over the classes. May be infinite or NaN if the network explodes.
+    - `entropy`: of the prediction, in nats, 0 or more, summed in the same way.
+    - `agreement`: the share of images with the same prediction as the unperturbed network, in
+      [0, 1].
+    - `stage1_distance` and so on: the Euclidean distance, over all features of an image, between
+      the last state of the stage and that of the unperturbed network, 0 or more.
+    - `margin`, only with `per_image`: the probability of the label minus the highest probability
+      of another class, in [-1, 1]; over 0 if the label is ahead. With several labels per image,
+      the lowest probability of a label minus the highest of another class; for two classes with
+      one output, the probability of the right class minus that of the wrong one.
 
     Example:
 
@@ -42,18 +43,19 @@ def evaluate_routes(
     >>> frame = evaluate_routes(chain, test, [routes.drop(chain, (1, 1), (2, 1))])
 
     Args:
-        chain: a chain, or what `tfresidual.chain` makes one of.
+        chain: a chain, or anything that `tfresidual.chain` accepts.
         data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by the name of the split.
+            these by split name.
         routes: `tfresidual.routing.Route`s, made by the functions of `tfresidual.routes`.
-        per_image: whether to return every image's own values instead of their means.
-        memory_limit: MiB that the evaluator may take, some 25 or more; the result is the same.
+        per_image: whether to return the values of every image instead of their means.
+        memory_limit: MiB that the evaluator may use, about 25 or more; results do not depend on it.
         progress: whether to show a progress bar.
 
     Returns:
         A `pandas.DataFrame` with one row per route and the columns `route` (its name) and the
-        metrics; `split` first, where `data` is a dict. Where `per_image` is set, `image` (from 0,
-        in the order of the data) stands after `route`, and `margin` after `agreement`.
+        metrics. If `data` is a dict, `split` is the first column. If `per_image` is set, there is
+        one row per route and image, with `image` (from 0, in the order of the data) after `route`
+        and `margin` after `agreement`.
 
     Raises:
         ValueError: if an argument cannot be used.
@@ -84,16 +86,17 @@ def frames_of_rows(chain, data, tables, memory_limit=MEMORY_LIMIT, progress=Fals
     Args:
         chain: a `tfresidual.routing.Chain`.
         data: a dataset or arrays, or a dict of these by split.
-        tables: for every frame by name a list of pairs `(place, route)`. The place is a dict
-            that begins the row, with its `stage`; a row without a route, `None`, holds NaN.
+        tables: a dict with, for the name of every frame, a list of pairs `(place, route)`. The
+            place is a dict of the first columns of the row, including its `stage`. If the route
+            is `None`, the metrics of the row are NaN.
         memory_limit: see `evaluate_routes`.
         progress: whether to show a progress bar.
 
     Returns:
-        A tuple of the dict of frames, with `split` where `data` is a dict, what stands in the
-        place, and `METRICS` (the distance is that of the row's own stage), and the dict of
-        `tfresidual.routing.evaluator.RouteValues` by split, whose first route is the unperturbed
-        one.
+        A tuple of two dicts. The first holds the frames by name, with the columns `split` (if
+        `data` is a dict), those of the place, and `METRICS` (the distance is that of the stage of
+        the row). The second holds the `tfresidual.routing.evaluator.RouteValues` by split, whose
+        first route is the unperturbed one.
     """
     routes = [unperturbed(chain)]
     routes += [route for rows in tables.values() for _, route in rows if route is not None]
@@ -128,7 +131,7 @@ def _columns(values):
 
 
 def _means(values):
-    """Means over images, in float64; infinite and NaN values stay what they are."""
+    """Returns the means over images, in float64; infinite and NaN values are kept."""
     with np.errstate(invalid="ignore"):
         return {
             name: column.mean(axis=1, dtype=np.float64) for name, column in _columns(values).items()

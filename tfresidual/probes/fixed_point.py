@@ -1,4 +1,4 @@
-"""Whether a stage's last block, applied on and on, leads to a fixed point. TensorFlow only."""
+"""Whether repeating the last block of a stage leads to a fixed point. TensorFlow only."""
 
 import functools
 
@@ -12,36 +12,37 @@ from tfresidual.routing.batches import run_over, splits_of
 from tfresidual.routing.routes import check_times
 
 METRICS = ("change", "contraction", "largest_contraction", "distance")
-# Distance of 1 to the next number.
+# The distance from 1 to the next larger number.
 ULPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-# Of so many ulps of the state, a change is known to some percent: rounding moves a state that
-# has come to rest by a fifth of an ulp a step.
+# A change of this many ulps of the state is known to within a few percent: rounding moves a state
+# at rest by about a fifth of an ulp per step.
 SMALLEST_CHANGE = 4
 
 
 def fixed_point(chain, data, *, times=50, progress=False):
-    """Measures where a stage goes when its last block is applied on and on.
+    """Measures where the state of a stage goes when its last block is applied repeatedly.
 
-    One stage at a time, without what follows it. With z_0 the state that the stage's last block
-    takes and z_{t+1} what its application t returns, application 0 being the trained one and the
-    stage's anchor staying the same, all norms over all features of one image:
+    Each stage is measured by itself, without the stages after it. Let z_0 be the input of the
+    last block of the stage and z_{t+1} the output of its application t, where application 0 is the
+    trained one. The anchor of the stage stays the same. All norms are over all features of one
+    image.
 
     - `change`: |z_{t+1} - z_t|, 0 or more.
-    - `contraction`: |z_{t+1} - z_t| / |z_t - z_{t-1}|, 0 or more: what the block makes of the
-      distance between two of its inputs, and so at most its Lipschitz constant. NaN at step 0,
-      whose state comes from another block.
-    - `largest_contraction`: the largest of the images instead of the mean.
-    - `distance`: |z_{t+1} - z_{times+1}|, to the state after all applications, 0 or more. What
-      is left at the last step is rounding.
+    - `contraction`: |z_{t+1} - z_t| / |z_t - z_{t-1}|, 0 or more: the factor by which the block
+      changes the distance between two of its inputs, and therefore at most its Lipschitz constant.
+      NaN at step 0, because z_0 is the output of another block.
+    - `largest_contraction`: the largest contraction over the images instead of the mean.
+    - `distance`: |z_{t+1} - z_{times+1}|, the distance to the state after all applications, 0 or
+      more. At the last step, only rounding errors remain.
 
-    A quotient of differences near rounding is noise: images for which |z_t - z_{t-1}| is not over
-    4 units in the last place of |z| (of the precision that the states have) are left out of the
-    contractions, which are NaN where none is left. All are NaN where the numbers overflow. (On
-    GPUs that round float32 to TensorFloat-32 in convolutions, contractions are noise earlier;
-    `tf.config.experimental.enable_tensor_float_32_execution(False)` turns that off.)
+    A quotient of differences close to rounding errors is noise. Images for which |z_t - z_{t-1}|
+    is at most 4 units in the last place of |z| (in the precision of the states) are left out of
+    the contractions, which are NaN if no image remains. All metrics are NaN if numbers overflow.
+    (On GPUs that round float32 to TensorFloat-32 in convolutions, contractions become noise
+    earlier; `tf.config.experimental.enable_tensor_float_32_execution(False)` turns that off.)
 
-    In a properly convergent network (`anchor="input"`, `lipschitz` under 1) contractions are at
-    most the bound, and the state goes to the one fixed point that belongs to the anchor.
+    In a properly convergent network (`anchor="input"`, `lipschitz` under 1), contractions are at
+    most the bound, and the state converges to the unique fixed point that belongs to the anchor.
 
     Labels are not used. A stage whose last block changes the shape of the state has no rows.
 
@@ -51,24 +52,24 @@ def fixed_point(chain, data, *, times=50, progress=False):
     >>> largest = frame.groupby("stage")["largest_contraction"].max()
 
     Args:
-        chain: a chain, or what `tfresidual.chain` makes one of.
+        chain: a chain, or anything that `tfresidual.chain` accepts.
         data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by the name of the split.
+            these by split name.
         times: int, the number of extra applications, 1 or more.
         progress: whether to show a progress bar.
 
     Returns:
         A `pandas.DataFrame` with the columns `stage` (from 1), `step` (extra applications of the
         last block, from 0 to `times`), `change`, `contraction`, `largest_contraction` and
-        `distance`, all but the third means over images of the images' values; `split` first,
-        where `data` is a dict.
+        `distance`. The metrics except `largest_contraction` are means over the images. If `data`
+        is a dict, `split` is the first column.
 
     Raises:
         ValueError: if an argument cannot be used, or no stage has a last block to repeat.
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", section
-        4.2: Banach's fixed point theorem.
+        4.2 (Banach's fixed point theorem).
     """
     chain = sources.chain(chain)
     check_times(times)
@@ -92,17 +93,18 @@ def fixed_point(chain, data, *, times=50, progress=False):
 
 
 def means_of(change, distance, smallest):
-    """The means over the images of a stage's changes, contractions and distances.
+    """Returns the means over the images of the changes, contractions and distances of a stage.
 
     Args:
         change: array `(images, steps)`.
         distance: array `(images, steps)`.
-        smallest: array `(images, steps)`, the change up to which the next contraction is noise.
+        smallest: array `(images, steps)`; if a change is at most this, the next contraction is
+            noise.
 
     Returns:
         A dict of arrays `(steps,)` by the names in `METRICS`.
     """
-    # What leaves the range of the floats has no size.
+    # Values outside the range of the floats have no size.
     change, distance = (
         np.where(np.isfinite(values), values, np.nan).astype(float) for values in (change, distance)
     )
@@ -121,7 +123,7 @@ def means_of(change, distance, smallest):
 
 
 def _batch_values(chain, times, images, labels):
-    """Values of all stages and steps on a batch, each `(images, stages, steps)`."""
+    """Returns the values of all stages and steps on a batch, each `(images, stages, steps)`."""
     del labels
     steps, _ = chain.walk(chain.stem(images))
     values, end = [], 0
@@ -129,7 +131,7 @@ def _batch_values(chain, times, images, labels):
         begin, end = end, end + len(stage.blocks)
         if stage.can_repeat:
             states = [before for before, _ in steps[begin:end]]
-            # With what the blocks that keep the shape begin.
+            # The anchor is the state after the last block that changes the shape.
             fixed = [block.step for block in stage.blocks if not block.keeps_shape]
             anchor = states[fixed[-1] + 1 if fixed else 0]
             values.append(_stage_values(stage.blocks[-1], states[-1], anchor, times))
@@ -137,9 +139,9 @@ def _batch_values(chain, times, images, labels):
 
 
 def _stage_values(block, state, anchor, times):
-    """Values of one stage, each `(images, steps)`."""
-    # Loops of the graph, traced once. The first one leads to the last state; all states together
-    # might not fit into memory.
+    """Returns the values of one stage, each `(images, steps)`."""
+    # Both loops are graph loops, traced once. The first one only computes the last state, because
+    # all states together might not fit into memory.
     _, last = tf.while_loop(
         lambda index, _: index <= times,
         lambda index, state: (index + 1, block(state, anchor)),
@@ -171,5 +173,5 @@ def _stage_values(block, state, anchor, times):
 
 
 def _rounding(dtype):
-    """The part of a state's norm up to which a change of it is noise."""
+    """Returns the share of the norm of a state up to which a change of the state is noise."""
     return SMALLEST_CHANGE * ULPS[dtype.name]

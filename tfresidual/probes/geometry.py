@@ -1,12 +1,13 @@
-"""Lengths as the network's end sees them: the metric pulled back to a state. TensorFlow only.
+"""Lengths measured by the metric of the last state, pulled back to a state. TensorFlow only.
 
-Let h be the state before a block, and let the blocks behind it take h to the last state, which
-the head takes. With J the Jacobian of that map, g = J'J is the metric at h: a small step dx there
-moves the last state by sqrt(dx' g dx) (Hauser 2019, section 2.4). g has as many rows as h has
-features, and is never built: J x is a pass forwards, J' x one backwards.
+Let h be the state before a block. That block and everything after it map h to the last state,
+which is the input of the head. If J is the Jacobian of that map, g = J'J is the metric at h: a
+small displacement dx of h moves the last state by sqrt(dx' g dx) (Hauser 2019, section 2.4). g has
+as many rows as h has features and is never built: J x is a forward pass, J' x a backward pass.
 
-The blocks of a properly convergent stage add their branch to the stage's anchor. The metric holds
-that fixed: h moves, the anchor does not, also before the stage's first block, where both are one.
+The blocks of a properly convergent stage add their branch to the anchor of the stage. The metric
+holds the anchor fixed: h moves and the anchor does not, even before the first block of the stage,
+where both are the same tensor.
 """
 
 import dataclasses
@@ -25,20 +26,21 @@ from tfresidual.probes.measure import measure
 from tfresidual.probes.perturbation import ALL_STAGES
 from tfresidual.routing.batches import run_over, splits_of
 
-# A pass keeps what is computed in every block behind the place.
+# A pass keeps the values computed in every block after the place where the metric is measured.
 IMAGES_AT_ONCE = 32
-# Vectors beyond those asked for, which make the last of these converge.
+# The number of vectors iterated beyond those asked for, so that the last of those converges.
 GUARDS = 1
-# A unit vector whose part apart from others has a smaller squared length depends on them.
+# A unit vector counts as linearly dependent on others if the squared length of its part outside
+# their space is smaller than this.
 SMALLEST_INDEPENDENT = 1e-5
 
 
 def metric_product(chain, images, *, stage, block, vectors, progress=False):
     """Multiplies vectors by the metric at the state before a block: g x = J'J x.
 
-    J is the Jacobian of what leads from the state before the block to the last state, which the
-    head takes; in a stage with an anchor, the anchor is held fixed. g is symmetric and positive
-    semidefinite.
+    J is the Jacobian of the map from the state before the block to the last state, which is the
+    input of the head. In a stage with an anchor, the anchor is held fixed. g is symmetric and
+    positive semidefinite.
 
     Example:
 
@@ -48,15 +50,15 @@ def metric_product(chain, images, *, stage, block, vectors, progress=False):
     >>> lengths = np.sqrt((change * product).sum(axis=(1, 2, 3)))
 
     Args:
-        chain: a chain, or what `tfresidual.chain` makes one of.
+        chain: a chain, or anything that `tfresidual.chain` accepts.
         images: array `(images, height, width, channels)`.
         stage: int, counted from 1.
         block: int, counted from 0.
-        vectors: array, one vector for each image, of the shape of the state before the block.
+        vectors: array, one vector for each image, with the shape of the state before the block.
         progress: whether to show a progress bar.
 
     Returns:
-        An array of the shape of `vectors`, in float32 at least.
+        An array of the shape of `vectors`, in at least float32.
 
     Raises:
         ValueError: if an argument cannot be used.
@@ -89,39 +91,40 @@ def metric_eigenvalues(
 ):
     """Measures the largest eigenvalues of the metric at the state before a block.
 
-    The square root of the largest is the most by which the rest of the network lengthens a small
-    step of that state. The eigenvalues are those of g = J'J, see `metric_product`, found for every
-    image by itself: by orthogonal iteration from the same random vectors, in which each step takes
-    the best vectors (Rayleigh-Ritz) of the space of the last ones, their residuals g v - value v,
-    and the previous step. They approach the eigenvalues from below.
+    The square root of the largest eigenvalue is the largest factor by which the rest of the network
+    lengthens a small displacement of that state. The eigenvalues are those of g = J'J, see
+    `metric_product`. They are computed for every image separately by orthogonal iteration, which
+    starts from the same random vectors for all images. Each iteration takes the best vectors
+    (Rayleigh-Ritz) of the space spanned by the current vectors, their residuals g v - value v, and
+    the previous change of the vectors. The values approach the eigenvalues from below.
 
     The iteration of an image stops when the residuals |g v - value v| of its unit vectors are at
-    most `tolerance` times the largest eigenvalue. Then g has an eigenvalue that near to each of
-    the values, and mostly much nearer. A step takes as long as some 4 (count + 1) predictions, and
-    there are 10 or 20 of them.
+    most `tolerance` times the largest eigenvalue. Then g has an eigenvalue within that distance of
+    each value, and usually much closer. One iteration takes about as long as 4 (count + 1)
+    predictions, and 10 to 20 iterations are usual.
 
     Example:
 
     >>> frame = metric_eigenvalues(tfresidual.chain(net), test.take(1), stage=1, block=0)
 
     Args:
-        chain: a chain, or what `tfresidual.chain` makes one of.
+        chain: a chain, or anything that `tfresidual.chain` accepts.
         data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by the name of the split. Labels are not used.
+            these by split name. Labels are not used.
         stage: int, counted from 1.
         block: int, counted from 0.
-        count: int, how many eigenvalues, up to the number of features of the state.
+        count: int, the number of eigenvalues, up to the number of features of the state.
         tolerance: float over 0. In float32, residuals do not fall much below 1e-5, and in mixed
             precision not much below 1e-3.
-        most_iterations: int, the steps after which the iteration stops in any case.
+        most_iterations: int, the largest number of iterations.
         progress: whether to show a progress bar.
 
     Returns:
         A `pandas.DataFrame` with one row per image and eigenvalue and the columns `stage`,
-        `block`, `image` (from 0, in the order of the data), `rank` (from 0, the largest),
+        `block`, `image` (from 0, in the order of the data), `rank` (0 for the largest),
         `eigenvalue` (0 or more, descending) and `residual` (|g v - value v| divided by the largest
-        eigenvalue, 0 or more; over `tolerance` where the iteration ended without it); `split`
-        first, where `data` is a dict. Both are NaN where the numbers overflow.
+        eigenvalue, 0 or more; over `tolerance` if the iteration ended before it converged). The
+        last two are NaN if numbers overflow. If `data` is a dict, `split` is the first column.
 
     Raises:
         ValueError: if an argument cannot be used.
@@ -156,35 +159,36 @@ def metric_eigenvalues(
 
 
 def line_element(chain, data, *, per_image=False, progress=False):
-    """Measures how long each block's step is, through the layers and over the data's surface.
+    """Measures the line element of each block, which adds a layer part and a spatial part.
 
-    Hauser's line element (eq. 12) is ds^2 = dx^2 + g dx dx. Its first part is defined there as
-    |F|^2, F = block(h) - h: the step in the direction of the layers. The second measures a step dx
-    within the layer by the metric g at h (see `metric_product`). The equation leaves open which
-    step that is. Here it is the one that the coordinates of the image make at this block: dx = F,
-    so that both parts measure the same step, as the equation's letters say. (For two images, whose
-    dx is what lies between them, see `line_between`.)
+    Hauser's line element (eq. 12) is ds^2 = dx^2 + g dx dx. Its first part is defined in the paper
+    as |F|^2 with F = block(h) - h, the displacement along the layers. The second part measures a
+    displacement dx within the layer by the metric g at h (see `metric_product`). The equation does
+    not say which displacement that is. Here it is the one that the block makes, dx = F, so that
+    both parts measure the same displacement, as the notation of the equation suggests. (To measure
+    the displacement between two images, see `line_between`.)
 
     - `layer_part`: |F|^2.
     - `spatial_part`: F' g F = |J F|^2, the square of how far the last state moves when h moves
       by F, to first order.
     - `length`: sqrt(layer_part + spatial_part).
 
-    All are 0 or more, and averaged over images last; NaN for a block that changes the shape of the
-    state. In a stage with an anchor, g holds the anchor fixed. It takes as many passes through the
-    network as that has blocks. `path_lengths` adds up the lengths of each stage.
+    All are 0 or more and are computed per image, then averaged over the images. They are NaN for a
+    block that changes the shape of the state. In a stage with an anchor, g holds the anchor fixed.
+    The number of passes through the network equals its number of blocks. `path_lengths` adds up
+    the lengths of each stage.
 
     Args:
-        chain: a chain, or what `tfresidual.chain` makes one of.
+        chain: a chain, or anything that `tfresidual.chain` accepts.
         data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by the name of the split. Labels are not used.
-        per_image: whether to return every image's own values instead of their means.
+            these by split name. Labels are not used.
+        per_image: whether to return the values of every image instead of their means.
         progress: whether to show a progress bar.
 
     Returns:
         A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0), `layer_part`,
-        `spatial_part` and `length`; `split` first, where `data` is a dict; `image` behind `block`,
-        where `per_image` is set.
+        `spatial_part` and `length`. If `data` is a dict, `split` is the first column. If
+        `per_image` is set, `image` comes after `block`.
 
     Raises:
         ValueError: if the chain or the data cannot be used.
@@ -198,22 +202,22 @@ def line_element(chain, data, *, per_image=False, progress=False):
 
 
 def path_lengths(chain, data, *, progress=False):
-    """Measures how long the way of an image through each stage is, by the line element.
+    """Measures the length of the path of an image through each stage, by the line element.
 
-    That of a stage is the sum of `length` over its blocks, see `line_element`: the computational
-    distance (Hauser 2019, eq. 4; `computational_distance`), with the metric's part in it. Blocks
-    that change the shape of the state have no step and are not counted.
+    The path length of a stage is the sum of `length` over its blocks, see `line_element`. It is the
+    computational distance (Hauser 2019, eq. 4; `computational_distance`) with the part of the
+    metric included. Blocks that change the shape of the state have no length and are not counted.
 
     Args:
-        chain: a chain, or what `tfresidual.chain` makes one of.
+        chain: a chain, or anything that `tfresidual.chain` accepts.
         data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by the name of the split. Labels are not used.
+            these by split name. Labels are not used.
         progress: whether to show a progress bar.
 
     Returns:
-        A `pandas.DataFrame` with one row per stage and one for `"all"` of them, and the columns
-        `stage`, `blocks` (how many were measured) and `path_length`, the mean over images, 0 or
-        more; `split` first, where `data` is a dict.
+        A `pandas.DataFrame` with one row per stage and one row `"all"` for the whole network, and
+        the columns `stage`, `blocks` (the number of blocks measured) and `path_length` (the mean
+        over images, 0 or more). If `data` is a dict, `split` is the first column.
 
     Raises:
         ValueError: if the chain or the data cannot be used.
@@ -225,7 +229,7 @@ def path_lengths(chain, data, *, progress=False):
 
 
 def path_lengths_of(frame):
-    """Sums the lengths of blocks to those of stages.
+    """Adds up the lengths of blocks to the path lengths of stages.
 
     Args:
         frame: a frame of `line_element`, one row per block (and split).
@@ -239,7 +243,7 @@ def path_lengths_of(frame):
             parts.append(path_lengths_of(part.drop(columns="split")))
             parts[-1].insert(0, "split", split)
         return pd.concat(parts, ignore_index=True)
-    # Count and sum leave out what is NaN: blocks without a step.
+    # Count and sum leave out NaN, that is, blocks without a length.
     stages = frame.groupby("stage")["length"].agg(["count", "sum"])
     stages = pd.concat([stages, stages.sum().to_frame(ALL_STAGES).T]).rename_axis("stage")
     stages = stages.set_axis(["blocks", "path_length"], axis="columns")
@@ -251,15 +255,15 @@ def line_between(
 ):
     """Measures the straight line between the states of two images by the pulled-back metric.
 
-    Let a and b be the states before a block. `length` is that of the line from a to b by the
-    metric (see `metric_product`), the integral of |J(a + u (b - a)) (b - a)| over u from 0 to 1:
-    the length of the curve that the last state draws meanwhile. So it is at least the distance of
-    the two last states, and equal to it where the network takes the line to a straight one. The
-    integral is the mean over the middles of `points` equal parts; with few of them it may come
-    out a little too short.
+    Let a and b be the states of the two images before a block. `length` is the length of the line
+    from a to b by the metric (see `metric_product`), the integral of |J(a + u (b - a)) (b - a)|
+    over u from 0 to 1. This is the length of the curve that the last state follows as the state
+    moves from a to b. It is therefore at least the distance between the two last states, and equal
+    to it if the network maps the line to a straight line. The integral is approximated by the mean
+    over the midpoints of `points` equal parts; with few points it may be a little too small.
 
-    In a stage with an anchor, the anchor moves along, from that of the first image to that of the
-    second: the line ends where the second image is.
+    In a stage with an anchor, the anchor moves too, from that of the first image to that of the
+    second, so that the line ends at the state and the anchor of the second image.
 
     Example:
 
@@ -267,12 +271,12 @@ def line_between(
     >>> detour = frame["length"] / frame["last_distance"]
 
     Args:
-        chain: a chain, or what `tfresidual.chain` makes one of.
+        chain: a chain, or anything that `tfresidual.chain` accepts.
         first_images: array `(pairs, height, width, channels)`.
         second_images: array of the same shape.
         stage: int, counted from 1.
         block: int, counted from 0.
-        points: int, at how many places of the line the metric is measured.
+        points: int, the number of places on the line where the metric is measured.
         progress: whether to show a progress bar.
 
     Returns:
@@ -303,7 +307,7 @@ def line_between(
 
 
 def _checked_chain(chain, stage, block):
-    """The chain; raises a `ValueError` unless it has such a block."""
+    """Returns the chain; raises a `ValueError` unless it has such a block."""
     chain = sources.chain(chain)
     check_int("stage", stage, at_least=1)
     check_int("block", block, at_least=0)
@@ -317,18 +321,18 @@ def _checked_chain(chain, stage, block):
 
 
 def _linearized(function, *inputs):
-    """A function's outputs, and its Jacobian J at the inputs as two functions.
+    """Returns the outputs of a function, and its Jacobian J at the inputs as two functions.
 
     Args:
         function: `(*inputs) -> outputs`.
         *inputs: tensors.
 
     Returns:
-        A tuple `(outputs, push, pull)`: `push(*tangents)` is J times one tangent for each of the
-        inputs, `pull(cotangent)` is J' times a cotangent of the outputs, one tensor for each of
-        the inputs.
+        A tuple `(outputs, push, pull)`. `push(*tangents)` returns J times the tangents, one tangent
+        for each input. `pull(cotangent)` returns J' times a cotangent of the outputs, one tensor
+        for each input.
     """
-    # Tensors of their own: a state may be the anchor, too, and still move alone.
+    # Copies, because a state may also be the anchor and must still move alone.
     inputs = [tf.identity(tensor) for tensor in inputs]
     with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
         tape.watch(inputs)
@@ -337,9 +341,9 @@ def _linearized(function, *inputs):
 
 
 def _push_and_pull(tape, outputs, inputs):
-    """The functions `push` and `pull` of `_linearized`, of what a persistent tape has recorded.
+    """Returns the functions `push` and `pull` of `_linearized`, given a persistent tape.
 
-    Inside of a graph, both can be used in loops, which then compute nothing of the function anew.
+    Inside a graph, both can be used in loops without computing the recorded function again.
     """
     zero = tf.UnconnectedGradients.ZERO
 
@@ -348,7 +352,7 @@ def _push_and_pull(tape, outputs, inputs):
 
     def push(*tangents):
         # J' is linear in the cotangent, so that the gradient of <J' cotangent, tangents> is J
-        # times the tangents. The graph keeps of J' cotangent only what that takes.
+        # times the tangents. The graph keeps only the parts of J' cotangent that this needs.
         cotangent = tf.zeros_like(outputs)
         with tf.GradientTape(watch_accessed_variables=False) as outer:
             outer.watch(cotangent)
@@ -359,7 +363,7 @@ def _push_and_pull(tape, outputs, inputs):
 
 
 def _metric(chain, stage, block, images):
-    """The state before a block, and the function `x -> g x`, both in float32 at least."""
+    """Returns the state before a block and the function `x -> g x`, both in at least float32."""
     state, anchor = chain.lead_to(chain.stem(images), stage, block)
     _, push, pull = _linearized(lambda h: chain.lead_on(h, anchor, stage, block), state)
     wide = backend.result_type(state.dtype, "float32")
@@ -371,10 +375,10 @@ def _metric(chain, stage, block, images):
     return tf.cast(state, wide), product
 
 
-# Errors raised while a graph is built keep their message where autograph stays away.
+# Without autograph, errors raised while a graph is built keep their message.
 @tf.autograph.experimental.do_not_convert
 def _products(chain, stage, block, images, vectors):
-    """The products of a batch, of the shape of the vectors."""
+    """Returns the products of a batch, with the shape of the vectors."""
     state, product = _metric(chain, stage, block, images)
     if state.shape[1:] != vectors.shape[1:]:
         raise ValueError(
@@ -387,7 +391,7 @@ def _products(chain, stage, block, images, vectors):
 
 @tf.autograph.experimental.do_not_convert
 def _eigenvalues(chain, stage, block, count, tolerance, most_iterations, images, labels):
-    """Eigenvalues and residuals of a batch, both `(images, count)`."""
+    """Returns the eigenvalues and residuals of a batch, both `(images, count)`."""
     del labels
     state, product = _metric(chain, stage, block, images)
     size = int(np.prod(state.shape[1:]))
@@ -404,7 +408,7 @@ def _eigenvalues(chain, stage, block, count, tolerance, most_iterations, images,
         vectors = tf.map_fn(product, vectors, parallel_iterations=1)
         return tf.transpose(tf.reshape(vectors, [count, -1, size]), [1, 2, 0])
 
-    # The same start for every image, so that batches do not matter.
+    # The start is the same for every image, so that results do not depend on the batches.
     start = [1, size, min(count + GUARDS, size)]
     start = tf.random.stateless_normal(start, seed=(0, 0), dtype=state.dtype)
     start = _orthonormal(tf.tile(start, [tf.shape(state)[0], 1, 1]))
@@ -421,7 +425,7 @@ class _Space(NamedTuple):
     Attributes:
         values: `(images, width)`, descending.
         vectors: unit vectors `(images, features, width)`.
-        moved: the metric times these.
+        moved: the metric times these vectors.
         errors: `moved - values * vectors`, divided by the first value.
         residuals: `(images, width)`, the norms of the errors; NaN where numbers are not finite.
     """
@@ -434,15 +438,15 @@ class _Space(NamedTuple):
 
 
 def _best_of(basis, moved, width):
-    """The `_Space` of the best vectors, given what the metric makes of an orthonormal basis."""
+    """Returns the `_Space` of the best vectors, from an orthonormal basis and `moved = g basis`."""
     small = tf.matmul(basis, moved, transpose_a=True)
     is_finite = tf.reduce_all(tf.math.is_finite(small), axis=[1, 2], keepdims=True)
-    # The solver fails on other numbers.
+    # The solver fails on numbers that are not finite.
     small, moved = (tf.where(is_finite, part, tf.zeros_like(part)) for part in (small, moved))
     values, turn = tf.linalg.eigh((small + tf.linalg.matrix_transpose(small)) / 2)
     values, turn = values[:, ::-1][:, :width], turn[:, :, ::-1][:, :, :width]
     vectors, moved = basis @ turn, moved @ turn
-    # Divided first: squares of large numbers would overflow.
+    # Divided before squaring, since squares of large numbers would overflow.
     largest = tf.where(values[:, :1] > 0, values[:, :1], tf.ones_like(values[:, :1]))
     errors = moved / largest[:, None] - vectors * (values / largest)[:, None]
     undefined = tf.constant(np.nan, errors.dtype)
@@ -451,14 +455,14 @@ def _best_of(basis, moved, width):
 
 
 def _iterated(start, products, count, tolerance, most_iterations):
-    """The `_Space` that orthogonal iteration leads to; an image that has converged keeps its own.
+    """Returns the `_Space` found by orthogonal iteration; images that have converged keep theirs.
 
     Args:
         start: orthonormal vectors `(images, features, width)`.
-        products: function from such vectors to the metric times these.
-        count: int, how many vectors have to converge.
-        tolerance: float, the residual to which they have to.
-        most_iterations: int.
+        products: function that returns the metric times such vectors.
+        count: int, the number of vectors that have to converge.
+        tolerance: float, the residual at which a vector has converged.
+        most_iterations: int, the largest number of iterations.
     """
     width = start.shape[2]
 
@@ -487,17 +491,18 @@ def _iterated(start, products, count, tolerance, most_iterations):
 
 
 def _projected(vectors, basis):
-    """The part of vectors that lies in the space of an orthonormal basis."""
+    """Returns the part of vectors that lies in the space of an orthonormal basis."""
     return basis @ tf.matmul(basis, vectors, transpose_a=True)
 
 
 def _orthonormal(vectors, basis=None):
-    """Orthonormal vectors of the space of some vectors, orthogonal to a basis.
+    """Returns orthonormal vectors that span the space of the given vectors, orthogonal to a basis.
 
-    Zero where the vectors depend on each other or on the basis. (SVQB of Stathopoulos and Wu 2002,
-    https://doi.org/10.1137/S1064827500370883, which is many times faster than a QR decomposition.)
+    They are zero where the given vectors depend on each other or on the basis. (This is SVQB of
+    Stathopoulos and Wu 2002, https://doi.org/10.1137/S1064827500370883, which is many times faster
+    than a QR decomposition.)
     """
-    # Twice, since the first time enlarges the rounding of what is nearly dependent.
+    # Done twice, since the first pass enlarges the rounding errors of nearly dependent vectors.
     for _ in range(2):
         if basis is not None:
             vectors -= _projected(vectors, basis)
@@ -511,13 +516,13 @@ def _orthonormal(vectors, basis=None):
 
 
 def _line_elements(chain, images, labels):
-    """All values of a batch, each `(images, blocks)`."""
+    """Returns all values of a batch, each `(images, blocks)`."""
     del labels
     first, states = chain.stem(images), []
 
     def recorded(block):
         def apply(state, *anchor):
-            # A tensor of its own: the state may be the anchor, too, which does not move.
+            # A copy, because the state may also be the anchor, which does not move.
             states.append(tf.identity(state))
             return block(states[-1], *anchor)
 
@@ -542,7 +547,7 @@ def _line_elements(chain, images, labels):
         layer_length = spatial_length = length = undefined
         if index in changes:
             layer_length, spatial_length = norm(changes[index]), spatial_lengths[index]
-            # Not the root of the sum of squares, which might overflow.
+            # Uses `norm`, since a sum of squares might overflow.
             length = norm(tf.stack([layer_length, spatial_length], axis=1))
         values["layer_part"].append(layer_length**2)
         values["spatial_part"].append(spatial_length**2)
@@ -551,16 +556,16 @@ def _line_elements(chain, images, labels):
 
 
 def _pushed_lengths(tape, last, states, changes):
-    """How far the changes of states move the last one, to first order.
+    """Returns how far changes of states move the last state, to first order.
 
     Args:
-        tape: a persistent tape of what leads through the states.
+        tape: a persistent tape that has recorded the way through the states to the last state.
         last: the last state.
         states: list of tensors.
-        changes: a dict of changes by the place of their state in the list.
+        changes: a dict of changes, keyed by the index of their state in the list.
 
     Returns:
-        A dict of lengths `(images,)` by the same places.
+        A dict of lengths `(images,)` with the same keys.
     """
     if not changes:
         return {}
@@ -576,14 +581,14 @@ def _pushed_lengths(tape, last, states, changes):
         ]
         return norm(push(*tangents))
 
-    # One block after the other: all at once would take the memory of a pass for each.
+    # One block at a time, since all at once would need the memory of one pass per block.
     rows = tf.eye(len(changes), dtype=next(iter(changes.values())).dtype)
     lengths = tf.map_fn(length, rows, parallel_iterations=1)
     return dict(zip(changes, tf.unstack(lengths, len(changes)), strict=True))
 
 
 def _lines(chain, stage, block, points, first_images, second_images):
-    """All values of a batch of pairs, each `(pairs,)`."""
+    """Returns all values of a batch of pairs, each `(pairs,)`."""
     second_images = tf.cast(second_images, first_images.dtype)
     begin, end = (
         chain.lead_to(chain.stem(images), stage, block) for images in (first_images, second_images)

@@ -1,32 +1,32 @@
-"""What is known of the Lipschitz constants of the blocks that are bounded."""
+"""Estimates and bounds of the Lipschitz constants of bounded blocks."""
 
 import pandas as pd
 
 from tfresidual import sources
 from tfresidual.arguments import check_bool
-from tfresidual.routing.batches import progress_bar
+from tfresidual.console import progress_bar
 
 METRICS = ("estimate", "residual", "certified", "divisor")
 
 
 def lipschitz(chain, *, progress=False):
-    """Reads what bounds the branches of blocks with a Lipschitz bound, at inference.
+    """Reads the Lipschitz estimates and bounds of all bounded branches, at inference.
 
-    A branch is a product of convolutions, with batch normalization folded in, and ReLUs: its
-    Lipschitz constant is at most the product of the convolutions' spectral norms on their grid.
-    Of this product and the branch as it is before it is divided:
+    A branch is a composition of convolutions, with batch normalization folded in, and ReLUs. Its
+    Lipschitz constant is therefore at most the product of the spectral norms of the convolutions
+    on their grid. The numbers refer to this product, for the branch before it is divided:
 
-    - `lipschitz`: what the block's branch may have, over 0.
-    - `estimate`: by power iteration, which is run to convergence before. It approaches the
-      product from below, and is not over it but for rounding.
-    - `residual`: how far the iteration is from convergence, the largest of the convolutions'
-      relative residuals, 0 or more.
-    - `certified`: a bound that is not under the product.
-    - `divisor`: by what the branch is divided, max(estimate / bound, 1), 1 or more.
+    - `lipschitz`: the bound that the branch of the block must keep, over 0.
+    - `estimate`: the product as estimated by power iteration, which is first run to convergence.
+      It approaches the product from below and exceeds it only by rounding errors.
+    - `residual`: how far the iteration is from convergence: the largest relative residual of the
+      convolutions, 0 or more.
+    - `certified`: an upper bound of the product.
+    - `divisor`: the number by which the branch is divided, max(estimate / bound, 1), 1 or more.
 
-    The constant of the branch as the block adds it is at most `certified / divisor`, and at most
-    the block's bound, but for what the estimate is under the product. No data is read, and but
-    for the vectors of the power iteration the network is left as it was.
+    The Lipschitz constant of the branch that the block adds is at most `certified / divisor`. It is
+    at most the bound of the block, except as far as the estimate falls below the product. No data
+    is read, and the network is not changed except for the vectors of the power iteration.
 
     Example:
 
@@ -36,7 +36,7 @@ def lipschitz(chain, *, progress=False):
     True
 
     Args:
-        chain: a chain, or what `tfresidual.chain` makes one of.
+        chain: a chain, or anything that `tfresidual.chain` accepts.
         progress: whether to show a progress bar.
 
     Returns:
@@ -66,7 +66,7 @@ def lipschitz(chain, *, progress=False):
 
 
 def bounded_blocks(chain):
-    """The blocks of a chain whose branch has a Lipschitz bound; a `ValueError` without one."""
+    """Returns the blocks of a chain with a Lipschitz bound; raises a `ValueError` if none has."""
     blocks = [block for block in chain.blocks if block.lipschitz is not None]
     if not blocks:
         raise ValueError(

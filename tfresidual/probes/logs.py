@@ -1,4 +1,4 @@
-"""The names under which a probe's numbers stand in the logs of a training, and back."""
+"""Converts between frames of probes and the keys of their numbers in training logs."""
 
 import re
 
@@ -10,7 +10,10 @@ KEY = re.compile(
 
 
 def log_key(name, stage=None, block=None, split=None):
-    """The key of one number: `"stage1/block0/cosine_loss"`, after the split if there is one."""
+    """Returns the key of one number, such as `"stage1/block0/cosine_loss"`.
+
+    If there is a split, its name comes first.
+    """
     of_stage = None if stage is None else f"stage{stage}"
     of_block = None if block is None else f"block{block}"
     places = [split, of_stage, of_block, name]
@@ -18,7 +21,7 @@ def log_key(name, stage=None, block=None, split=None):
 
 
 def block_logs(frame, names, prefix=""):
-    """The numbers of a frame with a row per block (and split), by log key."""
+    """Returns a dict by log key of the numbers in a frame with one row per block (and split)."""
     return {
         log_key(prefix + name, row["stage"], row["block"], row.get("split")): row[name]
         for row in frame.to_dict("records")
@@ -27,18 +30,18 @@ def block_logs(frame, names, prefix=""):
 
 
 def from_logs(history):
-    """Reads the numbers that the callbacks published per block back into a frame.
+    """Reads the numbers that the callbacks published for each block back into a frame.
 
     Args:
-        history: what `model.fit` returned, its `history` dict, or a `pandas.DataFrame` (or the
-            path of a CSV file) with a row per epoch.
+        history: the return value of `model.fit`, its `history` dict, or a `pandas.DataFrame` (or
+            the path of a CSV file) with one row per epoch.
 
     Returns:
-        A `pandas.DataFrame` with the columns `epoch` (from 0), `split` where there is one,
-        `stage`, `block` and one per metric; epochs that were not measured are left out.
+        A `pandas.DataFrame` with the columns `epoch` (from 0), `split` (if there are splits),
+        `stage`, `block` and one column per metric. Epochs without measurements are left out.
 
     Raises:
-        ValueError: if the history holds no number of a block.
+        ValueError: if the history holds no numbers of blocks.
     """
     table = _table(history)
     rows = {}

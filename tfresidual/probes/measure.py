@@ -1,4 +1,4 @@
-"""Runs the function of a probe over data and makes a frame of what it returns."""
+"""Runs the function of a probe over data and puts the results into a frame."""
 
 import numpy as np
 import pandas as pd
@@ -18,22 +18,23 @@ def measure(
     with_labels=True,
     with_errors=(),
 ):
-    """Measures values per image and block, and puts them into a frame.
+    """Measures values per image and block and puts them into a frame.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
         name: str, the probe's name.
         function: `function(images, labels)` returns a dict of tensors `(images, blocks)`.
         data: a dataset or arrays, or a dict of these by split.
-        per_image: whether every image has its own rows, or the mean is taken (in float64).
+        per_image: whether every image has rows of its own; if not, values are averaged over the
+            images (in float64).
         progress: whether to show a progress bar.
-        with_labels: whether the function reads the labels, so that they have to be possible.
-        with_errors: names of the values whose means come with their standard error.
+        with_labels: whether the function reads the labels, which must then be valid.
+        with_errors: names of the values whose means are returned with their standard errors.
 
     Returns:
-        A `pandas.DataFrame`: `split` where `data` is a dict, `stage`, `block`, `image` where
-        `per_image` is set, a column per value, and, of means, a column `..._se` for each of
-        `with_errors`.
+        A `pandas.DataFrame` with the columns `split` (if `data` is a dict), `stage`, `block`,
+        `image` (if `per_image` is set) and one column per value; without `per_image`, also a
+        column `..._se` for each of `with_errors`.
     """
     check_bool("per_image", per_image)
     check_bool("progress", progress)
@@ -54,9 +55,10 @@ def measure(
 
 
 def takes_any_labels(chain):
-    """Whether a chain's loss takes labels that are none for something else, or for nothing.
+    """Returns whether the loss of a chain accepts invalid labels without an error.
 
-    That is a cross-entropy. Other losses say by themselves what labels they take.
+    A cross-entropy does: it takes them for another class or ignores them. Other losses define
+    themselves which labels they accept.
     """
     description = getattr(chain.loss, "description", None) or {"loss": "", "config": None}
     is_cross_entropy = "crossentropy" in description["loss"].lower().replace("_", "")
@@ -65,12 +67,12 @@ def takes_any_labels(chain):
 
 
 def _check_of(chain):
-    """Returns a check that rejects labels that are none, or `None` where the loss does."""
+    """Returns a check that rejects invalid labels, or `None` if the loss decides about them."""
     if not takes_any_labels(chain):
         return None
 
     def check(images, labels):
-        # Once for a head: it takes the time of an image, block by block.
+        # Found once per head, since it takes a pass of one image through all blocks.
         if chain.head not in chain.widths:
             chain.widths[chain.head] = chain(images[:1]).shape[-1]
         check_labels(chain.outputs, labels.numpy(), chain.widths[chain.head])
@@ -79,10 +81,11 @@ def _check_of(chain):
 
 
 def standard_error(values):
-    """The standard error over the images of the means of an array `(images, ...)`, in float64.
+    """Returns the standard errors of the means over images of an array `(images, ...)`, in float64.
 
-    The standard deviation of the images (with one degree of freedom less than images) over the
-    square root of their number. NaN for a single image, and where a value is.
+    A standard error is the standard deviation over the images (with n - 1 degrees of freedom for n
+    images) divided by the square root of their number. It is NaN for a single image and where a
+    value is NaN.
     """
     values = np.asarray(values, np.float64)
     images = len(values)

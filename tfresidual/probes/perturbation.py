@@ -14,22 +14,23 @@ ALL_STAGES = "all"
 def perturbation(chain, data, *, per_image=False, progress=False):
     """Measures how much every block moves the state, in one forward pass.
 
-    With h the state before a block and F = block(h) - h, norms over all features of one image:
-    `perturbation` is |F| and `scaled_perturbation` |F| / |h|, both 0 or more and averaged over
-    images last. Both are NaN for a block that changes the shape of the state. Labels are not
-    used. `block_metrics` gives the same numbers beside those that need a gradient.
+    Let h be the state before a block and F = block(h) - h, with norms over all features of one
+    image. `perturbation` is |F| and `scaled_perturbation` is |F| / |h|. Both are 0 or more and are
+    computed per image, then averaged over the images. Both are NaN for a block that changes the
+    shape of the state. Labels are not used. `block_metrics` returns the same numbers together with
+    those that need a gradient.
 
     Args:
-        chain: a chain, or what `tfresidual.chain` makes one of.
+        chain: a chain, or anything that `tfresidual.chain` accepts.
         data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by the name of the split.
-        per_image: whether to return every image's own values instead of their means.
+            these by split name.
+        per_image: whether to return the values of every image instead of their means.
         progress: whether to show a progress bar.
 
     Returns:
         A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0), `perturbation`
-        and `scaled_perturbation`; `split` first, where `data` is a dict; `image` behind `block`,
-        where `per_image` is set.
+        and `scaled_perturbation`. If `data` is a dict, `split` is the first column. If
+        `per_image` is set, `image` comes after `block`.
 
     Raises:
         ValueError: if the chain or the data cannot be used.
@@ -44,10 +45,10 @@ def perturbation(chain, data, *, per_image=False, progress=False):
 
 
 def computational_distance(chain, data, *, progress=False):
-    """Measures how far the state travels through each stage, and the mean step.
+    """Measures how far the state travels through each stage, and the mean perturbation.
 
-    The distance of a stage is the sum of |F| over its blocks, the scaled distance that of
-    |F| / |h| (see `perturbation`); the mean perturbations are these divided by the number of
+    The distance of a stage is the sum of |F| over its blocks, and the scaled distance is the sum of
+    |F| / |h| (see `perturbation`). The mean perturbations are these sums divided by the number of
     blocks. Blocks that change the shape of the state have no F and are not counted.
 
     Example:
@@ -56,16 +57,17 @@ def computational_distance(chain, data, *, progress=False):
     [1, 2, 3, 'all']
 
     Args:
-        chain: a chain, or what `tfresidual.chain` makes one of.
+        chain: a chain, or anything that `tfresidual.chain` accepts.
         data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by the name of the split.
+            these by split name.
         progress: whether to show a progress bar.
 
     Returns:
-        A `pandas.DataFrame` with one row per stage and one for `"all"` of them, and the columns
-        `stage`, `blocks` (how many were measured), `distance`, `scaled_distance`,
-        `mean_perturbation`, `mean_scaled_perturbation`, all 0 or more; `split` first, where
-        `data` is a dict. The means of a stage without a block to measure are NaN.
+        A `pandas.DataFrame` with one row per stage and one row `"all"` for the whole network, and
+        the columns `stage`, `blocks` (the number of blocks measured), `distance`,
+        `scaled_distance`, `mean_perturbation` and `mean_scaled_perturbation`, all 0 or more. If
+        `data` is a dict, `split` is the first column. The means of a stage without a block to
+        measure are NaN.
 
     Raises:
         ValueError: if the chain or the data cannot be used.
@@ -78,7 +80,7 @@ def computational_distance(chain, data, *, progress=False):
 
 
 def distances_of(frame):
-    """Sums the perturbations of blocks to the distances of stages.
+    """Adds up the perturbations of blocks to the distances of stages.
 
     Args:
         frame: a frame of `perturbation` or `block_metrics`, one row per block (and split).
@@ -93,7 +95,7 @@ def distances_of(frame):
             parts[-1].insert(0, "split", split)
         return pd.concat(parts, ignore_index=True)
     blocks = frame.groupby("stage")[list(STEP_METRICS)]
-    # The sum leaves out what is NaN: blocks without an F.
+    # The sum leaves out NaN, that is, blocks without an F.
     stages = blocks.sum().set_axis(["distance", "scaled_distance"], axis="columns")
     stages.insert(0, "blocks", blocks.count()["perturbation"])
     total = stages.sum().to_frame(ALL_STAGES).T

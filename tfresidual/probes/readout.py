@@ -1,4 +1,4 @@
-"""What the network answers when stages are left early."""
+"""What the network predicts when a stage is left early."""
 
 from tfresidual import sources
 from tfresidual.probes.evaluate_routes import frames_of_rows
@@ -7,12 +7,12 @@ from tfresidual.routing.routes import read_out
 
 
 def readout(chain, data, *, memory_limit=MEMORY_LIMIT, progress=False):
-    """Measures what the network answers when a stage is left behind each of its blocks.
+    """Measures the predictions of the network when a stage is left after each of its blocks.
 
-    The later stages follow as they were trained; in the last stage, the head follows at once. The
-    metrics are those of `evaluate_routes`; the distance is that of the stage that is left. The
-    row of a stage's last block is that of the unperturbed network. Where a later block of the
-    stage changes the shape of the state, the stage cannot be left: the metrics are NaN.
+    The later stages follow as trained; in the last stage, the head follows directly. The metrics
+    are those of `evaluate_routes`; the distance is that of the stage that is left. The row of the
+    last block of a stage is that of the unperturbed network. If a later block of the stage changes
+    the shape of the state, the stage cannot be left here, and the metrics are NaN.
 
     Example:
 
@@ -20,16 +20,16 @@ def readout(chain, data, *, memory_limit=MEMORY_LIMIT, progress=False):
     1
 
     Args:
-        chain: a chain, or what `tfresidual.chain` makes one of.
+        chain: a chain, or anything that `tfresidual.chain` accepts.
         data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by the name of the split.
-        memory_limit: MiB that the evaluator may take, some 25 or more; the result is the same.
+            these by split name.
+        memory_limit: MiB that the evaluator may use, about 25 or more; results do not depend on it.
         progress: whether to show a progress bar.
 
     Returns:
         A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0), `error`,
-        `cross_entropy`, `entropy`, `agreement` and `distance`; `split` first, where `data` is a
-        dict.
+        `cross_entropy`, `entropy`, `agreement` and `distance`. If `data` is a dict, `split` is the
+        first column.
 
     Raises:
         ValueError: if an argument cannot be used.
@@ -44,7 +44,7 @@ def readout(chain, data, *, memory_limit=MEMORY_LIMIT, progress=False):
 
 
 def rows_of(chain):
-    """The places of the probe's frame, and their routes."""
+    """Returns pairs of the place columns of a row of the frame and its route."""
     rows = []
     for stage in chain.stages:
         for block in stage.blocks:

@@ -1,4 +1,4 @@
-"""What happens when the last block of a stage is applied again and again. TensorFlow only."""
+"""What happens when the last block of a stage is applied repeatedly. TensorFlow only."""
 
 import dataclasses
 import functools
@@ -16,47 +16,52 @@ from tfresidual.routing.evaluator import MEMORY_LIMIT
 from tfresidual.routing.gradients import known_gradients
 from tfresidual.routing.routes import check_scale, check_times, repeat_last, unperturbed
 
-# A backward pass keeps what is computed in every block behind the step.
+# A backward pass keeps the values computed in every block after the repeated one.
 IMAGES_OF_A_STEP = 64
 
 
 def repeat_last_block(
     chain, data, *, times=16, scale=1.0, steps=True, memory_limit=MEMORY_LIMIT, progress=False
 ):
-    """Measures what the network answers when a stage's last block is applied more often.
+    """Measures the predictions of the network when the last block of a stage is repeated.
 
-    One stage at a time, for every number of repetitions from 0 (the unperturbed network) to
-    `times`. The metrics are those of `evaluate_routes`; the distance is that of the stage. Beside
-    them stands what the last of these applications does, in the network that ends the stage with
-    it:
+    One stage is perturbed at a time, with every number of repetitions from 0 (the unperturbed
+    network) to `times`. The metrics are those of `evaluate_routes`; the distance is that of the
+    stage. Two more metrics describe the last of these applications, in the network whose stage
+    ends with it:
 
-    - `cosine_loss`: between what it adds to the state and the gradient of the loss at the state
-      it takes, through itself and all that follows, in [-1, 1] (see `block_metrics`);
-    - `l2_ratio`: the norm of what it adds over the norm of the state it takes, 0 or more.
+    - `cosine_loss`: the cosine between what the application adds to the state and the gradient of
+      the loss with respect to its input, through the application itself and everything after it,
+      in [-1, 1] (see `block_metrics`).
+    - `l2_ratio`: the norm of what the application adds divided by the norm of its input, 0 or
+      more.
 
-    `cosine_loss_se` is the standard error of the mean cosine over the images. Repetition 0 has
-    the numbers of `block_metrics`. All three are NaN where the numbers overflow. They are measured
-    64 images at a time, whatever the memory limit is. A stage whose last block changes the shape
-    of the state has no rows.
+    `cosine_loss_se` is the standard error of the mean cosine over the images. At repetition 0,
+    these numbers are those of `block_metrics`. All three are NaN if numbers overflow. They are
+    measured on 64 images at a time, whatever the memory limit. A stage whose last block changes
+    the shape of the state has no rows.
 
     Example:
 
     >>> frame = repeat_last_block(tfresidual.chain(net), test, times=20, scale=0.3)
 
     Args:
-        chain: a chain, or what `tfresidual.chain` makes one of.
+        chain: a chain, or anything that `tfresidual.chain` accepts.
         data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by the name of the split.
-        times: int, the most extra applications, 1 or more.
-        scale: float, what the block's branch is multiplied by in the extra applications.
-        steps: whether cosine and ratio of the steps are measured, which takes a backward pass.
-        memory_limit: MiB that the evaluator may take, some 25 or more; the result is the same.
+            these by split name.
+        times: int, the largest number of extra applications, 1 or more.
+        scale: float, the factor by which the branch of the block is multiplied in the extra
+            applications.
+        steps: whether to measure the cosine and the ratio of each application, which takes a
+            backward pass.
+        memory_limit: MiB that the evaluator may use, about 25 or more; results do not depend on it.
         progress: whether to show a progress bar.
 
     Returns:
         A `pandas.DataFrame` with the columns `stage` (from 1), `repetition` (from 0), `scale`,
         `error`, `cross_entropy`, `entropy`, `agreement`, `distance` and, with `steps`,
-        `cosine_loss`, `l2_ratio` and `cosine_loss_se`; `split` first, where `data` is a dict.
+        `cosine_loss`, `l2_ratio` and `cosine_loss_se`. If `data` is a dict, `split` is the first
+        column.
 
     Raises:
         ValueError: if an argument cannot be used, or no stage has a last block to repeat.
@@ -89,7 +94,7 @@ def repeat_last_block(
 
 
 def rows_of(chain, times, scale=1.0):
-    """The places of the probe's frame, and their routes."""
+    """Returns pairs of the place columns of a row of the frame and its route."""
     check_times(times)
     check_scale(scale)
     rows = []
@@ -104,27 +109,27 @@ def rows_of(chain, times, scale=1.0):
 
 
 def _stages(chain):
-    """The stages whose last block can be repeated."""
+    """Returns the stages whose last block can be repeated."""
     return [stage for stage in chain.stages if stage.can_repeat]
 
 
 def _steps(chain, stage, times, scale, data, progress):
-    """Means over the images, and the standard error of the cosine, of every application, by name.
+    """Returns a dict of the means over the images and the standard error of the cosine.
 
-    The first is the trained one.
+    Each value has one entry per application, of which the first is the trained one.
     """
     scales = [1.0] + [float(scale)] * times
     function = functools.partial(_step_values, chain, stage, scales)
     name = f"stage {stage.index} block {stage.blocks[-1].step} x{times} scaled {scale}"
     values = run_over(chain, name, function, data, progress, at_once=IMAGES_OF_A_STEP)
-    # What leaves the range of the floats has no direction and no size.
+    # Values outside the range of the floats have no direction and no size.
     values = {name: np.where(np.isfinite(value), value, np.nan) for name, value in values.items()}
     means = {name: value.mean(axis=0, dtype=float) for name, value in values.items()}
     return means | {"cosine_loss_se": standard_error(values["cosine_loss"])}
 
 
 def _step_values(chain, stage, scales, images, labels):
-    """Both metrics of all applications on a batch, each `(images, applications)`."""
+    """Returns both metrics of all applications on a batch, each `(images, applications)`."""
     block = stage.blocks[-1]
     state, anchor = chain.lead_to(chain.stem(images), block.stage, block.step)
     rest = dataclasses.replace(chain, stages=chain.stages[stage.index :])
@@ -141,7 +146,7 @@ def _step_values(chain, stage, scales, images, labels):
         ratios = ratios.write(index, tf.cast(ratio(norm(change), norm(state)), tf.float32))
         return index + 1, after, cosines, ratios
 
-    # A loop of the graph: it is traced once, however often the block is applied.
+    # This is a graph loop: it is traced once, however often the block is applied.
     values = [tf.TensorArray(tf.float32, len(scales)) for _ in range(2)]
     _, _, cosines, ratios = tf.while_loop(
         lambda index, *_: index < len(scales), step, (0, state, *values)

@@ -1,4 +1,4 @@
-"""What the network answers when its blocks change places."""
+"""What the network predicts when its blocks change places."""
 
 import itertools
 
@@ -15,31 +15,32 @@ from tfresidual.routing.routes import movable_runs, shuffle
 def shuffle_blocks(
     chain, data, *, swaps=(1, 2, 4, 8), draws=3, seed=0, memory_limit=MEMORY_LIMIT, progress=False
 ):
-    """Measures what the network answers when blocks of a stage change places at random.
+    """Measures the predictions of the network when blocks of a stage change places at random.
 
-    One stage at a time. Blocks that change the shape of the state keep their places; a stage with
-    less than two others has no rows. The metrics are those of `evaluate_routes`; the distance is
-    that of the stage.
+    One stage is shuffled at a time. Blocks that change the shape of the state keep their places;
+    a stage with fewer than two other blocks has no rows. The metrics are those of
+    `evaluate_routes`; the distance is that of the stage.
 
     Example:
 
     >>> frame = shuffle_blocks(tfresidual.chain(net), test, swaps=(1, 2), draws=10)
 
     Args:
-        chain: a chain, or what `tfresidual.chain` makes one of.
+        chain: a chain, or anything that `tfresidual.chain` accepts.
         data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by the name of the split.
-        swaps: ints, how many random pairs of blocks change places, one after the other.
-        draws: int, how often each of these is drawn.
+            these by split name.
+        swaps: ints, each a number of random pairs of blocks that change places, one after the
+            other.
+        draws: int, the number of random orders drawn for each of these.
         seed: int, 0 or more; the same seed gives the same orders.
-        memory_limit: MiB that the evaluator may take, some 25 or more; the result is the same.
+        memory_limit: MiB that the evaluator may use, about 25 or more; results do not depend on it.
         progress: whether to show a progress bar.
 
     Returns:
         A `pandas.DataFrame` with the columns `stage` (from 1), `swaps`, `draw` (from 0),
-        `kendall_tau` (rank correlation of the order with the trained one, in [-1, 1]; 1 where no
+        `kendall_tau` (rank correlation of the order with the trained one, in [-1, 1]; 1 if no
         block has moved), `error`, `cross_entropy`, `entropy`, `agreement`, `distance` and
-        `unperturbed_error`; `split` first, where `data` is a dict.
+        `unperturbed_error`. If `data` is a dict, `split` is the first column.
 
     Raises:
         ValueError: if an argument cannot be used, or no stage has two blocks that can move.
@@ -72,7 +73,7 @@ def shuffle_blocks(
 
 
 def kendall_tau(order):
-    """Share of pairs in their trained order minus share of the others, in [-1, 1]."""
+    """Returns the share of pairs in their trained order minus that of the others, in [-1, 1]."""
     first, second = np.triu_indices(len(order), k=1)
     order = np.asarray(order)
     return float(np.sign(order[second] - order[first]).mean())

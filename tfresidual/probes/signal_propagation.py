@@ -1,4 +1,4 @@
-"""How state and gradient travel through the network, and how much the shortcuts carry.
+"""How state and gradient propagate through the network, and how much the shortcuts carry.
 
 TensorFlow only.
 """
@@ -24,37 +24,38 @@ METRICS = (
 
 
 def signal_propagation(chain, data, *, per_image=False, progress=False):
-    """Measures state and gradient at every block, and what of the gradient the shortcuts carry.
+    """Measures state and gradient at every block, and how much gradient the shortcuts carry.
 
-    With L the loss of one image, h the state before a block, g = dL/dh through the rest of the
-    network, and g_s the part of g that arrives from the stage's last state through the shortcuts
-    alone, all norms over all features of one image:
+    Let L be the loss of one image, h the state before a block, g = dL/dh through the rest of the
+    network, and g_s the part of g that arrives from the last state of the stage through the
+    shortcuts alone. All norms are over all features of one image.
 
-    - `state_norm`: Euclidean norm of the state behind the block, 0 or more.
-    - `state_l1`: sum of the absolute values of that state, 0 or more; of a network's last block
-      the number of Jastrzebski et al. 2018, fig. 9.
-    - `state_gradient_norm`: norm of dL/d(state behind the block), 0 or more.
-    - `gradient_ratio`: |g| of the network's first block over |g| of this one, 0 or more. That of
-      the last stage's first block is r of Jastrzebski et al. 2018, fig. 8.
+    - `state_norm`: the Euclidean norm of the state after the block, 0 or more.
+    - `state_l1`: the sum of the absolute values of that state, 0 or more. For the last block of a
+      network, this is the number in fig. 9 of Jastrzebski et al. 2018.
+    - `state_gradient_norm`: the norm of dL/d(state after the block), 0 or more.
+    - `gradient_ratio`: |g| of the first block of the network divided by |g| of this block, 0 or
+      more. For the first block of the last stage, this is r of Jastrzebski et al. 2018, fig. 8.
     - `shortcut_share`: <g_s, g> / |g|^2, the share of the gradient that comes through the
-      shortcuts. What is missing to 1 comes through the branches. Over 1 where the branches turn
-      back a part of what the shortcuts carry, under 0 where they turn back more than all of it.
-    - `shortcut_norm`: |g_s| / |g|, 0 or more, and not under the absolute value of the share.
+      shortcuts. The rest, up to 1, comes through the branches. It is over 1 if the branches cancel
+      part of what the shortcuts carry, and under 0 if they cancel more than all of it.
+    - `shortcut_norm`: |g_s| / |g|, 0 or more, and at least the absolute value of the share.
 
-    g_s is the first of the two terms of He et al. 2016, eq. 5 and 8: where shortcuts multiply by
-    lambdas, it is the stage's last gradient times their product. All branches are held constant;
-    the gate of a gated shortcut, the projection or subsampling with which a block changes the
-    shape, and what stands behind the addition belong to the shortcut. A block that joins its
-    branch to the stage's anchor has a shortcut from there, and none from the state it takes: its
-    share is 0, unless the state is the anchor.
+    g_s is the first of the two terms of He et al. 2016, eq. 5 and 8: if shortcuts multiply by
+    lambdas, it is the last gradient of the stage times their product. All branches are held
+    constant. The shortcut includes the gate of a gated shortcut, the projection or subsampling of
+    a block that changes the shape, and everything after the addition. A block that adds its branch
+    to the anchor of the stage has a shortcut from the anchor and none from its input: its share is
+    0, unless the input is the anchor.
 
-    A figure is the mean over images of the images' values. Ratios and shares of an image without
-    a gradient, g = 0, are 0. A block that changes the shape of the state, made by hand without
-    telling branch and shortcut apart, and what stands before it in its stage, have NaN as share
-    and norm of the shortcut. The network runs at inference and is left as it was.
+    Each metric is computed per image and then averaged over the images. Ratios and shares of an
+    image without a gradient (g = 0) are 0. In a chain built by hand, a block may change the shape
+    of the state without giving branch and shortcut separately. `shortcut_share` and
+    `shortcut_norm` are then NaN for this block and those before it in its stage. The network runs
+    in inference mode and is not changed.
 
-    Before training, the moving statistics of batch normalization, 0 and 1, are not those of the
-    data. To measure at initialization, let them become so first, which changes no other weight:
+    Before training, the moving statistics of batch normalization (0 and 1) are not those of the
+    data. To measure at initialization, first update them, which changes no other weight:
     `for images, _ in train.take(500): network(images, training=True)`.
 
     Example:
@@ -63,16 +64,16 @@ def signal_propagation(chain, data, *, per_image=False, progress=False):
     >>> r = frame[frame["stage"] == 3]["gradient_ratio"].iloc[0]
 
     Args:
-        chain: a chain, or what `tfresidual.chain` makes one of.
+        chain: a chain, or anything that `tfresidual.chain` accepts.
         data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by the name of the split.
-        per_image: whether to return every image's own values instead of their means.
+            these by split name.
+        per_image: whether to return the values of every image instead of their means.
         progress: whether to show a progress bar.
 
     Returns:
-        A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0) and the metrics;
-        `split` first, where `data` is a dict; `image` (from 0, in the order of the data) behind
-        `block`, where `per_image` is set.
+        A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0) and the metrics.
+        If `data` is a dict, `split` is the first column. If `per_image` is set, `image` (from 0,
+        in the order of the data) comes after `block`.
 
     Raises:
         ValueError: if the chain or the data cannot be used.
@@ -87,16 +88,16 @@ def signal_propagation(chain, data, *, per_image=False, progress=False):
 
 
 def _batch_values(chain, images, labels):
-    """All metrics of a batch, each `(images, blocks)`."""
-    # The stem needs no gradient, so it stays outside the tape.
+    """Returns all metrics of a batch, each `(images, blocks)`."""
+    # The stem needs no gradient, so it is outside the tape.
     state = chain.stem(images)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(state)
         steps, last = chain.walk(state)
-        # Summed over the images, so that every image's gradient is its own.
+        # Summed over the images, so that each image gets its own gradient.
         total = tf.reduce_sum(chain.loss(labels, chain.head(last)))
     before, after = zip(*steps, strict=True)
-    # A state that a stage with an anchor does not read has no gradient.
+    # A state that a stage with an anchor does not use has no gradient.
     gradients, gradients_after = tape.gradient(total, [before, after])
     gradients = known_gradients(chain, before, gradients)
     gradients_after = known_gradients(chain, after, gradients_after)
@@ -124,22 +125,22 @@ def _batch_values(chain, images, labels):
 
 
 def _through_shortcuts(blocks, states, gradient):
-    """What of a stage's last gradient arrives at every block's input through the shortcuts alone.
+    """Returns the part of the last gradient of a stage that shortcuts alone carry to every block.
 
     Args:
         blocks: the `Block`s of a stage.
         states: the state before each of them.
-        gradient: the gradient of the loss at the state behind the last of them.
+        gradient: the gradient of the loss with respect to the state after the last of them.
 
     Returns:
-        A list of tensors of the shapes of the states; `None` where no shortcut is known.
+        A list of tensors with the shapes of the states; `None` where the shortcut is unknown.
     """
     unknown = [block.step for block in blocks if not (block.keeps_shape or block.join)]
     first = unknown[-1] + 1 if unknown else 0
     if first == len(blocks):
         return [None] * first
-    # The same states once more, in a walk whose branches pass no gradient. The graph computes
-    # what both walks have in common only once.
+    # Computes the same states again, in a walk whose branches pass no gradient. The graph computes
+    # the parts that both walks have in common only once.
     state = anchor = tf.stop_gradient(states[first])
     copies = []
     with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -155,8 +156,8 @@ def _through_shortcuts(blocks, states, gradient):
 
 
 def _one_norm(state):
-    """The sum of the absolute values of each image's features, `(images,)`."""
-    # In float64: a sum of so many terms loses digits in float32, and most of them in bfloat16.
+    """Returns the sum of the absolute values of the features of each image, `(images,)`."""
+    # In float64, since a sum of so many terms loses digits in float32 and most of them in bfloat16.
     return ops.sum(ops.abs(ops.cast(state, "float64")), axis=tuple(range(1, len(state.shape))))
 
 

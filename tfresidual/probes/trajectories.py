@@ -1,4 +1,4 @@
-"""Where a network's estimate is behind every block, for inputs and answers in the plane."""
+"""The estimate of a network after every block, for inputs and outputs in the plane."""
 
 import numpy as np
 import pandas as pd
@@ -13,14 +13,14 @@ _COLUMNS = ["route", "input", "x1", "x2", "stage", "step", "z1", "z2"]
 
 
 def inverse_problem_chain(network):
-    """The chain of a network for the inverse problem: one stage, and a loss of squared errors.
+    """Returns the chain of a network for the inverse problem: one stage and a squared-error loss.
 
     Args:
         network: a `tfresidual.networks.InverseProblemNetwork`.
 
     Returns:
-        A `tfresidual.routing.Chain`, for `tfresidual.routes` and `trajectories`. The other probes
-        read chains of images.
+        A `tfresidual.routing.Chain`, for use with `tfresidual.routes` and `trajectories`. The
+        other probes need chains that take images.
     """
     (encoder,), ((_, layers),), (decoder,) = network.sections()
     return Chain(
@@ -40,10 +40,10 @@ def _block(step, layer):
 
 
 def trajectories(chain, inputs, *, routes=None):
-    """Reads an estimate from the state before the first block and behind every block applied.
+    """Reads an estimate from the state before the first block and after every block applied.
 
-    The head, which was trained for the last state, is applied to each of them. No block and no
-    transition may change the shape of the state.
+    The head, which was trained on the last state, is applied to each of these states. The chain
+    must have no transitions, and no block may change the shape of the state.
 
     Example:
 
@@ -56,13 +56,13 @@ def trajectories(chain, inputs, *, routes=None):
         chain: a chain from points of the plane to points of the plane, or an
             `InverseProblemNetwork`.
         inputs: array `(inputs, 2)` of finite numbers.
-        routes: `tfresidual.routing.Route`s, by default the unperturbed one alone.
+        routes: `tfresidual.routing.Route`s, by default only the unperturbed one.
 
     Returns:
         A `pandas.DataFrame` with one row per route, input and step, in this order, and the columns
-        `route` (its name), `input` (from 0), `x1` and `x2` (the input itself), `stage` and `step`
-        (how many blocks have been applied, 0 for none), and `z1` and `z2`, the estimate. An
-        estimate may be infinite or NaN where the network explodes.
+        `route` (its name), `input` (from 0), `x1` and `x2` (the input itself), `stage`, `step`
+        (the number of blocks applied so far, 0 for none), and `z1` and `z2` (the estimate). An
+        estimate may be infinite or NaN if the network explodes.
 
     Raises:
         ValueError: if an argument cannot be used.
@@ -111,35 +111,37 @@ def _of_route(chain, inputs, route):
 
 
 def trajectory_summary(readout, dropped, repeated, solutions):
-    """What the trajectories of one network come to: does it approach, repeat, converge?
+    """Summarizes the trajectories of one network: whether it approaches, repeats and converges.
 
-    All distances are Euclidean, in the plane, and means over the inputs; ratios are medians over
-    the inputs.
+    All distances are Euclidean distances in the plane, averaged over the inputs. Ratios are
+    medians over the inputs.
 
-    - `error`: distance of the last estimate of the unperturbed network to the solution, 0 or more.
-    - `early_error`: the same for the estimates behind all blocks but the last, mean over them.
-    - `closer`: share of the blocks that lead closer to the solution than the state before, in
-      [0, 1]; 1 for an iterative method.
-    - `drop`, `worst_drop`: distance of the last estimate to that of the unperturbed network where
-      one block is dropped, mean over the blocks and that of the block that is missed most.
-    - `drift`: distance of the estimate behind all extra applications of the last block to the
-      last one of the unperturbed network.
+    - `error`: the distance from the last estimate of the unperturbed network to the solution, 0 or
+      more.
+    - `early_error`: the same for the estimates after all blocks but the last, averaged over these
+      blocks.
+    - `closer`: the share of blocks that bring the estimate closer to the solution than it was
+      before the block, in [0, 1]; 1 for an iterative method.
+    - `drop`, `worst_drop`: the distance from the last estimate with one block dropped to the last
+      estimate of the unperturbed network; the mean over the blocks, and the largest over them.
+    - `drift`: the distance from the estimate after all extra applications of the last block to the
+      last estimate of the unperturbed network.
     - `first_speed`, `last_speed`: how far the first and the last extra application move the
-      estimate, over how far the last block of the unperturbed network does. 1 where the estimate
-      goes on as before, near 0 where it has converged.
+      estimate, divided by how far the last block of the unperturbed network moves it. 1 if the
+      estimate keeps moving as before, near 0 if it has converged.
 
     Args:
-        readout: frame of `trajectories` on the unperturbed route.
-        dropped: frame of `trajectories` on the routes that lack one block each.
-        repeated: frame of `trajectories` on the route that repeats the last block.
-        solutions: array `(inputs, 2)`, what z is in truth.
+        readout: the frame of `trajectories` on the unperturbed route.
+        dropped: the frame of `trajectories` on the routes that drop one block each.
+        repeated: the frame of `trajectories` on the route that repeats the last block.
+        solutions: array `(inputs, 2)`, the true values of z.
 
     Returns:
-        A `pandas.DataFrame` with one row and these columns. A network that explodes has infinite
-        distances or NaN.
+        A `pandas.DataFrame` with one row and these columns. If the network explodes, distances
+        are infinite or NaN.
 
     Raises:
-        ValueError: if the frames are not of one network on one set of inputs.
+        ValueError: if the frames are not from one network on one set of inputs.
     """
     solutions = _checked_points("solutions", solutions)
     (plain,) = _estimates("readout", readout, solutions, routes=1)
@@ -173,7 +175,7 @@ def trajectory_summary(readout, dropped, repeated, solutions):
 
 
 def _estimates(name, frame, solutions, routes=None):
-    """The estimates of a frame as float64, `(routes, inputs, steps + 1, 2)`."""
+    """Returns the estimates of a frame as float64, `(routes, inputs, blocks applied + 1, 2)`."""
     missing = [column for column in _COLUMNS if column not in frame.columns]
     if missing:
         raise ValueError(
@@ -205,9 +207,9 @@ def _check_chain(chain):
 
 
 def _checked_points(name, points):
-    """Points as an array of floats; a `ValueError` where they are not finite or not in the plane.
+    """Returns points as an array of floats; integers become float32.
 
-    Whole numbers become float32.
+    Raises a `ValueError` if they are not finite or not in the plane.
     """
     points = np.asarray(points)
     if points.dtype.kind in "iu":

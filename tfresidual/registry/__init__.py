@@ -1,6 +1,7 @@
 """The registry of probes: one file of `entries` per probe, in the order of the report.
 
-The driver, the command line, studies and reports read it; nothing else lists the probes.
+The driver, the command line, studies and reports read the registry; the probes are listed nowhere
+else.
 """
 
 from tfresidual.registry.entries import (
@@ -39,11 +40,11 @@ __all__ = ["ENTRIES", "Entry", "Figure", "ProbeOptions", "Study", "possible", "w
 
 
 def possible(chain):
-    """Returns the names of the probes that a network has blocks for.
+    """Returns the names of the probes that can be run on a network.
 
-    A network whose stages end in a block that changes the shape has nothing to repeat, one
-    without two other blocks in any stage nothing to shuffle, and one built without `lipschitz`
-    no bounds. Routes are measured by what is right and wrong: not where outputs are no classes.
+    A network cannot be probed by repetition if every stage ends in a block that changes the shape,
+    by shuffling if no stage has two blocks that can change places, and for bounds if it was built
+    without `lipschitz`. Probes that count errors need outputs that are classes.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
@@ -55,7 +56,7 @@ def possible(chain):
 
 
 def watching(data, epsilon):
-    """Returns the callbacks that publish what probes measure while a study trains.
+    """Returns the callbacks that publish numbers of probes during the training of a study.
 
     Args:
         data: a few validation images.

@@ -1,4 +1,4 @@
-"""What an entry of the registry holds."""
+"""The classes of which the registry is made, and checks shared by its entries."""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,25 +17,26 @@ LINES = (
     "One line per block, from blue and thin (first) to red and thick (last of the stage with the "
     "most blocks)."
 )
-# How often the last block is repeated where the paper unrolls it, and the scale that keeps it near
-# the states it was trained on. Jastrzebski et al. 2018 take 20 steps and do not give their scale.
+# The number of repetitions of the last block where the paper unrolls it, and the scale that keeps
+# it close to the states it was trained on. Jastrzebski et al. 2018 use 20 steps and do not give
+# their scale.
 UNROLLED, UNROLLED_SCALE = 20, 0.3
 
 
 @dataclasses.dataclass(frozen=True)
 class ProbeOptions:
-    """What the probes are told beside chain and images.
+    """Options shared by the probes, in addition to chain and images.
 
     Attributes:
-        times: extra applications of a stage's last block.
-        scale: what the block's branch is multiplied by in them. The indices are defined, and
-            measured, without.
+        times: the number of extra applications of a stage's last block.
+        scale: the factor by which the branch of the block is multiplied in these applications. The
+            convergence indices are defined, and measured, without it.
         chance: the error of guessing, see `tfresidual.probes.convergence_indices`.
-        at_chance: `"raise"`, or `"nan"` for indices that are NaN where the network errs as often
-            as chance or more.
-        epsilon: mean scaled perturbation of the stopping rule, `None` for that of the run.
-        memory_limit: MiB that the evaluator may take.
-        seed: decides on the orders of shuffled blocks, `None` for that of the run.
+        at_chance: `"raise"`, or `"nan"` for indices that are NaN if the error of the network is at
+            chance or above.
+        epsilon: the mean scaled perturbation of the stopping rule, `None` for that of the run.
+        memory_limit: MiB that the evaluator may use.
+        seed: the seed of the orders of shuffled blocks, `None` for that of the run.
 
     Raises:
         ValueError: if one of them cannot be used.
@@ -60,22 +61,23 @@ class ProbeOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """A figure of the report, and the words around it.
+    """A figure of the report and the text around it.
 
     Attributes:
-        name: str, name of its file.
-        frames: names of the frames it is drawn from; without one of them, there is no figure.
-        column: str, the column of the first that it shows; without a number there, there is no
-            figure.
+        name: str, the name of its file.
+        frames: the names of the frames it is drawn from; if one is missing, there is no figure.
+        column: str, the column of the first frame that the figure shows; if it holds no number,
+            there is no figure.
         draw: function `(*frames, epsilon) -> figure`.
-        title: heading of its section.
-        question: what was measured, in a sentence.
-        reading: how to read it, whatever it shows.
+        title: the heading of its section.
+        question: what was measured, in one sentence.
+        reading: how to read the figure, whatever it shows.
         source: the paper and its figure, or `None`.
-        has_table: whether the first frame is shown beside it.
-        select: function from the first frame to the part of it that is drawn, or `None` for all.
-        finding: function from all frames by name to a sentence on what was found, or to `None`
-            where they do not tell; or `None`.
+        has_table: whether the first frame is shown as a table with the figure.
+        select: function that returns the part of the first frame to draw, or `None` to draw all of
+            it.
+        finding: function from all frames by name to a sentence on what was found, or to `None` if
+            the frames do not show it; or `None` if there is no such function.
     """
 
     name: str
@@ -91,7 +93,7 @@ class Figure:
     finding: Callable | None = None
 
     def parts(self, frames):
-        """The frames it is drawn from, or `None` where they hold nothing to draw."""
+        """Returns the frames the figure is drawn from, or `None` if there is nothing to draw."""
         if any(name not in frames or frames[name].empty for name in self.frames):
             return None
         parts = [frames[name] for name in self.frames]
@@ -101,8 +103,8 @@ class Figure:
 
 
 def _has_numbers(frame, column):
-    """Whether a column has something to draw."""
-    # What is drawn over the epochs needs two of them; the log itself is drawn from the first on.
+    """Returns whether a column has something to draw."""
+    # A frame of blocks over epochs needs two epochs; the training log is drawn from the first one.
     is_single = "block" in frame and "epoch" in frame and len(set(frame["epoch"])) < 2
     return column in frame and bool(frame[column].notna().any()) and not is_single
 
@@ -112,11 +114,11 @@ class Study:
     """How a study runs a probe.
 
     Attributes:
-        splits: names of the splits whose images it takes.
-        images: int, how many of each split at most, `None` for all that a study probes.
-        changes: dict of fields of `ProbeOptions` that differ from the defaults.
-        renamed: dict from the names of the probe's frames to those in the study.
-        when: function from a chain to whether a study of it runs the probe, where it is possible.
+        splits: the names of the splits whose images are probed.
+        images: int, the largest number of images of each split, `None` for all that a study probes.
+        changes: dict of the fields of `ProbeOptions` that differ from the defaults.
+        renamed: dict from the names of the frames of the probe to those in the study.
+        when: function from a chain to whether a study runs the probe, provided it is possible.
     """
 
     splits: tuple[str, ...] = ("train", "test")
@@ -128,19 +130,19 @@ class Study:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """Everything that the command line, a study and its report know of a probe.
+    """Everything that the command line, a study and its report know about a probe.
 
     Attributes:
-        name: str, what it is called, as the file of the entry.
+        name: str, the name of the probe, which is also the name of the file of the entry.
         run: function `(chain, data, options, progress) -> frames` from a chain, data by split, a
             `ProbeOptions` and whether to show progress to a dict of frames by name.
-        figures: `Figure`s of the report, in its order.
-        is_possible: function from a chain to whether it has what the probe measures.
-        studies: tuple of `Study`, each of which a study of one network runs.
-        measured_by: str, the probe whose frames include this one's; where all probes are run,
-            only that one is. `None` for none.
-        watch: function `(data, epsilon) -> callbacks` that publish the probe's numbers while a
-            study trains; or `None`.
+        figures: the `Figure`s of the report, in its order.
+        is_possible: function from a chain to whether the probe can be run on it.
+        studies: tuple of `Study`s, all of which a study of one network runs.
+        measured_by: str, the probe whose frames include those of this one; when all probes are
+            run, only that one is run. `None` if there is no such probe.
+        watch: function `(data, epsilon) -> callbacks` that publish numbers of the probe during the
+            training of a study; or `None`.
     """
 
     name: str
@@ -153,20 +155,20 @@ class Entry:
 
 
 def check_epsilon(epsilon):
-    """Raises a `ValueError` unless a depth that a stopping rule asks for is an int of 64 bits."""
+    """Raises a `ValueError` unless epsilon is in a range where depths fit into a 64-bit int."""
     check_number("epsilon", epsilon, at_least=1e-9, at_most=1e9)
 
 
 def has_bounds(chain):
-    """Whether a block was built with `lipschitz`."""
+    """Returns whether a block of a chain was built with `lipschitz`."""
     return any(block.lipschitz is not None for block in chain.blocks)
 
 
 def needs_classes(chain):
-    """Whether predictions are right or wrong; a probe that counts errors needs that."""
+    """Returns whether predictions can be right or wrong, as a probe that counts errors needs."""
     return chain.outputs != "values"
 
 
 def needs_repetition(chain):
-    """Whether a stage ends in a block that can be repeated."""
+    """Returns whether a stage of a chain ends in a block that can be repeated."""
     return any(stage.can_repeat for stage in chain.stages)

@@ -26,10 +26,10 @@ def study_figures(frames, epsilon):
     """Draws the figures of a study of one network.
 
     Args:
-        frames: frames by name: those that `FIGURES` name. A figure is left out where one of its
-            frames is missing, or its column holds no number (of a stage whose only block changes
-            the shape, say).
-        epsilon: mean scaled perturbation of the stopping rule.
+        frames: a dict of the frames named in `FIGURES`. A figure is left out if one of its frames
+            is missing, or if its column holds no number (for example, because the only block of a
+            stage changes the shape).
+        epsilon: the mean scaled perturbation of the stopping rule.
 
     Returns:
         A dict of `matplotlib.figure.Figure` by name.
@@ -43,7 +43,7 @@ def study_figures(frames, epsilon):
         parts = figure.parts(frames)
         if parts is not None:
             drawn = figures[figure.name] = figure.draw(*parts, epsilon=epsilon)
-            # Laid out once for all formats it is saved in: a quarter of the time.
+            # The layout is computed once for all file formats, which takes a quarter of the time.
             drawn.draw_without_rendering()
             drawn.set_layout_engine(None)
     return figures
@@ -54,7 +54,7 @@ def study_sections(frames, figures):
 
     Args:
         frames: see `study_figures`.
-        figures: what `study_figures` returned.
+        figures: the figures returned by `study_figures`.
 
     Returns:
         A list of `Section`.

@@ -1,4 +1,4 @@
-"""The chain, one face of every residual network, and the routes through it."""
+"""The chain, a common view of every residual network, and the routes through it."""
 
 from tfresidual.routing import routes
 from tfresidual.routing.chain import Block, Chain, Stage

@@ -1,29 +1,30 @@
-"""Whether a chain computes what its network does. TensorFlow only."""
+"""Checks that a chain computes what its network computes. TensorFlow only."""
 
 import numpy as np
 import tensorflow as tf
 
 from tfresidual.routing.outputs import LOGITS, OUTPUTS, named_outputs
 
-# What rounding may change, as a share of an image's largest output, by the coarsest dtype that is
-# computed in. Where parts of a network are compiled one by one, TensorFlow rounds otherwise.
+# The largest difference that rounding may cause, as a share of the largest output of an image, by
+# the coarsest dtype of the computation. TensorFlow rounds differently when the parts of a network
+# are compiled separately.
 ALLOWED = {tf.bfloat16: 0.1, tf.float16: 0.02}
 ALLOWED_OTHERWISE = 1e-3
-# How many images of random numbers a network is tried on.
+# The number of random images that a network is tried on.
 SAMPLES = 2
-# Sizes for which shapes are worked out where a model takes any: that of most images first, then
-# those for tokens with fewer positions, and for sound, which is made shorter many times.
+# Sizes to try for axes of unknown size: the most common image size first, then smaller ones for
+# tokens with few positions, and larger ones for sound, which is downsampled many times.
 SIZES = (224, 256, 64, 32, 16, 512, 4096, 65536)
 
 
 def check_agreement(chain, images, found):
-    """Raises a `ValueError` if a chain's outputs are not those of its network, up to rounding.
+    """Raises a `ValueError` if the outputs of a chain are not those of its network, up to rounding.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
         images: some images, as a tensor.
-        found: what the chain makes of them on the unperturbed route, as `named_outputs` returns
-            it.
+        found: the outputs of the chain for these images on the unperturbed route, as returned by
+            `named_outputs`.
     """
     if chain.reference is None:
         return
@@ -52,9 +53,9 @@ def check_agreement(chain, images, found):
 
 
 def sample_images(chain):
-    """Images that a network takes, or `None` where it takes none of those that are tried.
+    """Returns images that a network accepts, or `None` if it accepts none of those tried.
 
-    Their numbers are from 0 to 2: those of a network that reads indices become 0 and 1.
+    Their values are from 0 to 2, so that a network that reads indices takes them as 0 and 1.
     """
     rng = np.random.default_rng(0)
     for size in SIZES:
@@ -69,17 +70,17 @@ def sample_images(chain):
 
 
 def _takes(chain, images):
-    """Whether a chain's network computes anything for some images."""
+    """Returns whether the network of a chain accepts some images."""
     try:
         _compiled(chain, images)[0](images)
     except Exception:
-        # Anything may be raised by what somebody else wrote, on what it does not take.
+        # Code written by others may raise any error on inputs that it does not accept.
         return False
     return True
 
 
 def _compiled(chain, images):
-    """The network's own function for such images, and how much rounding may change."""
+    """Returns the compiled function of the network for such images, and the allowed difference."""
     key = ("reference", tuple(images.shape[1:]), images.dtype)
     if key not in chain.compared:
         function = tf.function(
@@ -100,11 +101,12 @@ def _compiled(chain, images):
 
 
 def _difference(found, expected):
-    """How far two sets of outputs are apart: as a share of the size, in numbers, and the size.
+    """Returns the largest difference of two sets of outputs.
 
-    Outputs that are finite in neither of them are equal. An image's size is that of its largest
-    output, but no less than that of half of the images: numbers close to zero may be differences
-    of large ones.
+    The result is a tuple of the largest difference as a share of the size, the largest difference,
+    and the largest size. Outputs that are finite in neither set are equal. The size of an image is
+    that of its largest output, but at least the median over the images, because numbers close to
+    zero may be differences of large numbers.
     """
     name = LOGITS if LOGITS in found and LOGITS in expected else OUTPUTS
     one, other = (np.asarray(values[name]).astype(np.float64) for values in (found, expected))

@@ -1,39 +1,37 @@
-"""Runs a function of a chain over a dataset: compiled once, batch by batch. TensorFlow only."""
+"""Runs a compiled function of a chain over a dataset, batch by batch. TensorFlow only."""
 
-import contextlib
 from collections.abc import Mapping
 
 import keras
 import numpy as np
 import tensorflow as tf
-from rich.console import Console
-from rich.progress import Progress
 
 from tfresidual.arguments import check_bool
+from tfresidual.console import progress_bar
 from tfresidual.routing.agreement import check_agreement
 from tfresidual.routing.outputs import named_outputs
 
 BATCH_SIZE = 128
-# So many images tell whether a chain computes what its network does.
+# The number of images on which a chain is compared with its network.
 COMPARED = 8
 
 
 def batches_of(data):
-    """The data as batches.
+    """Returns the data as batches.
 
     Args:
         data: a `tf.data.Dataset` or `keras.utils.PyDataset` of batches `(images, labels)`, or a
-            pair of arrays `(images, labels)`. Sample weights behind the labels are ignored.
+            pair of arrays `(images, labels)`. Sample weights after the labels are ignored.
 
     Returns:
-        A tuple `(batches, count)`: an iterator of `(images, labels)` as tensors of one dtype and
-        one shape beside the number of images, without batches that hold none, and how many there
-        are, or `None` where that is not known beforehand. Images of whole numbers become float32,
-        as in `predict`.
+        A tuple `(batches, count)`. `batches` is an iterator of `(images, labels)`, tensors that
+        have the same dtype and, except for the number of images, the same shape in all batches;
+        batches without images are left out. `count` is the number of batches of the data, or
+        `None` if it is not known in advance. Integer images become float32, as in `predict`.
 
     Raises:
-        ValueError: if the data is none of these, or never ends; and, by the iterator, if a batch
-            cannot be used.
+        ValueError: if the data has another type or is infinite; the iterator also raises it if a
+            batch cannot be used.
     """
     check_data(data)
     batches, count = _raw_batches(data)
@@ -54,7 +52,7 @@ def _raw_batches(data):
 
 
 def check_data(data):
-    """Raises a `ValueError` unless `batches_of` takes the data, of which nothing is read."""
+    """Raises a `ValueError` unless `batches_of` accepts the data, without reading any of it."""
     if isinstance(data, tf.data.Dataset):
         if data.cardinality() == tf.data.INFINITE_CARDINALITY:
             raise ValueError(
@@ -86,10 +84,10 @@ def check_data(data):
 
 
 def first_batch(data):
-    """The first images of the data and their labels; of arrays all labels.
+    """Returns the first images of the data and their labels; for arrays, all labels.
 
     Raises:
-        ValueError: if `batches_of` does not take the data, or it is empty.
+        ValueError: if `batches_of` does not accept the data, or it is empty.
     """
     batches, _ = batches_of(data)
     images, labels = next((batch for batch in batches if len(batch[0])), (None, None))
@@ -103,7 +101,7 @@ def first_batch(data):
 
 
 def splits_of(data):
-    """The data by the name of its split: a mapping as it is, anything else under `None`."""
+    """Returns the data as a dict by split name; data that is not a mapping has the key `None`."""
     if isinstance(data, Mapping):
         if not data:
             raise ValueError(f"Argument `data` must not be empty. Received: data={data!r}")
@@ -112,27 +110,27 @@ def splits_of(data):
 
 
 def run_over(chain, name, function, data, progress=False, at_once=None, check=None):
-    """Applies a function of a chain to every batch and puts the images' values in a row.
+    """Applies a function of a chain to every batch and concatenates the values of the images.
 
-    The function is compiled once for a chain and a shape of image, whatever the size of the
-    batches.
+    The function is compiled once per chain and image shape, whatever the batch size.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
-        name: str, what the function computes; with the shapes it is the key under which the
-            compiled function is kept on the chain.
+        name: str, what the function computes; together with the shapes, this is the key under
+            which the compiled function is kept on the chain.
         function: `function(images, labels)` returns a dict of tensors whose first axis is the
             image.
         data: see `batches_of`.
         progress: whether to show a progress bar on the terminal.
-        at_once: int, how many images the function takes, or `None` for the batches of the data.
+        at_once: int, the number of images per call of the function, or `None` for the batches of
+            the data.
         check: `check(images, labels)` raises an error for a batch that cannot be used, or `None`.
 
     Returns:
         A dict of arrays whose first axis is the image.
 
     Raises:
-        ValueError: if the data holds no batch, or images the chain cannot take.
+        ValueError: if the data holds no batch, or images that the chain does not accept.
     """
     check_bool("progress", progress)
     if chain.prepare is not None:
@@ -156,7 +154,10 @@ def run_over(chain, name, function, data, progress=False, at_once=None, check=No
 
 
 def _checked(batches):
-    """Batches as tensors, all of them as the first; those without images are left out."""
+    """Yields batches as tensors and leaves out those without images.
+
+    Raises a `ValueError` if the dtype or the shape of a batch differs from the first one.
+    """
     first = None
     for batch in batches:
         images, labels = map(_tensor_of, ("images", "labels"), batch)
@@ -209,7 +210,7 @@ def _listed(specs):
 
 
 def rebatched(batches, size):
-    """The same images and labels, tensors, in batches of another size; the last may be smaller."""
+    """Yields the same images and labels in batches of another size; the last may be smaller."""
     waiting, count = [], 0
     for batch in batches:
         waiting.append(batch)
@@ -222,28 +223,8 @@ def rebatched(batches, size):
         yield tuple(tf.concat(parts, axis=0) for parts in zip(*waiting, strict=True))
 
 
-@contextlib.contextmanager
-def progress_bar(description, total):
-    """A progress bar on stderr, gone when the block ends: stdout belongs to the caller's results.
-
-    Args:
-        description: str, what is being done, or `None` for no bar.
-        total: what `advance` adds up to, or `None` where that is not known.
-
-    Yields:
-        A function `advance(amount)`.
-    """
-    if description is None:
-        yield lambda amount: None
-        return
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(description, total=total)
-        yield lambda amount: bar.advance(task, amount)
-
-
 def check_images(chain, images):
-    """Raises a `ValueError` unless a chain can take a batch of images."""
+    """Raises a `ValueError` unless the shape of a batch of images fits a chain."""
     expected = chain.input_shape
     fits = len(images.shape) == len(expected) + 1 and all(
         size in (None, given) for size, given in zip(expected, images.shape[1:], strict=True)
@@ -256,12 +237,12 @@ def check_images(chain, images):
 
 
 def spec_of(values):
-    """The `tf.TensorSpec` of a batch of any size."""
+    """Returns the `tf.TensorSpec` of such a batch, with any number of images."""
     return tf.TensorSpec([None, *values.shape[1:]], values.dtype)
 
 
 def _is_array(values):
-    """Whether something has a first axis and can be sliced along it."""
+    """Returns whether something has a first axis and can be sliced along it."""
     if isinstance(values, (list, tuple)):
         return True
     is_dense = not isinstance(values, (tf.RaggedTensor, tf.SparseTensor))
@@ -278,9 +259,9 @@ def _pair(batch):
 
 
 def _check_once(chain, images):
-    """Compares a chain with its network, once for a shape of image.
+    """Compares a chain with its network, once per image shape.
 
-    What is traced as a whole differs, if at all, whatever the weights are.
+    Once is enough: if the two differ, they differ for any weights.
     """
     key = ("agrees", tuple(images.shape[1:]), images.dtype)
     if chain.reference is not None and key not in chain.compared:

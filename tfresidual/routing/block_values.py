@@ -1,4 +1,4 @@
-"""What every block does to the state, and how that lies to the loss gradient: the mathematics."""
+"""Computes what every block does to the state, and how that relates to the loss gradient."""
 
 from keras import ops
 
@@ -17,7 +17,7 @@ BLOCK_METRICS = (
 
 
 def block_values(chain, images, labels):
-    """All metrics of a batch, each `(images, blocks)`, as a dict by name."""
+    """Returns all metrics of a batch, each `(images, blocks)`, as a dict by name."""
     walk = walk_with_gradients(chain, images, labels)
     values = [
         _block_values(block, *step, gradient, readout_gradient)
@@ -29,7 +29,7 @@ def block_values(chain, images, labels):
 
 
 def step_values(chain, images, labels):
-    """Both metrics of the perturbation of a batch, each `(images, blocks)`."""
+    """Returns both perturbation metrics of a batch, each `(images, blocks)`, as a dict by name."""
     del labels
     steps, _ = chain.walk(chain.stem(images))
     values = [
@@ -57,7 +57,7 @@ def _block_values(block, before, after, gradient, readout_gradient):
 
 
 def _step_values(block, before, after):
-    """Both metrics of one block for each image, by name; NaN for a block without an F."""
+    """Returns both metrics of one block per image, by name; NaN for a block without an F."""
     size_before = norm(before)
     if not block.keeps_shape:
         return dict.fromkeys(STEP_METRICS, ops.full_like(size_before, float("nan")))

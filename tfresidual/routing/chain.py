@@ -1,4 +1,4 @@
-"""What a probe sees of a network, whatever its source: stem, stages of blocks, head."""
+"""The chain: a network from any source as stem, stages of blocks, and head."""
 
 import dataclasses
 import functools
@@ -7,41 +7,43 @@ from collections.abc import Callable
 
 from keras import ops
 
-# What a head can return, see `Chain`.
+# The kinds of outputs that a head can return, see `Chain`.
 OUTPUT_KINDS = ("probabilities", "logits", "label_probabilities", "label_logits", "values")
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """One residual block: takes a state, returns the next.
+    """One residual block, which maps a state to the next state.
 
-    A block of a properly convergent stage joins its branch not to the state but to the stage's
-    anchor: the state with which the blocks that keep its shape began.
+    A block of a properly convergent stage joins its branch to the anchor of the stage instead of
+    the state. The anchor is the input of the first of the blocks that keep the shape of the state.
 
     Attributes:
-        stage: int, the stage it stands in, counted from 1.
-        step: int, its place in the stage, counted from 0.
-        keeps_shape: whether it returns states of the shape it takes. Only such a block has
-            `F(h) = next - h`, and can be dropped, repeated or moved.
-        apply: the function `state -> next state`, at inference; of a block that takes the anchor
+        stage: int, the stage of the block, counted from 1.
+        step: int, the block index, its place in the stage, counted from 0.
+        keeps_shape: whether the block returns states of the shape of its input. Only for such a
+            block is `F(h) = next - h` defined, and only such a block can be dropped, repeated or
+            moved.
+        apply: the function `state -> next state`, at inference; for a block that takes the anchor,
             `(state, anchor) -> next state`.
-        branch: the function `state -> branch`, what the block computes before it is joined; `None`
-            where that cannot be told from the rest, and the block is taken for the sum of its
-            branch and the state (or the anchor).
-        join: the function `(base, branch) -> next state`, where the base is the state, or the
-            anchor; `None` like `branch`.
+        branch: the function `state -> branch`, which computes the branch before it is joined;
+            `None` if the branch cannot be separated from the rest. The block is then treated as
+            the sum of its branch and the state (or the anchor).
+        join: the function `(base, branch) -> next state`, where the base is the state or the
+            anchor; `None` if `branch` is `None`.
         takes_anchor: whether the branch is joined to the anchor.
-        weights: its parameters, trainable or frozen, as a dict from role to variable. Blocks that
-            share weights hold the same variables.
-        lipschitz: the function `() -> dict` of what is known of the branch's Lipschitz constant,
-            see `tfresidual.layers.ResidualUnit.lipschitz_bound`; `None` where nothing bounds it.
-        shortcut: what joins the branch: `"identity"`, the state itself; `"projection"`, a path
-            with weights; `"resampling"`, one without weights to another shape; `"weightless"`,
-            any other without weights; `"two branches"`, where the two paths cannot be told apart;
-            or the name of a shortcut of `tfresidual.layers.ResidualUnit`. `None` where that is
-            not known.
-        name: what the block is called in the model: the name of the layer or operation that ends
-            it; `None` where it has none.
+        weights: the parameters of the block, trainable or frozen, as a dict from role to variable.
+            Blocks that share weights hold the same variables.
+        lipschitz: the function `() -> dict` of estimates and bounds of the Lipschitz constant of
+            the branch, see `tfresidual.layers.ResidualUnit.lipschitz_bound`; `None` if it is not
+            bounded.
+        shortcut: the path that the branch is joined to: `"identity"`, the state itself;
+            `"projection"`, a path with weights; `"resampling"`, a path without weights to another
+            shape; `"weightless"`, any other path without weights; `"two branches"`, if the two
+            paths cannot be told apart; or the name of a shortcut of
+            `tfresidual.layers.ResidualUnit`. `None` if it is not known.
+        name: the name of the block in the model, which is the name of the layer or operation that
+            ends it; `None` if it has none.
     """
 
     stage: int
@@ -57,7 +59,7 @@ class Block:
     name: str | None = None
 
     def __call__(self, state, anchor=None, scale=None):
-        """The next state, with the branch multiplied by `scale`."""
+        """Returns the next state, with the branch multiplied by `scale`."""
         if scale is not None:
             return self.changed(state, anchor, functools.partial(multiplied, scale))
         if self.takes_anchor:
@@ -65,7 +67,7 @@ class Block:
         return self.apply(state)
 
     def changed(self, state, anchor, change):
-        """The next state where a function is applied to the branch before it is joined."""
+        """Returns the next state, with `change` applied to the branch before it is joined."""
         base = anchor if self.takes_anchor else state
         if self.join is not None:
             return self.join(base, change(self.branch(state)))
@@ -76,19 +78,19 @@ class Block:
 
 
 def multiplied(scale, branch):
-    """A branch times a number, in the branch's dtype."""
+    """Returns a branch times a number, in the dtype of the branch."""
     return ops.cast(scale, branch.dtype) * branch
 
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """Blocks whose states have one shape, and what leads into them.
+    """Blocks whose states have one shape, and the transition into them.
 
     Attributes:
         index: int, counted from 1.
         blocks: tuple of `Block`.
-        transition: the function that leads from the previous stage's last state into this one,
-            or `None` where the first block does so itself, or no stage precedes.
+        transition: the function that maps the last state of the previous stage to the first state
+            of this one; `None` if the first block does so itself, or if this is the first stage.
     """
 
     index: int
@@ -97,16 +99,17 @@ class Stage:
 
     @property
     def exits(self):
-        """The steps of the blocks behind which the stage can be left, as a tuple.
+        """The indices of the blocks after which the stage can be left, as a tuple.
 
-        No later block changes the shape of the state: what follows needs the new one.
+        No block after them changes the shape of the state, since the rest of the network needs
+        the final shape.
         """
         last_change = max((b.step for b in self.blocks if not b.keeps_shape), default=0)
         return tuple(block.step for block in self.blocks[last_change:])
 
     @property
     def can_repeat(self):
-        """Whether its last block can be applied again."""
+        """Whether the last block of the stage can be applied again."""
         return bool(self.blocks) and self.blocks[-1].keeps_shape
 
 
@@ -118,25 +121,26 @@ class Chain:
     eagerly or inside a graph, and changes neither weights nor moving statistics.
 
     Attributes:
-        name: str, name of the network.
+        name: str, the name of the network.
         stem: the function `images -> first state`.
         stages: tuple of `Stage`.
         head: the function `last state -> outputs`.
-        loss: the function `(labels, outputs) -> losses`, one loss an image.
+        loss: the function `(labels, outputs) -> losses`, one loss per image.
         input_shape: (height, width, channels) of one image.
-        outputs: what the head returns: `"probabilities"` or `"logits"` of classes that exclude
-            one another, or `"label_probabilities"` or `"label_logits"`, one a label, where an
-            image has several; `"values"` where the outputs are no classes, which routes are not
-            scored on.
+        outputs: the kind of outputs of the head: `"probabilities"` or `"logits"` for mutually
+            exclusive classes; `"label_probabilities"` or `"label_logits"`, one output per label,
+            if an image can have several labels; `"values"` if the outputs are not classes, in
+            which case routes cannot be scored.
         weights: all parameters of the network, trainable or frozen, each of them once, as a tuple
             of variables.
-        prepare: the function that brings up to date what the network keeps of its weights beside
-            them; called before a probe runs. `None` where there is nothing of the kind.
+        prepare: the function that updates values which the network derives from its weights and
+            stores separately; called before a probe runs. `None` if there are no such values.
         reference: the function `images -> outputs` of the network itself, at inference. Probes
-            and `tfresidual.export` compare the chain with it and refuse one that gives anything
-            else. `None` where nothing is compared: in chains made by hand, and in those whose
+            and `tfresidual.export` compare the chain with it and raise an error if the outputs
+            differ. `None` if nothing is compared, as in chains built by hand and in chains whose
             functions were replaced on purpose.
-        notes: what of the network the chain does not show, as a tuple of str.
+        notes: descriptions of the parts of the network that the chain does not show, as a tuple of
+            str.
     """
 
     name: str
@@ -150,47 +154,47 @@ class Chain:
     prepare: Callable | None = dataclasses.field(default=None, repr=False)
     reference: Callable | None = dataclasses.field(default=None, repr=False, compare=False)
     notes: tuple[str, ...] = ()
-    # The graphs of functions that were compiled elsewhere, by the functions' names.
+    # The graphs of functions that were compiled elsewhere, by the name of the function.
     graphs: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
-    # Functions compiled for this chain, by what they compute and on which shapes.
+    # The functions compiled for this chain, by what they compute and for which shapes.
     compiled: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
-    # The reference, compiled, and on what images the chain was compared with it.
+    # The compiled reference, and the kinds of images on which the chain was compared with it.
     compared: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
-    # How many numbers a head returns for an image, as far as that was found out.
+    # The number of outputs of a head for one image, by head, as far as it is known.
     widths: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @property
     def blocks(self):
-        """All blocks in the order of the data, as a tuple."""
+        """All blocks in the order in which they are applied, as a tuple."""
         return tuple(block for stage in self.stages for block in stage.blocks)
 
     def walk(self, state, until=None):
-        """Leads the stem's output through the blocks.
+        """Applies the blocks to the output of the stem.
 
         Args:
-            state: the stem's output, `(images, height, width, channels)`.
-            until: (stage, step) of the block before which the walk ends; by default it goes
-                through all blocks.
+            state: the output of the stem, `(images, height, width, channels)`.
+            until: (stage, step) of the block before which the walk ends; by default all blocks
+                are applied.
 
         Returns:
-            A tuple `(steps, last)`: `steps` holds for every block applied, in order, the pair of
-            states before and after it; `last` is the state at the end of the walk, which the head
-            takes.
+            A tuple `(steps, last)`. `steps` is a list with the pair of states before and after
+            every block applied, in order; `last` is the state at the end of the walk, which is the
+            input of the head.
         """
         steps, last, _ = self._walk(state, until=until)
         return steps, last
 
     def lead_to(self, state, stage, step):
-        """Leads the stem's output to a block.
+        """Applies the blocks before a given block to the output of the stem.
 
         Returns:
-            A tuple `(state, anchor)` as the block takes them.
+            A tuple `(state, anchor)`, the inputs of the block.
         """
         _, before, anchor = self._walk(state, until=(stage, step))
         return before, anchor
 
     def lead_on(self, state, anchor, stage, step):
-        """Leads the state before a block to the end of the walk, which the head takes."""
+        """Applies a block and all blocks after it, and returns the last state, the head's input."""
         _, last, _ = self._walk(state, since=(stage, step), anchor=anchor)
         return last
 
@@ -211,7 +215,7 @@ class Chain:
         return steps, state, anchor
 
     def __call__(self, images):
-        """The outputs of the unperturbed network."""
+        """Returns the outputs of the unperturbed network."""
         _, last = self.walk(self.stem(images))
         return self.head(last)
 
@@ -241,7 +245,10 @@ def _counted(things, name):
 
 
 def _overview(stage):
-    """What the blocks of a stage are and can undergo, neighbours that are alike in one line."""
+    """Yields lines that describe the blocks of a stage and the routes they allow.
+
+    Neighbouring blocks of one kind share one line.
+    """
     for keeps_shape, part in itertools.groupby(stage.blocks, lambda block: block.keeps_shape):
         part = list(part)
         for (shortcut, is_exit), run in itertools.groupby(
@@ -256,7 +263,7 @@ def _overview(stage):
             name += f" ({known})" if known else ""
             routes = ["drop"] if keeps_shape else ["changes the shape"]
             routes += ["move"] if keeps_shape and len(part) > 1 else []
-            routes += ["read out behind"] if is_exit else []
+            routes += ["read out after"] if is_exit else []
             is_repeated = stage.can_repeat and run[-1] is stage.blocks[-1]
             routes += [f"repeat block {last}"] if is_repeated else []
             yield f"{name}: {', '.join(routes)}"

@@ -9,12 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfresidual.arguments import check_bool, is_number
+from tfresidual.console import progress_bar
 from tfresidual.metrics import change_of, norm
 from tfresidual.routing.agreement import check_agreement
 from tfresidual.routing.batches import (
     batches_of,
     check_images,
-    progress_bar,
     rebatched,
     spec_of,
 )
@@ -25,40 +25,41 @@ from tfresidual.routing.plan import BLOCK, DISTANCE, HEAD, STEM, TRANSITION, pla
 from tfresidual.routing.routes import checked_routes
 from tfresidual.routing.scores import label_sets, prediction_scores
 
-# More images at once make a block no faster per image.
+# Running more images at once makes a block no faster per image.
 MOST_IMAGES = 256
 MEMORY_LIMIT = 1024
-# So many images are compared with the network itself: enough to tell, and little to compute.
+# The number of images compared with the network itself: enough to find errors, quick to compute.
 COMPARED = 32
 MIB = 2**20
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-# What the runtime takes beside the tensors, measured on networks of 9 and 54 blocks: kernels for a
-# new size of batch, and memory that lies between the tensors.
+# What the runtime needs in addition to the tensors, measured on networks of 9 and 54 blocks:
+# kernels for a new batch size, and unused memory between the tensors.
 RUNTIME_MIB = 24
 RUNTIME_SHARE = 0.15
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RouteValues:
-    """What routes over a dataset gave, as arrays whose first axes are route and image.
+    """Results of routes on a dataset, as arrays whose first two axes are route and image.
 
     Attributes:
         wrong: 1.0 where the prediction is wrong, see
             `tfresidual.routing.scores.prediction_scores`.
         cross_entropy: in nats, 0 or more.
         entropy: of the prediction, in nats, 0 or more.
-        margin: how far, in probability, the label is before the best other class, in [-1, 1].
+        margin: the probability of the label minus that of the best other class, in [-1, 1].
         agreement: 1.0 where the prediction is that of the unperturbed network.
-        distance: `(routes, images, stages)`, the Euclidean distance of the stage's last state to
-            that of the unperturbed network, 0 or more.
-        outputs: `(routes, images, classes)`, or `None` where they were not asked for.
-        predicted: bool, `(routes, images, classes)`, the classes that are named; `None` with the
-            outputs.
-        is_finite: bool, whether the outputs are; those that are not name no class.
-        labels: those of the images, as the data has them: without an axis of routes.
-        label_sets: which classes are the labels of an image, bool, `(images, classes)`; of one
-            output that tells two classes apart whether it is 1, `(images, 1)`.
-        classes: int, how many the network tells apart; 2 where one output is that of a label.
+        distance: `(routes, images, stages)`, the Euclidean distance between the last state of the
+            stage and that of the unperturbed network, 0 or more.
+        outputs: `(routes, images, classes)`, or `None` if they were not requested.
+        predicted: bool, `(routes, images, classes)`, the predicted classes; `None` if the outputs
+            were not requested.
+        is_finite: bool, whether the outputs are finite; outputs that are not predict no class.
+        labels: the labels of the images as in the data, without an axis of routes.
+        label_sets: bool, `(images, classes)`, which classes are the labels of an image; for a
+            single output that decides between two classes, whether the label is 1,
+            `(images, 1)`.
+        classes: int, the number of classes; 2 if a single output decides between two classes.
     """
 
     wrong: np.ndarray
@@ -76,32 +77,33 @@ class RouteValues:
 
 
 def evaluate(chain, data, routes, *, memory_limit=MEMORY_LIMIT, with_outputs=False, progress=False):
-    """Runs routes over a dataset, each block applied once to what routes have in common.
+    """Runs routes over a dataset; parts that routes have in common are computed once.
 
-    Every block is compiled once for a chain and a shape of image, whatever the routes are.
+    Every block is compiled once per chain and image shape, whatever the routes are.
 
-    On the first images, 32 at most, the unperturbed route is compared with the network itself:
-    one more forward pass of these in every call, and its compilation in the first one.
+    On the first images, at most 32, the unperturbed route is compared with the network itself.
+    This takes one more forward pass of these images in every call, and its compilation in the
+    first call.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
         data: a `tf.data.Dataset` of batches `(images, labels)` or a pair of arrays. The images
-            are put together anew, so the size of its batches does not matter.
+            are batched again, so the batch size of the data does not matter.
         routes: `Route`s through it.
-        memory_limit: MiB that the call may take beside data, results and compiled functions: for
-            the states that wait, and what is computed inside of the block at work. Fewer images
-            are taken at once where it is low.
-        with_outputs: whether the network's outputs, and the classes that they name, are returned
+        memory_limit: MiB that the call may use for the states kept for later and the tensors inside
+            the current block, in addition to data, results and compiled functions. With a lower
+            limit, fewer images are run at once.
+        with_outputs: whether the outputs of the network and the predicted classes are returned
             too.
         progress: whether to show a progress bar.
 
     Returns:
-        A `RouteValues`, whose first axis is that of `routes`.
+        A `RouteValues`, whose first axis is in the order of `routes`.
 
     Raises:
-        ValueError: if an argument cannot be used, the outputs of the network are no classes,
-            `memory_limit` is too low for one image, or the unperturbed route gives other outputs
-            than the network, by more than rounding.
+        ValueError: if an argument cannot be used, the outputs of the network are not classes,
+            `memory_limit` is too low for one image, or the outputs of the unperturbed route differ
+            from those of the network by more than rounding.
     """
     chain = checked_chain(chain)
     check_scored(chain)
@@ -136,7 +138,8 @@ def evaluate(chain, data, routes, *, memory_limit=MEMORY_LIMIT, with_outputs=Fal
                 found = {name: part[:COMPARED] for name, part in runner.unperturbed.items()}
                 check_agreement(chain, images[:COMPARED], found)
             all_labels.append(labels.numpy())
-    # The plan's routes begin with the unperturbed one; those of one path have one result.
+    # The routes of the plan begin with the unperturbed one. Routes with the same path share one
+    # result.
     places = {}
     for index, route in enumerate(plan.routes):
         places.setdefault(route.stages, index)
@@ -156,7 +159,7 @@ def evaluate(chain, data, routes, *, memory_limit=MEMORY_LIMIT, with_outputs=Fal
 
 
 def check_scored(chain):
-    """Raises a `ValueError` unless it is known what is right and wrong for a chain's outputs."""
+    """Raises a `ValueError` unless the outputs of a chain can be right or wrong."""
     if chain.outputs == "values":
         raise ValueError(
             "Argument `chain` must return classes or labels: what is right and wrong on a route "
@@ -167,7 +170,7 @@ def check_scored(chain):
 
 
 def check_memory_limit(memory_limit):
-    """Raises a `ValueError` unless an argument is a number of MiB."""
+    """Raises a `ValueError` unless the argument is a number of MiB."""
     is_endless = isinstance(memory_limit, float) and memory_limit == math.inf
     if not is_endless and not (is_number(memory_limit) and memory_limit > 0):
         raise ValueError(
@@ -177,7 +180,7 @@ def check_memory_limit(memory_limit):
 
 
 class _Runner:
-    """The functions of a plan, compiled, and the memory they take."""
+    """The compiled functions of a plan and the memory they need."""
 
     def __init__(self, chain, plan, images, labels):
         check_images(chain, images)
@@ -203,7 +206,7 @@ class _Runner:
         self.bytes_per_image = sizes[-1] + plan.most_held(sizes, inner)
 
     def run(self, images, labels, with_outputs, advance):
-        """All values of some images, as arrays `(routes, images, ...)` by name."""
+        """Returns all values of some images, as arrays `(routes, images, ...)` by name."""
         check_labels(self.kind, labels.numpy(), self.outputs, self.has_signs)
         routes = len(self.plan.routes)
         values = {"distance": np.zeros((routes, len(images), self.stages), np.float32)}
@@ -217,7 +220,7 @@ class _Runner:
             elif operation.kind == HEAD:
                 found = function(state, labels)
                 outputs = {name: found.pop(name) for name in (OUTPUTS, LOGITS) if name in found}
-                # The plan's routes begin with it.
+                # The unperturbed route is the first of the plan.
                 if 0 in passing:
                     self.unperturbed = outputs
                 if with_outputs:
@@ -238,7 +241,7 @@ class _Runner:
             advance()
         predicted = values["predicted"] if with_outputs else values.pop("predicted")
         agrees = (predicted == predicted[0]).all(axis=-1)
-        # A prediction that is not finite names nothing.
+        # A prediction that is not finite agrees with nothing.
         values["agreement"] = (agrees & values["is_finite"]).astype(np.float32)
         return values
 
@@ -248,10 +251,10 @@ def _is_scaled(operation):
 
 
 def _compiled(chain, operation, state, reference, labels):
-    """The function of an operation for states and labels of some `tf.TensorSpec`s.
+    """Returns the compiled function of an operation for given `tf.TensorSpec`s, and its memory.
 
-    Beside it stands what an image takes inside of it, see `_inner_bytes`. Both are kept on the
-    chain. Blocks whose branch is scaled share one function for all scales.
+    The memory is the bytes that one image needs inside the function, see `_inner_bytes`. Both are
+    kept on the chain. The function of a block with a scaled branch is shared by all scales.
     """
     signature = [state]
     if operation.kind == HEAD:
@@ -276,10 +279,11 @@ def _compiled(chain, operation, state, reference, labels):
 
 
 def _function_of(chain, operation):
-    """The function of an operation, with the parameters it is called with and no others.
+    """Returns the function of an operation, with only the parameters it is called with.
 
-    TensorFlow binds arguments to a compiled function's parameters; where one has a default, that
-    fails, and the message, which nobody sees, prints the tensors: 5 ms a call.
+    TensorFlow binds arguments to the parameters of a compiled function. If a parameter has a
+    default, binding fails, and creating the error message, which is never shown, prints the
+    tensors and takes 5 ms per call.
     """
     if operation.kind == HEAD:
         return lambda state, labels: _head_values(chain, state, labels)
@@ -314,16 +318,18 @@ def _head_values(chain, state, labels):
 
 
 def _bytes(spec):
-    """The bytes of one image's share of a tensor."""
+    """Returns the number of bytes of one image in a tensor."""
     return int(np.prod(spec.shape[1:], dtype=np.int64)) * spec.dtype.size
 
 
 def _inner_bytes(graph, graphs):
-    """At most what one image takes inside of a function: all that is computed, as if kept.
+    """Returns an upper bound of the bytes that one image needs inside a function.
+
+    All tensors computed in the function are counted, as if none was freed.
 
     Args:
-        graph: that of the function.
-        graphs: those of functions that it may call, by name.
+        graph: the graph of the function.
+        graphs: the graphs of functions that it may call, by name.
     """
     operations = graph.get_operations()
     called = [

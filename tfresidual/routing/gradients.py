@@ -1,4 +1,4 @@
-"""One forward and one backward pass: every state, and the loss gradient there. TensorFlow only."""
+"""The states and loss gradients of one forward and one backward pass. TensorFlow only."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True)
 class Walk:
-    """What one pass over a batch leaves behind.
+    """The states and gradients of one pass over a batch.
 
     Attributes:
         steps: for every block, the pair of states before and after it, each
@@ -15,7 +15,7 @@ class Walk:
         gradients: for every block, the gradient of each image's loss with respect to the state
             before the block, through the rest of the network.
         readout_gradients: for every block of the last stage whose state the head can take, the
-            gradient of the loss of the head applied straight to the state before it; `None` for
+            gradient of the loss of the head applied directly to the state before it; `None` for
             all other blocks.
     """
 
@@ -25,15 +25,15 @@ class Walk:
 
 
 def walk_with_gradients(chain, images, labels):
-    """Runs a batch through a chain and back.
+    """Runs a batch forwards and backwards through a chain.
 
-    The losses are summed over the images, so that every image's gradient is its own. Weights are
+    The losses are summed over the images, so that each image gets its own gradient. Weights are
     not watched: their gradients are never computed.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
         images: `(images, height, width, channels)`.
-        labels: what the chain's loss takes.
+        labels: labels as the loss of the chain takes them.
 
     Returns:
         A `Walk`.
@@ -41,13 +41,13 @@ def walk_with_gradients(chain, images, labels):
     Raises:
         ValueError: if the loss has no gradient at the states.
     """
-    # The stem needs no gradient, so it stays outside the tape.
+    # The stem needs no gradient, so it is outside the tape.
     state = chain.stem(images)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(state)
         steps, last = chain.walk(state)
         total = tf.reduce_sum(chain.loss(labels, chain.head(last)))
-        # Copies cut off from the network, so that the read-outs add nothing to its gradients.
+        # Copies without a gradient to the network, so that read-outs do not change its gradients.
         readouts = {
             index: tf.stop_gradient(before)
             for index, (block, (before, _)) in enumerate(zip(chain.blocks, steps, strict=True))
@@ -56,7 +56,7 @@ def walk_with_gradients(chain, images, labels):
         for copy in readouts.values():
             tape.watch(copy)
         if readouts:
-            # The head treats images alone, so all read-outs go through it as one batch.
+            # The head treats each image by itself, so all read-outs go through it as one batch.
             states = [tf.cast(copy, last.dtype) for copy in readouts.values()]
             outputs = chain.head(tf.concat(states, axis=0))
             repeats = [len(readouts)] + [1] * (len(labels.shape) - 1)
@@ -67,10 +67,10 @@ def walk_with_gradients(chain, images, labels):
 
 
 def known_gradients(chain, states, gradients):
-    """The gradients at a chain's states, zeros at states that nothing behind them reads.
+    """Returns the gradients at the states of a chain, zeros at states that nothing later uses.
 
     Raises:
-        ValueError: if there is none at any of them.
+        ValueError: if no state has a gradient.
     """
     if all(gradient is None for gradient in gradients):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The loss of one image, as probes follow it."""
+"""The loss per image, as the probes use it."""
 
 import inspect
 import itertools
@@ -9,9 +9,9 @@ import keras
 import numpy as np
 from keras import ops
 
-# The cross-entropy of this file among the names of losses.
+# The name of the cross-entropy of this file among the names of losses.
 CROSS_ENTROPY = "cross_entropy"
-# Labels and outputs, of which every loss takes some.
+# Labels and outputs of several kinds; every loss accepts some of them.
 _LABELS = tuple(
     np.array(labels, "float32")
     for labels in (
@@ -35,23 +35,24 @@ _CROSS_ENTROPIES = (
 
 
 def loss_of(model, kind=None):
-    """The loss of one image under a model, as a function of labels and outputs.
+    """Returns the loss per image of a model, as a function of labels and outputs.
 
-    It is the loss the model was compiled with. For a model that was not compiled it is inferred
-    from the model's last activation and the labels: cross-entropy against class indices (one int
-    an image) or one-hot rows, or, for a sigmoid, the mean binary cross-entropy over the outputs.
+    This is the loss the model was compiled with. For a model that was not compiled, the loss is
+    inferred from its last activation and the labels: cross-entropy with class indices (one int per
+    image) or one-hot rows, or, for a sigmoid, the mean binary cross-entropy over the outputs.
 
-    A cross-entropy behind a softmax keeps its gradient for images of which the network is sure,
-    see `softmax_cross_entropy`. Any other loss is the very object the model was compiled with.
+    A cross-entropy after a softmax keeps an accurate gradient for images that the network predicts
+    with high confidence, see `softmax_cross_entropy`. For any other loss, the loss object of the
+    compiled model is used.
 
     Args:
         model: a `keras.Model` with one output.
-        kind: what the model's last activation returns, as `tfresidual.sources.outputs.kind_of`
-            says it.
+        kind: the kind of the outputs of the last activation, as returned by
+            `tfresidual.sources.outputs.kind_of`.
 
     Returns:
-        A function `(labels, outputs) -> losses` of shape `(images,)`. Its attribute `description`,
-        where it has one, is what `loss_from` makes the same loss of.
+        A function `(labels, outputs) -> losses` of shape `(images,)`. If it has an attribute
+        `description`, `loss_from` makes the same loss from that.
 
     Raises:
         ValueError: if the model was compiled with several losses.
@@ -80,14 +81,14 @@ def loss_of(model, kind=None):
 
 
 def loss_from(description):
-    """The loss of one image, from what names it.
+    """Returns the loss per image that a description specifies.
 
     Args:
-        description: dict with the name of a loss of Keras or of this package, `"loss"`, and the
-            arguments it is made with, `"config"`; `None` for a function.
+        description: dict with `"loss"`, the name of a loss of Keras or of this package, and
+            `"config"`, the arguments to construct it with (`None` for a function).
 
     Returns:
-        A function as `loss_of` returns it. Its attribute `description` is the dict.
+        A function like those of `loss_of`. Its attribute `description` is the dict.
 
     Raises:
         ValueError: if there is no such loss.
@@ -108,26 +109,26 @@ def loss_from(description):
 
 
 def single(loss):
-    """The loss out of a list or dict that holds nothing else."""
+    """Returns the only loss of a list or dict, or the argument itself if it is not such a one."""
     while isinstance(loss, (list, tuple, dict)) and len(loss) == 1:
         loss = next(iter(loss.values())) if isinstance(loss, dict) else loss[0]
     return loss
 
 
 def takes_signs(loss):
-    """Whether a loss, as `loss_of` returns it, is a hinge, which calls the other class -1."""
+    """Returns whether a loss of `loss_of` is a hinge loss, which labels the other class -1."""
     description = getattr(loss, "description", None) or {"loss": ""}
     return description["loss"].lower().replace("_", "") in ("hinge", "squaredhinge")
 
 
 @ops.custom_gradient
 def softmax_cross_entropy(labels, logits):
-    """Cross-entropy of a softmax, with a gradient that holds where the network is sure.
+    """Computes the cross-entropy of a softmax, with an accurate gradient at high confidence.
 
-    The gradient with respect to the logits is p - y, for labels that sum to one. Where the
-    probability p of the right class is close to 1 the difference cancels: at 1 - p = 1e-6 float32
-    leaves two digits of it, and its direction is lost. Here 1 - p is the sum of the other
-    probabilities, so that each component is as exact as the probabilities are.
+    The gradient with respect to the logits is p - y, for labels that sum to one. If the
+    probability p of the right class is close to 1, the difference cancels: at 1 - p = 1e-6, float32
+    leaves two digits of it, and its direction is lost. Here 1 - p is computed as the sum of the
+    other probabilities, so that each component is as accurate as the probabilities.
 
     Args:
         labels: rows of weights, 0 or more, `(images, classes)`.
@@ -150,9 +151,9 @@ def softmax_cross_entropy(labels, logits):
 
 
 def _description(function):
-    """What names a loss, see `loss_from`; `None` for one that somebody else has written.
+    """Returns the description of a loss, see `loss_from`, or `None` for a loss of the user's own.
 
-    A loss need not be all that it says of itself, see `_is_rebuilt`.
+    A description may be incomplete, see `_is_rebuilt`.
     """
     if function in _CROSS_ENTROPIES:
         return {"loss": CROSS_ENTROPY, "config": {"from_logits": False}}
@@ -173,13 +174,13 @@ def _description(function):
 
 
 def _is_rebuilt(losses, description):
-    """Whether a loss that is made from a description gives what the described one gives.
+    """Returns whether the loss made from a description gives the same values as the original.
 
-    Keras' `Huber` does not say its `delta`, nor does any loss what was set on it later. Both are
-    tried on labels and outputs of every kind.
+    The config of Keras' `Huber` lacks its `delta`, and no config holds attributes that were set
+    later. Both losses are therefore compared on labels and outputs of several kinds.
 
     Args:
-        losses: the loss of one image, as `loss_of` returns it.
+        losses: the loss per image, as `loss_of` returns it.
         description: see `loss_from`.
     """
     if description["config"] is None:
@@ -187,11 +188,11 @@ def _is_rebuilt(losses, description):
     try:
         rebuilt = loss_from(json.loads(json.dumps(description)))
     except Exception:
-        # What a class of somebody's own says of itself may be anything.
+        # The config of a class that a user has written may hold anything.
         return False
     pairs = itertools.product(_LABELS, _OUTPUTS)
     if description["loss"] == CROSS_ENTROPY:
-        # It takes labels of either kind, which the described one need not.
+        # The rebuilt loss takes class indices and one-hot rows; the original may take only one.
         outputs = _OUTPUTS[description["config"]["from_logits"]]
         pairs = [(labels, outputs) for labels in (_LABELS[0], _LABELS[-1])]
         pairs = [pair for pair in pairs if _values_of(losses, *pair) is not None]
@@ -208,7 +209,7 @@ def _is_rebuilt(losses, description):
 
 
 def _values_of(function, labels, outputs):
-    """What a loss gives, as an array; `None` where it does not take such labels and outputs."""
+    """Returns the values of a loss as an array; `None` if it does not accept the arguments."""
     try:
         return ops.convert_to_numpy(function(labels, ops.convert_to_tensor(outputs)))
     except Exception:
@@ -216,7 +217,7 @@ def _values_of(function, labels, outputs):
 
 
 def _known_loss(name):
-    """A loss of Keras, or of this package, whose names begin with its own."""
+    """Returns the loss of a name: of Keras, or of this package if it starts with `tfresidual>`."""
     is_own = name.startswith("tfresidual>")
     found = (
         keras.saving.get_registered_object(name) if is_own else getattr(keras.losses, name, None)
@@ -230,12 +231,12 @@ def _known_loss(name):
 
 
 def _of_images(loss):
-    # A loss object averages over the images when it is called; its `call` does not.
+    # A loss object averages over the images when it is called; its method `call` does not.
     return loss.call if isinstance(loss, keras.losses.Loss) else loss
 
 
 def _is_plain_cross_entropy(loss):
-    """Whether a loss object is a cross-entropy without any further setting."""
+    """Returns whether a loss object is a cross-entropy with default settings."""
     kinds = (keras.losses.CategoricalCrossentropy, keras.losses.SparseCategoricalCrossentropy)
     if type(loss) not in kinds:
         return False
@@ -245,11 +246,11 @@ def _is_plain_cross_entropy(loss):
 
 
 def _cross_entropy(from_logits):
-    """Cross-entropy against class indices or one-hot rows."""
+    """Returns the cross-entropy with class indices or one-hot rows."""
 
     def function(labels, outputs):
         is_sparse = len(labels.shape) < len(outputs.shape) or labels.shape[-1] != outputs.shape[-1]
-        # Keras leaves the logits on the tensor that a softmax returns, for its own losses.
+        # Keras stores the logits on the tensor that a softmax returns, for its own losses.
         logits = outputs if from_logits else getattr(outputs, "_keras_logits", None)
         if logits is None:
             sparse, dense = reversed(_CROSS_ENTROPIES)
@@ -268,7 +269,10 @@ def _cross_entropy(from_logits):
 
 
 def _per_image(function):
-    """The function averaged over all axes but the first, with labels as Keras hands them over."""
+    """Returns the function averaged over all axes but the first.
+
+    Labels are passed to it as Keras passes them: cast to float, and with an axis added if needed.
+    """
 
     def losses(labels, outputs):
         labels, outputs = ops.convert_to_tensor(labels), ops.convert_to_tensor(outputs)
@@ -286,7 +290,7 @@ def _per_image(function):
                 f"{tuple(labels.shape)} for outputs of shape {tuple(outputs.shape)}"
             ) from error
         images, numbers = outputs.shape[0], values.shape[0] if len(values.shape) else 1
-        # As many numbers whatever the images are, or a number of them that no image can share.
+        # The number of values does not depend on the number of images, or is not a multiple of it.
         is_fixed = numbers is not None and images is None
         if is_fixed or (numbers is not None and images and numbers % images):
             raise ValueError(
@@ -299,6 +303,6 @@ def _per_image(function):
 
 
 def _name_of(function):
-    """The name of a loss: that of the class where it is the `call` of an object."""
+    """Returns the name of a loss: its class name if it is the `call` of an object."""
     owner = getattr(function, "__self__", None)
     return getattr(function, "__name__", repr(function)) if owner is None else type(owner).__name__

@@ -1,27 +1,27 @@
-"""What a head returns, and the labels that go with it."""
+"""The outputs of a head, and checks of the labels for them."""
 
 import numpy as np
 
-# What a head returns, by name.
+# The names of what a head returns.
 OUTPUTS, LOGITS = "outputs", "logits"
 
 
 def named_outputs(outputs):
-    """What a head returns, by name: the outputs, and the logits where Keras left them there."""
+    """Returns a dict of the outputs of a head and, if Keras has stored them, the logits."""
     values = {OUTPUTS: outputs}
-    # Keras leaves the logits on the tensor that a softmax or a sigmoid returns.
+    # Keras stores the logits on the tensor that a softmax or a sigmoid returns.
     logits = getattr(outputs, "_keras_logits", None)
     return values if logits is None else values | {LOGITS: logits}
 
 
 def check_labels(kind, labels, outputs, with_signs=False):
-    """Raises a `ValueError` unless labels can be those of a network's outputs.
+    """Raises a `ValueError` unless the labels fit the outputs of a network.
 
     Args:
-        kind: what the outputs are, see `tfresidual.routing.Chain`.
-        labels: array of the labels of some images, as `prediction_scores` takes them.
-        outputs: int, the number of outputs of an image.
-        with_signs: whether the loss is one of 1 and -1, which stands for 0.
+        kind: the kind of the outputs, see `tfresidual.routing.Chain`.
+        labels: array of the labels of some images, as for `prediction_scores`.
+        outputs: int, the number of outputs per image.
+        with_signs: whether the loss takes labels 1 and -1, where -1 stands for 0.
     """
     if not len(labels):
         return
@@ -47,5 +47,5 @@ def check_labels(kind, labels, outputs, with_signs=False):
 
 
 def is_binary(kind, outputs):
-    """Whether one output tells two classes apart: 1, where it is over 1/2, and 0."""
+    """Returns whether a single output decides between two classes, 1 (if it is over 1/2) and 0."""
     return kind.startswith("label") and outputs == 1

@@ -1,11 +1,11 @@
-"""How many routes are run at the cost of what they do not share.
+"""Plans that run many routes and compute the parts they share only once.
 
-The routes are put into a prefix tree, whose edges are what is applied to a state. A walk over the
-tree, depth first, is the plan: everything is applied once, whichever routes pass it, and a state
-is given up as soon as nothing more follows from it. The unperturbed route comes first, since the
-states of the others are compared to its own; from where the others leave it, the edge that most
-routes pass comes last, so that no more than a few states wait beside those of the unperturbed
-route, however many the routes are.
+The routes form a prefix tree whose edges are operations on a state. The plan is a depth-first walk
+over the tree: every operation is applied once, for all routes that pass it, and a state is freed as
+soon as nothing needs it. The unperturbed route comes first, since the states of the other routes
+are compared with its states. Where other routes branch off, the edge that most routes pass comes
+last. So only a few states are kept in addition to those of the unperturbed route, however many
+routes there are.
 """
 
 import dataclasses
@@ -18,14 +18,14 @@ STEM, TRANSITION, BLOCK, DISTANCE, HEAD = "stem", "transition", "block", "distan
 
 
 class Operation(NamedTuple):
-    """What is applied to a state.
+    """An operation on a state.
 
     Attributes:
-        kind: `"stem"`, `"transition"` (into the stage), `"block"`, `"distance"` (of the stage's
-            last state to that of the unperturbed route) or `"head"`.
+        kind: `"stem"`, `"transition"` (into the stage), `"block"`, `"distance"` (between the last
+            state of the stage and that of the unperturbed route) or `"head"`.
         stage: int, counted from 1; 0 for stem and head.
-        step: int, the block.
-        scale: float, what the block's branch is multiplied by.
+        step: int, the block index.
+        scale: float, the factor by which the branch of the block is multiplied.
     """
 
     kind: str
@@ -36,16 +36,16 @@ class Operation(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
-    """One step of a plan. States have places, counted from 0; the images have -1.
+    """One step of a plan. States have places, counted from 0; the place of the images is -1.
 
     Attributes:
         operation: an `Operation`.
-        source: int, the place of the state it takes.
-        target: int, the place of the state it returns; `None` for a distance and a head.
-        reference: int, the place of the state that a distance is taken to, or that a block joins
-            its branch to where it takes the stage's anchor; else `None`.
-        frees: tuple of ints, the places whose states nothing takes any more.
-        routes: tuple of ints, the routes that pass here.
+        source: int, the place of the state that the operation takes.
+        target: int, the place of the state that it returns; `None` for a distance and a head.
+        reference: int, the place of the state that a distance is measured to, or of the anchor for
+            a block that takes the anchor; otherwise `None`.
+        frees: tuple of ints, the places whose states are not needed after this step.
+        routes: tuple of ints, the indices of the routes that pass here.
     """
 
     operation: Operation
@@ -58,10 +58,10 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-    """What is done for a set of routes, in order.
+    """The steps that run a set of routes, in order.
 
     Attributes:
-        routes: tuple of `Route`s. The first is the unperturbed one, asked for or not.
+        routes: tuple of `Route`s. The first is always the unperturbed one, requested or not.
         steps: tuple of `Step`s.
 
     Example:
@@ -75,20 +75,20 @@ class Plan:
 
     @property
     def applications(self):
-        """How many times a block is applied to a batch of images."""
+        """The number of times a block is applied to a batch of images."""
         return sum(step.operation.kind == BLOCK for step in self.steps)
 
     @property
     def plain_applications(self):
-        """How many times a block would be applied if every route were run by itself."""
+        """The number of times a block would be applied if every route was run by itself."""
         return sum(route.applications for route in self.routes)
 
     def most_held(self, sizes, extras):
-        """The most that is held at any time.
+        """Returns the largest memory that is held at any time.
 
         Args:
             sizes: the size of the state at every place.
-            extras: for every step, the size of what it needs beside states.
+            extras: for every step, the size of what it needs in addition to the states.
 
         Returns:
             The largest sum of sizes.
@@ -108,7 +108,7 @@ class Plan:
 
 
 def plan_of(chain, routes):
-    """Plans how a set of routes is run; nothing is computed.
+    """Plans how a set of routes is run, without running it.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
@@ -118,7 +118,7 @@ def plan_of(chain, routes):
         A `Plan`.
 
     Raises:
-        ValueError: if something is no route, or a route of another chain.
+        ValueError: if `routes` holds something that is not a route, or a route of another chain.
     """
     chain = checked_chain(chain)
     reference = unperturbed(chain)
@@ -134,7 +134,7 @@ def plan_of(chain, routes):
 
 
 class _Node:
-    """A node of the prefix tree: what may follow, and the routes that pass, in order."""
+    """A node of the prefix tree: the operations that follow, and the routes that pass, in order."""
 
     def __init__(self):
         self.children = {}
@@ -153,7 +153,7 @@ def _operations(chain, route):
 
 
 def _walk(chain, root):
-    """The steps of a walk over the tree, depth first; states are not yet given up."""
+    """Returns the steps of a depth-first walk over the tree, which do not yet free states."""
     steps, references, places = [], {}, 0
     waiting = [(operation, node, -1, -1) for operation, node in root.children.items()]
     while waiting:
@@ -172,12 +172,12 @@ def _walk(chain, root):
             reference = anchor if block and block.takes_anchor else None
         if needed:
             steps.append(Step(operation, source, target, reference, (), tuple(node.routes)))
-        # What begins a stage, or changes the shape, leaves the anchor of what follows.
+        # The output of the stem, a transition or a block that changes the shape is the next anchor.
         if target is not None and (block is None or not block.keeps_shape):
             anchor = target
         elif operation.kind == DISTANCE:
             anchor = source
-        # The last in the list is taken first.
+        # The last item of the list is taken first.
         following = sorted(node.children.items(), key=lambda item: _order(item[1]), reverse=True)
         waiting += [(operation, child, place, anchor) for operation, child in following]
     return steps
@@ -194,7 +194,7 @@ def _order(node):
 
 
 def _with_frees(steps):
-    """The steps, each giving up the states that nothing behind it takes; the images stay."""
+    """Returns the steps; each frees the states that no later step needs, except for the images."""
     needed, done = {-1}, []
     for step in reversed(steps):
         taken = [p for p in (step.source, step.target, step.reference) if p is not None]

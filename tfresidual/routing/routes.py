@@ -1,4 +1,4 @@
-"""Routes: the ways through the blocks of a chain, of which one is the unperturbed network's."""
+"""Routes: ways through the blocks of a chain, one of which is the unperturbed network."""
 
 import dataclasses
 import functools
@@ -11,12 +11,12 @@ import numpy as np
 from tfresidual.arguments import check_int, is_int, is_number
 from tfresidual.routing.chain import Stage, checked_chain, multiplied
 
-# A route, and what is computed for it, grows with every application.
+# The size of a route and the work for it grow with every application.
 MOST_TIMES = 1000
 
 
 class Application(NamedTuple):
-    """One block applied once: its step in the stage, and what its branch is multiplied by."""
+    """One application of a block: its index in the stage and the factor of its branch."""
 
     step: int
     scale: float = 1.0
@@ -26,12 +26,12 @@ class Application(NamedTuple):
 class Route:
     """The blocks applied, in order.
 
-    Stages, transitions and head keep their places; within a stage any block that keeps the shape
-    of the state may be left out, applied again, or moved.
+    Stages, transitions and head keep their places. Within a stage, any block that keeps the shape
+    of the state may be left out, applied again or moved.
 
     Attributes:
-        name: str, what the route does.
-        stages: for every stage the tuple of `Application`s.
+        name: str, a description of the route.
+        stages: for every stage, the tuple of its `Application`s.
 
     Example:
 
@@ -44,7 +44,7 @@ class Route:
 
     @property
     def applications(self):
-        """How many blocks are applied."""
+        """The number of blocks applied."""
         return sum(map(len, self.stages))
 
     def __str__(self):
@@ -52,7 +52,7 @@ class Route:
 
 
 def unperturbed(chain):
-    """The route of the network as it was trained.
+    """Returns the route of the network as it was trained.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
@@ -68,7 +68,7 @@ def unperturbed(chain):
 
 
 def drop(chain, *blocks):
-    """The route without one or several blocks.
+    """Returns the route without one or several blocks.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
@@ -78,7 +78,7 @@ def drop(chain, *blocks):
         A `Route`.
 
     Raises:
-        ValueError: if a block is not there, named twice, or changes the shape of the state.
+        ValueError: if a block does not exist, is given twice, or changes the shape of the state.
 
     Reference:
         Veit et al. 2016, https://arxiv.org/abs/1605.06431; Jastrzebski et al. 2018, fig. 3.
@@ -107,7 +107,7 @@ def drop(chain, *blocks):
 
 
 def read_out(chain, stage, after):
-    """The route that leaves a stage early and goes on with the next stage, or with the head.
+    """Returns the route that leaves a stage early and continues with the next stage or the head.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
@@ -115,7 +115,7 @@ def read_out(chain, stage, after):
         after: int, the last block of the stage that is applied, counted from 0.
 
     Returns:
-        A `Route`; behind the last block it is that of the unperturbed network.
+        A `Route`; for the last block of the stage, the route of the unperturbed network.
 
     Raises:
         ValueError: if there is no such block, or a later block of the stage changes the shape of
@@ -131,17 +131,18 @@ def read_out(chain, stage, after):
     for block in blocks[after + 1 :]:
         _movable(chain, "after", stage, block.step, "skipped", received)
     kept = tuple(Application(block.step) for block in blocks[: after + 1])
-    return _replaced(chain, stage, kept, f"stage {stage} read out behind block {after}")
+    return _replaced(chain, stage, kept, f"stage {stage} read out after block {after}")
 
 
 def repeat_last(chain, stage, times, scale=1.0):
-    """The route that applies the last block of a stage again.
+    """Returns the route that applies the last block of a stage again.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
         stage: int, counted from 1.
-        times: int, how many more times the block is applied, 1 or more.
-        scale: float, what the block's branch is multiplied by in the extra applications.
+        times: int, the number of extra applications of the block, 1 or more.
+        scale: float, the factor by which the branch of the block is multiplied in the extra
+            applications.
 
     Returns:
         A `Route`.
@@ -171,7 +172,7 @@ def repeat_last(chain, stage, times, scale=1.0):
 
 
 def swap(chain, stage, first, second):
-    """The route with two blocks of a stage in each other's place.
+    """Returns the route with two blocks of a stage swapped.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
@@ -183,7 +184,8 @@ def swap(chain, stage, first, second):
         A `Route`.
 
     Raises:
-        ValueError: if a block is not there or changes the shape of the state, or both are one.
+        ValueError: if a block does not exist or changes the shape of the state, if both are the
+            same block, or if a block between them changes the shape of the state.
 
     Reference:
         Veit et al. 2016, https://arxiv.org/abs/1605.06431.
@@ -205,7 +207,7 @@ def swap(chain, stage, first, second):
 
 
 def shuffle(chain, stage, seed=0, swaps=None):
-    """The route with the blocks of a stage in a random order.
+    """Returns the route with the blocks of a stage in a random order.
 
     Blocks that change the shape of the state keep their places.
 
@@ -213,15 +215,15 @@ def shuffle(chain, stage, seed=0, swaps=None):
         chain: a `tfresidual.routing.Chain`.
         stage: int, counted from 1.
         seed: int, 0 or more; the same seed gives the same order.
-        swaps: int, how many random pairs of blocks change places, one after the other, or `None`
-            for any order with equal chance.
+        swaps: int, the number of random pairs of blocks that change places, one after the other;
+            `None` for a random order, all orders being equally likely.
 
     Returns:
         A `Route`.
 
     Raises:
-        ValueError: if there is no such stage, it has less than two blocks that keep the shape of
-            the state, or `seed` or `swaps` cannot be used.
+        ValueError: if there is no such stage, no two of its blocks can change places, or `seed`
+            or `swaps` cannot be used.
 
     Reference:
         Veit et al. 2016, https://arxiv.org/abs/1605.06431.
@@ -252,17 +254,17 @@ def shuffle(chain, stage, seed=0, swaps=None):
 
 
 def follow(chain, route):
-    """The chain whose blocks are the applications of a route.
+    """Returns the chain whose blocks are the applications of a route.
 
-    What reads a chain can so be asked of a perturbed network. The blocks of each stage are
-    counted anew, from 0.
+    This makes it possible to apply everything that takes a chain to a perturbed network. The
+    blocks of each stage are numbered again from 0.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
         route: a `Route` through it.
 
     Returns:
-        A `tfresidual.routing.Chain` of the same stem, transitions and head, without a reference.
+        A `tfresidual.routing.Chain` with the same stem, transitions and head, without a reference.
     """
     chain = checked_chain(chain)
     checked_routes(chain, [route], "route")
@@ -282,7 +284,7 @@ def follow(chain, route):
 
 
 def checked_routes(chain, routes, name="routes"):
-    """The routes as a list; raises a `ValueError` unless all of them lead through a chain."""
+    """Returns the routes as a list; raises a `ValueError` unless all of them fit the chain."""
     if isinstance(routes, Route) or not isinstance(routes, Iterable):
         raise ValueError(f"Argument `routes` must be a list of routes. Received: routes={routes!r}")
     routes = list(routes)
@@ -297,7 +299,7 @@ def checked_routes(chain, routes, name="routes"):
 
 
 def _leads_through(stage, applications):
-    """Whether applications take the shape of the state from the stage's first to its last."""
+    """Returns whether applications fit a stage: each block receives the state shape it needs."""
     parts, changes = _parts(stage), [b.step for b in stage.blocks if not b.keeps_shape]
     passed = []
     for step, _ in applications:
@@ -309,7 +311,10 @@ def _leads_through(stage, applications):
 
 
 def movable_runs(stage):
-    """The steps that can change places with each other: on one side of a change of the shape."""
+    """Returns lists of the indices of blocks that can change places with each other.
+
+    Two blocks can do so if no block between them changes the shape of the state.
+    """
     parts = _parts(stage)
     runs = [
         [block.step for block in stage.blocks if block.keeps_shape and parts[block.step] == part]
@@ -319,12 +324,12 @@ def movable_runs(stage):
 
 
 def _parts(stage):
-    """For every block, how many before it change the shape of the state."""
+    """Returns, for every block, the number of blocks before it that change the shape."""
     return list(itertools.accumulate((not b.keeps_shape for b in stage.blocks), initial=0))[:-1]
 
 
 def _applied(block, place, scale):
-    """A block, with its branch scaled, at another place."""
+    """Returns a copy of a block at another place, with its branch scaled."""
     if scale == 1:
         return dataclasses.replace(block, step=place)
 
@@ -356,7 +361,7 @@ def _stage(chain, stage):
 
 
 def _block(chain, name, stage, step, received):
-    """A block of a stage; `name` and `received` are the argument's, for the error."""
+    """Returns a block of a stage; `name` and `received` describe the argument in the error."""
     blocks = _stage(chain, stage).blocks
     if not is_int(step) or step not in range(len(blocks)):
         raise ValueError(
@@ -367,7 +372,7 @@ def _block(chain, name, stage, step, received):
 
 
 def _movable(chain, name, stage, step, what, received):
-    """The pair (stage, step) of a block, if the block keeps the shape of the state."""
+    """Returns the pair (stage, step) of a block; raises a `ValueError` if it changes the shape."""
     block = _block(chain, name, stage, step, received)
     if not block.keeps_shape:
         raise ValueError(
@@ -378,13 +383,13 @@ def _movable(chain, name, stage, step, what, received):
 
 
 def check_times(times, at_least=1):
-    """How often a block is applied, as an int; raises a `ValueError` unless it can be."""
+    """Returns a number of applications as an int; raises a `ValueError` if it cannot be used."""
     return check_int("times", times, at_least, MOST_TIMES)
 
 
 def check_scale(scale):
     """Raises a `ValueError` unless branches can be multiplied by a number."""
-    # A float32 holds no more than this.
+    # A float32 cannot hold much more than this.
     if not is_number(scale) or not abs(float(scale)) < 3e38:
         raise ValueError(f"Argument `scale` must be a finite number. Received: scale={scale!r}")
 
@@ -394,7 +399,7 @@ def _counted(count, noun):
 
 
 def _steps_text(applications):
-    """`0 1 2 3 (x4)`: an application that is repeated stands once."""
+    """Returns a text such as `0 1 2 3 (x4)`, in which a repeated application appears once."""
     if not applications:
         return "none"
     parts = []

@@ -1,4 +1,4 @@
-"""What a network's predictions are worth, image by image."""
+"""Scores the predictions of a network, image by image."""
 
 import numpy as np
 from keras import ops
@@ -7,35 +7,36 @@ from tfresidual.routing.outputs import is_binary
 
 
 def prediction_scores(kind, labels, outputs):
-    """What a prediction is worth, image by image.
+    """Scores predictions, image by image.
 
-    Outputs that are not finite (a network that explodes) name no class: they are wrong, agree
-    with nothing, and their cross-entropy and entropy may be infinite or NaN.
+    Outputs that are not finite (because the network explodes) predict no class: they are wrong,
+    agree with nothing, and their cross-entropy and entropy may be infinite or NaN.
 
-    A single output of a label is a choice between two classes: the label is 1 or 0, and 1 is named
-    where its probability is over 1/2.
+    A single label output is a choice between two classes: the label is 1 or 0, and 1 is predicted
+    if its probability is over 1/2.
 
     Args:
-        kind: what the outputs are, see `tfresidual.routing.Chain`.
-        labels: class indices, `(images,)` or `(images, 1)`, or one-hot rows, or k-hot rows where
-            an image has several labels; 0 or 1 where one output tells two classes apart. -1
+        kind: the kind of the outputs, see `tfresidual.routing.Chain`.
+        labels: class indices, `(images,)` or `(images, 1)`, or one-hot rows, or k-hot rows if an
+            image has several labels; 0 or 1 if a single output decides between two classes. -1
             stands for 0.
         outputs: `(images, classes)`.
 
     Returns:
         A dict of tensors with a leading axis of images:
 
-        - `wrong`: 1.0 where the highest output is not the label, or, of n labels an image, the n
-          highest outputs are not the labels (`exact_match`);
-        - `cross_entropy`: in nats, 0 or more; of several labels the sum over them;
-        - `entropy`: of the prediction, in nats, from 0 to log(classes); of several labels the sum
-          over them, each up to log(2);
-        - `margin`: the probability of the label minus the highest of another class, in [-1, 1];
-          of several labels the lowest probability of a label minus the highest of another; of two
-          classes with one output that of the right one minus that of the wrong one;
-        - `predicted`: bool, `(images, classes)`, the class or the classes that are named; of one
-          output whether it is 1 that is named;
-        - `is_finite`: bool, whether the outputs, or the logits behind them, are.
+        - `wrong`: 1.0 if the highest output is not the label, or, with n labels per image, if the
+          n highest outputs are not the labels (`exact_match`).
+        - `cross_entropy`: in nats, 0 or more; with label outputs, the sum over the classes.
+        - `entropy`: of the prediction, in nats, from 0 to log(classes); with label outputs, the
+          sum over the classes, each up to log(2).
+        - `margin`: the probability of the label minus the highest of another class, in [-1, 1].
+          With several labels per image, the lowest probability of a label minus the highest of
+          another class; for two classes with one output, the probability of the right class minus
+          that of the wrong class.
+        - `predicted`: bool, `(images, classes)`, the predicted class or classes; for a single
+          output, whether 1 is predicted.
+        - `is_finite`: bool, whether the outputs are finite, or the logits they come from.
     """
     outputs = ops.convert_to_tensor(outputs)
     classes = outputs.shape[-1]
@@ -45,9 +46,9 @@ def prediction_scores(kind, labels, outputs):
         labels = ops.reshape(labels, (-1, 1))
     elif len(labels.shape) == 1 or labels.shape[-1] != classes:
         labels = ops.one_hot(ops.reshape(labels, (-1,)), classes)
-    # A hinge calls the other class -1.
+    # A hinge loss labels the other class -1.
     labels = ops.maximum(ops.cast(labels, "float32"), 0)
-    # Keras leaves the logits on the tensor that a softmax or a sigmoid returns.
+    # Keras stores the logits on the tensor that a softmax or a sigmoid returns.
     logits = outputs if kind.endswith("logits") else getattr(outputs, "_keras_logits", None)
     if logits is not None:
         logits = ops.cast(logits, "float32")
@@ -69,9 +70,9 @@ def prediction_scores(kind, labels, outputs):
         wrong = ops.cast(predicted[:, 0] != is_label[:, 0], "float32")
         margin = ops.where(is_label, 1.0, -1.0)[:, 0] * (2 * p[:, 0] - 1)
     elif kind.startswith("label"):
-        # Probabilities near 1 are equal in float32 where logits are not.
+        # Ranks logits, because different logits may give equal probabilities near 1 in float32.
         ranks = ops.argsort(ops.argsort(-logits, axis=-1), axis=-1)
-        # Smoothed labels are those over 1/2, as in `_margin`.
+        # With smoothed labels, a class is a label if it is over 1/2, as in `_margin`.
         count = ops.sum(ops.cast(labels > 0.5, "float32"), axis=-1, keepdims=True)
         predicted = ops.cast(ranks, "float32") < count
         wrong = 1 - exact_match(labels, logits)
@@ -86,7 +87,7 @@ def prediction_scores(kind, labels, outputs):
         "wrong": ops.where(is_finite, wrong, ops.ones_like(wrong)),
         "cross_entropy": cross_entropy,
         "entropy": entropy,
-        # Without another class, or without a label, there is nothing to be behind.
+        # Clipped, since the margin is infinite without another class or without a label.
         "margin": ops.clip(margin, -1.0, 1.0),
         "predicted": ops.logical_and(predicted, is_finite[:, None]),
         "is_finite": is_finite,
@@ -94,15 +95,15 @@ def prediction_scores(kind, labels, outputs):
 
 
 def label_sets(kind, labels, outputs):
-    """Which classes are an image's labels, as `prediction_scores` takes them.
+    """Returns which classes are the labels of each image, as `prediction_scores` reads them.
 
-    Of classes that exclude one another it is the one with the highest weight, of others all with
-    a weight over 1/2: labels may be smoothed, or 1 and -1.
+    Labels may be smoothed, or 1 and -1: if classes exclude one another, the label is the class
+    with the highest weight; otherwise, labels are all classes with a weight over 1/2.
 
     Args:
-        kind: what the outputs are, see `tfresidual.routing.Chain`.
-        labels: array of labels, as `prediction_scores` takes them.
-        outputs: int, the number of outputs of an image.
+        kind: the kind of the outputs, see `tfresidual.routing.Chain`.
+        labels: array of labels, as for `prediction_scores`.
+        outputs: int, the number of outputs per image.
 
     Returns:
         A bool array `(images, outputs)`.
@@ -117,24 +118,24 @@ def label_sets(kind, labels, outputs):
 
 
 def exact_match(labels, outputs):
-    """Whether an image's highest outputs are just its labels, 1.0 or 0.0 an image.
+    """Returns 1.0 for each image whose highest outputs are exactly its labels, otherwise 0.0.
 
-    With n labels on an image, its n highest outputs must be those labels; a tie between a label
-    and another output does not count.
+    If an image has n labels, its n highest outputs must be those labels; a tie between a label and
+    another output does not count.
 
     Args:
         labels: k-hot rows, `(images, classes)`.
         outputs: scores of any range, `(images, classes)`.
 
     Reference:
-        "Iterative convergent computation is not a useful inductive bias for ResNets",
-        on Digitclutter.
+        "Iterative convergent computation is not a useful inductive bias for ResNets", the part on
+        Digitclutter.
     """
     return ops.cast(_margin(labels, ops.cast(outputs, "float32")) > 0, "float32")
 
 
 def _margin(labels, values):
-    """The lowest value of a label minus the highest of another class, `(images,)`."""
+    """Returns the lowest value of a label minus the highest of another class, `(images,)`."""
     is_label = ops.cast(labels, "float32") > 0.5
     lowest_label = ops.min(ops.where(is_label, values, np.inf), axis=-1)
     highest_other = ops.max(ops.where(is_label, -np.inf, values), axis=-1)
@@ -142,5 +143,5 @@ def _margin(labels, values):
 
 
 def _inside(probabilities):
-    """Probabilities whose logarithm is finite."""
+    """Returns probabilities raised to a minimum, so that their logarithm is finite."""
     return ops.maximum(probabilities, 1e-37)

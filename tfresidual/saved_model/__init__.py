@@ -1,4 +1,4 @@
-"""SavedModels that can be probed without their code: the format, its writer and its reader."""
+"""SavedModels that can be probed without the code of the network: format, writer and reader."""
 
 from tfresidual.saved_model.reader import saved_model_chain
 from tfresidual.saved_model.writer import write

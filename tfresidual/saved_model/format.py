@@ -1,4 +1,4 @@
-"""The format of a SavedModel that can be probed: its files, its names and its layout."""
+"""The format of a SavedModel that can be probed: its files, names and layout."""
 
 import json
 import pathlib
@@ -9,16 +9,16 @@ from google.protobuf.message import DecodeError
 
 from tfresidual.routing.chain import OUTPUT_KINDS
 
-# What the reader and the writer agree on. A reader takes what was written in its own format and
-# in older ones.
+# The version of the format. A reader accepts its own version and older ones.
 FORMAT = 1
 LAYOUT_FILE = pathlib.PurePath("assets.extra", "tfresidual.json")
 GRAPH_FILE = "saved_model.pb"
 STEM, HEAD, LOSS = "stem", "head", "loss"
-# The functions of a block. The first is not put together from the others: TensorFlow would round
-# otherwise in bfloat16 than where it compiles the block as a whole.
+# The functions of a block. The first is not composed of the others: in bfloat16, TensorFlow would
+# round differently than when it compiles the block as a whole.
 PARTS = ("apply", "branch", "join")
-# What TensorFlow, and the chain that is put together, raise where something is missing or damaged.
+# The errors that TensorFlow and the construction of the chain raise if something is missing or
+# damaged.
 UNREADABLE = (
     *(OSError, ValueError, KeyError, AttributeError, IndexError, TypeError),
     *(tf.errors.OpError, DecodeError),
@@ -27,44 +27,45 @@ SERVE = "serving_default"
 
 
 def transition_name(stage):
-    """The name of the function that leads into a stage."""
+    """Returns the name of the transition function into a stage."""
     return f"stage{stage}/transition"
 
 
 def block_name(stage, step, part):
-    """The name of a block's function, one of `PARTS`."""
+    """Returns the name of a function of a block; `part` is one of `PARTS`."""
     return f"stage{stage}/block{step}/{part}"
 
 
 def is_saved_model(path):
-    """Whether a folder holds, or held, a SavedModel."""
+    """Returns whether a folder holds a SavedModel, or the remains of one."""
     path = pathlib.Path(path)
     return (path / GRAPH_FILE).exists() or (path / LAYOUT_FILE).exists()
 
 
 def series_path(folder, epoch):
-    """Where the SavedModel of an epoch is in a series; epochs count from 1, 0 is the beginning."""
+    """Returns the path of the SavedModel of an epoch (from 1; 0 is before training) in a series."""
     return pathlib.Path(folder) / f"epoch{epoch:04d}"
 
 
 def series_of(folder, is_member=is_saved_model):
-    """The SavedModels in the folder of a series, as a dict from epoch to path, in order.
+    """Returns the SavedModels in the folder of a series, as a dict from epoch to path, in order.
 
     Args:
-        folder: the folder. It need not be there.
-        is_member: the function of a path that says whether what has such a name belongs to it.
+        folder: the folder, which need not exist.
+        is_member: function of a path that returns whether a path with such a name belongs to the
+            series.
     """
     found = {}
     for path in pathlib.Path(folder).glob("epoch*"):
         match = re.fullmatch("epoch([0-9]+)", path.name)
-        # `epoch1` beside `epoch0001` is not written by `series_path`.
+        # Leaves out names such as `epoch1`, which `series_path` does not use.
         if match and path.name == series_path("", int(match[1])).name and is_member(path):
             found[int(match[1])] = path
     return dict(sorted(found.items()))
 
 
 def check_whole(path):
-    """Raises a `ValueError` unless a SavedModel can be probed, as far as is seen without loading.
+    """Raises a `ValueError` if it is visible without loading that a SavedModel cannot be probed.
 
     Args:
         path: the folder that `tfresidual.export` wrote.
@@ -76,7 +77,7 @@ def check_whole(path):
 
 
 def layout_of(path):
-    """Reads the layout of a SavedModel for probing, a dict; a `ValueError` says what is wrong."""
+    """Reads the layout of a SavedModel for probing, a dict; raises a `ValueError` if it cannot."""
     if not is_saved_model(path):
         raise ValueError(
             "Argument `source` must be the folder of a SavedModel that `tfresidual.export` wrote; "
@@ -96,7 +97,7 @@ def layout_of(path):
         if version <= FORMAT:
             _check_layout(layout)
     except PermissionError:
-        # A file that may not be read is none that is damaged.
+        # An unreadable file is not necessarily damaged.
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise damaged(path, error) from error
@@ -115,7 +116,7 @@ def layout_of(path):
 
 
 def _check_layout(layout):
-    """Raises an error unless a layout says what a chain needs, and in the types it needs."""
+    """Raises an error unless a layout holds everything that a chain needs, in the right types."""
     _require(isinstance(layout["probing"], bool), "probing")
     _require(isinstance(layout["name"], str), "name")
     _require(layout["outputs"] in OUTPUT_KINDS, "outputs")

@@ -1,4 +1,4 @@
-"""Chains from SavedModels that `tfresidual.export` wrote. TensorFlow only."""
+"""Makes chains from SavedModels written by `tfresidual.export`. TensorFlow only."""
 
 import pathlib
 
@@ -22,9 +22,9 @@ from tfresidual.saved_model.format import (
 
 
 def saved_model_chain(path):
-    """The chain of a SavedModel, without the code that built its network.
+    """Returns the chain of a SavedModel, without the code that built its network.
 
-    But for what TensorFlow's own loader does, nothing in the folder is executed.
+    Nothing in the folder is executed, except for what the loader of TensorFlow itself does.
 
     Args:
         path: the folder that `tfresidual.export` wrote.
@@ -33,8 +33,8 @@ def saved_model_chain(path):
         A `tfresidual.routing.Chain`.
 
     Raises:
-        ValueError: if the folder is none, was written without the functions for probing or in a
-            newer format, or is damaged.
+        ValueError: if the path is not a SavedModel written by `tfresidual.export`, if it was
+            written without the functions for probing or in a newer format, or if it is damaged.
     """
     path = pathlib.Path(path)
     layout = layout_of(path)
@@ -48,10 +48,10 @@ def saved_model_chain(path):
 
 
 class _Piece:
-    """A loaded function of tensors, which takes them in any float dtype."""
+    """A loaded function of tensors that accepts any float dtype."""
 
     def __init__(self, root, name):
-        # The root is kept: its variables live as long as it does.
+        # Keeps the root, because its variables exist only as long as it does.
         self.root = root
         (self.concrete,) = root.pieces[name].concrete_functions
         self.dtypes = [spec.dtype for spec in self.concrete.structured_input_signature[0]]
@@ -62,7 +62,7 @@ class _Piece:
 
 
 class _Reference:
-    """What a loaded network answers when it is served."""
+    """Computes the outputs of a loaded network as they are served."""
 
     def __init__(self, root):
         self.root = root
@@ -117,7 +117,7 @@ def _head(piece):
         values = piece(state)
         outputs = values[OUTPUTS]
         if LOGITS in values:
-            # Where Keras leaves them, and the losses look for them.
+            # Keras stores the logits here, and the losses read them from here.
             outputs._keras_logits = values[LOGITS]
         return outputs
 

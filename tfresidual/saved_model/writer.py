@@ -1,4 +1,7 @@
-"""Networks as SavedModels that can be served, and probed without their code. TensorFlow only."""
+"""Writes networks as SavedModels that can be served and probed without their code.
+
+TensorFlow only.
+"""
 
 import contextlib
 import dataclasses
@@ -32,7 +35,7 @@ from tfresidual.saved_model.format import (
     transition_name,
 )
 
-# All that stands in the folder of a SavedModel.
+# All files and folders that can be in the folder of a SavedModel.
 SAVED_MODEL_FILES = {
     *("saved_model.pb", "fingerprint.pb", "keras_metadata.pb"),
     *("variables", "assets", "assets.extra"),
@@ -42,17 +45,17 @@ INDICES, ROWS = "indices", "rows"
 
 
 def write(chain, path, probing=True):
-    """Writes a chain as a SavedModel; what stood at the path is replaced.
+    """Writes a chain as a SavedModel; existing files at the path are replaced.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
         path: the folder to write, a `pathlib.Path` in a folder that exists.
-        probing: whether what probes read is written too.
+        probing: whether the functions for probing are written too.
 
     Raises:
-        OSError: if it cannot be written, because the disk is full for example.
-        ValueError: if the chain computes with what a SavedModel cannot hold, or differs, by more
-            than rounding, from what would be written.
+        OSError: if the SavedModel cannot be written, for example because the disk is full.
+        ValueError: if the chain computes with something that a SavedModel cannot hold, or if the
+            functions to be written differ from the network by more than rounding.
     """
     if chain.prepare is not None:
         chain.prepare()
@@ -88,15 +91,15 @@ def check_target(path, overwrite):
 
 
 def obstacle_at(path, overwrite):
-    """What keeps a SavedModel from being written to a path, in words; `None` if nothing does."""
+    """Returns in words why a SavedModel cannot be written to a path; `None` if it can."""
     file = file_above(path)
     if file is not None:
-        return f"below {str(file)!r}, which is no folder"
-    # Of a link that leads nowhere `exists` says no.
+        return f"below {str(file)!r}, which is not a folder"
+    # `lexists`, since `exists` is false for a broken link.
     if not os.path.lexists(path):
         return None
     if not overwrite:
-        return "which is there"
+        return "which already exists"
     if path.is_symlink():
         return "which is a symbolic link"
     if path.name in ("", ".."):
@@ -107,7 +110,9 @@ def obstacle_at(path, overwrite):
 
 
 def parts_to_save(chain, probing=True):
-    """What a SavedModel of a chain is made of; compiled at the first call, if for probing.
+    """Returns the parts of a SavedModel of a chain.
+
+    For probing, they are compiled in the first call and kept on the chain.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
@@ -121,7 +126,7 @@ def parts_to_save(chain, probing=True):
     """
     root, signatures, layout = (_with_probes if probing else _to_serve)(chain)
     if not hasattr(root, "resources"):
-        # TensorFlow writes down only what hangs on the module.
+        # TensorFlow writes only objects that are attributes of the module.
         functions = [*signatures.values(), *getattr(root, "pieces", {}).values()]
         resources = [_holder(handle) for handle in _other_handles(functions)]
         if None in resources:
@@ -135,7 +140,7 @@ def parts_to_save(chain, probing=True):
 
 
 def _other_handles(functions):
-    """The handles of what compiled functions read beside their variables, such as tables."""
+    """Returns the handles of resources that functions read besides variables, such as tables."""
     handles = {}
     for function in functions:
         concrete = function.get_concrete_function()
@@ -147,14 +152,14 @@ def _other_handles(functions):
 
 
 def _holder(handle):
-    """The object of TensorFlow that a handle belongs to, or `None`.
+    """Returns the TensorFlow object that a handle belongs to, or `None`.
 
-    A function knows the handle alone. TensorFlow asks the garbage collector as well, for its
-    error about such a function.
+    A function refers only to the handle, so the object is found by the garbage collector, as
+    TensorFlow does for its error about such a function.
     """
     kinds = (tf.Variable, tf.saved_model.experimental.TrackableResource)
     near = gc.get_referrers(handle)
-    # Some refer to the `__dict__` that refers to the handle.
+    # Some objects refer to the handle only through their `__dict__`.
     holders = (one for one in [*near, *gc.get_referrers(*near)] if isinstance(one, kinds))
     return next(holders, None)
 
@@ -181,7 +186,7 @@ def _header(chain, probing):
 
 def _with_probes(chain):
     parameters = {id(weight): weight for weight in chain.weights}
-    # A series of exports compiles nothing twice.
+    # Kept on the chain, so that a series of exports compiles nothing twice.
     key = ("export", chain.input_shape)
     if key not in chain.compiled:
         twin, pieces, labels_taken = _cut(chain)
@@ -206,11 +211,11 @@ def _with_probes(chain):
 
 
 def _compare(chain, written):
-    """Raises a `ValueError` unless what is written is known to compute what the network does.
+    """Raises a `ValueError` unless the functions to be written compute what the network does.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
-        written: the same chain, made of the functions that are written.
+        written: the same chain, made of the functions to be written.
     """
     if chain.reference is None:
         return
@@ -249,14 +254,14 @@ def _floats(values):
 
 
 def _cut(chain):
-    """The chain made of compiled functions, these by name, and the labels that the loss takes.
+    """Returns the chain made of compiled functions, these by name, and the labels the loss takes.
 
-    Stages and blocks are numbered as they stand, which is how they are read again.
+    Stages and blocks are numbered by their place, as the reader numbers them.
     """
     pieces = {}
 
     def cut(name, function, *specs):
-        # TensorFlow writes down parameters; of these it knows how.
+        # The lambda gives the function parameters that TensorFlow can write.
         pieces[name] = _compiled(lambda *tensors: function(*tensors), *specs)
         return pieces[name], _result(pieces[name])
 
@@ -292,7 +297,7 @@ def _cut(chain):
 
 
 def _cut_block(block, state, anchor, cut):
-    """The functions of a block, compiled, by the names of its fields, and what it returns."""
+    """Returns the compiled functions of a block by field name, and the spec of its next state."""
 
     def name(part):
         return block_name(block.stage, block.step, part)
@@ -314,7 +319,7 @@ def _compiled(function, *specs):
 
 
 def _loss_of(chain, names):
-    """The loss as a function of labels, and of what the head returns by these names."""
+    """Returns the loss as a function of labels and of the values of the head with these names."""
 
     def of_outputs(labels, outputs):
         return chain.loss(labels, outputs)
@@ -330,7 +335,7 @@ def _images_of(chain):
 
 
 def _result(function, name=None):
-    """The `tf.TensorSpec` of what a compiled function returns."""
+    """Returns the `tf.TensorSpec` of the result of a compiled function, or the dict of results."""
     results = function.get_concrete_function().structured_outputs
     result = results if name is None else results[name]
     return result if isinstance(result, dict) else tf.TensorSpec(result.shape, result.dtype)
@@ -344,9 +349,9 @@ def _without_logits(values):
 
 
 def _possible_labels(chain, outputs):
-    """What labels may look like by their kind, the usual one for such outputs first."""
+    """Returns the possible specs of labels by kind, the usual kind for such outputs first."""
     has_classes = chain.outputs in ("probabilities", "logits") and outputs.shape[-1] != 1
-    # One number an image may also be a value, or a share.
+    # Without classes, one number per image may also be a value or a share.
     of_index = tf.int64 if has_classes else tf.float32
     possible = {
         INDICES: tf.TensorSpec([None], of_index, name="labels"),
@@ -356,14 +361,14 @@ def _possible_labels(chain, outputs):
 
 
 def _labels_taken(chain, head):
-    """Those of the possible labels for which the loss gives one number for each image.
+    """Returns the possible labels for which the loss gives one number for each image.
 
-    A trace does not tell: sizes that are not known fit each other. So it is tried on images, as
-    many as fit to no other axis.
+    A trace does not show this, because unknown sizes match each other. The loss is therefore tried
+    on a number of images that differs from the size of every other axis.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
-        head: its head, compiled, by the names of `named_outputs`.
+        head: its compiled head, which returns values by the names of `named_outputs`.
     """
     names = list(_result(head))
     given = [_result(head, name) for name in names]
@@ -381,14 +386,14 @@ def _labels_taken(chain, head):
             losses = compiled(filled(labels, 0.0), *(filled(spec, 0.5) for spec in given))
             return tuple(losses.shape) == (images,)
         except Exception:
-            # A loss by hand may fail in any way on labels that it was not made for.
+            # A loss written by a user may raise any error on labels that it was not made for.
             return False
 
     return {kind: labels for kind, labels in possible.items() if is_taken(labels)}
 
 
 def _variables(functions):
-    """All variables that compiled functions read, each of them once."""
+    """Returns all variables that compiled functions read, each of them once."""
     found = {}
     for function in functions:
         for variable in function.get_concrete_function().variables:
@@ -397,11 +402,11 @@ def _variables(functions):
 
 
 def _variable(weight):
-    """TensorFlow's variable in a variable of Keras."""
+    """Returns the TensorFlow variable inside a Keras variable."""
     return weight if isinstance(weight, tf.Variable) else weight.value
 
 
-# What is called by name
+# The signatures
 
 
 def _signatures(chain, labels_taken):
@@ -422,7 +427,7 @@ def _signatures(chain, labels_taken):
     }
     labels = next(iter(labels_taken.values()), None)
     if chain.outputs != "values" and labels is not None:
-        # A loss without a gradient has no such metrics.
+        # If the loss has no gradient, this signature is left out.
         with contextlib.suppress(ValueError, LookupError):
             signatures["block_metrics"] = _compiled(
                 lambda images, labels: block_values(chain, images, labels), images, labels
@@ -441,7 +446,7 @@ def _states(chain, images):
 
 
 class _Routes:
-    """Routes through a chain in one graph, whatever the numbers are that name them."""
+    """Routes through a chain, all computed by one graph whose inputs determine the route."""
 
     def __init__(self, chain):
         self.chain = chain
@@ -471,7 +476,7 @@ class _Routes:
         is_place = (self.stages == stage) & (self.steps == block) & self.is_exit
         _check(
             tf.reduce_any(is_place),
-            "`stage` (from 1) and `block` (from 0) must name a block behind which the stage can be "
+            "`stage` (from 1) and `block` (from 0) must name a block after which the stage can be "
             "left",
             tf.stack([stage, block]),
         )
@@ -512,7 +517,7 @@ class _Routes:
 
 
 def _repeated(block, state, anchor, count, scale=None):
-    """A block applied so often; a loop that is not entered costs nothing."""
+    """Applies a block `count` times; a loop that is not entered costs nothing."""
 
     def once(place, state):
         return place + 1, block(state, anchor, scale)

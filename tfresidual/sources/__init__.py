@@ -1,4 +1,4 @@
-"""What a chain can be made of."""
+"""The sources from which a chain can be made."""
 
 from tfresidual.sources.dispatch import chain
 

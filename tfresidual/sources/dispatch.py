@@ -1,4 +1,4 @@
-"""Chains from the sources they can come from."""
+"""Makes chains from all kinds of sources."""
 
 import dataclasses
 import os
@@ -17,16 +17,16 @@ from tfresidual.sources.functional import functional_chain, preparation, unit_pa
 from tfresidual.sources.graph import reference_of
 from tfresidual.sources.outputs import kind_of, outputs_of
 
-# What Keras raises of files that it cannot read.
+# The errors that Keras raises for files that it cannot read.
 DAMAGED = (*UNREADABLE, RuntimeError, zipfile.BadZipFile)
 
 
 def chain(source):
-    """The chain of a network: what every probe reads.
+    """Returns the chain of a network, which every probe takes.
 
-    Nothing is copied: the chain computes with the network's own layers, so it follows their
-    weights as training goes on. Loss and outputs are those the model was compiled for when the
-    chain was made.
+    Nothing is copied: the chain computes with the layers of the network itself, so it follows their
+    weights during training. Loss and kind of outputs are those for which the model was compiled
+    when the chain was made.
 
     Args:
         source: a `tfresidual.networks.ResidualNetwork`; any functional `keras.Model` with
@@ -39,9 +39,9 @@ def chain(source):
         A `tfresidual.routing.Chain`.
 
     Raises:
-        FileNotFoundError: if there is no such file or folder.
-        ValueError: if the source is none of these, the model has no blocks that can be seen, or
-            the file is damaged, or holds classes that are not known here.
+        FileNotFoundError: if there is no such file or directory.
+        ValueError: if the source is none of these, no blocks can be found in the model, or the
+            file is damaged or holds classes that are not known here.
     """
     if isinstance(source, Chain):
         return source
@@ -61,7 +61,7 @@ def chain(source):
 
 
 def _of_file(path):
-    """The chain of the model in a `.keras` file."""
+    """Returns the chain of the model in a `.keras` file."""
     if not path.exists():
         raise FileNotFoundError(
             "Argument `source` must be the path of a .keras file or of a SavedModel. "
@@ -72,7 +72,7 @@ def _of_file(path):
             "Argument `source` must be the path of a .keras file, as `model.save` writes it. "
             f"Received: source={str(path)!r}"
         )
-    # Keras says of a damaged file that it is not there.
+    # Keras says that a damaged file does not exist.
     if not _is_archive(path):
         raise _unreadable(path, "it is no archive, or has no config.json")
     model, notes = _loaded(path)
@@ -81,7 +81,7 @@ def _of_file(path):
 
 
 def _is_archive(path):
-    # A file that cannot be read is none that is damaged.
+    # An unreadable file is not necessarily damaged.
     with path.open("rb") as file:
         if not zipfile.is_zipfile(file):
             return False
@@ -90,13 +90,13 @@ def _is_archive(path):
 
 
 def _loaded(path):
-    """The model in a `.keras` file, and what of it is not as it was saved."""
+    """Returns the model in a `.keras` file, and notes on the parts that could not be loaded."""
     try:
         return keras.saving.load_model(path), ()
     except DAMAGED as error:
         failure = error
     try:
-        # What it was compiled with may be what is not known here.
+        # Perhaps only the loss, metrics or optimizer of the model are unknown here.
         model = keras.saving.load_model(path, compile=False)
     except DAMAGED:
         raise _unreadable(path, failure) from failure
@@ -144,7 +144,7 @@ def _block(network, stage, step, unit):
 
 
 def _sequence(layers):
-    """The layers one after the other, at inference, as a function."""
+    """Returns a function that applies the layers one after the other, at inference."""
 
     def function(state):
         for layer in layers:

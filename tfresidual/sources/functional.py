@@ -1,8 +1,9 @@
 """The chain of a functional Keras model, found by walking its graph.
 
-A place where all paths from input to output meet is on the trunk. Where tensors of one shape are
-added there, the way from the place before it is a residual block: one of them is what the place
-before returned, or what a shortcut made of it, and the others together are its branch.
+The trunk consists of the places where all paths from input to output meet. If tensors of one shape
+are added at such a place, the part of the graph since the previous place is a residual block: one
+of the tensors is the state at the previous place, or what a shortcut made of it, and the others
+together are the branch.
 """
 
 import collections
@@ -34,7 +35,8 @@ from tfresidual.sources.graph import (
 from tfresidual.sources.masks import check_masks
 from tfresidual.sources.outputs import kind_of, last_operation, outputs_of
 
-# Layers with weights that do not part blocks, as those without weights: normalization, activation.
+# Layers that have weights but, like layers without weights, do not separate blocks: normalizations
+# and activations.
 PLAIN = (
     keras.layers.BatchNormalization,
     keras.layers.GroupNormalization,
@@ -44,7 +46,7 @@ PLAIN = (
     keras.layers.RMSNormalization,
     keras.layers.UnitNormalization,
 )
-# Layers that do nothing without training.
+# Layers that do nothing at inference.
 SILENT = (
     keras.layers.ActivityRegularization,
     keras.layers.AlphaDropout,
@@ -56,7 +58,7 @@ SILENT = (
     keras.layers.SpatialDropout2D,
     keras.layers.SpatialDropout3D,
 )
-# Weights of Keras' layers that are not learned, by name.
+# The names of weights of Keras layers that are not learned.
 STATISTICS = ("moving_mean", "moving_variance", "mean", "variance", "count", "vector_u")
 IDENTITY = "identity"
 PROJECTION = "projection"
@@ -70,8 +72,8 @@ class _Place:
     """A place on the trunk.
 
     Attributes:
-        index: int, of the node behind which it lies; -1 for the input.
-        tensor: `keras.KerasTensor`, the only one that passes there.
+        index: int, the index of the node just before it; -1 for the input.
+        tensor: `keras.KerasTensor`, the only one that passes this place.
     """
 
     index: int
@@ -83,18 +85,19 @@ class _Found:
     """A block in the graph.
 
     Attributes:
-        begin: the `_Place` before the branch leaves.
+        begin: the `_Place` where the branch begins.
         end: the `_Place` of the addition.
         shortcut: str, see `tfresidual.routing.Block`.
-        carried: `keras.KerasTensor` at the end of the shortcut, or `None` where the block is a
-            unit, or shortcut and branch cannot be told apart.
-        branches: those that are added to it, as a tuple; none where `carried` is `None`.
-        sums: tuple of the `Node`s that add them up, or of the unit's.
+        carried: the `keras.KerasTensor` at the end of the shortcut, or `None` if the block is a
+            unit, or if shortcut and branch cannot be told apart.
+        branches: the tensors that are added to `carried`, as a tuple; empty if `carried` is
+            `None`.
+        sums: tuple of the `Node`s that add them, or of the node of the unit.
         unit: the `ResidualUnit` that is the whole block, or `None`.
-        anchor: `keras.KerasTensor` that the unit joins its branch to, or `None`.
+        anchor: the `keras.KerasTensor` that the unit joins its branch to, or `None`.
         before: the `_Place` of the state that the block takes, at `begin` or before it.
-        behind: the `_Place` of the state that it returns, at `end` or behind it.
-        transition_from: the `_Place` behind the block before, where a transition leads from there
+        after: the `_Place` of the state that the block returns, at `end` or later.
+        transition_from: the `_Place` after the previous block, if a transition leads from there
             to `before`; otherwise `None`.
     """
 
@@ -107,34 +110,36 @@ class _Found:
     unit: ResidualUnit | None = None
     anchor: keras.KerasTensor | None = None
     before: _Place | None = None
-    behind: _Place | None = None
+    after: _Place | None = None
     transition_from: _Place | None = None
 
     @property
     def adds_to_state(self):
-        """Whether what is added to the branch is of the shape of the state before it."""
+        """Whether the branch is added to the state or, in a unit, to a tensor of its shape."""
         is_identity = self.shortcut == IDENTITY
         return is_identity if self.unit is None else self.unit.resizing is None
 
 
 def functional_chain(model):
-    """The chain of a functional model whose residual additions lie on one trunk.
+    """Returns the chain of a functional model whose residual additions are on one trunk.
 
-    The chain computes with the model's own layers, without training, as `predict` does; neither
-    the model nor its layers grow by it, however often it is called. What the graph does not show
-    is said in its `notes`.
+    The chain computes with the layers of the model itself, at inference, as `predict` does. It adds
+    nothing to the model or its layers, however often it is called. Anything that the graph does
+    not show is described in its `notes`.
 
-    A block reaches from the place where its branch leaves to the addition, with what belongs to
-    either side: an activation behind the addition, where blocks with an identity shortcut begin
-    behind it too, and an activation or normalization shared by both paths of a block that changes
-    the shape. Several branches that are added to the state side by side are one.
+    A block reaches from the place where its branch begins to the addition, and includes what
+    belongs to it on either side: an activation after the addition, if blocks with an identity
+    shortcut also begin after it, and an activation or normalization shared by both paths of a
+    block that changes the shape. Several parallel branches that are added to the state count as
+    one branch.
 
-    A stage ends where the number of channels changes, or where layers that change the state stand
-    between two blocks. A block that changes only height and width opens a stage, too, but where
-    the block behind it opens one: it then is the last of its stage.
+    A stage ends where the number of channels changes, or where layers that change the state come
+    between two blocks. A block that changes only height and width also opens a stage, unless the
+    block after it opens one; it is then the last block of its stage.
 
-    Statistics that `Normalization.adapt` sets are constants of the graph: a chain that is there
-    keeps those it was made with, as it keeps the loss. Make a new one behind `adapt` or `compile`.
+    Statistics that are set by `Normalization.adapt` are constants of the graph: an existing chain
+    keeps the statistics, as well as the loss, that it was made with. Make a new chain after calling
+    `adapt` or `compile`.
 
     Args:
         model: a functional `keras.Model`, or a `keras.Sequential` that has its input; with one
@@ -146,7 +151,7 @@ def functional_chain(model):
     Raises:
         ValueError: if the model has no graph, several inputs or outputs, no block, a
             `tfresidual.layers.ResidualUnit` whose anchor is not the beginning of its stage, or
-            layers that read a mask of Keras that another part of the chain makes.
+            layers that read a Keras mask made in another part of the chain.
     """
     graph = graph_of(model)
     last = last_operation(graph)
@@ -158,7 +163,7 @@ def functional_chain(model):
         opaque[type(node.operation).__name__].append(node.operation.name)
     if not found:
         if additions:
-            # A layer may take its mask as an argument, past all of the trunk.
+            # A layer may take its mask as an argument, which bypasses the trunk.
             everywhere = [(i, made) for i, node in enumerate(graph.nodes) for made in node.outputs]
             check_masks(model, graph, everywhere)
         raise _no_block(graph, model, additions, opaque)
@@ -172,7 +177,7 @@ def functional_chain(model):
         name=model.name,
         stem=_between(graph, trunk[0], found[0].before, _dtype_of_states(found)),
         stages=_stages(graph, found, axis),
-        head=_between(graph, found[-1].behind, trunk[-1]),
+        head=_between(graph, found[-1].after, trunk[-1]),
         loss=loss_of(model, kind_of(model, last)),
         input_shape=tuple(model.inputs[0].shape[1:]),
         outputs=outputs_of(model, last) if len(graph.output.shape) == 2 else "values",
@@ -184,7 +189,7 @@ def functional_chain(model):
 
 
 def unit_parts(unit, takes_anchor):
-    """What a chain's block takes over from a residual unit, as keyword arguments of `Block`."""
+    """Returns the parts of a residual unit for a chain, as keyword arguments of `Block`."""
     return {
         "apply": functools.partial(unit, training=False),
         "branch": functools.partial(unit.branch, training=False),
@@ -197,9 +202,10 @@ def unit_parts(unit, takes_anchor):
 
 
 def preparation(units):
-    """The function that brings up to date what bounded units keep; `None` where none is bounded.
+    """Returns a function that updates the values kept by bounded units; `None` without such units.
 
-    It holds the units, not their model: callbacks keep chains for as long as their model lives.
+    The function refers to the units, not to their model, because callbacks keep chains only as long
+    as their model exists.
     """
     bounded = list({id(unit): unit for unit in units if unit.lipschitz is not None}.values())
 
@@ -221,11 +227,11 @@ def _shortcut_of_unit(unit):
 
 
 def _trunk(graph):
-    """The places that every path from input to output passes, in order."""
+    """Returns the places that every path from input to output passes, in order."""
     producer = {id(graph.input): -1}
     for index, node in enumerate(graph.nodes):
         producer |= {id(tensor): index for tensor in node.outputs}
-    # Of every node, the last one that takes what it returns, and the tensors that are taken.
+    # For every node, the last node that uses one of its outputs, and the outputs that are used.
     last_use = dict.fromkeys(range(-1, len(graph.nodes)), -1)
     used = {index: {} for index in last_use}
     uses = [(index, tensor) for index, node in enumerate(graph.nodes) for tensor in _taken(node)]
@@ -235,7 +241,7 @@ def _trunk(graph):
         used[source][id(tensor)] = tensor
     places, furthest = [], -1
     for index in last_use:
-        # Nothing that was made before is needed behind.
+        # No earlier tensor is used after this place.
         if furthest <= index and len(used[index]) == 1:
             places.append(_Place(index, *used[index].values()))
         furthest = max(furthest, last_use[index])
@@ -243,18 +249,18 @@ def _trunk(graph):
 
 
 def _taken(node):
-    """The tensors that a node takes, but for the anchor of a unit: it is the stage's, not its."""
+    """Returns the tensors that a node takes, without the anchor of a unit."""
     return [_call_of(node)["inputs"]] if _is_unit(node) else node.inputs
 
 
 def _call_of(node):
-    """The arguments of a unit's call, by name."""
+    """Returns the arguments of the call of a unit, by name."""
     signature = inspect.signature(node.operation.call)
     return signature.bind(*node.args, **node.kwargs).arguments
 
 
 def _blocks(graph, trunk):
-    """All blocks on the trunk, in order."""
+    """Yields all blocks on the trunk, in order."""
     ends = {place.index for place in trunk[1:]}
     for index, node in enumerate(graph.nodes):
         if _is_unit(node) and index not in ends and _call_of(node).get("anchor") is not None:
@@ -279,13 +285,13 @@ def _is_unit(node):
 
 
 def _is_addition(node):
-    """Whether a node adds tensors of the graph: an `Add` layer, `ops.add` or `+`."""
+    """Returns whether a node adds tensors of the graph: an `Add` layer, `ops.add` or `+`."""
     is_add = isinstance(node.operation, keras.layers.Add) or is_of_keras(node.operation, "Add")
     return is_add and len(node.inputs) > 1
 
 
 def _is_residual_sum(node):
-    """Whether a node adds different tensors of one shape."""
+    """Returns whether a node adds different tensors of one shape."""
     if not _is_addition(node):
         return False
     first, *others = node.inputs
@@ -294,7 +300,10 @@ def _is_residual_sum(node):
 
 
 def _summands(nodes, addition):
-    """What an addition adds, with sums that are nothing but a part of it taken apart, and these."""
+    """Returns the summands of an addition, and the nodes of the additions that were expanded.
+
+    A summand that is itself a sum, and is used only here, is replaced by its own summands.
+    """
     uses = collections.Counter(id(tensor) for node in nodes for tensor in node.inputs)
     sums = {id(node.outputs[0]): node for node in nodes if _is_residual_sum(node)}
     summands, taken_apart = [], [addition]
@@ -308,9 +317,10 @@ def _summands(nodes, addition):
 
 
 def _sum_of(graph, begin, end):
-    """The block between two places that ends in an addition, or `None`.
+    """Returns the block between two places that ends in an addition, or `None`.
 
-    Two tensors can be told apart; of more of them, the state itself must be one.
+    With two summands, shortcut and branch are told apart by size. With more of them, one must be
+    the state itself.
     """
     nodes, addition = graph.nodes[begin.index + 1 : end.index], graph.nodes[end.index]
     summands, sums = _summands([*nodes, addition], addition)
@@ -321,8 +331,8 @@ def _sum_of(graph, begin, end):
     if len(operands) > 2:
         return None
     paths = [_path(nodes, tensor) for tensor in operands]
-    # A shortcut has fewer layers with kernels than a branch; where it has as many, fewer
-    # parameters, and then fewer operations.
+    # A shortcut has fewer layers with kernels than a branch; if both have the same number, it has
+    # fewer parameters, and if these are equal too, fewer operations.
     sizes = [
         (
             sum(not _is_plain(node) for node in path),
@@ -340,12 +350,12 @@ def _sum_of(graph, begin, end):
 
 
 def _parted(tensors, which):
-    """One of some tensors, and the others."""
+    """Returns one of some tensors, and a tuple of the others."""
     return tensors[which], tuple(tensors[:which] + tensors[which + 1 :])
 
 
 def _origin(nodes, tensor):
-    """The tensor that another one is equal to, through layers that do nothing."""
+    """Returns the tensor that a tensor equals, followed back through layers that do nothing."""
     for node in reversed(nodes):
         if tensor is node.outputs[0] and _is_identity(node):
             (tensor,) = node.inputs
@@ -361,7 +371,7 @@ def _is_identity(node):
 
 
 def _path(nodes, *tensors):
-    """Those of the nodes that lead to some tensors."""
+    """Returns the nodes that lead to some tensors."""
     needed, path = set(map(id, tensors)), []
     for node in reversed(nodes):
         if any(id(output) in needed for output in node.outputs):
@@ -371,15 +381,15 @@ def _path(nodes, *tensors):
 
 
 def _is_plain(node):
-    """Whether a node has no weights but those of a normalization or an activation."""
+    """Returns whether a node has no weights except those of a normalization or an activation."""
     return isinstance(node.operation, PLAIN) or not _parameters([node])
 
 
-# Parting what lies between the blocks
+# Assigning what is between two blocks to the blocks
 
 
 def _join_gaps(graph, trunk, found):
-    """Sets what states the blocks take and return: what of the gaps between them is theirs."""
+    """Sets the states that the blocks take and return, by assigning them parts of the gaps."""
     for block in found:
         block.before = _before_entries(graph, trunk, block.begin)
     gaps = [
@@ -389,19 +399,19 @@ def _join_gaps(graph, trunk, found):
     signatures = {gap.signature(gap.stop) for gap in gaps if gap.is_joined_whole}
     head = _Gap(graph, trunk, found[-1].end, trunk[-1], False)
     for block, gap in zip(found, [*gaps, head], strict=True):
-        block.behind = gap.stop if gap.is_joined_whole else gap.longest_prefix(signatures)
+        block.after = gap.stop if gap.is_joined_whole else gap.longest_prefix(signatures)
     for (block, other), gap in zip(itertools.pairwise(found), gaps, strict=True):
-        keeps_shape = block.behind.tensor.shape == other.before.tensor.shape
+        keeps_shape = block.after.tensor.shape == other.before.tensor.shape
         if keeps_shape and not gap.is_before_identity:
-            other.before = block.behind
-        elif block.behind is not other.before:
-            other.transition_from = block.behind
+            other.before = block.after
+        elif block.after is not other.before:
+            other.transition_from = block.after
 
 
 def _before_entries(graph, trunk, place):
-    """The place before a nested model brings the state to its own dtype.
+    """Returns the place before a nested model casts the state to its own dtype.
 
-    States so are of one dtype, whether or not a block stands in a model of its own.
+    This way states have one dtype, whether or not a block is in a nested model.
     """
     index = trunk.index(place)
     while trunk[index].index > 0 and isinstance(graph.nodes[trunk[index].index].operation, Entry):
@@ -411,7 +421,7 @@ def _before_entries(graph, trunk, place):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Gap:
-    """What lies on the trunk between two places, behind one block."""
+    """The part of the trunk between two places, after a block."""
 
     graph: Graph
     trunk: list[_Place]
@@ -420,12 +430,16 @@ class _Gap:
     is_before_identity: bool
 
     def nodes(self, place):
-        """Those up to a place."""
+        """Returns the nodes of the gap up to a place."""
         return self.graph.nodes[self.start.index + 1 : place.index + 1]
 
     @property
     def is_joined_whole(self):
-        """Whether all of it belongs to the block before it: the next one begins with its state."""
+        """Whether the whole gap belongs to the block before it.
+
+        This is so if the next block adds its branch to the state after the gap, and the gap keeps
+        the shape and has only plain nodes.
+        """
         return (
             self.is_before_identity
             and self.start.tensor.shape == self.stop.tensor.shape
@@ -433,12 +447,12 @@ class _Gap:
         )
 
     def signature(self, place):
-        """The kinds of operations up to a place."""
+        """Returns the types of the operations up to a place."""
         kinds = (type(node.operation) for node in self.nodes(place))
         return tuple(kind for kind in kinds if kind is not Entry)
 
     def longest_prefix(self, signatures):
-        """The furthest place that is reached by one of the signatures, and keeps the shape."""
+        """Returns the furthest place of the gap that has a given signature and the same shape."""
         for place in reversed(self.trunk):
             inside = self.start.index < place.index <= self.stop.index
             keeps_shape = place.tensor.shape == self.start.tensor.shape
@@ -451,10 +465,10 @@ class _Gap:
 
 
 def _between(graph, start, stop, dtype=None):
-    """What leads from one place to another, as a function, and in which dtype it is handed on.
+    """Returns the function from one place to another; its result is cast to `dtype`, if given.
 
-    The states of a chain are of one dtype, the widest of those in the graph, so that it can hold
-    all of them as they are; every part of the chain takes them in its own.
+    All states of a chain have one dtype, the widest of those in the graph, so that they can be held
+    without loss. Every part of the chain casts them to its own dtype.
     """
     nodes = graph.nodes[start.index + 1 : stop.index + 1]
     function = replayed(nodes, start.tensor, stop.tensor)
@@ -467,9 +481,9 @@ def _between(graph, start, stop, dtype=None):
 
 
 def _borders(found):
-    """Where the chain can be cut: the tensors handed on, each with the index of its node."""
+    """Yields the borders between parts of the chain: the index of a node and a tensor passed on."""
     for block in found:
-        for place in (block.before, block.begin, block.end, block.behind):
+        for place in (block.before, block.begin, block.end, block.after):
             yield place.index, place.tensor
         for tensor in (block.carried, *block.branches):
             if tensor is not None:
@@ -477,39 +491,39 @@ def _borders(found):
 
 
 def _dtype_of_states(found):
-    places = [place for block in found for place in (block.before, block.behind)]
+    places = [place for block in found for place in (block.before, block.after)]
     return keras.backend.result_type(*(place.tensor.dtype for place in places))
 
 
 def _stages(graph, found, axis):
-    """The blocks in stages."""
+    """Returns the blocks, grouped into stages."""
     stages, transition, blocks, anchor = [], None, [], None
     dtype = _dtype_of_states(found)
     for block, opens in zip(found, _opens_stage(found, axis), strict=True):
-        behind = block.behind.tensor.shape
+        after = block.after.tensor.shape
         if blocks and opens:
             stages.append(Stage(len(stages) + 1, tuple(blocks), transition))
             transition, blocks = None, []
         if block.transition_from is not None:
             transition = _between(graph, block.transition_from, block.before, dtype)
-        # What `Chain` will hand to the block as its anchor.
+        # The tensor that `Chain` will pass to the block as its anchor.
         anchor = anchor if blocks else block.before
-        keeps_shape = block.before.tensor.shape == behind
+        keeps_shape = block.before.tensor.shape == after
         if block.anchor is not None and not (keeps_shape and block.anchor is anchor.tensor):
             raise _other_anchor(block.unit)
         place = {"stage": len(stages) + 1, "step": len(blocks), "keeps_shape": keeps_shape}
         blocks.append(Block(**place, **_parts(graph, block, dtype)))
-        anchor = anchor if keeps_shape else block.behind
+        anchor = anchor if keeps_shape else block.after
     stages.append(Stage(len(stages) + 1, tuple(blocks), transition))
     return tuple(stages)
 
 
 def _opens_stage(found, axis):
-    """Of every block, whether a stage begins with it.
+    """Returns, for every block, whether a stage begins with it.
 
-    One that changes only the grid opens a stage, unless the block behind it opens one too.
+    A block that changes only height and width opens a stage, unless the block after it opens one.
     """
-    shapes = [block.behind.tensor.shape for block in found]
+    shapes = [block.after.tensor.shape for block in found]
     changes = [
         block.transition_from is not None or now[axis] != before[axis]
         for block, before, now in zip(found[1:], shapes, shapes[1:], strict=False)
@@ -521,8 +535,8 @@ def _opens_stage(found, axis):
 
 
 def _parts(graph, found, dtype):
-    """What a block consists of, as keyword arguments of `Block`."""
-    nodes = graph.nodes[found.before.index + 1 : found.behind.index + 1]
+    """Returns the parts of a block, as keyword arguments of `Block`."""
+    nodes = graph.nodes[found.before.index + 1 : found.after.index + 1]
     if found.unit is None:
         parts = _sum_parts(graph, found) | {"weights": _weights_by_role(nodes)}
     else:
@@ -530,7 +544,7 @@ def _parts(graph, found, dtype):
         around = [node for node in nodes if node.operation is not found.unit]
         parts["weights"] |= _weights_by_role(around)
     start = _between(graph, found.before, found.begin)
-    end = _between(graph, found.end, found.behind, dtype)
+    end = _between(graph, found.end, found.after, dtype)
     functions = {
         "apply": lambda state, *anchor: end(parts["apply"](start(state), *anchor)),
         "branch": parts["branch"] and (lambda state: parts["branch"](start(state))),
@@ -540,7 +554,7 @@ def _parts(graph, found, dtype):
 
 
 def _sum_parts(graph, found):
-    """What `unit_parts` is for a unit, for a sum, but for its weights."""
+    """Returns for a sum what `unit_parts` returns for a unit, except for the weights."""
     nodes = graph.nodes[found.begin.index + 1 : found.end.index]
     addition = graph.nodes[found.end.index]
     source, target = found.begin.tensor, found.end.tensor
@@ -576,7 +590,7 @@ def _is_channels_first(graph):
 
 
 def _parameters(nodes):
-    """All that is learned in some nodes, trainable or frozen, each variable once, as a tuple."""
+    """Returns all parameters of some nodes, trainable or frozen, each variable once, as a tuple."""
     layers = {id(node.operation): node.operation for node in nodes}.values()
     found = {}
     for layer in layers:
@@ -587,10 +601,10 @@ def _parameters(nodes):
 
 
 def _is_parameter(layer, weight):
-    """Whether a weight is learned, or was before it was frozen.
+    """Returns whether a weight is learned, or was learned before it was frozen.
 
-    A weight does not tell whether it was frozen or never meant to be trained; its name does, or,
-    where all of the layer is frozen, that it is no known statistic.
+    A weight itself does not show whether it was frozen or never meant to be trained. This is
+    determined by its name or, if the whole layer is frozen, by whether it is a known statistic.
     """
     if weight.trainable or weight.name.endswith(PARAMETERS):
         return True
@@ -600,14 +614,14 @@ def _is_parameter(layer, weight):
 
 
 def _weights_by_role(nodes):
-    """The parameters by the number of their layer in the block, its class and their name."""
+    """Returns the parameters by role: number of the layer in the block, its class, their name."""
     layers = {id(node.operation): node for node in nodes}.values()
     weighted = [(node.operation, _parameters([node])) for node in layers]
     roles = {}
     for number, (layer, weights) in enumerate(item for item in weighted if item[1]):
         names = collections.Counter()
         for weight in weights:
-            # Keras counts the weights that are given no name.
+            # Keras numbers weights that have no name.
             name = re.sub(r"^variable_\d+$", "variable", weight.name)
             names[name] += 1
             again = f"_{names[name]}" if names[name] > 1 else ""
@@ -615,11 +629,11 @@ def _weights_by_role(nodes):
     return roles
 
 
-# What is no block, and what cannot be seen
+# Additions that are not blocks, and layers that cannot be looked into
 
 
 def _other_additions(graph, found):
-    """The names of the additions that are no block, by what they are."""
+    """Returns the names of the additions that are not blocks, by kind."""
     known = {id(node) for block in found for node in block.sums}
     others = collections.defaultdict(list)
     for node in graph.nodes:
@@ -635,7 +649,7 @@ def _other_additions(graph, found):
 
 
 def _is_opaque(node):
-    """Whether a node is a layer inside of which there may be additions."""
+    """Returns whether a node is a layer that may contain additions."""
     layer = node.operation
     while isinstance(layer, keras.layers.Wrapper):
         layer = layer.layer
@@ -647,7 +661,8 @@ def _is_opaque(node):
     package = kind.__module__.partition(".")[0]
     if getattr(keras.layers, kind.__name__, None) is kind or package == "tfresidual":
         return False
-    # The layers of Keras' applications: those that could add two tensors.
+    # Other layers of Keras, such as those of its applications, are opaque if they could add two
+    # tensors.
     alike = [taken for taken in node.inputs if taken.shape == node.outputs[0].shape]
     return package != "keras" or len(alike) > 1
 
@@ -661,7 +676,7 @@ def _other_anchor(unit):
 
 
 def _listed(names_by_kind):
-    """How many there are of every kind, and the first of them by name."""
+    """Returns a text with the number of names of every kind and the first of them."""
     return ", ".join(
         f"{kind} ({len(names)}: {', '.join([*names[:3], *(['...'] if len(names) > 3 else [])])})"
         for kind, names in sorted(names_by_kind.items())

@@ -1,4 +1,4 @@
-"""The graph of a functional Keras model: its operations in a row, nested models flattened."""
+"""The graph of a functional Keras model: its operations in order, with nested models flattened."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ class Node:
 
     Attributes:
         operation: the layer, or the operation of `keras.ops`.
-        args: positional arguments; tensors stand in them as `keras.KerasTensor`s.
+        args: positional arguments, with tensors as `keras.KerasTensor`s.
         kwargs: keyword arguments.
         outputs: the `keras.KerasTensor`s that it returns, as a tuple.
     """
@@ -28,7 +28,7 @@ class Node:
 
     @property
     def inputs(self):
-        """The tensors among its arguments, in order."""
+        """The tensors among the arguments, in order."""
         leaves = keras.tree.flatten((self.args, self.kwargs))
         return [leaf for leaf in leaves if isinstance(leaf, keras.KerasTensor)]
 
@@ -45,7 +45,7 @@ class Node:
             lambda leaf: values[id(leaf)] if isinstance(leaf, keras.KerasTensor) else leaf,
             (self.args, self.kwargs),
         )
-        # As in `predict`, which also overrides what the call in the graph says.
+        # As in `predict`, which also overrides the `training` argument of the call in the graph.
         if isinstance(self.operation, keras.layers.Layer):
             kwargs = kwargs | {"training": False}
         results = keras.tree.flatten(self.operation(*args, **kwargs))
@@ -54,11 +54,11 @@ class Node:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Graph:
-    """The operations that lead from a model's input to its output.
+    """The operations that lead from the input of a model to its output.
 
     Attributes:
         input: `keras.KerasTensor`.
-        nodes: tuple of `Node`s, each behind those whose results it takes.
+        nodes: tuple of `Node`s, each after those whose results it takes.
         output: `keras.KerasTensor`.
     """
 
@@ -68,7 +68,7 @@ class Graph:
 
 
 class Entry(keras.Operation):
-    """What a model does to a tensor before its first layer: it brings it to the input's dtype."""
+    """Casts a tensor to the dtype of a model's input, as the model does before its first layer."""
 
     def __init__(self, dtype, name):
         super().__init__(name=name)
@@ -79,9 +79,9 @@ class Entry(keras.Operation):
 
 
 class _Recorded(keras.Operation):
-    """Stands for an operation in a copy of its graph, so that the operation itself is not called.
+    """Replaces an operation in a copy of its graph, so that the operation itself is not called.
 
-    A layer keeps every symbolic call of it for good: tracing would grow the model.
+    A layer permanently records every symbolic call: tracing it would make the model grow.
     """
 
     def __init__(self, operation):
@@ -97,7 +97,8 @@ class _Recorded(keras.Operation):
         try:
             return operation.compute_output_spec(*args, **kwargs)
         except (TypeError, ValueError):
-            # A layer that says no shape, in mixed precision: only a call casts its weights.
+            # A layer without a method for its output shape, in mixed precision: Keras casts its
+            # weights only in a call.
             return keras.tree.map_structure(
                 lambda tensor: keras.KerasTensor(tensor.shape, tensor.dtype),
                 operation(*args, **kwargs),
@@ -105,20 +106,20 @@ class _Recorded(keras.Operation):
 
 
 def graph_of(model):
-    """The graph of a functional model, with nested functional models flattened.
+    """Returns the graph of a functional model, with nested functional models flattened.
 
-    The model's layers are not called, and nothing is added to them.
+    The layers of the model are not called, and nothing is added to them.
 
     Args:
         model: a `keras.Model` with one input and one output tensor: a functional one, or a
             `keras.Sequential` whose input is known.
 
     Returns:
-        A `Graph`. Where height or width of the images are not known, the shapes of its tensors
-        are those for some size that the model takes; what is computed takes any.
+        A `Graph`. If the height or width of the images is not known, its tensors have the shapes
+        for one size that the model accepts; the computation itself takes any size.
 
     Raises:
-        ValueError: if the model has no such graph, or takes none of the sizes that are tried.
+        ValueError: if the model has no such graph, or accepts none of the sizes that are tried.
     """
     if not has_graph(model):
         raise ValueError(
@@ -157,7 +158,7 @@ def _graph_for(model, shape):
 
 
 def has_graph(model):
-    """Whether a model computes what its graph says, and its graph is known."""
+    """Returns whether the graph of a model is known, and the model computes just that graph."""
     if not isinstance(model, keras.Model) or getattr(model, "inputs", None) is None:
         return False
     graph_calls = (type(_rewrapped(model)).call, keras.Sequential.call)
@@ -165,25 +166,26 @@ def has_graph(model):
 
 
 def reference_of(model):
-    """What a functional model computes without training, as a function.
+    """Returns a function that computes what a functional model computes at inference.
 
-    It holds the layers, not the model: callbacks keep chains for as long as their model lives.
+    The function refers to the layers, not to the model, because callbacks keep chains only as long
+    as their model exists.
     """
     return functools.partial(_rewrapped(model), training=False)
 
 
 def is_of_keras(operation, name):
-    """Whether an operation is Keras' own of a name, as a layer or of `keras.ops`."""
+    """Returns whether an operation is the one of Keras with a given name, layer or `keras.ops`."""
     kind = type(operation)
     return kind.__name__ == name and kind.__module__.startswith("keras.")
 
 
 def replayed(nodes, source, target):
-    """The function that leads from the value of one tensor to that of another.
+    """Returns the function that computes the value of one tensor from that of another.
 
     Args:
-        nodes: the `Node`s on the way, in order; none where both tensors are one.
-        source: `keras.KerasTensor`, the only one that the nodes take from elsewhere.
+        nodes: the `Node`s between them, in order; empty if both are the same tensor.
+        source: `keras.KerasTensor`, the only input of the nodes from outside.
         target: `keras.KerasTensor`.
     """
 
@@ -194,7 +196,7 @@ def replayed(nodes, source, target):
 
 
 def replay(nodes, values):
-    """Runs nodes one after the other: the values of all tensors by id, those given among them."""
+    """Runs nodes in order and returns the values of all tensors by id, including those given."""
     values = dict(values)
     for node in nodes:
         values |= node(values)
@@ -202,12 +204,12 @@ def replay(nodes, values):
 
 
 def _rewrapped(model):
-    """The same graph in a plain model: neither compiled nor of a class of its own."""
+    """Returns the same graph as a plain model, not compiled and not of a subclass."""
     return keras.Model(model.inputs, model.outputs, name=model.name)
 
 
 def _flattened(model, tensors):
-    """The nodes of a model that is called with some tensors, and the tensors that it returns."""
+    """Returns the nodes of a model that is called with some tensors, and the tensors it returns."""
     calls = []
 
     def record(recorded, *args, **kwargs):
@@ -230,7 +232,7 @@ def _flattened(model, tensors):
         Node(Entry(own.dtype, f"{model.name}_entry"), (tensor,), {}, (own,))
         for tensor, own in zip(tensors, inputs, strict=True)
     ]
-    # What a nested model returns, by the id of the tensor that stands for it in the outer graph.
+    # The results of nested models, by the id of the tensor that represents them in the outer graph.
     inner = {}
 
     def resolved(leaf):
@@ -248,7 +250,7 @@ def _flattened(model, tensors):
 
 
 def _can_be_flattened(node):
-    """Whether a call is that of a nested model whose nodes can stand for it."""
+    """Returns whether a node calls a nested model and can be replaced by the nodes of the model."""
     model = node.operation
     masks = keras.tree.flatten(node.kwargs.get("mask"))
     is_masked = any(mask is not None for mask in masks)
@@ -264,7 +266,7 @@ def _can_be_flattened(node):
 
 
 def _leading(nodes, output):
-    """Those of the nodes that lead to a tensor, as a tuple."""
+    """Returns the nodes that lead to a tensor, as a tuple."""
     needed, kept = {id(output)}, []
     for node in reversed(nodes):
         if any(id(tensor) in needed for tensor in node.outputs):

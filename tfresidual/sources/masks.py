@@ -1,4 +1,4 @@
-"""The implicit masks of Keras, which are lost where a graph is cut into functions of their own."""
+"""The implicit masks of Keras, which are lost where a graph is cut into separate functions."""
 
 import inspect
 import warnings
@@ -9,21 +9,21 @@ KNOWN_PACKAGES = ("keras", "tfresidual")
 
 
 def check_masks(model, graph, borders):
-    """Raises a `ValueError` if a layer reads a mask that comes from across a border.
+    """Raises a `ValueError` if a layer reads a mask that is made on the other side of a border.
 
-    Keras hangs a mask on the tensor that it belongs to. Past a border there is another tensor of
-    the same numbers, and the layers there would compute without the mask.
+    Keras attaches a mask to the tensor that it belongs to. After a border there is another tensor
+    with the same values but without the mask, and the layers there would compute without it.
 
     Args:
         model: the `keras.Model`, for the message.
         graph: its `tfresidual.sources.graph.Graph`.
-        borders: pairs of the index of a node and a tensor that is handed on after it.
+        borders: pairs of the index of a node and a tensor that is passed on after it.
     """
     if not any(_may_mask(node.operation) for node in graph.nodes):
         return
     trace = _Trace(graph)
     with warnings.catch_warnings():
-        # Keras warns wherever a mask ends.
+        # Keras warns whenever a layer drops a mask.
         warnings.simplefilter("ignore")
         trace.compute_output_spec(graph.input)
     for index, tensor in borders:
@@ -44,11 +44,11 @@ def check_masks(model, graph, borders):
 
 
 class _Trace(keras.Operation):
-    """Runs a graph and notes what has a mask. Traced by Keras, nothing is computed.
+    """Runs a graph and records which tensors have a mask. Keras only traces it, without computing.
 
     Attributes:
-        masked: dict from the id of each of the graph's tensors that has a mask to the indices of
-            the nodes that this mask may come from: those that return one and take none.
+        masked: dict from the id of each tensor of the graph that has a mask to the indices of the
+            nodes that may have made this mask: those that return a mask and take none.
     """
 
     def __init__(self, graph):
@@ -56,7 +56,7 @@ class _Trace(keras.Operation):
         self.graph, self.masked = graph, {}
 
     def makers_of(self, tensors):
-        """The indices of the nodes that the masks of some of the graph's tensors come from."""
+        """Returns the indices of the nodes that may have made the masks of some tensors."""
         return set().union(*(self.masked.get(id(tensor), ()) for tensor in tensors))
 
     def call(self, inputs):
@@ -65,7 +65,7 @@ class _Trace(keras.Operation):
             results = node(values)
             values |= results
             makers = self.makers_of(node.inputs) or {index}
-            # At once: a layer may hang a mask on the very tensor that it takes.
+            # Recorded at once, since a later layer may attach a mask to the tensor that it takes.
             for key, value in results.items():
                 if getattr(value, "_keras_mask", None) is not None:
                     self.masked[key] = makers
@@ -73,20 +73,20 @@ class _Trace(keras.Operation):
 
 
 def _parts(operation):
-    """A layer, and those that it is wrapped around; none for an operation of `keras.ops`."""
+    """Yields a layer and the layers it wraps; nothing for an operation of `keras.ops`."""
     while isinstance(operation, keras.layers.Layer):
         yield operation
         operation = operation.layer if isinstance(operation, keras.layers.Wrapper) else None
 
 
 def _is_opaque(layer):
-    """Whether other layers may be called inside of a layer."""
+    """Returns whether other layers may be called inside a layer."""
     is_known = type(layer).__module__.partition(".")[0] in KNOWN_PACKAGES
     return not is_known or isinstance(layer, (keras.Model, keras.layers.Lambda))
 
 
 def _may_mask(operation):
-    """Whether what an operation returns may have a mask where what it takes has none."""
+    """Returns whether an operation may make a mask, for inputs without one."""
     return any(
         _is_opaque(part)
         or isinstance(part, keras.layers.Masking)
@@ -96,11 +96,11 @@ def _may_mask(operation):
 
 
 def _may_read_mask(operation):
-    """Whether what an operation computes may depend on the mask of what it takes."""
+    """Returns whether the result of an operation may depend on the masks of its inputs."""
     return any(
         _is_opaque(part) or any("mask" in name for name in inspect.signature(part.call).parameters)
         for part in _parts(operation)
-        # Masks change what it learns from a batch, and nothing without training.
+        # A mask only affects the statistics it learns in training, and nothing at inference.
         if not isinstance(part, keras.layers.BatchNormalization)
     )
 

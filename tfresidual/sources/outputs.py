@@ -1,4 +1,4 @@
-"""What the outputs of a model are: classes or values, probabilities or logits."""
+"""Finds out what the outputs of a model are: classes or values, probabilities or logits."""
 
 import keras
 import numpy as np
@@ -7,14 +7,14 @@ from keras import ops
 from tfresidual.routing.losses import single
 from tfresidual.sources.graph import is_of_keras
 
-# What a last activation can return.
+# The kinds of probabilities that a last activation can return.
 PROBABILITIES = ("probabilities", "label_probabilities")
 _KINDS = {
     keras.activations.softmax: "probabilities",
     keras.activations.sigmoid: "label_probabilities",
     keras.activations.linear: "logits",
 }
-# Numbers that tell activations from one another.
+# Inputs by which activations can be told apart.
 _ROWS = np.array([[-9.0, 0.0, 9.0, 0.0], [1.0, 2.0, -3.0, 0.5]], "float32")
 _BINARY_CROSS_ENTROPIES = (
     *(keras.losses.BinaryCrossentropy, keras.losses.binary_crossentropy),
@@ -44,7 +44,7 @@ _REGRESSIONS = (
     *(keras.losses.CosineSimilarity, keras.losses.cosine_similarity),
     *(keras.losses.Poisson, keras.losses.poisson),
 )
-# Pooling, which leaves the mean of probabilities.
+# Pooling layers, which return means of probabilities.
 _MEANS = (
     keras.layers.GlobalAveragePooling1D,
     keras.layers.GlobalAveragePooling2D,
@@ -53,21 +53,21 @@ _MEANS = (
 
 
 def outputs_of(model, last=None):
-    """What a model returns, as `tfresidual.routing.Chain.outputs` says it.
+    """Returns the kind of the outputs of a model, as in `tfresidual.routing.Chain.outputs`.
 
-    The last activation tells first, by what it does to numbers, however it is written: a softmax
-    or a sigmoid returns probabilities, even where the model was trained on squares. Otherwise the
-    loss tells that the model was compiled with:
+    The last activation is examined first, by what it does to numbers, however it is written: a
+    softmax or a sigmoid returns probabilities, even if the model was trained with a squared error.
+    Otherwise the kind follows from the loss that the model was compiled with:
 
-    - a loss of regression, such as `"mse"`, is of values that are no classes; so are
-      `"cosine_similarity"` and `"poisson"`;
-    - a binary cross-entropy, or a hinge of -1 and 1, has one label an output; any other loss has
-      classes;
-    - a cross-entropy without `from_logits`, or a divergence, takes probabilities. A layer that is
-      known to end without an activation returns logits all the same: its outputs have any sign
-      and any sum, whatever the loss makes of them.
+    - A regression loss, such as `"mse"`, means values that are not classes; so do
+      `"cosine_similarity"` and `"poisson"`.
+    - A binary cross-entropy, or a hinge with -1 and 1, means one label per output; any other loss
+      means classes.
+    - A cross-entropy without `from_logits`, or a divergence, takes probabilities. However, a layer
+      that is known to end without an activation returns logits even with such a loss, because its
+      outputs can have any sign and any sum.
 
-    Where neither tells anything, the outputs are logits.
+    If neither the activation nor the loss is informative, the outputs are logits.
 
     Args:
         model: a `keras.Model` with one output.
@@ -91,14 +91,15 @@ def outputs_of(model, last=None):
 
 
 def last_operation(graph):
-    """The operation that tells what a graph's outputs are.
+    """Returns the operation that determines the kind of the outputs of a graph.
 
     Args:
         graph: a `tfresidual.sources.graph.Graph`.
 
     Returns:
-        The softmax or sigmoid behind which nothing changes a probability (what clips or casts
-        does not, nor a mean); without one the last operation that changes any number.
+        The softmax or sigmoid after which nothing changes a probability (clipping, casting and
+        averaging count as no change); if there is none, the last operation that changes any
+        number.
     """
     tensor, last = graph.output, None
     for node in reversed(graph.nodes):
@@ -116,7 +117,7 @@ def last_operation(graph):
 
 
 def kind_of(model, last=None):
-    """What the last activation of a model returns; `None` where that is not known.
+    """Returns the kind of what the last activation of a model returns; `None` if it is not known.
 
     Args:
         model: a `keras.Model` with one output.
@@ -142,22 +143,23 @@ def _kind_of_operation(operation):
         if activation is known:
             return kind
     if isinstance(activation, keras.layers.Layer) and not is_lambda:
-        # Not called: it may have no weights yet.
+        # The activation layer is not called here, since its weights may not exist yet.
         return _kind_of_operation(activation)
     return None if activation is None else _kind_by_numbers(activation)
 
 
 def _kind_by_numbers(activation):
-    """What a function of rows is, told by what it makes of some."""
+    """Returns the kind of what a function of rows returns, found by applying it to some rows."""
     try:
         values = ops.convert_to_numpy(activation(ops.convert_to_tensor(_ROWS))).astype(float)
     except Exception:
-        # Somebody else's function may fail in any way on what it was not made for.
+        # A function written by a user may raise any error on inputs that it was not made for.
         return None
     if values.shape != _ROWS.shape:
         return None
     shift = values - _ROWS
-    # A softmax does not see what is added to all of a row: neither does it see a log-softmax.
+    # A softmax ignores a number added to a whole row, so such a function still returns logits; a
+    # log-softmax is one.
     if np.allclose(shift, shift[:, :1], atol=1e-3):
         return "logits"
     if (values >= 0).all() and np.allclose(values.sum(axis=-1), 1, atol=1e-3):
@@ -167,9 +169,9 @@ def _kind_by_numbers(activation):
 
 
 def _keeps(node, low, high):
-    """Whether an operation of a graph returns numbers between two bounds as they are."""
+    """Returns whether an operation of a graph leaves numbers between two bounds unchanged."""
     operation = node.operation
-    # Nothing that somebody else wrote is run: it may count, or draw, or remember.
+    # Code written by users is not run here, since it may have side effects or be random.
     is_known = type(operation).__module__.startswith(("keras.", "tfresidual."))
     if not is_known or len(node.inputs) != 1 or getattr(operation, "weights", ()):
         return False
@@ -183,7 +185,7 @@ def _keeps(node, low, high):
         result = ops.cast(node({id(tensor): given})[id(node.outputs[0])], "float32")
         result = ops.convert_to_numpy(result)
     except Exception:
-        # A function in a `Lambda` may fail in any way.
+        # A function in a `Lambda` may raise any error.
         return False
     # bfloat16 rounds by 0.4 %.
     return result.size == values.size and np.allclose(result.ravel(), values, atol=0.02)

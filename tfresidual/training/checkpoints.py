@@ -15,7 +15,7 @@ from tfresidual.files import damaged, remove_unfinished, replacing
 CHECKPOINT = re.compile(r"epoch-(\d+)\.keras")
 # Keras does not save the states of random generators (of dropout) in a .keras file.
 GENERATORS = "tfresidual-generators.json"
-ANEW = "Put it back, or remove the folder to train anew"
+ANEW = "Put it back, or remove the folder to train from scratch"
 
 
 class TrainingFolder:
@@ -105,7 +105,8 @@ class TrainingFolder:
             if self.model_path.exists() or len(self.log()) > 1:
                 raise ValueError(
                     "There is a training, but no checkpoint of it. Put the newest one back, or "
-                    f"remove the folder to train anew. Received: path={str(self.checkpoints)!r}"
+                    "remove the folder to train from scratch. "
+                    f"Received: path={str(self.checkpoints)!r}"
                 )
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self.log_path.unlink(missing_ok=True)

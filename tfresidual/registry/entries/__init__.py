@@ -1,1 +1,1 @@
-"""What is known of each probe, one file per probe, named after it."""
+"""The entries of the registry: one file per probe, named after the probe."""

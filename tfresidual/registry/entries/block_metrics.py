@@ -8,7 +8,7 @@ from tfresidual.report import findings
 
 
 def run(chain, data, options, progress):
-    """The metrics of all blocks, the distances, and the depth the stopping rule asks for."""
+    """Measures the metrics of all blocks, the distances, and the depth of the stopping rule."""
     blocks = probes.block_metrics(chain, data, progress=progress)
     # The distances are sums of the perturbations just measured.
     distances = probes.distances_of(blocks)

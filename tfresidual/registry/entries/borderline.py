@@ -13,7 +13,7 @@ from tfresidual.registry.entry import (
 
 
 def run(chain, data, options, progress):
-    """Groups of images behind the last blocks, and along the repeated last block."""
+    """Measures groups of images after the last blocks and as the last block is repeated."""
     frame = probes.borderline(
         chain,
         data,

@@ -6,7 +6,7 @@ from tfresidual.report import findings
 
 
 def run(chain, data, options, progress):
-    """The indices, and the three frames they are taken from."""
+    """Measures the indices and returns them with the three frames they are taken from."""
     frames, indices = probes.convergence_frames(
         chain,
         data,
@@ -20,7 +20,7 @@ def run(chain, data, options, progress):
 
 
 def _chances(indices):
-    """The error of guessing by split; `None` where guessing never errs."""
+    """Returns the error of guessing by split; `None` if guessing never errs on some split."""
     if not (indices["chance"] > 0).all():
         return None
     if "split" not in indices:

@@ -5,7 +5,7 @@ from tfresidual.registry.entry import INFERENCE, LINES, Entry, Figure, needs_cla
 
 
 def run(chain, data, options, progress):
-    """Every block left out."""
+    """Measures the network without each of its blocks."""
     return {
         "drop_blocks": probes.drop_blocks(
             chain, data, memory_limit=options.memory_limit, progress=progress

@@ -5,7 +5,7 @@ from tfresidual.registry.entry import CONVERGENCE, Entry, Figure, Study
 
 
 def run(chain, data, options, progress):
-    """How alike the blocks of each stage are; reads no images."""
+    """Measures how similar the blocks of each stage are; reads no images."""
     return {
         "effective_parameters": probes.effective_parameters(chain),
         "weight_deviations": probes.weight_deviations(chain),

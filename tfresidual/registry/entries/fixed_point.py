@@ -13,7 +13,7 @@ from tfresidual.registry.entry import (
 
 
 def run(chain, data, options, progress):
-    """Where every stage goes when its last block is applied on and on."""
+    """Measures where the state of every stage goes when its last block is applied repeatedly."""
     return {"fixed_point": probes.fixed_point(chain, data, times=options.times, progress=progress)}
 
 

@@ -5,7 +5,7 @@ from tfresidual.registry.entry import CONVERGENCE, Entry, Figure, Study, has_bou
 
 
 def run(chain, data, options, progress):
-    """What bounds the blocks; reads no images."""
+    """Reads the bounds of the blocks; reads no images."""
     return {"lipschitz": probes.lipschitz(chain, progress=progress)}
 
 

@@ -5,7 +5,7 @@ from tfresidual.registry.entry import INFERENCE, LINES, Entry, Figure, needs_cla
 
 
 def run(chain, data, options, progress):
-    """Every stage left behind each of its blocks."""
+    """Measures the network when every stage is left after each of its blocks."""
     return {
         "readout": probes.readout(chain, data, memory_limit=options.memory_limit, progress=progress)
     }

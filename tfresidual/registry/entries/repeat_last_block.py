@@ -15,7 +15,7 @@ from tfresidual.report import findings
 
 
 def run(chain, data, options, progress):
-    """Every stage's last block repeated, and what its steps do."""
+    """Measures the repetition of every stage's last block, and what each application does."""
     frame = probes.repeat_last_block(
         chain,
         data,
@@ -32,7 +32,7 @@ ENTRY = Entry(
     run=run,
     is_possible=lambda chain: needs_classes(chain) and needs_repetition(chain),
     studies=(
-        # A few images give the mean of what single steps do, which takes backward passes.
+        # A few images suffice for the means over single applications, which need backward passes.
         Study(images=256, changes={"times": UNROLLED}),
         Study(
             images=256,

@@ -6,7 +6,7 @@ from tfresidual.routing.routes import movable_runs
 
 
 def run(chain, data, options, progress):
-    """The blocks of every stage in other orders."""
+    """Measures the network with the blocks of every stage in other orders."""
     frame = probes.shuffle_blocks(
         chain, data, seed=options.seed, memory_limit=options.memory_limit, progress=progress
     )

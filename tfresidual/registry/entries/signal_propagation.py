@@ -5,7 +5,7 @@ from tfresidual.registry.entry import Entry, Figure, Study
 
 
 def run(chain, data, options, progress):
-    """States and gradients along the network, and what the shortcuts carry."""
+    """Measures states and gradients along the network, and what the shortcuts carry."""
     return {"signal_propagation": probes.signal_propagation(chain, data, progress=progress)}
 
 
