@@ -1,10 +1,17 @@
 """Publishes how the output of every block relates to the gradient of the loss."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from tfresidual.callbacks.probe_callback import ProbeCallback
 
 from tfresidual.probes import block_metrics
 from tfresidual.probes.block_metrics import metrics_of
 from tfresidual.probes.logs import block_logs, log_key
+
+if TYPE_CHECKING:
+    from tfresidual.routing import Chain
 
 PUBLISHED = ("cosine_loss", "readout_cosine_loss", "l2_ratio", "gradient_norm")
 
@@ -39,11 +46,11 @@ class BlockMetrics(ProbeCallback):
 
     reads_labels = True
 
-    def probe(self, chain):
+    def probe(self, chain: Chain) -> dict[str, float]:
         logs = block_logs(block_metrics(chain, self.data), PUBLISHED)
         return {key: logs[key] for key in self.keys(chain)}
 
-    def keys(self, chain):
+    def keys(self, chain: Chain) -> list[str]:
         return [
             log_key(name, block.stage, block.step, split)
             for split in self.splits()

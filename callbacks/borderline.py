@@ -1,10 +1,18 @@
 """Publishes which images the last blocks help."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from tfresidual.callbacks.probe_callback import ProbeCallback
 
 from tfresidual.probes import borderline
 from tfresidual.probes.borderline import GROUPS, check_arguments, last_blocks
 from tfresidual.probes.logs import log_key
+
+if TYPE_CHECKING:
+    from tfresidual.routing import Chain
+    from tfresidual.types import Data
 
 PUBLISHED = ("accuracy", "cross_entropy", "entropy", "images")
 
@@ -40,23 +48,25 @@ class Borderline(ProbeCallback):
 
     counts_errors = True
 
-    def __init__(self, data, *, every=1, blocks=5, probability=0.1):
+    def __init__(
+        self, data: Data, *, every: int = 1, blocks: int = 5, probability: float = 0.1
+    ) -> None:
         super().__init__(data, every=every)
         check_arguments(blocks, 0, probability)
-        self.blocks = blocks
-        self.probability = probability
+        self.blocks: int = blocks
+        self.probability: float = probability
 
-    def probe(self, chain):
+    def probe(self, chain: Chain) -> dict[str, float]:
         frame = borderline(
             chain, self.data, blocks=self.blocks, times=0, probability=self.probability
         )
-        logs = {}
+        logs: dict[str, float] = {}
         for row in frame.to_dict("records"):
             place = (row["stage"], row["block"], row.get("split"))
             logs |= {log_key(f"{row['group']}_{name}", *place): row[name] for name in PUBLISHED}
         return logs
 
-    def keys(self, chain):
+    def keys(self, chain: Chain) -> list[str]:
         return [
             log_key(f"{group}_{name}", chain.stages[-1].index, step, split)
             for split in self.splits()

@@ -1,5 +1,9 @@
 """Publishes how closely the network behaves like an iterative method."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from tfresidual.callbacks.probe_callback import ProbeCallback
 
 from tfresidual.probes.convergence_indices import (
@@ -12,6 +16,10 @@ from tfresidual.probes.convergence_indices import (
 )
 from tfresidual.probes.logs import log_key
 from tfresidual.routing.routes import check_times
+
+if TYPE_CHECKING:
+    from tfresidual.routing import Chain
+    from tfresidual.types import Chance, Data
 
 
 class ConvergenceIndices(ProbeCallback):
@@ -46,13 +54,15 @@ class ConvergenceIndices(ProbeCallback):
 
     counts_errors = True
 
-    def __init__(self, data, *, every=1, times=TIMES, chance="uniform"):
+    def __init__(
+        self, data: Data, *, every: int = 1, times: int = TIMES, chance: Chance = "uniform"
+    ) -> None:
         super().__init__(data, every=every)
-        self.times = check_times(times)
+        self.times: int = check_times(times)
         check_chance(chance)
-        self.chance = chance
+        self.chance: Chance = chance
 
-    def probe(self, chain):
+    def probe(self, chain: Chain) -> dict[str, float]:
         _, frame = convergence_frames(
             chain, self.data, times=self.times, chance=self.chance, at_chance="nan"
         )
@@ -63,7 +73,7 @@ class ConvergenceIndices(ProbeCallback):
                 logs[_key(row["basis"], name, stage, row.get("split"))] = row[name]
         return {key: logs[key] for key in self.keys(chain)}
 
-    def keys(self, chain):
+    def keys(self, chain: Chain) -> list[str]:
         return [
             _key(basis, name, stage, split)
             for split in self.splits()

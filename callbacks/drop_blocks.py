@@ -1,9 +1,16 @@
 """Publishes how much worse the network is without one of its blocks."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from tfresidual.callbacks.probe_callback import ProbeCallback
 
 from tfresidual.probes import drop_blocks
 from tfresidual.probes.logs import block_logs, log_key
+
+if TYPE_CHECKING:
+    from tfresidual.routing import Chain
 
 PUBLISHED = ("error", "cross_entropy", "agreement")
 
@@ -35,11 +42,11 @@ class DropBlocks(ProbeCallback):
 
     counts_errors = True
 
-    def probe(self, chain):
+    def probe(self, chain: Chain) -> dict[str, float]:
         logs = block_logs(drop_blocks(chain, self.data), PUBLISHED, "drop_")
         return {key: logs[key] for key in self.keys(chain)}
 
-    def keys(self, chain):
+    def keys(self, chain: Chain) -> list[str]:
         return [
             log_key(f"drop_{name}", block.stage, block.step, split)
             for split in self.splits()

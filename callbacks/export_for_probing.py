@@ -1,9 +1,12 @@
 """Exports a series of SavedModels during training, to be probed later."""
 
+from __future__ import annotations
+
 import contextlib
 import copy
 import os
 import warnings
+from typing import TYPE_CHECKING
 
 import keras
 from tfresidual.callbacks.probe_callback import chain_in_training
@@ -14,6 +17,13 @@ from tfresidual.files import checked_path, remove_unfinished
 from tfresidual.locks import locked, remove_abandoned
 from tfresidual.saved_model.format import series_of, series_path
 from tfresidual.saved_model.writer import obstacle_at, parts_to_save
+
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Iterable
+    from typing import Any
+
+    from tfresidual.types import StrPath
 
 
 class ExportForProbing(keras.callbacks.Callback):
@@ -56,23 +66,30 @@ class ExportForProbing(keras.callbacks.Callback):
             the folder.
     """
 
-    def __init__(self, folder, *, every=1, epochs=None, overwrite=False):
+    def __init__(
+        self,
+        folder: StrPath,
+        *,
+        every: int = 1,
+        epochs: Iterable[int] | None = None,
+        overwrite: bool = False,
+    ) -> None:
         super().__init__()
-        self.every = check_int("every", every, at_least=1)
-        self.overwrite = check_bool("overwrite", overwrite)
+        self.every: int = check_int("every", every, at_least=1)
+        self.overwrite: bool = check_bool("overwrite", overwrite)
         if epochs is not None and every != 1:
             raise ValueError(
                 "Arguments `every` and `epochs` must not both be given. "
                 f"Received: every={every!r}, epochs={epochs!r}"
             )
-        self.folder = checked_path("folder", folder)
+        self.folder: pathlib.Path = checked_path("folder", folder)
+        self.epochs: frozenset[int] | None = None
         if epochs is not None:
-            epochs = frozenset(check_ints("epochs", epochs, at_least=0))
-        self.epochs = epochs
+            self.epochs = frozenset(check_ints("epochs", epochs, at_least=0))
         self._has_begun = False
         self._held = contextlib.ExitStack()
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._has_begun = False
         # A previous training run that failed did not release the folder.
         self._held.close()
@@ -91,7 +108,7 @@ class ExportForProbing(keras.callbacks.Callback):
                 stacklevel=2,
             )
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if self._has_begun:
             return
         self._has_begun = True
@@ -114,14 +131,14 @@ class ExportForProbing(keras.callbacks.Callback):
         if epoch == 0 and self._is_chosen(0):
             self._export(0)
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if self._is_chosen(epoch + 1):
             self._export(epoch + 1)
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self._held.close()
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict[int, Any]) -> ExportForProbing:
         """Returns a copy without a model, which holds no lock on a folder."""
         new = copy.copy(self)
         memo[id(self)] = new

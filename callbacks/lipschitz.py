@@ -1,10 +1,17 @@
 """Publishes the bounds on the Lipschitz constants of the blocks."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from tfresidual.callbacks.probe_callback import ProbeCallback
 
 from tfresidual.probes import lipschitz
 from tfresidual.probes.lipschitz import METRICS, bounded_blocks
 from tfresidual.probes.logs import block_logs, log_key
+
+if TYPE_CHECKING:
+    from tfresidual.routing import Chain
 
 PREFIX = "lipschitz_"
 
@@ -35,17 +42,17 @@ class Lipschitz(ProbeCallback):
 
     reads_data = False
 
-    def __init__(self, *, every=1):
+    def __init__(self, *, every: int = 1) -> None:
         super().__init__(data=None, every=every)
 
-    def check(self, chain):
+    def check(self, chain: Chain) -> None:
         super().check(chain)
         bounded_blocks(chain)
 
-    def probe(self, chain):
+    def probe(self, chain: Chain) -> dict[str, float]:
         return block_logs(lipschitz(chain), METRICS, PREFIX)
 
-    def keys(self, chain):
+    def keys(self, chain: Chain) -> list[str]:
         return [
             log_key(PREFIX + name, block.stage, block.step)
             for block in bounded_blocks(chain)

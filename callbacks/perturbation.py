@@ -1,6 +1,9 @@
 """Publishes how much the blocks move the state, and the depth that follows from it."""
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING
 
 from tfresidual.callbacks.probe_callback import ProbeCallback
 
@@ -9,6 +12,10 @@ from tfresidual.probes.logs import block_logs, log_key
 from tfresidual.probes.perturbation import ALL_STAGES, distances_of
 from tfresidual.routing.block_values import STEP_METRICS
 from tfresidual.tuning.stopping_rule import depth_for
+
+if TYPE_CHECKING:
+    from tfresidual.routing import Chain
+    from tfresidual.types import Data
 
 PUBLISHED = ("distance", "scaled_distance", "mean_perturbation", "mean_scaled_perturbation")
 
@@ -43,12 +50,12 @@ class Perturbation(ProbeCallback):
         and section 2.3.
     """
 
-    def __init__(self, data, *, epsilon=0.1, every=1):
+    def __init__(self, data: Data, *, epsilon: float = 0.1, every: int = 1) -> None:
         super().__init__(data, every=every)
         depth_for(0, epsilon)
-        self.epsilon = epsilon
+        self.epsilon: float = epsilon
 
-    def probe(self, chain):
+    def probe(self, chain: Chain) -> dict[str, float]:
         blocks = perturbation(chain, self.data)
         logs = block_logs(blocks, STEP_METRICS)
         for row in distances_of(blocks).to_dict("records"):
@@ -61,7 +68,7 @@ class Perturbation(ProbeCallback):
             logs |= {log_key(name, *place): row[name] for name in (*PUBLISHED, "depth")}
         return {key: logs[key] for key in self.keys(chain)}
 
-    def keys(self, chain):
+    def keys(self, chain: Chain) -> list[str]:
         keys = []
         for split in self.splits():
             for stage in chain.stages:

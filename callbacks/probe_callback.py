@@ -1,10 +1,13 @@
 """Base class of all callbacks that run a probe and publish its numbers in the logs."""
 
+from __future__ import annotations
+
 import contextlib
 import copy
 import math
 import warnings
 import weakref
+from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
@@ -18,10 +21,16 @@ from tfresidual.routing.evaluator import check_scored
 from tfresidual.routing.losses import takes_signs
 from tfresidual.routing.outputs import check_labels
 
+if TYPE_CHECKING:
+    from typing import Any
+
+    from tfresidual.routing import Chain
+    from tfresidual.types import Data
+
 # The chains of models in training. All callbacks of a model share one, since a chain holds
 # compiled functions. Each is stored with the loss it was made for, because `compile` may replace
 # the loss later.
-_CHAINS = weakref.WeakKeyDictionary()
+_CHAINS: weakref.WeakKeyDictionary[keras.Model, tuple[Any, Chain]] = weakref.WeakKeyDictionary()
 
 
 def chain_in_training(model):
@@ -69,34 +78,35 @@ class ProbeCallback(keras.callbacks.Callback):
     # Whether it counts right and wrong predictions.
     counts_errors = False
 
-    def __init__(self, data, *, every=1):
+    def __init__(self, data: Data | None, *, every: int = 1) -> None:
         super().__init__()
-        self.every = check_int("every", every, at_least=1)
+        self.every: int = check_int("every", every, at_least=1)
         if self.reads_data:
             for split, part in splits_of(data).items():
                 with _in_split(split):
                     check_data(part)
-        self.data = data
-        self._chain = self._first = None
+        self.data: Data | None = data
+        self._chain: Chain | None = None
+        self._first: dict[str | None, Any] | None = None
 
-    def probe(self, chain):
+    def probe(self, chain: Chain) -> dict[str, float]:
         """Runs the probe and returns a dict of floats by log key."""
         raise NotImplementedError
 
-    def keys(self, chain):
+    def keys(self, chain: Chain) -> list[str]:
         """Returns all keys that `probe` returns for a chain."""
         raise NotImplementedError
 
-    def check(self, chain):
+    def check(self, chain: Chain) -> None:
         """Raises a `ValueError` if it is known that the probe cannot be run on a chain."""
         if self.counts_errors:
             check_scored(chain)
 
-    def splits(self):
+    def splits(self) -> list[str | None]:
         """Returns the names of the splits of the data, `[None]` if it has no splits."""
         return list(splits_of(self.data))
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._chain = None
         epochs = (self.params or {}).get("epochs")
         if epochs and epochs < self.every:
@@ -109,19 +119,18 @@ class ProbeCallback(keras.callbacks.Callback):
         if self.model.built:
             self._begin()
 
-    def on_train_batch_begin(self, batch, logs=None):
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         # This is not done at the end of the first batch, since a callback that defines
         # `on_train_batch_end` makes Keras wait for the end of every batch.
         if self._chain is None and self.model.built:
             self._begin()
 
-    def on_epoch_end(self, epoch, logs=None):
-        if self._chain is None:
-            self._begin()
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        chain = self._begin() if self._chain is None else self._chain
         logs = {} if logs is None else logs
-        logs.update(dict.fromkeys(self.keys(self._chain), math.nan))
+        logs.update(dict.fromkeys(self.keys(chain), math.nan))
         if (epoch + 1) % self.every == 0:
-            logs.update(self.probe(self._chain))
+            logs.update(self.probe(chain))
 
     def _first_batches(self):
         """Returns the first images of every split and their labels, as a dict by split."""
@@ -133,7 +142,7 @@ class ProbeCallback(keras.callbacks.Callback):
         return batches
 
     def _begin(self):
-        """Checks the network, once it is built, and whether the data fits it."""
+        """Checks the network, once it is built, and whether the data fits it; returns its chain."""
         chain = chain_in_training(self.model)
         self.check(chain)
         is_read = self.counts_errors or (self.reads_labels and takes_any_labels(chain))
@@ -144,6 +153,7 @@ class ProbeCallback(keras.callbacks.Callback):
                     self._check_labels(chain, labels)
         warn_of_earlier(self, ProbeCallback, self.keys(chain))
         self._chain, self._first = chain, None
+        return chain
 
     def _check_labels(self, chain, labels):
         labels = np.asarray(labels)
@@ -156,7 +166,7 @@ class ProbeCallback(keras.callbacks.Callback):
         if len(shape) == 2:
             check_labels(chain.outputs, labels, shape[-1], takes_signs(chain.loss))
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict[int, Any]) -> ProbeCallback:
         """Returns a copy without a model, which shares the data, since data is only read."""
         new = copy.copy(self)
         memo[id(self)] = new

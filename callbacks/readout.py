@@ -1,9 +1,16 @@
 """Publishes what the network predicts when a stage is left early."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from tfresidual.callbacks.probe_callback import ProbeCallback
 
 from tfresidual.probes import readout
 from tfresidual.probes.logs import block_logs, log_key
+
+if TYPE_CHECKING:
+    from tfresidual.routing import Chain
 
 PUBLISHED = ("error", "cross_entropy", "entropy")
 
@@ -34,11 +41,11 @@ class Readout(ProbeCallback):
 
     counts_errors = True
 
-    def probe(self, chain):
+    def probe(self, chain: Chain) -> dict[str, float]:
         logs = block_logs(readout(chain, self.data), PUBLISHED, "readout_")
         return {key: logs[key] for key in self.keys(chain)}
 
-    def keys(self, chain):
+    def keys(self, chain: Chain) -> list[str]:
         return [
             log_key(f"readout_{name}", stage.index, step, split)
             for split in self.splits()

@@ -1,10 +1,17 @@
 """Publishes how the state and the gradient change from block to block."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from tfresidual.callbacks.probe_callback import ProbeCallback
 
 from tfresidual.probes import signal_propagation
 from tfresidual.probes.logs import block_logs, log_key
 from tfresidual.probes.signal_propagation import METRICS
+
+if TYPE_CHECKING:
+    from tfresidual.routing import Chain
 
 
 class SignalPropagation(ProbeCallback):
@@ -34,10 +41,10 @@ class SignalPropagation(ProbeCallback):
 
     reads_labels = True
 
-    def probe(self, chain):
+    def probe(self, chain: Chain) -> dict[str, float]:
         return block_logs(signal_propagation(chain, self.data), METRICS)
 
-    def keys(self, chain):
+    def keys(self, chain: Chain) -> list[str]:
         return [
             log_key(name, block.stage, block.step, split)
             for split in self.splits()

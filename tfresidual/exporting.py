@@ -3,14 +3,24 @@
 TensorFlow only.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from tfresidual import sources
 from tfresidual.arguments import check_bool
 from tfresidual.files import checked_path, remove_unfinished
 from tfresidual.locks import locked, remove_abandoned
 from tfresidual.saved_model.writer import check_target, write
 
+if TYPE_CHECKING:
+    from tfresidual.routing.chain import Chain
+    from tfresidual.types import ChainSource, StrPath
 
-def export(net, path, *, probing=True, overwrite=False):
+
+def export(
+    net: Chain | ChainSource, path: StrPath, *, probing: bool = True, overwrite: bool = False
+) -> None:
     """Writes a network as one SavedModel that can be served and probed later.
 
     The folder can be loaded by TensorFlow Serving and by `tf.saved_model.load`, without any code of

@@ -66,4 +66,6 @@ Pixels: TypeAlias = Literal["standardized", "0-1", "0-255"]
 OutputKind: TypeAlias = Literal[
     "probabilities", "logits", "label_probabilities", "label_logits", "values"
 ]
+# The error of guessing.
+Chance: TypeAlias = float | Literal["uniform", "largest class"]
 AtChance: TypeAlias = Literal["raise", "nan"]

@@ -1,16 +1,25 @@
 """What every block does to the state, and how that relates to the gradient of the loss."""
 
+from __future__ import annotations
+
 import functools
+from typing import TYPE_CHECKING
 
 from tfresidual import sources
 from tfresidual.probes.measure import measure
 from tfresidual.routing.block_values import BLOCK_METRICS, block_values
 
+if TYPE_CHECKING:
+    from tfresidual.routing import Chain
+    from tfresidual.types import ChainSource, Data, Frame
+
 # Metrics whose sign matters: their means are returned with standard errors.
 SIGNED = ("cosine_loss", "readout_cosine_loss")
 
 
-def block_metrics(chain, data, *, per_image=False, progress=False):
+def block_metrics(
+    chain: Chain | ChainSource, data: Data, *, per_image: bool = False, progress: bool = False
+) -> Frame:
     """Measures what every block does to the state, in one forward and one backward pass.
 
     Let L be the loss of one image, h the state before a block, F = block(h) - h, and g = dL/dh

@@ -1,5 +1,9 @@
 """Which images the last blocks help: those near the decision boundary, or those already right."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pandas as pd
 
@@ -11,22 +15,26 @@ from tfresidual.routing.evaluator import MEMORY_LIMIT
 from tfresidual.routing.outputs import is_binary
 from tfresidual.routing.routes import check_scale, check_times, read_out, repeat_last, unperturbed
 
+if TYPE_CHECKING:
+    from tfresidual.routing import Chain
+    from tfresidual.types import ChainSource, Data, Frame
+
 GROUPS = ("borderline", "correct", "all")
 BLOCKS, REPETITIONS = "blocks", "repetitions"
 
 
 def borderline(
-    chain,
-    data,
+    chain: Chain | ChainSource,
+    data: Data,
     *,
-    blocks=5,
-    times=16,
-    scale=1.0,
-    probability=0.1,
-    memory_limit=MEMORY_LIMIT,
-    progress=False,
-    per_image=False,
-):
+    blocks: int = 5,
+    times: int = 16,
+    scale: float = 1.0,
+    probability: float = 0.1,
+    memory_limit: float = MEMORY_LIMIT,
+    progress: bool = False,
+    per_image: bool = False,
+) -> Frame:
     """Measures groups of images after each of the last blocks and as the last block is repeated.
 
     There are two curves. In the first, the head reads the state after each of the last blocks of

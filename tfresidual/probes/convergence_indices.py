@@ -1,6 +1,9 @@
 """How closely a network behaves like an iterative method, as three numbers per stage."""
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -15,6 +18,12 @@ from tfresidual.probes.repeat_last_block import rows_of as repeat_rows
 from tfresidual.routing.evaluator import MEMORY_LIMIT
 from tfresidual.routing.routes import check_times
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tfresidual.routing import Chain
+    from tfresidual.types import AtChance, ChainSource, Chance, Data, Frame
+
 MEAN = "mean"
 BASES = ("labels", "agreement")
 INDICES = ("convergence_index", "recurrence_index", "divergence_index")
@@ -23,8 +32,14 @@ TIMES = 16
 
 
 def convergence_indices(
-    chain, data, *, times=TIMES, chance="uniform", memory_limit=MEMORY_LIMIT, progress=False
-):
+    chain: Chain | ChainSource,
+    data: Data,
+    *,
+    times: int = TIMES,
+    chance: Chance = "uniform",
+    memory_limit: float = MEMORY_LIMIT,
+    progress: bool = False,
+) -> Frame:
     """Measures the convergence, recurrence and divergence index of every stage.
 
     Let e0 be the error of the whole network and c the error of guessing.
@@ -87,15 +102,15 @@ def convergence_indices(
 
 
 def convergence_frames(
-    chain,
-    data,
+    chain: Chain | ChainSource,
+    data: Data,
     *,
-    times=TIMES,
-    chance="uniform",
-    memory_limit=MEMORY_LIMIT,
-    progress=False,
-    at_chance="raise",
-):
+    times: int = TIMES,
+    chance: Chance = "uniform",
+    memory_limit: float = MEMORY_LIMIT,
+    progress: bool = False,
+    at_chance: AtChance = "raise",
+) -> tuple[dict[str, Frame], Frame]:
     """Measures the indices of `convergence_indices` and returns the frames they are taken from too.
 
     Args:
@@ -138,7 +153,13 @@ def convergence_frames(
     return frames, indices.assign(chance_from=chance if isinstance(chance, str) else "given")
 
 
-def indices_of(readout, drop_blocks, repeat_last_block, chance, at_chance="raise"):
+def indices_of(
+    readout: Frame,
+    drop_blocks: Frame,
+    repeat_last_block: Frame,
+    chance: float | dict[str, float],
+    at_chance: AtChance = "raise",
+) -> Frame:
     """Computes the indices from the frames of three probes.
 
     Args:
@@ -160,7 +181,7 @@ def indices_of(readout, drop_blocks, repeat_last_block, chance, at_chance="raise
             f"Argument `at_chance` must be 'raise' or 'nan'. Received: at_chance={at_chance!r}"
         )
     records = []
-    splits = readout["split"].unique() if "split" in readout else [None]
+    splits: Iterable[Any] = readout["split"].unique() if "split" in readout else [None]
     for split in splits:
         parts = [
             frame if split is None else frame[frame["split"] == split]

@@ -1,12 +1,26 @@
 """How much worse the network is without one of its blocks."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from tfresidual import sources
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.routing.evaluator import MEMORY_LIMIT
 from tfresidual.routing.routes import drop
 
+if TYPE_CHECKING:
+    from tfresidual.routing import Chain
+    from tfresidual.types import ChainSource, Data, Frame
 
-def drop_blocks(chain, data, *, memory_limit=MEMORY_LIMIT, progress=False):
+
+def drop_blocks(
+    chain: Chain | ChainSource,
+    data: Data,
+    *,
+    memory_limit: float = MEMORY_LIMIT,
+    progress: bool = False,
+) -> Frame:
     """Measures the predictions of the network without each of its blocks, one block at a time.
 
     The metrics are those of `evaluate_routes`; the distance is that of the stage of the block.

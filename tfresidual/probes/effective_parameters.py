@@ -1,5 +1,9 @@
 """How many parameters a network has if similar weights of different blocks count as one."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pandas as pd
 from keras import ops
@@ -8,8 +12,12 @@ from tfresidual import sources
 from tfresidual.arguments import check_int
 from tfresidual.networks.weight_groups import BlockWeights, groups_of
 
+if TYPE_CHECKING:
+    from tfresidual.routing import Chain
+    from tfresidual.types import ChainSource, Frame
 
-def weight_deviations(chain, *, first_block=0):
+
+def weight_deviations(chain: Chain | ChainSource, *, first_block: int = 0) -> Frame:
     """Measures how far the weights of every block are from the mean over the blocks of its stage.
 
     For the weights W of one role in a block, the deviation is D = (W - mean of W over the blocks
@@ -62,7 +70,7 @@ def weight_deviations(chain, *, first_block=0):
     return frame.sort_values(["stage", "block"], kind="stable", ignore_index=True)
 
 
-def effective_parameters(chain, *, first_block=0):
+def effective_parameters(chain: Chain | ChainSource, *, first_block: int = 0) -> Frame:
     """Counts the parameters of a network; similar blocks of a stage reduce the effective number.
 
     - `raw`: the number of all parameters, trainable or frozen; parameters that blocks share count

@@ -1,5 +1,9 @@
 """How well routes through the network do: error, loss, entropy, agreement, distance."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pandas as pd
 
@@ -10,12 +14,24 @@ from tfresidual.routing.batches import splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT
 from tfresidual.routing.routes import checked_routes, unperturbed
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tfresidual.routing import Chain, Route
+    from tfresidual.types import ChainSource, Data, Frame
+
 METRICS = ("error", "cross_entropy", "entropy", "agreement", "distance")
 
 
 def evaluate_routes(
-    chain, data, routes, *, per_image=False, memory_limit=MEMORY_LIMIT, progress=False
-):
+    chain: Chain | ChainSource,
+    data: Data,
+    routes: Iterable[Route],
+    *,
+    per_image: bool = False,
+    memory_limit: float = MEMORY_LIMIT,
+    progress: bool = False,
+) -> Frame:
     """Measures the predictions of the network on routes through its blocks.
 
     All routes are run together: parts that routes have in common are computed once, nothing is

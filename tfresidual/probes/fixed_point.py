@@ -1,6 +1,9 @@
 """Whether repeating the last block of a stage leads to a fixed point. TensorFlow only."""
 
+from __future__ import annotations
+
 import functools
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -11,6 +14,10 @@ from tfresidual.metrics import change_of, norm
 from tfresidual.routing.batches import run_over, splits_of
 from tfresidual.routing.routes import check_times
 
+if TYPE_CHECKING:
+    from tfresidual.routing import Chain
+    from tfresidual.types import ChainSource, Data, Frame
+
 METRICS = ("change", "contraction", "largest_contraction", "distance")
 # The distance from 1 to the next larger number.
 ULPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -19,7 +26,9 @@ ULPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16
 SMALLEST_CHANGE = 4
 
 
-def fixed_point(chain, data, *, times=50, progress=False):
+def fixed_point(
+    chain: Chain | ChainSource, data: Data, *, times: int = 50, progress: bool = False
+) -> Frame:
     """Measures where the state of a stage goes when its last block is applied repeatedly.
 
     Each stage is measured by itself, without the stages after it. Let z_0 be the input of the

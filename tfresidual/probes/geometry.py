@@ -10,9 +10,11 @@ holds the anchor fixed: h moves and the anchor does not, even before the first b
 where both are the same tensor.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -26,6 +28,10 @@ from tfresidual.probes.measure import measure
 from tfresidual.probes.perturbation import ALL_STAGES
 from tfresidual.routing.batches import run_over, splits_of
 
+if TYPE_CHECKING:
+    from tfresidual.routing import Chain
+    from tfresidual.types import Array, ArrayLike, ChainSource, Data, Frame
+
 # A pass keeps the values computed in every block after the place where the metric is measured.
 IMAGES_AT_ONCE = 32
 # The number of vectors iterated beyond those asked for, so that the last of those converges.
@@ -35,7 +41,15 @@ GUARDS = 1
 SMALLEST_INDEPENDENT = 1e-5
 
 
-def metric_product(chain, images, *, stage, block, vectors, progress=False):
+def metric_product(
+    chain: Chain | ChainSource,
+    images: ArrayLike,
+    *,
+    stage: int,
+    block: int,
+    vectors: ArrayLike,
+    progress: bool = False,
+) -> Array:
     """Multiplies vectors by the metric at the state before a block: g x = J'J x.
 
     J is the Jacobian of the map from the state before the block to the last state, which is the
@@ -79,16 +93,16 @@ def metric_product(chain, images, *, stage, block, vectors, progress=False):
 
 
 def metric_eigenvalues(
-    chain,
-    data,
+    chain: Chain | ChainSource,
+    data: Data,
     *,
-    stage,
-    block,
-    count=3,
-    tolerance=1e-3,
-    most_iterations=100,
-    progress=False,
-):
+    stage: int,
+    block: int,
+    count: int = 3,
+    tolerance: float = 1e-3,
+    most_iterations: int = 100,
+    progress: bool = False,
+) -> Frame:
     """Measures the largest eigenvalues of the metric at the state before a block.
 
     The square root of the largest eigenvalue is the largest factor by which the rest of the network
@@ -158,7 +172,9 @@ def metric_eigenvalues(
     return pd.concat(frames, ignore_index=True)
 
 
-def line_element(chain, data, *, per_image=False, progress=False):
+def line_element(
+    chain: Chain | ChainSource, data: Data, *, per_image: bool = False, progress: bool = False
+) -> Frame:
     """Measures the line element of each block, which adds a layer part and a spatial part.
 
     Hauser's line element (eq. 12) is ds^2 = dx^2 + g dx dx. Its first part is defined in the paper
@@ -201,7 +217,7 @@ def line_element(chain, data, *, per_image=False, progress=False):
     return measure(chain, "line element", function, data, per_image, progress, with_labels=False)
 
 
-def path_lengths(chain, data, *, progress=False):
+def path_lengths(chain: Chain | ChainSource, data: Data, *, progress: bool = False) -> Frame:
     """Measures the length of the path of an image through each stage, by the line element.
 
     The path length of a stage is the sum of `length` over its blocks, see `line_element`. It is the
@@ -228,7 +244,7 @@ def path_lengths(chain, data, *, progress=False):
     return path_lengths_of(line_element(chain, data, progress=progress))
 
 
-def path_lengths_of(frame):
+def path_lengths_of(frame: Frame) -> Frame:
     """Adds up the lengths of blocks to the path lengths of stages.
 
     Args:
@@ -251,8 +267,15 @@ def path_lengths_of(frame):
 
 
 def line_between(
-    chain, first_images, second_images, *, stage=1, block=0, points=16, progress=False
-):
+    chain: Chain | ChainSource,
+    first_images: ArrayLike,
+    second_images: ArrayLike,
+    *,
+    stage: int = 1,
+    block: int = 0,
+    points: int = 16,
+    progress: bool = False,
+) -> Frame:
     """Measures the straight line between the states of two images by the pulled-back metric.
 
     Let a and b be the states of the two images before a block. `length` is the length of the line

@@ -1,15 +1,23 @@
 """Estimates and bounds of the Lipschitz constants of bounded blocks."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import pandas as pd
 
 from tfresidual import sources
 from tfresidual.arguments import check_bool
 from tfresidual.console import progress_bar
 
+if TYPE_CHECKING:
+    from tfresidual.routing import Chain
+    from tfresidual.types import ChainSource, Frame
+
 METRICS = ("estimate", "residual", "certified", "divisor")
 
 
-def lipschitz(chain, *, progress=False):
+def lipschitz(chain: Chain | ChainSource, *, progress: bool = False) -> Frame:
     """Reads the Lipschitz estimates and bounds of all bounded branches, at inference.
 
     A branch is a composition of convolutions, with batch normalization folded in, and ReLUs. Its

@@ -1,8 +1,18 @@
 """Converts between frames of probes and the keys of their numbers in training logs."""
 
+from __future__ import annotations
+
 import re
+from typing import TYPE_CHECKING
 
 import pandas as pd
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    import keras
+
+    from tfresidual.types import Frame, StrPath
 
 KEY = re.compile(
     r"(?:(?P<split>[^/]+)/)?stage(?P<stage>\d+)/(?:block(?P<block>\d+)/)?(?P<name>\w+)"
@@ -29,7 +39,7 @@ def block_logs(frame, names, prefix=""):
     }
 
 
-def from_logs(history):
+def from_logs(history: keras.callbacks.History | dict[str, Any] | Frame | StrPath) -> Frame:
     """Reads the numbers that the callbacks published for each block back into a frame.
 
     Args:
@@ -44,7 +54,7 @@ def from_logs(history):
         ValueError: if the history holds no numbers of blocks.
     """
     table = _table(history)
-    rows = {}
+    rows: dict[tuple[Any, ...], dict[str, float]] = {}
     for key in table.columns:
         match = KEY.fullmatch(key)
         if match is None or match["block"] is None:

@@ -1,6 +1,9 @@
 """How much every block moves the state, and how far the state travels through each stage."""
 
+from __future__ import annotations
+
 import functools
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -8,10 +11,16 @@ from tfresidual import sources
 from tfresidual.probes.measure import measure
 from tfresidual.routing.block_values import STEP_METRICS, step_values
 
+if TYPE_CHECKING:
+    from tfresidual.routing import Chain
+    from tfresidual.types import ChainSource, Data, Frame
+
 ALL_STAGES = "all"
 
 
-def perturbation(chain, data, *, per_image=False, progress=False):
+def perturbation(
+    chain: Chain | ChainSource, data: Data, *, per_image: bool = False, progress: bool = False
+) -> Frame:
     """Measures how much every block moves the state, in one forward pass.
 
     Let h be the state before a block and F = block(h) - h, with norms over all features of one
@@ -44,7 +53,9 @@ def perturbation(chain, data, *, per_image=False, progress=False):
     return measure(chain, "perturbation", function, data, per_image, progress, with_labels=False)
 
 
-def computational_distance(chain, data, *, progress=False):
+def computational_distance(
+    chain: Chain | ChainSource, data: Data, *, progress: bool = False
+) -> Frame:
     """Measures how far the state travels through each stage, and the mean perturbation.
 
     The distance of a stage is the sum of |F| over its blocks, and the scaled distance is the sum of
@@ -79,7 +90,7 @@ def computational_distance(chain, data, *, progress=False):
     return distances_of(perturbation(chain, data, progress=progress))
 
 
-def distances_of(frame):
+def distances_of(frame: Frame) -> Frame:
     """Adds up the perturbations of blocks to the distances of stages.
 
     Args:

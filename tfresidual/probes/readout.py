@@ -1,12 +1,26 @@
 """What the network predicts when a stage is left early."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from tfresidual import sources
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.routing.evaluator import MEMORY_LIMIT
 from tfresidual.routing.routes import read_out
 
+if TYPE_CHECKING:
+    from tfresidual.routing import Chain
+    from tfresidual.types import ChainSource, Data, Frame
 
-def readout(chain, data, *, memory_limit=MEMORY_LIMIT, progress=False):
+
+def readout(
+    chain: Chain | ChainSource,
+    data: Data,
+    *,
+    memory_limit: float = MEMORY_LIMIT,
+    progress: bool = False,
+) -> Frame:
     """Measures the predictions of the network when a stage is left after each of its blocks.
 
     The later stages follow as trained; in the last stage, the head follows directly. The metrics

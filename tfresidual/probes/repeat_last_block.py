@@ -1,7 +1,10 @@
 """What happens when the last block of a stage is applied repeatedly. TensorFlow only."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
@@ -16,13 +19,24 @@ from tfresidual.routing.evaluator import MEMORY_LIMIT
 from tfresidual.routing.gradients import known_gradients
 from tfresidual.routing.routes import check_scale, check_times, repeat_last, unperturbed
 
+if TYPE_CHECKING:
+    from tfresidual.routing import Chain
+    from tfresidual.types import ChainSource, Data, Frame
+
 # A backward pass keeps the values computed in every block after the repeated one.
 IMAGES_OF_A_STEP = 64
 
 
 def repeat_last_block(
-    chain, data, *, times=16, scale=1.0, steps=True, memory_limit=MEMORY_LIMIT, progress=False
-):
+    chain: Chain | ChainSource,
+    data: Data,
+    *,
+    times: int = 16,
+    scale: float = 1.0,
+    steps: bool = True,
+    memory_limit: float = MEMORY_LIMIT,
+    progress: bool = False,
+) -> Frame:
     """Measures the predictions of the network when the last block of a stage is repeated.
 
     One stage is perturbed at a time, with every number of repetitions from 0 (the unperturbed

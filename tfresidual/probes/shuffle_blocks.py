@@ -1,6 +1,9 @@
 """What the network predicts when its blocks change places."""
 
+from __future__ import annotations
+
 import itertools
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,10 +14,23 @@ from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.routing.evaluator import MEMORY_LIMIT
 from tfresidual.routing.routes import movable_runs, shuffle
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tfresidual.routing import Chain
+    from tfresidual.types import ChainSource, Data, Frame
+
 
 def shuffle_blocks(
-    chain, data, *, swaps=(1, 2, 4, 8), draws=3, seed=0, memory_limit=MEMORY_LIMIT, progress=False
-):
+    chain: Chain | ChainSource,
+    data: Data,
+    *,
+    swaps: Iterable[int] = (1, 2, 4, 8),
+    draws: int = 3,
+    seed: int = 0,
+    memory_limit: float = MEMORY_LIMIT,
+    progress: bool = False,
+) -> Frame:
     """Measures the predictions of the network when blocks of a stage change places at random.
 
     One stage is shuffled at a time. Blocks that change the shape of the state keep their places;

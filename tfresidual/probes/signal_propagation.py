@@ -3,7 +3,10 @@
 TensorFlow only.
 """
 
+from __future__ import annotations
+
 import functools
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 from keras import ops
@@ -12,6 +15,10 @@ from tfresidual import sources
 from tfresidual.metrics import cosine, norm, ratio
 from tfresidual.probes.measure import measure
 from tfresidual.routing.gradients import known_gradients
+
+if TYPE_CHECKING:
+    from tfresidual.routing import Chain
+    from tfresidual.types import ChainSource, Data, Frame
 
 METRICS = (
     "state_norm",
@@ -23,7 +30,9 @@ METRICS = (
 )
 
 
-def signal_propagation(chain, data, *, per_image=False, progress=False):
+def signal_propagation(
+    chain: Chain | ChainSource, data: Data, *, per_image: bool = False, progress: bool = False
+) -> Frame:
     """Measures state and gradient at every block, and how much gradient the shortcuts carry.
 
     Let L be the loss of one image, h the state before a block, g = dL/dh through the rest of the

@@ -1,5 +1,9 @@
 """The estimate of a network after every block, for inputs and outputs in the plane."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pandas as pd
 from keras import ops
@@ -9,10 +13,16 @@ from tfresidual.networks import InverseProblemNetwork
 from tfresidual.routing import Block, Chain, Stage
 from tfresidual.routing.routes import checked_routes, follow, unperturbed
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tfresidual.routing import Route
+    from tfresidual.types import Array, ArrayLike, ChainSource, Frame
+
 _COLUMNS = ["route", "input", "x1", "x2", "stage", "step", "z1", "z2"]
 
 
-def inverse_problem_chain(network):
+def inverse_problem_chain(network: InverseProblemNetwork) -> Chain:
     """Returns the chain of a network for the inverse problem: one stage and a squared-error loss.
 
     Args:
@@ -39,7 +49,9 @@ def _block(step, layer):
     return Block(stage=1, step=step, keeps_shape=True, apply=lambda state: layer(state))
 
 
-def trajectories(chain, inputs, *, routes=None):
+def trajectories(
+    chain: Chain | ChainSource, inputs: ArrayLike, *, routes: Iterable[Route] | None = None
+) -> Frame:
     """Reads an estimate from the state before the first block and after every block applied.
 
     The head, which was trained on the last state, is applied to each of these states. The chain
@@ -70,8 +82,10 @@ def trajectories(chain, inputs, *, routes=None):
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", fig. 1.
     """
-    is_network = isinstance(chain, InverseProblemNetwork)
-    chain = inverse_problem_chain(chain) if is_network else sources.chain(chain)
+    if isinstance(chain, InverseProblemNetwork):
+        chain = inverse_problem_chain(chain)
+    else:
+        chain = sources.chain(chain)
     _check_chain(chain)
     inputs = _checked_points("inputs", inputs)
     if routes is None:
@@ -110,7 +124,9 @@ def _of_route(chain, inputs, route):
     return pd.DataFrame(columns, columns=_COLUMNS)
 
 
-def trajectory_summary(readout, dropped, repeated, solutions):
+def trajectory_summary(
+    readout: Frame, dropped: Frame, repeated: Frame, solutions: ArrayLike
+) -> Frame:
     """Summarizes the trajectories of one network: whether it approaches, repeats and converges.
 
     All distances are Euclidean distances in the plane, averaged over the inputs. Ratios are
@@ -206,7 +222,7 @@ def _check_chain(chain):
         )
 
 
-def _checked_points(name, points):
+def _checked_points(name: str, points: ArrayLike) -> Array:
     """Returns points as an array of floats; integers become float32.
 
     Raises a `ValueError` if they are not finite or not in the plane.

@@ -4,6 +4,10 @@ The driver, the command line, studies and reports read the registry; the probes 
 else.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from tfresidual.registry.entries import (
     block_metrics,
     borderline,
@@ -18,6 +22,12 @@ from tfresidual.registry.entries import (
     signal_propagation,
 )
 from tfresidual.registry.entry import Entry, Figure, ProbeOptions, Study
+
+if TYPE_CHECKING:
+    import keras
+
+    from tfresidual.routing import Chain
+    from tfresidual.types import Images
 
 ENTRIES = {
     module.ENTRY.name: module.ENTRY
@@ -39,7 +49,7 @@ ENTRIES = {
 __all__ = ["ENTRIES", "Entry", "Figure", "ProbeOptions", "Study", "possible", "watching"]
 
 
-def possible(chain):
+def possible(chain: Chain) -> list[str]:
     """Returns the names of the probes that can be run on a network.
 
     A network cannot be probed by repetition if every stage ends in a block that changes the shape,
@@ -55,7 +65,7 @@ def possible(chain):
     return [name for name, entry in ENTRIES.items() if entry.is_possible(chain)]
 
 
-def watching(data, epsilon):
+def watching(data: Images, epsilon: float) -> list[keras.callbacks.Callback]:
     """Returns the callbacks that publish numbers of probes during the training of a study.
 
     Args:

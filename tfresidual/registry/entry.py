@@ -1,12 +1,24 @@
 """The classes of which the registry is made, and checks shared by its entries."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from tfresidual.arguments import check_number
 from tfresidual.probes.convergence_indices import check_chance
 from tfresidual.routing.evaluator import MEMORY_LIMIT, check_memory_limit
 from tfresidual.routing.routes import check_scale, check_times
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import keras
+    from matplotlib import figure
+
+    from tfresidual.routing import Chain
+    from tfresidual.types import AtChance, Chance, Data, Frame, Images
 
 INFERENCE = "Jastrzebski et al. 2018"
 HAUSER = "Hauser 2019"
@@ -44,13 +56,13 @@ class ProbeOptions:
 
     times: int = 16
     scale: float = 1.0
-    chance: str | float = "uniform"
-    at_chance: str = "raise"
+    chance: Chance = "uniform"
+    at_chance: AtChance = "raise"
     epsilon: float | None = None
     memory_limit: float = MEMORY_LIMIT
     seed: int | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_times(self.times)
         if self.epsilon is not None:
             check_epsilon(self.epsilon)
@@ -83,16 +95,16 @@ class Figure:
     name: str
     frames: tuple[str, ...]
     column: str
-    draw: Callable
+    draw: Callable[..., figure.Figure]
     title: str
     question: str
     reading: str
     source: str | None = None
     has_table: bool = False
-    select: Callable | None = None
-    finding: Callable | None = None
+    select: Callable[[Frame], Frame] | None = None
+    finding: Callable[[dict[str, Frame]], str | None] | None = None
 
-    def parts(self, frames):
+    def parts(self, frames: dict[str, Frame]) -> list[Frame] | None:
         """Returns the frames the figure is drawn from, or `None` if there is nothing to draw."""
         if any(name not in frames or frames[name].empty for name in self.frames):
             return None
@@ -123,9 +135,9 @@ class Study:
 
     splits: tuple[str, ...] = ("train", "test")
     images: int | None = None
-    changes: dict = dataclasses.field(default_factory=dict)
-    renamed: dict = dataclasses.field(default_factory=dict)
-    when: Callable = lambda chain: True
+    changes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    renamed: dict[str, str] = dataclasses.field(default_factory=dict)
+    when: Callable[[Chain], bool] = lambda chain: True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,12 +158,12 @@ class Entry:
     """
 
     name: str
-    run: Callable
+    run: Callable[[Chain, Data, ProbeOptions, bool], dict[str, Frame]]
     figures: tuple[Figure, ...] = ()
-    is_possible: Callable = lambda chain: True
+    is_possible: Callable[[Chain], bool] = lambda chain: True
     studies: tuple[Study, ...] = ()
     measured_by: str | None = None
-    watch: Callable | None = None
+    watch: Callable[[Images, float], Iterable[keras.callbacks.Callback]] | None = None
 
 
 def check_epsilon(epsilon):

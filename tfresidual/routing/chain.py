@@ -1,11 +1,21 @@
 """The chain: a network from any source as stem, stages of blocks, and head."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from keras import ops
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import keras
+
+    from tfresidual.types import OutputKind, Tensor
 
 # The kinds of outputs that a head can return, see `Chain`.
 OUTPUT_KINDS = ("probabilities", "logits", "label_probabilities", "label_logits", "values")
@@ -49,16 +59,22 @@ class Block:
     stage: int
     step: int
     keeps_shape: bool
-    apply: Callable = dataclasses.field(repr=False)
-    branch: Callable | None = dataclasses.field(default=None, repr=False)
-    join: Callable | None = dataclasses.field(default=None, repr=False)
+    apply: Callable[..., Tensor] = dataclasses.field(repr=False)
+    branch: Callable[[Tensor], Tensor] | None = dataclasses.field(default=None, repr=False)
+    join: Callable[[Tensor, Tensor], Tensor] | None = dataclasses.field(default=None, repr=False)
     takes_anchor: bool = False
-    weights: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
-    lipschitz: Callable | None = dataclasses.field(default=None, repr=False)
+    weights: dict[str, keras.Variable] = dataclasses.field(
+        default_factory=dict, repr=False, compare=False
+    )
+    lipschitz: Callable[[], dict[str, float] | None] | None = dataclasses.field(
+        default=None, repr=False
+    )
     shortcut: str | None = None
     name: str | None = None
 
-    def __call__(self, state, anchor=None, scale=None):
+    def __call__(
+        self, state: Tensor, anchor: Tensor | None = None, scale: float | Tensor | None = None
+    ) -> Tensor:
         """Returns the next state, with the branch multiplied by `scale`."""
         if scale is not None:
             return self.changed(state, anchor, functools.partial(multiplied, scale))
@@ -66,14 +82,16 @@ class Block:
             return self.apply(state, anchor)
         return self.apply(state)
 
-    def changed(self, state, anchor, change):
+    def changed(
+        self, state: Tensor, anchor: Tensor | None, change: Callable[[Tensor], Tensor]
+    ) -> Tensor:
         """Returns the next state, with `change` applied to the branch before it is joined."""
         base = anchor if self.takes_anchor else state
-        if self.join is not None:
+        if self.branch is not None and self.join is not None:
             return self.join(base, change(self.branch(state)))
         return base + change(self(state, anchor) - base)
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"stage {self.stage} block {self.step}"
 
 
@@ -95,10 +113,10 @@ class Stage:
 
     index: int
     blocks: tuple[Block, ...]
-    transition: Callable | None = dataclasses.field(default=None, repr=False)
+    transition: Callable[[Tensor], Tensor] | None = dataclasses.field(default=None, repr=False)
 
     @property
-    def exits(self):
+    def exits(self) -> tuple[int, ...]:
         """The indices of the blocks after which the stage can be left, as a tuple.
 
         No block after them changes the shape of the state, since the rest of the network needs
@@ -108,7 +126,7 @@ class Stage:
         return tuple(block.step for block in self.blocks[last_change:])
 
     @property
-    def can_repeat(self):
+    def can_repeat(self) -> bool:
         """Whether the last block of the stage can be applied again."""
         return bool(self.blocks) and self.blocks[-1].keeps_shape
 
@@ -144,31 +162,35 @@ class Chain:
     """
 
     name: str
-    stem: Callable = dataclasses.field(repr=False)
+    stem: Callable[[Tensor], Tensor] = dataclasses.field(repr=False)
     stages: tuple[Stage, ...]
-    head: Callable = dataclasses.field(repr=False)
-    loss: Callable = dataclasses.field(repr=False)
+    head: Callable[[Tensor], Tensor] = dataclasses.field(repr=False)
+    loss: Callable[[Tensor, Tensor], Tensor] = dataclasses.field(repr=False)
     input_shape: tuple[int | None, ...]
-    outputs: str = "logits"
-    weights: tuple = dataclasses.field(default=(), repr=False, compare=False)
-    prepare: Callable | None = dataclasses.field(default=None, repr=False)
-    reference: Callable | None = dataclasses.field(default=None, repr=False, compare=False)
+    outputs: OutputKind = "logits"
+    weights: tuple[keras.Variable, ...] = dataclasses.field(default=(), repr=False, compare=False)
+    prepare: Callable[[], object] | None = dataclasses.field(default=None, repr=False)
+    reference: Callable[[Tensor], Tensor] | None = dataclasses.field(
+        default=None, repr=False, compare=False
+    )
     notes: tuple[str, ...] = ()
     # The graphs of functions that were compiled elsewhere, by the name of the function.
-    graphs: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    graphs: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
     # The functions compiled for this chain, by what they compute and for which shapes.
-    compiled: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    compiled: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
     # The compiled reference, and the kinds of images on which the chain was compared with it.
-    compared: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    compared: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
     # The number of outputs of a head for one image, by head, as far as it is known.
-    widths: dict = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    widths: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @property
-    def blocks(self):
+    def blocks(self) -> tuple[Block, ...]:
         """All blocks in the order in which they are applied, as a tuple."""
         return tuple(block for stage in self.stages for block in stage.blocks)
 
-    def walk(self, state, until=None):
+    def walk(
+        self, state: Tensor, until: tuple[int, int] | None = None
+    ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
         """Applies the blocks to the output of the stem.
 
         Args:
@@ -184,7 +206,7 @@ class Chain:
         steps, last, _ = self._walk(state, until=until)
         return steps, last
 
-    def lead_to(self, state, stage, step):
+    def lead_to(self, state: Tensor, stage: int, step: int) -> tuple[Tensor, Tensor | None]:
         """Applies the blocks before a given block to the output of the stem.
 
         Returns:
@@ -193,7 +215,7 @@ class Chain:
         _, before, anchor = self._walk(state, until=(stage, step))
         return before, anchor
 
-    def lead_on(self, state, anchor, stage, step):
+    def lead_on(self, state: Tensor, anchor: Tensor | None, stage: int, step: int) -> Tensor:
         """Applies a block and all blocks after it, and returns the last state, the head's input."""
         _, last, _ = self._walk(state, since=(stage, step), anchor=anchor)
         return last
@@ -214,12 +236,12 @@ class Chain:
                 steps.append((before, state))
         return steps, state, anchor
 
-    def __call__(self, images):
+    def __call__(self, images: Tensor) -> Tensor:
         """Returns the outputs of the unperturbed network."""
         _, last = self.walk(self.stem(images))
         return self.head(last)
 
-    def __str__(self):
+    def __str__(self) -> str:
         blocks, stages = _counted(self.blocks, "block"), _counted(self.stages, "stage")
         lines = [f"{self.name}: {blocks} in {stages}"]
         for stage in self.stages:

@@ -1,9 +1,12 @@
 """Runs routes over a dataset. TensorFlow only."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import itertools
 import math
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -24,6 +27,13 @@ from tfresidual.routing.outputs import LOGITS, OUTPUTS, check_labels, is_binary,
 from tfresidual.routing.plan import BLOCK, DISTANCE, HEAD, STEM, TRANSITION, plan_of
 from tfresidual.routing.routes import checked_routes
 from tfresidual.routing.scores import label_sets, prediction_scores
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tfresidual.routing.chain import Chain
+    from tfresidual.routing.routes import Route
+    from tfresidual.types import Images
 
 # Running more images at once makes a block no faster per image.
 MOST_IMAGES = 256
@@ -76,7 +86,15 @@ class RouteValues:
     classes: int
 
 
-def evaluate(chain, data, routes, *, memory_limit=MEMORY_LIMIT, with_outputs=False, progress=False):
+def evaluate(
+    chain: Chain,
+    data: Images,
+    routes: Iterable[Route],
+    *,
+    memory_limit: float = MEMORY_LIMIT,
+    with_outputs: bool = False,
+    progress: bool = False,
+) -> RouteValues:
     """Runs routes over a dataset; parts that routes have in common are computed once.
 
     Every block is compiled once per chain and image shape, whatever the routes are.
@@ -140,11 +158,11 @@ def evaluate(chain, data, routes, *, memory_limit=MEMORY_LIMIT, with_outputs=Fal
             all_labels.append(labels.numpy())
     # The routes of the plan begin with the unperturbed one. Routes with the same path share one
     # result.
-    places = {}
+    places: dict[tuple[Any, ...], int] = {}
     for index, route in enumerate(plan.routes):
         places.setdefault(route.stages, index)
     chosen = [places[route.stages] for route in routes]
-    joined = {
+    joined: dict[str, Any] = {
         name: np.concatenate([part[name] for part in parts], axis=1)[chosen] for name in parts[0]
     }
     labels = np.concatenate(all_labels)

@@ -8,11 +8,18 @@ last. So only a few states are kept in addition to those of the unperturbed rout
 routes there are.
 """
 
+from __future__ import annotations
+
 import dataclasses
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tfresidual.routing.chain import checked_chain
 from tfresidual.routing.routes import Route, checked_routes, unperturbed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from tfresidual.routing.chain import Chain
 
 STEM, TRANSITION, BLOCK, DISTANCE, HEAD = "stem", "transition", "block", "distance", "head"
 
@@ -74,16 +81,16 @@ class Plan:
     steps: tuple[Step, ...]
 
     @property
-    def applications(self):
+    def applications(self) -> int:
         """The number of times a block is applied to a batch of images."""
         return sum(step.operation.kind == BLOCK for step in self.steps)
 
     @property
-    def plain_applications(self):
+    def plain_applications(self) -> int:
         """The number of times a block would be applied if every route was run by itself."""
         return sum(route.applications for route in self.routes)
 
-    def most_held(self, sizes, extras):
+    def most_held(self, sizes: Sequence[int], extras: Sequence[int]) -> int:
         """Returns the largest memory that is held at any time.
 
         Args:
@@ -100,14 +107,14 @@ class Plan:
             held -= sum(sizes[place] for place in step.frees)
         return most
 
-    def __str__(self):
+    def __str__(self) -> str:
         return (
             f"{len(self.routes)} routes: {self.applications:,} block applications instead of "
             f"{self.plain_applications:,}"
         )
 
 
-def plan_of(chain, routes):
+def plan_of(chain: Chain, routes: Iterable[Route]) -> Plan:
     """Plans how a set of routes is run, without running it.
 
     Args:

@@ -1,15 +1,20 @@
 """Routes: ways through the blocks of a chain, one of which is the unperturbed network."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from tfresidual.arguments import check_int, is_int, is_number
 from tfresidual.routing.chain import Stage, checked_chain, multiplied
+
+if TYPE_CHECKING:
+    from tfresidual.routing.chain import Chain
 
 # The size of a route and the work for it grow with every application.
 MOST_TIMES = 1000
@@ -43,15 +48,15 @@ class Route:
     stages: tuple[tuple[Application, ...], ...]
 
     @property
-    def applications(self):
+    def applications(self) -> int:
         """The number of blocks applied."""
         return sum(map(len, self.stages))
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.name}: {' | '.join(map(_steps_text, self.stages))}"
 
 
-def unperturbed(chain):
+def unperturbed(chain: Chain) -> Route:
     """Returns the route of the network as it was trained.
 
     Args:
@@ -67,7 +72,7 @@ def unperturbed(chain):
     )
 
 
-def drop(chain, *blocks):
+def drop(chain: Chain, *blocks: tuple[int, int]) -> Route:
     """Returns the route without one or several blocks.
 
     Args:
@@ -106,7 +111,7 @@ def drop(chain, *blocks):
     return Route(f"without {names}", stages)
 
 
-def read_out(chain, stage, after):
+def read_out(chain: Chain, stage: int, after: int) -> Route:
     """Returns the route that leaves a stage early and continues with the next stage or the head.
 
     Args:
@@ -134,7 +139,7 @@ def read_out(chain, stage, after):
     return _replaced(chain, stage, kept, f"stage {stage} read out after block {after}")
 
 
-def repeat_last(chain, stage, times, scale=1.0):
+def repeat_last(chain: Chain, stage: int, times: int, scale: float = 1.0) -> Route:
     """Returns the route that applies the last block of a stage again.
 
     Args:
@@ -171,7 +176,7 @@ def repeat_last(chain, stage, times, scale=1.0):
     return _replaced(chain, stage, unperturbed(chain).stages[stage - 1] + extra, name)
 
 
-def swap(chain, stage, first, second):
+def swap(chain: Chain, stage: int, first: int, second: int) -> Route:
     """Returns the route with two blocks of a stage swapped.
 
     Args:
@@ -206,7 +211,7 @@ def swap(chain, stage, first, second):
     return _replaced(chain, stage, steps, f"stage {stage} blocks {first} and {second} swapped")
 
 
-def shuffle(chain, stage, seed=0, swaps=None):
+def shuffle(chain: Chain, stage: int, seed: int = 0, swaps: int | None = None) -> Route:
     """Returns the route with the blocks of a stage in a random order.
 
     Blocks that change the shape of the state keep their places.
@@ -253,7 +258,7 @@ def shuffle(chain, stage, seed=0, swaps=None):
     return _replaced(chain, stage, steps, f"stage {stage} {how} (seed {seed})")
 
 
-def follow(chain, route):
+def follow(chain: Chain, route: Route) -> Chain:
     """Returns the chain whose blocks are the applications of a route.
 
     This makes it possible to apply everything that takes a chain to a perturbed network. The
@@ -279,11 +284,16 @@ def follow(chain, route):
         )
         for stage, applications in zip(chain.stages, route.stages, strict=True)
     ]
-    changes = {"name": route.name, "stages": tuple(stages), "reference": None, "compiled": {}}
+    changes: dict[str, Any] = {
+        "name": route.name,
+        "stages": tuple(stages),
+        "reference": None,
+        "compiled": {},
+    }
     return dataclasses.replace(chain, **changes)
 
 
-def checked_routes(chain, routes, name="routes"):
+def checked_routes(chain: Chain, routes: Iterable[Route], name: str = "routes") -> list[Route]:
     """Returns the routes as a list; raises a `ValueError` unless all of them fit the chain."""
     if isinstance(routes, Route) or not isinstance(routes, Iterable):
         raise ValueError(f"Argument `routes` must be a list of routes. Received: routes={routes!r}")

@@ -1,6 +1,9 @@
 """Makes chains from SavedModels written by `tfresidual.export`. TensorFlow only."""
 
+from __future__ import annotations
+
 import pathlib
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -20,8 +23,11 @@ from tfresidual.saved_model.format import (
     transition_name,
 )
 
+if TYPE_CHECKING:
+    from tfresidual.types import StrPath
 
-def saved_model_chain(path):
+
+def saved_model_chain(path: StrPath) -> Chain:
     """Returns the chain of a SavedModel, without the code that built its network.
 
     Nothing in the folder is executed, except for what the loader of TensorFlow itself does.

@@ -3,6 +3,8 @@
 TensorFlow only.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import gc
@@ -10,6 +12,7 @@ import itertools
 import json
 import os
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
@@ -35,6 +38,11 @@ from tfresidual.saved_model.format import (
     transition_name,
 )
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tfresidual.routing import Chain
+
 # All files and folders that can be in the folder of a SavedModel.
 SAVED_MODEL_FILES = {
     *("saved_model.pb", "fingerprint.pb", "keras_metadata.pb"),
@@ -44,7 +52,7 @@ SAVED_MODEL_FILES = {
 INDICES, ROWS = "indices", "rows"
 
 
-def write(chain, path, probing=True):
+def write(chain: Chain, path: Path, probing: bool = True) -> None:
     """Writes a chain as a SavedModel; existing files at the path are replaced.
 
     Args:

@@ -1,9 +1,12 @@
 """Makes chains from all kinds of sources."""
 
+from __future__ import annotations
+
 import dataclasses
 import os
 import pathlib
 import zipfile
+from typing import TYPE_CHECKING
 
 import keras
 
@@ -17,11 +20,14 @@ from tfresidual.sources.functional import functional_chain, preparation, unit_pa
 from tfresidual.sources.graph import reference_of
 from tfresidual.sources.outputs import kind_of, outputs_of
 
+if TYPE_CHECKING:
+    from tfresidual.types import ChainSource
+
 # The errors that Keras raises for files that it cannot read.
 DAMAGED = (*UNREADABLE, RuntimeError, zipfile.BadZipFile)
 
 
-def chain(source):
+def chain(source: Chain | ChainSource) -> Chain:
     """Returns the chain of a network, which every probe takes.
 
     Nothing is copied: the chain computes with the layers of the network itself, so it follows their

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from numbers import Real
+from typing import overload
 
 import numpy as np
 
@@ -13,7 +14,15 @@ NO_DISTANCES = (str, bytes, bytearray, Mapping)
 LONGEST = 60
 
 
-def depth_for(scaled_distance, epsilon=0.1):
+@overload
+def depth_for(scaled_distance: float, epsilon: float = 0.1) -> int: ...
+
+
+@overload
+def depth_for(scaled_distance: Iterable[float], epsilon: float = 0.1) -> list[int]: ...
+
+
+def depth_for(scaled_distance: float | Iterable[float], epsilon: float = 0.1) -> int | list[int]:
     """Returns the number of blocks at which the mean scaled perturbation falls to epsilon.
 
     `L = ceil(scaled_distance / epsilon)`, under the assumption that the distance does not change
@@ -48,20 +57,20 @@ def depth_for(scaled_distance, epsilon=0.1):
         Hauser 2019, "On residual networks learning a perturbation from identity", eq. 11 and
         section 2.3.
     """
-    scaled_distance, epsilon = _plain(scaled_distance), _plain(epsilon)
-    if isinstance(scaled_distance, Iterable) and not isinstance(scaled_distance, NO_DISTANCES):
-        return [depth_for(distance, epsilon) for distance in scaled_distance]
-    if not _is_finite(scaled_distance) or scaled_distance < 0:
+    distances, epsilon = _plain(scaled_distance), _plain(epsilon)
+    if isinstance(distances, Iterable) and not isinstance(distances, NO_DISTANCES):
+        return [depth_for(distance, epsilon) for distance in distances]
+    if not _is_finite(distances) or distances < 0:
         raise ValueError(
             "Argument `scaled_distance` must be a finite number, 0 or more, that fits a float. "
-            f"Received: scaled_distance={_shown(scaled_distance)}"
+            f"Received: scaled_distance={_shown(distances)}"
         )
     if not _is_finite(epsilon) or epsilon <= 0:
         raise ValueError(
             "Argument `epsilon` must be a finite number over 0 that fits a float. "
             f"Received: epsilon={_shown(epsilon)}"
         )
-    return math.ceil(_decimal(scaled_distance) / _decimal(epsilon))
+    return math.ceil(_decimal(distances) / _decimal(epsilon))
 
 
 def _plain(value):
