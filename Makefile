@@ -1,6 +1,8 @@
 # The two commands of the README. Each sets up what it needs in .venv.
 PYTHON ?= python3
 BIN := .venv/bin
+# Run in a folder without the files of the package, so that it checks the installed ones.
+MYPY = $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.venv/mypy
 
 .PHONY: study test test-system test-slow format benchmarks clean
 
@@ -10,6 +12,8 @@ study: .venv/package
 test: .venv/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	cd tests/typing && $(MYPY) --package tfresidual
+	cd tests/typing && $(MYPY) --strict --follow-imports silent passes.py
 	$(BIN)/pytest -n 2 --dist loadfile
 
 test-system: .venv/test

@@ -20,7 +20,7 @@ Tensor: TypeAlias = "tf.Tensor | keras.KerasTensor"
 # With the axis of images; `None` for a size that is not known.
 Shape: TypeAlias = tuple[int | None, ...]
 DType: TypeAlias = "str | keras.DTypePolicy"
-Initializer: TypeAlias = "str | Mapping[str, Any] | keras.initializers.Initializer"
+Initializer: TypeAlias = "str | dict[str, Any] | keras.initializers.Initializer"
 
 Frame: TypeAlias = "pd.DataFrame"
 Figure: TypeAlias = "figure.Figure"

@@ -19,7 +19,7 @@ from tfresidual.layers.shortcuts import ConvolutionShortcut, IdentityShortcut, g
 from tfresidual.layers.subsampling import Subsampling
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from tfresidual.layers.shortcuts import Shortcut
     from tfresidual.types import (
@@ -128,7 +128,7 @@ class ResidualUnit(keras.layers.Layer):
         filters: int,
         layout: Layout = "full_preactivation",
         bottleneck: bool = False,
-        shortcut: ShortcutName | Shortcut | Mapping[str, Any] = "identity",
+        shortcut: ShortcutName | Shortcut | dict[str, Any] = "identity",
         strides: int = 1,
         resize: Resize = "projection",
         gamma_initializer: Initializer = "ones",

@@ -10,8 +10,6 @@ from keras import ops
 from tfresidual.arguments import check_int, check_number
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tfresidual.types import DataFormat, DType, Shape, ShortcutName, Tensor
 
 
@@ -196,7 +194,7 @@ SHORTCUTS = {
 
 
 def get_shortcut(
-    identifier: ShortcutName | Shortcut | Mapping[str, Any],
+    identifier: ShortcutName | Shortcut | dict[str, Any],
     data_format: DataFormat | None = None,
     dtype: DType | None = None,
 ) -> Shortcut:
@@ -212,20 +210,21 @@ def get_shortcut(
     Raises:
         ValueError: if the identifier is none of these.
     """
+    found: Any = identifier
     if isinstance(identifier, dict):
-        identifier = keras.saving.deserialize_keras_object(identifier)
-    if isinstance(identifier, Shortcut):
+        found = keras.saving.deserialize_keras_object(identifier)
+    if isinstance(found, Shortcut):
         changed = {} if dtype is None else {"dtype": dtype}
-        return type(identifier).from_config(identifier.get_config() | changed)
-    if identifier not in SHORTCUTS:
+        return type(found).from_config(found.get_config() | changed)
+    if found not in SHORTCUTS:
         raise ValueError(
             f"Argument `shortcut` must be one of {', '.join(map(repr, SHORTCUTS))} or a "
-            f"`tfresidual.layers.Shortcut`. Received: shortcut={identifier!r}"
+            f"`tfresidual.layers.Shortcut`. Received: shortcut={found!r}"
         )
     config = {"dtype": dtype, "name": "shortcut"}
-    if "data_format" in SHORTCUTS[identifier]().get_config():
+    if "data_format" in SHORTCUTS[found]().get_config():
         config["data_format"] = data_format
-    return SHORTCUTS[identifier](**config)
+    return SHORTCUTS[found](**config)
 
 
 def _convolution(layer, state_shape, **kwargs):

@@ -44,7 +44,7 @@ class Subsampling(keras.layers.Layer):
 
     def build(self, input_shape: Shape) -> None:
         channels = input_shape[self._channel_axis]
-        if channels > self.filters:
+        if channels is None or channels > self.filters:
             raise ValueError(
                 "Argument `filters` must be at least the number of channels of the input, since "
                 "channels are only appended. "

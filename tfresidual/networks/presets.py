@@ -8,7 +8,7 @@ from tfresidual.arguments import check_bool, check_int, is_int
 from tfresidual.networks.residual_network import ResidualNetwork
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
     from typing import Any, Literal, Unpack
 
     from tfresidual.layers import Shortcut
@@ -44,7 +44,7 @@ class _Options(TypedDict, total=False):
     """The arguments of `ResidualNetwork` that every preset takes beside its own."""
 
     layout: Layout
-    shortcut: ShortcutName | Shortcut | Mapping[str, Any]
+    shortcut: ShortcutName | Shortcut | dict[str, Any]
     classifier_activation: str | Callable[..., Any] | None
     gamma_initializer: Initializer | None
     share_from: int | None

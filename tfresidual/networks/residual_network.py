@@ -32,7 +32,7 @@ from tfresidual.layers.shortcuts import get_shortcut
 from tfresidual.memory import check_fits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
     from typing import Literal
 
     from tfresidual.layers import Shortcut
@@ -134,7 +134,7 @@ class ResidualNetwork(keras.Model):
         stem_width: int | None = None,
         layout: Layout = "full_preactivation",
         bottleneck: bool = False,
-        shortcut: ShortcutName | Shortcut | Mapping[str, Any] = "identity",
+        shortcut: ShortcutName | Shortcut | dict[str, Any] = "identity",
         transition: Transition = "projection",
         pooling: Literal["global"] | int = "global",
         classifier_activation: str | Callable[..., Any] | None = "softmax",
@@ -270,7 +270,7 @@ class ResidualNetwork(keras.Model):
         self.stem_width: int = stem_width
         self.layout: Layout = layout
         self.bottleneck: bool = bottleneck
-        self.shortcut: ShortcutName | Shortcut | Mapping[str, Any] = shortcut
+        self.shortcut: ShortcutName | Shortcut | dict[str, Any] = shortcut
         self.transition: Transition = transition
         self.pooling: Literal["global"] | int = pooling
         self.classifier_activation: str | Callable[..., Any] | None = classifier_activation

@@ -47,7 +47,9 @@ def perturbation_errors(
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", figure 2a.
     """
-    chances: dict[Any, Any] = chance if isinstance(chance, dict) else {None: chance}
+    chances: dict[Any, Any] = {None: chance}
+    if isinstance(chance, dict):
+        chances = chance
     if chance is not None and not all(
         is_number(value) and 0 < value <= 1 for value in chances.values()
     ):

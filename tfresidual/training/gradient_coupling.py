@@ -13,7 +13,7 @@ from tfresidual.arguments import check_choice, check_int, check_number
 from tfresidual.networks.weight_groups import blocks_of, groups_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from tfresidual.types import Array, CouplingKernel, Tensor
 
@@ -134,7 +134,7 @@ class GradientCoupling(keras.optimizers.Optimizer):
 
     def __init__(
         self,
-        inner: str | Mapping[str, Any] | keras.optimizers.Optimizer,
+        inner: str | dict[str, Any] | keras.optimizers.Optimizer,
         coupling: float,
         kernel: CouplingKernel = "uniform",
         first_block: int = 0,

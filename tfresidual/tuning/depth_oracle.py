@@ -549,7 +549,7 @@ class DepthOracle(keras_tuner.Oracle):
                     f"folder={str(folder)!r}"
                 )
         trials = [self._read_trial(path) for path in sorted(folder.glob(f"trial_*/{TRIAL_FILE}"))]
-        self.trials = {trial.trial_id: trial for trial in trials}
+        self.trials: dict[str, keras_tuner.engine.trial.Trial] = {t.trial_id: t for t in trials}
         declared: keras_tuner.HyperParameters = self.hyperparameters
         with reading(path):
             # A trial that had just started when the folder was copied may be missing.
@@ -578,7 +578,7 @@ class DepthOracle(keras_tuner.Oracle):
         self.failure = None
         self.start_order: list[str] = [t for t in self.start_order if t in self.trials]
         self.start_order += [t for t in self.trials if t not in self.start_order]
-        self._retry_queue = []
+        self._retry_queue: list[str] = []
         self.ongoing_trials, self._heard = {}, {}
         for trial in reversed(self.in_order()):
             if trial.status == RUNNING and trial.metrics.exists(OBJECTIVE):

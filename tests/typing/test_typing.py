@@ -1,0 +1,55 @@
+"""A type checker accepts passes.py, and finds each mistake in fails.py, in whatever is installed.
+
+It runs in this folder, so that it reads the installed package and not the files of the checkout.
+"""
+
+import importlib.util
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.system
+
+HERE = pathlib.Path(__file__).parent
+CONFIGURATION = HERE.parents[1] / "pyproject.toml"
+
+
+def checked(name, cache):
+    """The exit code of mypy on a file, and what it prints."""
+    (package,) = importlib.util.find_spec("tfresidual").submodule_search_locations
+    site = pathlib.Path(package).parent
+    environment = dict(os.environ)
+    if "site-packages" not in site.parts:
+        environment["MYPYPATH"] = str(site)
+    result = subprocess.run(
+        [
+            *(sys.executable, "-m", "mypy", "--strict", "--follow-imports", "silent"),
+            *("--config-file", CONFIGURATION, "--cache-dir", cache, name),
+        ],
+        cwd=HERE,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return result.returncode, result.stdout + result.stderr
+
+
+def test_correct_programs_pass(tmp_path):
+    code, output = checked("passes.py", tmp_path)
+    assert code == 0, output
+
+
+def test_each_mistake_is_found_and_nothing_else(tmp_path):
+    code, output = checked("fails.py", tmp_path)
+    assert code == 1, output
+    lines = (HERE / "fails.py").read_text().splitlines()
+    marked = {number for number, line in enumerate(lines, 1) if line.endswith("  # error")}
+    found = {int(number) for number in re.findall(r"^fails\.py:(\d+): error: ", output, re.M)}
+    assert found == marked, output
+    assert len(marked) > 40
