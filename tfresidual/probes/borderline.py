@@ -20,7 +20,7 @@ def borderline(
     data,
     *,
     blocks=5,
-    times=16,
+    times=20,
     scale=1.0,
     probability=0.1,
     memory_limit=MEMORY_LIMIT,
