@@ -13,6 +13,7 @@ Not covered: SavedModels that another version of TensorFlow or of this package w
 
 import dataclasses
 import json
+import os
 import pathlib
 import pickle
 import shutil
@@ -144,7 +145,13 @@ class Elsewhere:
         np.savez(folder / "data.npz", images=self.data[0], labels=self.data[1])
         with (folder / "errors").open("w") as errors:
             command = [sys.executable, __file__, folder, *kinds]
-            self.process = subprocess.Popen(list(map(str, command)), stdout=errors, stderr=errors)
+            self.process = subprocess.Popen(
+                list(map(str, command)),
+                stdout=errors,
+                stderr=errors,
+                # For tests/reference, which this file imports.
+                env=os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parents[1])},
+            )
 
     def frames(self, name):
         path, deadline = self.folder / f"{name}.pickle", time.monotonic() + 500

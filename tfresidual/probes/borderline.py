@@ -28,7 +28,7 @@ def borderline(
     data: Data,
     *,
     blocks: int = 5,
-    times: int = 16,
+    times: int = 20,
     scale: float = 1.0,
     probability: float = 0.1,
     memory_limit: float = MEMORY_LIMIT,
