@@ -1,6 +1,6 @@
-"""A type checker accepts passes.py, and finds each mistake in fails.py, in whatever is installed.
+"""A type checker accepts passes.py, and finds each mistake in fails.py.
 
-It runs in this folder, so that it reads the installed package and not the files of the checkout.
+mypy runs in this folder, so that it reads the installed package and not the files of the checkout.
 """
 
 import importlib.util
@@ -9,10 +9,17 @@ import pathlib
 import re
 import subprocess
 import sys
+import typing
 
 import pytest
 
-pytestmark = pytest.mark.system
+from tfresidual import datasets, training, types
+from tfresidual.datasets.load import _TITLES
+from tfresidual.layers import residual_unit, shortcuts
+from tfresidual.networks import residual_network
+from tfresidual.probes.convergence_indices import CHANCES
+from tfresidual.routing import chain
+from tfresidual.training import gradient_coupling
 
 HERE = pathlib.Path(__file__).parent
 CONFIGURATION = HERE.parents[1] / "pyproject.toml"
@@ -40,11 +47,13 @@ def checked(name, cache):
     return result.returncode, result.stdout + result.stderr
 
 
+@pytest.mark.system
 def test_correct_programs_pass(tmp_path):
     code, output = checked("passes.py", tmp_path)
     assert code == 0, output
 
 
+@pytest.mark.system
 def test_each_mistake_is_found_and_nothing_else(tmp_path):
     code, output = checked("fails.py", tmp_path)
     assert code == 1, output
@@ -53,3 +62,24 @@ def test_each_mistake_is_found_and_nothing_else(tmp_path):
     found = {int(number) for number in re.findall(r"^fails\.py:(\d+): error: ", output, re.M)}
     assert found == marked, output
     assert len(marked) > 40
+
+
+@pytest.mark.parametrize(
+    ("literal", "names"),
+    [
+        (types.Layout, residual_unit.LAYOUTS),
+        (types.Resize, residual_unit.RESIZES),
+        (types.BatchNorm, residual_unit.BATCH_NORMS),
+        (types.ShortcutName, shortcuts.SHORTCUTS),
+        (types.Transition, residual_network.TRANSITIONS),
+        (types.Anchor, residual_network.ANCHORS),
+        (types.CouplingKernel, gradient_coupling.KERNELS),
+        (types.RecipeName, training.RECIPES),
+        (types.DatasetName, _TITLES),
+        (types.Pixels, datasets.PIXELS),
+        (types.OutputKind, chain.OUTPUT_KINDS),
+        (typing.get_args(types.Chance)[1], CHANCES),
+    ],
+)
+def test_literals_are_the_names_that_the_functions_take(literal, names):
+    assert set(typing.get_args(literal)) == set(names)
