@@ -87,7 +87,8 @@ class Block:
     ) -> Tensor:
         """Returns the next state, with `change` applied to the branch before it is joined."""
         base = anchor if self.takes_anchor else state
-        if self.branch is not None and self.join is not None:
+        if self.join is not None:
+            assert self.branch is not None, "a block has both branch and join, or neither"
             return self.join(base, change(self.branch(state)))
         return base + change(self(state, anchor) - base)
 
