@@ -60,7 +60,8 @@ def metric_product(
 
     >>> state = net.get_layer("stem").output
     >>> change = np.ones((len(images), *state.shape[1:]), "float32")
-    >>> product = metric_product(tfresidual.chain(net), images, 1, 0, change)
+    >>> place = {"stage": 1, "block": 0}
+    >>> product = metric_product(tfresidual.chain(net), images, **place, vectors=change)
     >>> lengths = np.sqrt((change * product).sum(axis=(1, 2, 3)))
 
     Args:

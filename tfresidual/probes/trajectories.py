@@ -62,7 +62,8 @@ def trajectories(
     >>> chain = inverse_problem_chain(networks.error_correcting_network(steps=8))
     >>> trajectories(chain, np.float32([[1.5, 0.75]]))["z1"].astype(float).round(3).tolist()
     [1.5, 1.275, 1.151, ...]
-    >>> again = trajectories(chain, np.float32([[1.5, 0.75]]), [routes.repeat_last(chain, 1, 16)])
+    >>> repeated = [routes.repeat_last(chain, 1, 16)]
+    >>> again = trajectories(chain, np.float32([[1.5, 0.75]]), routes=repeated)
 
     Args:
         chain: a chain from points of the plane to points of the plane, or an
