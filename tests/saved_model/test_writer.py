@@ -576,13 +576,13 @@ def test_what_is_there_is_not_replaced(chain, tmp_path):
     path = tmp_path / "net"
     export(chain, path)
     before = content_of(path)
-    assert_is_refused(chain, path, "is there")
-    assert_is_refused(chain, str(path), "is there", probing=False)
+    assert_is_refused(chain, path, "already exists")
+    assert_is_refused(chain, str(path), "already exists", probing=False)
     assert content_of(path) == before
     (tmp_path / "empty").mkdir()
-    assert_is_refused(chain, tmp_path / "empty", "is there")
+    assert_is_refused(chain, tmp_path / "empty", "already exists")
     (tmp_path / "file").write_text("mine")
-    assert_is_refused(chain, tmp_path / "file", "is there")
+    assert_is_refused(chain, tmp_path / "file", "already exists")
 
 
 def test_overwrite_replaces_a_saved_model(chain, tmp_path):
