@@ -11,7 +11,7 @@ from tfresidual.probes import perturbation
 from tfresidual.probes.logs import block_logs, log_key
 from tfresidual.probes.perturbation import ALL_STAGES, distances_of
 from tfresidual.routing.block_values import STEP_METRICS
-from tfresidual.tuning.stopping_rule import depth_for
+from tfresidual.probes.stopping_rule import depth_for
 
 if TYPE_CHECKING:
     from tfresidual.routing import Chain

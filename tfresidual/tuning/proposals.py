@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfresidual.tuning.stopping_rule import depth_for
+from tfresidual.probes.stopping_rule import depth_for
 
 if TYPE_CHECKING:
     from typing import Literal

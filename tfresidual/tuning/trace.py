@@ -21,7 +21,7 @@ from tfresidual.tuning.depth_oracle import (
     metric,
     reading,
 )
-from tfresidual.tuning.stopping_rule import depth_for
+from tfresidual.probes.stopping_rule import depth_for
 
 if TYPE_CHECKING:
     from typing import Any, Literal

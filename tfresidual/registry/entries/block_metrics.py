@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from tfresidual import callbacks, plots, probes, tuning
+from tfresidual import callbacks, plots, probes
 from tfresidual.registry.entry import HAUSER, INFERENCE, LINES, Entry, Figure, Study
 from tfresidual.report import findings
 
@@ -15,7 +15,7 @@ def run(chain, data, options, progress):
     in_stages = distances[distances["stage"] != probes.ALL_STAGES]
     measured = in_stages["blocks"] > 0
     asked_for = pd.Series(
-        tuning.depth_for(in_stages.loc[measured, "scaled_distance"], options.epsilon),
+        probes.stopping_rule.depth_for(in_stages.loc[measured, "scaled_distance"], options.epsilon),
         index=in_stages.index[measured],
     )
     distances["depth_asked_for"] = asked_for.reindex(distances.index).astype("Int64")
