@@ -21,7 +21,7 @@ from tfresidual import callbacks, plots, probes, training
 from tfresidual.console import say, terminal
 from tfresidual.jobs import study
 from tfresidual.jobs.settings import Settings, build, prepare
-from tfresidual.metrics import norm
+from tfresidual.routing.metrics import norm
 
 # Batch normalization and initial gamma of the shared later blocks of a stage.
 STRATEGIES = {

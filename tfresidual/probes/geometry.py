@@ -23,7 +23,7 @@ from keras import backend, ops
 
 from tfresidual import sources
 from tfresidual.arguments import check_int, check_number
-from tfresidual.metrics import change_of, norm
+from tfresidual.routing.metrics import change_of, norm
 from tfresidual.probes.measure import measure
 from tfresidual.probes.perturbation import ALL_STAGES
 from tfresidual.routing.batches import run_over, splits_of

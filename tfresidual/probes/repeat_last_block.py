@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfresidual import sources
 from tfresidual.arguments import check_bool
-from tfresidual.metrics import change_of, cosine, norm, ratio
+from tfresidual.routing.metrics import change_of, cosine, norm, ratio
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.probes.measure import standard_error
 from tfresidual.routing.batches import run_over, splits_of

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import ops
 
 from tfresidual import sources
-from tfresidual.metrics import cosine, norm, ratio
+from tfresidual.routing.metrics import cosine, norm, ratio
 from tfresidual.probes.measure import measure
 from tfresidual.routing.gradients import known_gradients
 

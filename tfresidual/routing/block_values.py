@@ -2,7 +2,7 @@
 
 from keras import ops
 
-from tfresidual.metrics import change_of, cosine, norm, ratio
+from tfresidual.routing.metrics import change_of, cosine, norm, ratio
 from tfresidual.routing.gradients import walk_with_gradients
 
 STEP_METRICS = ("perturbation", "scaled_perturbation")

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfresidual.arguments import check_bool, is_number
 from tfresidual.console import progress_bar
-from tfresidual.metrics import change_of, norm
+from tfresidual.routing.metrics import change_of, norm
 from tfresidual.routing.agreement import check_agreement
 from tfresidual.routing.batches import (
     batches_of,
