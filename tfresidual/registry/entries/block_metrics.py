@@ -2,7 +2,8 @@
 
 import pandas as pd
 
-from tfresidual import callbacks, plots, probes
+from tfresidual import plots, probes
+from tfresidual.callbacks import BlockMetrics, Perturbation
 from tfresidual.registry.entry import HAUSER, INFERENCE, LINES, Entry, Figure, Study
 from tfresidual.report import findings
 
@@ -27,8 +28,8 @@ ENTRY = Entry(
     run=run,
     studies=(Study(),),
     watch=lambda data, epsilon: [
-        callbacks.BlockMetrics(data),
-        callbacks.Perturbation(data, epsilon=epsilon),
+        BlockMetrics(data),
+        Perturbation(data, epsilon=epsilon),
     ],
     figures=(
         Figure(

@@ -1,6 +1,7 @@
 """The entry of `tfresidual.probes.readout`."""
 
-from tfresidual import callbacks, plots, probes
+from tfresidual import plots, probes
+from tfresidual.callbacks import Readout
 from tfresidual.registry.entry import INFERENCE, LINES, Entry, Figure, needs_classes
 
 
@@ -16,7 +17,7 @@ ENTRY = Entry(
     run=run,
     is_possible=needs_classes,
     measured_by="convergence_indices",
-    watch=lambda data, epsilon: [callbacks.Readout(data)],
+    watch=lambda data, epsilon: [Readout(data)],
     figures=(
         Figure(
             name="readout",
