@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import keras
 from tfresidual.callbacks.probe_callback import chain_in_training
 
-from tfresidual.arguments import check_bool, check_int, check_ints
+from tfresidual.arguments import check_bool, check_int, check_ints, checked_path
 from tfresidual.exporting import export
-from tfresidual.files import checked_path, remove_unfinished
+from tfresidual.files import remove_unfinished
 from tfresidual.locks import locked, remove_abandoned
 from tfresidual.saved_model.format import series_of, series_path
 from tfresidual.saved_model.writer import obstacle_at, parts_to_save

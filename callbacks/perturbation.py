@@ -10,8 +10,8 @@ from tfresidual.callbacks.probe_callback import ProbeCallback
 from tfresidual.probes import perturbation
 from tfresidual.probes.logs import block_logs, log_key
 from tfresidual.probes.perturbation import ALL_STAGES, distances_of
-from tfresidual.routing.block_values import STEP_METRICS
 from tfresidual.probes.stopping_rule import depth_for
+from tfresidual.routing.block_values import STEP_METRICS
 
 if TYPE_CHECKING:
     from tfresidual.routing import Chain

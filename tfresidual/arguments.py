@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import pathlib
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -10,6 +12,8 @@ import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+
+    from tfresidual.types import StrPath
 
 # The largest count allowed, so that sums and products of a few counts fit into 64 bits.
 MOST = 10**9
@@ -185,3 +189,14 @@ def is_number(value: Any) -> bool:
     except OverflowError:
         # An int with more than 308 digits.
         return False
+
+
+def checked_path(name: str, value: StrPath) -> pathlib.Path:
+    """Returns an argument as a `pathlib.Path`; raises a `ValueError` if it cannot be one."""
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise ValueError(
+            f"Argument `{name}` must be a path, as a str without null characters that is not "
+            f"empty, or as a `pathlib.Path`. Received: {name}={value!r}"
+        )
+    return pathlib.Path(text)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tfresidual import sources
-from tfresidual.arguments import check_bool
-from tfresidual.files import checked_path, remove_unfinished
+from tfresidual.arguments import check_bool, checked_path
+from tfresidual.files import remove_unfinished
 from tfresidual.locks import locked, remove_abandoned
 from tfresidual.saved_model.writer import check_target, write
 

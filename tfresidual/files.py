@@ -1,4 +1,4 @@
-"""Paths as arguments, and files that are written completely or not at all."""
+"""Files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -13,12 +13,8 @@ import shutil
 import socket
 import tempfile
 import time
-from typing import TYPE_CHECKING
 
 import psutil
-
-if TYPE_CHECKING:
-    from tfresidual.types import StrPath
 
 # Name of a file or folder that is beside its target until it is complete. It contains the id and
 # the host of the process that writes it.
@@ -31,17 +27,6 @@ REPLACED = "replaced"
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # Names of the files and folders that this process is writing now.
 _unfinished: set[str] = set()
-
-
-def checked_path(name: str, value: StrPath) -> pathlib.Path:
-    """Returns an argument as a `pathlib.Path`; raises a `ValueError` if it cannot be one."""
-    text = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if not isinstance(text, str) or not text or "\0" in text:
-        raise ValueError(
-            f"Argument `{name}` must be a path, as a str without null characters that is not "
-            f"empty, or as a `pathlib.Path`. Received: {name}={value!r}"
-        )
-    return pathlib.Path(text)
 
 
 def file_above(path):

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import tensorflow as tf
 
-from tfresidual.arguments import check_bool, check_choice, check_int, is_int
+from tfresidual.arguments import check_bool, check_choice, check_int, checked_path, is_int
 from tfresidual.console import progress_bar
 from tfresidual.datasets.augmentation import flip_and_crop
-from tfresidual.files import check_folder, checked_path, damaged, is_full, no_room
+from tfresidual.files import check_folder, damaged, is_full, no_room
 from tfresidual.memory import check_fits
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ import keras_tuner
 import tensorflow as tf
 
 from tfresidual import datasets, report, tuning
-from tfresidual.arguments import check_int
+from tfresidual.arguments import check_int, checked_path
 from tfresidual.console import say
-from tfresidual.files import checked_path, replacing, written
+from tfresidual.files import replacing, written
 from tfresidual.jobs.probing import write_frames_and_figures
 from tfresidual.jobs.run_folder import (
     MODEL_FILE,

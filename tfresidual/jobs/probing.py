@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from tfresidual import datasets, sources
-from tfresidual.arguments import check_int
+from tfresidual.arguments import check_int, checked_path
 from tfresidual.console import say
-from tfresidual.files import check_folder, checked_path
+from tfresidual.files import check_folder
 from tfresidual.jobs.frames import known_records, record, write_frames_and_figures
 from tfresidual.jobs.settings import prepare
 from tfresidual.jobs.targets import check_fit, folder_of, network_of, settings_for, whole_series

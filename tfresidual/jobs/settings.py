@@ -11,10 +11,9 @@ import keras
 import numpy as np
 
 from tfresidual import datasets, layers, networks, training
-from tfresidual.arguments import check_bool, check_int, check_number
+from tfresidual.arguments import check_bool, check_int, check_number, checked_path
 from tfresidual.console import say
 from tfresidual.datasets.load import sizes_of
-from tfresidual.files import checked_path
 from tfresidual.memory import TooLargeError, check_fits
 from tfresidual.networks import weight_groups
 from tfresidual.registry.entry import check_epsilon

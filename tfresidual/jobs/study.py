@@ -14,8 +14,8 @@ import keras
 import numpy as np
 
 from tfresidual import datasets, plots, probes, sources, training
+from tfresidual.arguments import checked_path
 from tfresidual.console import say
-from tfresidual.files import checked_path
 from tfresidual.jobs.frames import write_frames_and_figures
 from tfresidual.jobs.run_folder import claim, read_settings, refuse_other_settings
 from tfresidual.jobs.settings import (

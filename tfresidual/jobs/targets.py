@@ -6,7 +6,7 @@ import os
 import numpy as np
 
 from tfresidual import datasets
-from tfresidual.files import checked_path
+from tfresidual.arguments import checked_path
 from tfresidual.jobs.run_folder import MODEL_FILE, SETTINGS_FILE, settings_of
 from tfresidual.jobs.settings import Settings, describe
 from tfresidual.routing.outputs import is_binary

@@ -23,10 +23,10 @@ from keras import backend, ops
 
 from tfresidual import sources
 from tfresidual.arguments import check_int, check_number
-from tfresidual.routing.metrics import change_of, norm
 from tfresidual.probes.measure import measure
 from tfresidual.probes.perturbation import ALL_STAGES
 from tfresidual.routing.batches import run_over, splits_of
+from tfresidual.routing.metrics import change_of, norm
 
 if TYPE_CHECKING:
     from tfresidual.routing import Chain

@@ -11,12 +11,12 @@ import tensorflow as tf
 
 from tfresidual import sources
 from tfresidual.arguments import check_bool
-from tfresidual.routing.metrics import change_of, cosine, norm, ratio
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.probes.measure import standard_error
 from tfresidual.routing.batches import run_over, splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT
 from tfresidual.routing.gradients import known_gradients
+from tfresidual.routing.metrics import change_of, cosine, norm, ratio
 from tfresidual.routing.routes import check_scale, check_times, repeat_last, unperturbed
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 from keras import ops
 
-from tfresidual.routing.metrics import change_of, cosine, norm, ratio
 from tfresidual.routing.gradients import walk_with_gradients
+from tfresidual.routing.metrics import change_of, cosine, norm, ratio
 
 STEP_METRICS = ("perturbation", "scaled_perturbation")
 BLOCK_METRICS = (

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import keras
 import pandas as pd
 
-from tfresidual.arguments import check_bool, check_int
-from tfresidual.files import checked_path
+from tfresidual.arguments import check_bool, check_int, checked_path
 from tfresidual.locks import locked
 from tfresidual.training.checkpoints import Checkpoints, TrainingFolder, opened
 from tfresidual.training.exact_match import ExactMatch

@@ -20,8 +20,8 @@ from keras_tuner.src.engine.oracle import Display
 from tfresidual.arguments import check_bool, check_int, check_ints, is_int
 from tfresidual.files import damaged, read_json, written
 from tfresidual.probes.logs import log_key
-from tfresidual.tuning.proposals import Measurement, plan
 from tfresidual.probes.stopping_rule import depth_for
+from tfresidual.tuning.proposals import Measurement, plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -10,6 +10,7 @@ import pandas as pd
 
 from tfresidual.files import read_json
 from tfresidual.probes.logs import log_key
+from tfresidual.probes.stopping_rule import depth_for
 from tfresidual.tuning.depth_oracle import (
     COMPLETED,
     FAILED,
@@ -21,7 +22,6 @@ from tfresidual.tuning.depth_oracle import (
     metric,
     reading,
 )
-from tfresidual.probes.stopping_rule import depth_for
 
 if TYPE_CHECKING:
     from typing import Any, Literal

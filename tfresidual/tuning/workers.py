@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING
 import grpc
 from keras_tuner import errors
 
-from tfresidual.arguments import check_int
-from tfresidual.files import check_folder, checked_path
+from tfresidual.arguments import check_int, checked_path
+from tfresidual.files import check_folder
 from tfresidual.tuning.depth_oracle import HEARTBEAT
 
 if TYPE_CHECKING:
