@@ -26,7 +26,10 @@ from tfresidual import callbacks, datasets, networks, plots, probes, report, tra
 from tfresidual.routing import routes
 
 # What Keras says of every dataset unless told `shuffle=False`.
-pytestmark = pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning")
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.filterwarnings("ignore:`shuffle=True` was passed:UserWarning"),
+]
 
 LIBRARIES = {"keras": keras, "np": np, "pd": pd, "tf": tf}
 ROOMS = {

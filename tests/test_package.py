@@ -203,6 +203,7 @@ def wheel(tmp_path_factory):
         return {name: archive.read(name) for name in archive.namelist()}
 
 
+@pytest.mark.system
 def test_every_module_is_in_the_wheel(wheel):
     modules = {f"tfresidual/{path}" for path in python_files(ROOT / "tfresidual")}
     modules |= {f"tfresidual/callbacks/{path}" for path in python_files(ROOT / "callbacks")}
@@ -214,6 +215,7 @@ def python_files(folder):
     return [path.relative_to(folder).as_posix() for path in folder.rglob("*.py")]
 
 
+@pytest.mark.system
 def test_what_else_is_in_the_wheel(wheel):
     others = {name for name in wheel if not name.endswith(".py") and ".dist-info/" not in name}
     assert others == {"tfresidual/py.typed", "tfresidual/report/report.html.jinja"}

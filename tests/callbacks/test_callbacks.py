@@ -12,6 +12,8 @@ from reference.random_network import random_batch, random_network
 
 from tfresidual import callbacks, probes, tuning
 
+pytestmark = pytest.mark.eager
+
 
 def network(**kwargs):
     net = random_network(blocks=2, widths=(4, 8), **kwargs)
@@ -103,6 +105,7 @@ def test_seen_by_early_stopping_and_tensorboard_order():
     assert len(history["loss"]) == 2
 
 
+@pytest.mark.compiled
 def test_leaves_training_as_it_was():
     histories, weights = [], []
     for with_probes in (False, True):
@@ -117,6 +120,7 @@ def test_leaves_training_as_it_was():
         np.testing.assert_array_equal(plain, probed)
 
 
+@pytest.mark.compiled
 def test_two_fits_and_another_model():
     net, other = network(), network(layout="original")
     callback = callbacks.BlockMetrics(dataset(net))

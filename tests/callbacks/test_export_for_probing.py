@@ -18,6 +18,8 @@ from tfresidual.locks import LOCK, FolderInUseError
 from tfresidual.saved_model import writer
 from tfresidual.saved_model.format import LAYOUT_FILE, series_of, series_path
 
+pytestmark = pytest.mark.eager
+
 ExportForProbing = callbacks.ExportForProbing
 IMAGES = np.random.default_rng(0).normal(size=(6, 4, 4, 1)).astype("float32")
 LABELS = np.array([0, 2, 1, 2, 0, 1])
@@ -66,6 +68,7 @@ class Outputs(keras.callbacks.Callback):
         self.by_epoch[epoch + 1] = self.model(IMAGES, training=False).numpy()
 
 
+@pytest.mark.compiled
 def test_each_export_holds_the_weights_of_its_epoch(tmp_path):
     """All of them, in folders that were not there."""
     outputs = Outputs()

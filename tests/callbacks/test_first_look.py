@@ -16,6 +16,8 @@ from tfresidual.callbacks.order import callbacks_before
 
 from tfresidual import callbacks
 
+pytestmark = pytest.mark.eager
+
 KINDS = (
     callbacks.BlockMetrics,
     callbacks.Borderline,
@@ -273,6 +275,7 @@ def warned(net, *chosen, epochs=1):
     return [str(one.message) for one in caught if one.category is UserWarning]
 
 
+@pytest.mark.compiled
 def test_loggers_that_stand_before(net, tmp_path):
     probe, data = callbacks.BlockMetrics, (IMAGES, LABELS)
     log = keras.callbacks.CSVLogger(tmp_path / "log.csv")
@@ -295,6 +298,7 @@ def test_a_tensorboard_that_stands_before(net, tmp_path):
     assert warned(net, probe, board) == []
 
 
+@pytest.mark.compiled
 def test_monitors_that_stand_before(net):
     probe = callbacks.BlockMetrics((IMAGES, LABELS))
     own, other = "stage1/block0/l2_ratio", "loss"
@@ -323,6 +327,7 @@ def test_which_list_a_callback_is_in(net):
     assert seen == [["Batches"], ["Batches", "Batches"], [], []]
 
 
+@pytest.mark.compiled
 def test_every_so_many_epochs_of_a_shorter_training(net):
     data = (IMAGES, LABELS)
     (text,) = warned(net, callbacks.Perturbation(data, every=3), epochs=2)

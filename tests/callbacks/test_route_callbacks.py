@@ -17,6 +17,8 @@ import tfresidual as tfr
 from tfresidual import callbacks, probes
 from tfresidual.probes.logs import log_key
 
+pytestmark = pytest.mark.eager
+
 KINDS = {
     "Readout": callbacks.Readout,
     "DropBlocks": callbacks.DropBlocks,
@@ -251,6 +253,7 @@ def test_agreement_indices_of_constant_predictions_are_nan():
     assert np.isnan([history[key] for key in own_keys(history)]).all()
 
 
+@pytest.mark.compiled
 def test_network_is_left_as_it_was():
     histories, weights = [], []
     for with_probes in (False, True):
@@ -286,6 +289,7 @@ def test_no_key_is_published_twice():
         assert callback.probe(callback._chain).keys() == set(callback.keys(callback._chain))
 
 
+@pytest.mark.compiled
 def test_nothing_is_compiled_behind_the_first_epoch():
     net = network(blocks=(1, 2))
     # Batches of 5, 5 and 2.

@@ -14,6 +14,8 @@ from reference.random_network import random_batch, random_network
 import tfresidual as tfr
 from tfresidual import callbacks, probes
 
+pytestmark = pytest.mark.eager
+
 SIGNAL = ("state_norm", "state_l1", "state_gradient_norm", "gradient_ratio", "shortcut_share",
           "shortcut_norm")  # fmt: skip
 BOUNDS = ("estimate", "residual", "certified", "divisor")
@@ -101,6 +103,7 @@ def test_no_key_of_another_callback():
     assert len(set(keys)) == len(keys)
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("bound", [None, 0.9])
 def test_training_is_left_as_it_was(bound):
     weights = []

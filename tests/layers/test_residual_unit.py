@@ -16,6 +16,8 @@ from reference.random_network import LAYOUTS, SHORTCUTS, randomise
 from tfresidual import layers
 from tfresidual.layers import ResidualUnit
 
+pytestmark = pytest.mark.eager
+
 # Strides, resize, and channels of the input of a unit of 8 filters.
 CHANGES = {
     "kept": (1, "projection", 8),

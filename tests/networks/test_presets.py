@@ -7,6 +7,8 @@ import pytest
 from tfresidual import networks
 from tfresidual.layers import ResidualUnit, Subsampling
 
+pytestmark = pytest.mark.eager
+
 
 def trainable(net):
     return sum(int(np.prod(weight.shape)) for weight in net.trainable_weights)

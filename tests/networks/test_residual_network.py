@@ -18,6 +18,8 @@ from reference.random_network import (
 from tfresidual.layers import ScaledShortcut
 from tfresidual.networks import ResidualNetwork
 
+pytestmark = pytest.mark.eager
+
 SMALL = {"input_shape": (8, 8, 3), "classes": 4, "blocks": 1, "widths": (4, 8)}
 
 

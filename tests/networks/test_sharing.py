@@ -22,6 +22,8 @@ from tfresidual import networks
 from tfresidual.layers import ResidualUnit
 from tfresidual.networks import ResidualNetwork
 
+pytestmark = pytest.mark.eager
+
 SWITCHES = ("shared", "unshared_statistics", "unshared_scale", "unshared")
 STATISTICS, SCALES = ("moving_mean", "moving_variance"), ("gamma", "beta")
 all_switches = pytest.mark.parametrize("batch_norm", SWITCHES)

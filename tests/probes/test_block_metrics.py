@@ -16,6 +16,8 @@ import tfresidual as tfr
 from tfresidual import probes
 from tfresidual.routing.block_values import BLOCK_METRICS as METRICS
 
+pytestmark = pytest.mark.eager
+
 
 def numpy_metrics(net, images, labels):
     """Every metric by name, `(images, blocks)`, by the NumPy version."""
@@ -40,6 +42,7 @@ def test_equals_numpy(case):
         np.testing.assert_allclose(measured, expected, **TOLERANCE, err_msg=name)
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("activation", ["sigmoid", None])
 def test_equals_numpy_with_other_losses(activation):
     net = random_network(classifier_activation=activation, pooling=2)
@@ -49,6 +52,7 @@ def test_equals_numpy_with_other_losses(activation):
         np.testing.assert_allclose(frame[name], expected.mean(axis=0), **TOLERANCE, err_msg=name)
 
 
+@pytest.mark.compiled
 def test_solved_by_hand():
     # h = (3, 4); the block halves it: F = (-1.5, -2), next (1.5, 2). The loss |next|^2 / 2 has the
     # gradient next / 2 = (0.75, 1) at h; the loss of the head at h itself has the gradient (3, 4).
@@ -131,6 +135,7 @@ def test_standard_errors_equal_numpy(case):
     assert own.columns.tolist() == ["stage", "block", "image", *METRICS]
 
 
+@pytest.mark.compiled
 def test_traced_once_for_all_sizes_of_batch():
     net = random_network()
     chain = tfr.chain(net)
@@ -153,6 +158,7 @@ def test_splits_and_blocks_without_a_change():
     assert frame.loc[frame["stage"] < 3, "readout_cosine_loss"].isna().all()
 
 
+@pytest.mark.compiled
 def test_uses_the_compiled_loss():
     net = random_network()
     images, labels = random_batch(net)

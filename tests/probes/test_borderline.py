@@ -23,6 +23,8 @@ import tfresidual as tfr
 from tfresidual import probes
 from tfresidual.routing import Block, Chain, Stage
 
+pytestmark = pytest.mark.eager
+
 PLACES = ["along", "stage", "block", "scale"]
 COLUMNS = [*PLACES, "group", "images", "accuracy", "cross_entropy", "entropy"]
 OF_IMAGES = [

@@ -20,6 +20,8 @@ from tfresidual.probes.convergence_indices import (
     recurrence_index,
 )
 
+pytestmark = pytest.mark.eager
+
 NAN = math.nan
 INDEX_NAMES = ["convergence_index", "recurrence_index", "divergence_index"]
 

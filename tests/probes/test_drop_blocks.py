@@ -23,6 +23,8 @@ from reference.route_probes import (
 import tfresidual as tfr
 from tfresidual import probes
 
+pytestmark = pytest.mark.eager
+
 
 @all_networks
 def test_equals_numpy(settings):

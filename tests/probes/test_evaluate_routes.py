@@ -29,6 +29,8 @@ from tfresidual import probes
 from tfresidual.routing import routes
 from tfresidual.routing.evaluator import RUNTIME_MIB
 
+pytestmark = pytest.mark.eager
+
 
 def probe_calls(chain, data, **kwargs):
     """Calls of every probe of routes, by name."""

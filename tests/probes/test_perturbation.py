@@ -8,6 +8,8 @@ from reference.random_network import CASES, case_id, random_batch, random_networ
 
 from tfresidual import probes
 
+pytestmark = pytest.mark.eager
+
 
 @pytest.mark.parametrize("case", CASES[::5], ids=case_id)
 def test_distance_equals_numpy(case):

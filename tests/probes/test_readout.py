@@ -2,6 +2,7 @@
 
 import numpy as np
 import pandas as pd
+import pytest
 from keras import ops
 from reference.random_network import random_batch
 from reference.route_probes import (
@@ -21,6 +22,8 @@ from reference.route_probes import (
 import tfresidual as tfr
 from tfresidual import probes
 from tfresidual.routing import routes
+
+pytestmark = pytest.mark.eager
 
 
 @all_networks

@@ -22,6 +22,8 @@ from reference.route_probes import (
 import tfresidual as tfr
 from tfresidual import probes
 
+pytestmark = pytest.mark.eager
+
 STEPS = ["cosine_loss", "l2_ratio", "cosine_loss_se"]
 
 

@@ -25,6 +25,8 @@ import tfresidual as tfr
 from tfresidual import probes
 from tfresidual.probes.shuffle_blocks import kendall_tau
 
+pytestmark = pytest.mark.eager
+
 
 def discordant(order):
     return sum(a > b for a, b in itertools.combinations(order, 2))

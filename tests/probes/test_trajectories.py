@@ -10,6 +10,8 @@ from reference.inverse_problem import KINDS, forward, points, randomised
 from tfresidual import datasets, networks, probes
 from tfresidual.routing import Block, Chain, Stage, routes
 
+pytestmark = pytest.mark.eager
+
 COLUMNS = ["route", "input", "x1", "x2", "stage", "step", "z1", "z2"]
 METRICS = ["error", "early_error", "closer", "drop", "worst_drop", "drift"]
 METRICS += ["first_speed", "last_speed"]

@@ -18,6 +18,8 @@ from tfresidual import networks, probes
 from tfresidual.routing import agreement, evaluate
 from tfresidual.routing.routes import follow, repeat_last, unperturbed
 
+pytestmark = pytest.mark.eager
+
 RNG = np.random.default_rng(0)
 IMAGES, LABELS = RNG.normal(size=(6, 8, 8, 1)).astype("float32"), RNG.integers(0, 5, 6)
 DATA = IMAGES, LABELS

@@ -10,6 +10,8 @@ import tfresidual as tfr
 from tfresidual import networks
 from tfresidual.routing import Block
 
+pytestmark = pytest.mark.eager
+
 
 @pytest.mark.parametrize("case", CASES[::4], ids=case_id)
 def test_is_the_network(case):

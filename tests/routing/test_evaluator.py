@@ -19,6 +19,8 @@ import tfresidual as tfr
 from tfresidual.routing import Block, Chain, Stage, evaluate
 from tfresidual.routing.routes import drop, read_out, repeat_last, shuffle, swap, unperturbed
 
+pytestmark = pytest.mark.eager
+
 SCORES = ("wrong", "cross_entropy", "entropy", "margin", "agreement", "distance", "outputs")
 
 
@@ -71,6 +73,7 @@ def check_rebuilt(net, routes):
         np.testing.assert_array_equal(outputs, expected, err_msg=str(route))
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize(
     "case",
     [
@@ -138,6 +141,7 @@ def test_equals_numpy(case):
     check_numpy(net, some_routes(tfr.chain(net)))
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("activation", ["softmax", None, "sigmoid"])
 def test_equals_numpy_for_every_route(activation):
     net = random_network(blocks=3, widths=(4, 8), classifier_activation=activation)
@@ -533,6 +537,7 @@ def test_too_low_a_limit_says_what_is_enough(case):
 # Compiled once
 
 
+@pytest.mark.compiled
 def test_each_block_is_traced_once():
     traced = []
 

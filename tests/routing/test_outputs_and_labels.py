@@ -19,6 +19,8 @@ from tfresidual.routing import evaluate
 from tfresidual.routing.routes import drop, unperturbed
 from tfresidual.routing.scores import prediction_scores
 
+pytestmark = pytest.mark.eager
+
 CLASSES = 5
 IMAGES = np.random.default_rng(0).normal(size=(6, 4, 4, 1)).astype("float32")
 INDICES = np.array([0, 1, 4, 2, 3, 1])

@@ -23,6 +23,8 @@ from tfresidual.routing.routes import (
     unperturbed,
 )
 
+pytestmark = pytest.mark.eager
+
 
 @pytest.fixture(scope="module")
 def chain():

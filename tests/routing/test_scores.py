@@ -11,6 +11,8 @@ from tfresidual.routing.losses import loss_of, softmax_cross_entropy
 from tfresidual.routing.scores import exact_match, prediction_scores
 from tfresidual.sources.outputs import kind_of, outputs_of
 
+pytestmark = pytest.mark.eager
+
 OUTPUTS = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1]], "float32")
 SPARSE = -np.log([0.7, 0.1])
 

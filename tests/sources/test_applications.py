@@ -17,6 +17,8 @@ from tfresidual.routing import evaluate
 from tfresidual.routing.gradients import walk_with_gradients
 from tfresidual.routing.routes import drop
 
+pytestmark = pytest.mark.eager
+
 # Of every architecture the blocks of each stage, and how many have which shortcut.
 ARCHITECTURES = {
     "ResNet50": ([3, 4, 6, 3], {"identity": 12, "projection": 4}),

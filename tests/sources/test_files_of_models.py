@@ -10,6 +10,8 @@ from keras import layers, ops
 
 import tfresidual as tfr
 
+pytestmark = pytest.mark.eager
+
 
 def small_model(last="softmax", branch=None):
     keras.utils.set_random_seed(3)

@@ -26,6 +26,8 @@ from tfresidual.routing.gradients import walk_with_gradients
 from tfresidual.routing.routes import drop, follow, repeat_last, unperturbed
 from tfresidual.sources.functional import functional_chain
 
+pytestmark = pytest.mark.eager
+
 IDENTITY, PROJECTION, RESAMPLING = "identity", "projection", "resampling"
 
 
@@ -662,6 +664,7 @@ def test_a_mask_that_leads_past_the_blocks_is_named():
         tfr.chain(tokens(mask_zero=True))
 
 
+@pytest.mark.compiled
 def test_a_network_with_bounds_is_not_kept_by_its_callbacks():
     net = random_network(blocks=(2,), widths=(2,), lipschitz=0.9)
     net.compile("sgd", "sparse_categorical_crossentropy")
@@ -754,6 +757,7 @@ def test_nested_models_of_another_dtype(kind):
 # Networks of this package inside of other models
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize(
     "changes",
     [
@@ -793,6 +797,7 @@ def test_a_nested_residual_network_is_its_own_chain(changes):
     np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.compiled
 def test_bounds_follow_the_weights_of_a_nested_network():
     net = random_network(blocks=2, widths=(4,), lipschitz=0.9)
     model = keras.Model(net.inputs[0], layers.Activation("linear")(net.outputs[0]))
@@ -866,6 +871,7 @@ def test_files_and_training_go_on(tmp_path):
     assert [block.shortcut for block in loaded.blocks] == [b.shortcut for b in chain.blocks]
 
 
+@pytest.mark.compiled
 def test_nothing_is_left_behind():
     model, _ = nested_shared()
     tfr.chain(model)
@@ -880,6 +886,7 @@ def test_nothing_is_left_behind():
     assert tensors() == before
 
 
+@pytest.mark.compiled
 def test_a_chain_does_not_hold_its_model():
     # Callbacks keep chains by model, as long as the model lives.
     model, _ = post_activation()
@@ -1003,6 +1010,7 @@ def test_signal_through_two_branches_is_undefined_where_the_shape_changes():
     assert np.isfinite(signal["state_norm"]).all()
 
 
+@pytest.mark.compiled
 def test_a_callback_in_a_fit():
     model, _ = post_activation()
     model.compile("sgd", "sparse_categorical_crossentropy")

@@ -11,6 +11,8 @@ from keras import layers, ops
 
 from tfresidual.sources.graph import graph_of, has_graph, replayed
 
+pytestmark = pytest.mark.eager
+
 
 def kinds_of(graph):
     return [type(node.operation).__name__ for node in graph.nodes]

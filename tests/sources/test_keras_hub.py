@@ -12,6 +12,8 @@ import tensorflow as tf
 import tfresidual as tfr
 from tfresidual import probes
 
+pytestmark = pytest.mark.eager
+
 keras_hub = pytest.importorskip("keras_hub")
 
 IMAGES = np.random.default_rng(0).normal(size=(4, 32, 32, 3)).astype("float32")

@@ -11,6 +11,8 @@ import tfresidual as tfr
 from tfresidual.routing import evaluate
 from tfresidual.routing.routes import unperturbed
 
+pytestmark = pytest.mark.eager
+
 RNG = np.random.default_rng(0)
 # Many zeros, which `mask_zero` hides.
 IDS, LABELS = RNG.integers(0, 3, (6, 8)), RNG.integers(0, 4, 6)

@@ -5,7 +5,7 @@
 trains once for every moment, into FOLDER/0, FOLDER/1, ..., each time in a process of its own,
 which kills itself at that moment: `rename:log.csv:2` is just before a file is moved to log.csv
 for the second time, `open:.log-:2` just before the second opening of a file of that beginning,
-and `never` lets it end. Only real file operations are watched, by Python's audit events.
+and `never` lets it end. It trains operation by operation, as the tests do. Only real file operations are watched, by Python's audit events.
 """
 
 import os
@@ -14,6 +14,7 @@ import signal
 import sys
 
 import keras
+import tensorflow as tf
 
 from tfresidual import callbacks, datasets, training
 from tfresidual.networks import ResidualNetwork
@@ -85,6 +86,7 @@ def main(data_dir, folder, *moments):
         child = os.fork()
         if not child:
             path = pathlib.Path(folder, str(index))
+            tf.config.run_functions_eagerly(True)
             if moment != "never":
                 kill_at(moment, path)
             train(path, data_dir)

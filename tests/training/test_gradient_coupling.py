@@ -21,6 +21,8 @@ from tfresidual import training
 from tfresidual.networks import ResidualNetwork
 from tfresidual.training import GradientCoupling, coupling_kernel
 
+pytestmark = pytest.mark.eager
+
 KERNELS = ("uniform", "triangular", "triangular_printed")
 OPTIMIZERS = {
     "momentum": lambda **kwargs: keras.optimizers.SGD(0.05, momentum=0.9, **kwargs),
@@ -295,6 +297,7 @@ def test_steps_are_those_of_numpy(double_network, coupling, kernel, first_block)
     assert int(optimizer.iterations) == 6
 
 
+@pytest.mark.compiled
 def test_a_fit_is_that_of_numpy():
     nets = [network() for _ in range(3)]
     for net in nets[1:]:
@@ -346,6 +349,7 @@ def test_both_ends_in_a_fit_with_options_of_the_inner_optimizer(kwargs):
     assert spread(fitted(GradientCoupling(make(**kwargs), 1))) == 0
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize(
     ("kernel", "epochs"), [("uniform", 75), ("triangular", 15), ("triangular_printed", 15)]
 )
@@ -715,6 +719,7 @@ print("resumed")
 """
 
 
+@pytest.mark.compiled
 def test_a_training_goes_on_in_a_fresh_process(tmp_path):
     def optimizer():
         return GradientCoupling(OPTIMIZERS["momentum"](), 0.5, "triangular", first_block=1)

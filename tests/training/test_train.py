@@ -26,6 +26,8 @@ from training import small_training
 from tfresidual import training
 from tfresidual.training.checkpoints import GENERATORS, TrainingFolder
 
+pytestmark = pytest.mark.eager
+
 EPOCHS = 3
 STEPS = 4
 

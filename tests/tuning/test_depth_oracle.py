@@ -46,6 +46,8 @@ from tfresidual.tuning import (
     trace_of,
 )
 
+pytestmark = pytest.mark.eager
+
 EASY = stages_of(constant(0.6))
 MIXED = stages_of(saturating(3, 5), constant(1.05), hyperbolic(2.2, 4), offsets=(0, 1, 1))
 

@@ -26,6 +26,8 @@ import tfresidual
 from tfresidual import networks, probes, tuning
 from tfresidual.tuning import depth_search
 
+pytestmark = pytest.mark.eager
+
 OF_STAGE = ("distance", "scaled_distance", "mean_perturbation", "mean_scaled_perturbation")
 
 

@@ -12,6 +12,8 @@ from reference.random_network import LAYOUTS, SHORTCUTS, TRANSITIONS, random_net
 from tfresidual.layers import ResidualUnit
 from tfresidual.tuning import interleave
 
+pytestmark = pytest.mark.eager
+
 PREACTIVATION = ("full_preactivation", "relu_only_preactivation")
 IMAGES = np.random.default_rng(3).normal(size=(4, 8, 8, 3)).astype("float32")
 
@@ -80,6 +82,7 @@ class TestTheSameAtZero:
         interleave(shallow, deep, nearness=0)
         np.testing.assert_allclose(deep(IMAGES), shallow(IMAGES), rtol=1e-5, atol=1e-6)
 
+    @pytest.mark.compiled
     def test_bounded_branches(self):
         shallow, deep = pair((2, 2), (3, 4), lipschitz=0.9)
         interleave(shallow, deep, nearness=0)

@@ -123,7 +123,9 @@ class BatchNormalization(keras.layers.BatchNormalization):
         if not (training and self.trainable):
             mean = tf.convert_to_tensor(self.moving_mean)
             variance = tf.convert_to_tensor(self.moving_variance)
-            return _normalize(inputs, gamma, beta, mean, variance, self.epsilon), mean, variance
+            outputs = _normalize(inputs, gamma, beta, mean, variance, self.epsilon)
+            outputs.set_shape(inputs.shape)
+            return outputs, mean, variance
         outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
             inputs, gamma, beta, epsilon=self.epsilon, is_training=True
         )
@@ -148,6 +150,9 @@ class BatchNormalization(keras.layers.BatchNormalization):
         )
 
 
+# Functions of their own, shared by all layers: what TensorFlow registers for a custom gradient keeps
+# the graph in which it was traced for good, and here that graph is this one and not the network's.
+@tf.function(autograph=False, reduce_retracing=True)
 def _normalize(inputs, gamma, beta, mean, variance, epsilon):
     """Applies the fused kernel with given statistics; computes only the requested gradients.
 
@@ -180,25 +185,26 @@ def _normalize(inputs, gamma, beta, mean, variance, epsilon):
     return function(inputs, gamma, beta, mean, variance)
 
 
+@tf.function(autograph=False, reduce_retracing=True)
 def _with_gradient(inputs, mean, variance):
     """Returns the kernel's batch variance with the gradient that the kernel does not provide."""
 
     @tf.custom_gradient
-    def function(inputs):
+    def function(inputs, mean, variance):
         def gradient(upstream):
             centred = tf.cast(inputs, variance.dtype) - mean
-            return tf.cast(
-                centred * (2.0 / _count(inputs, variance.dtype) * upstream), inputs.dtype
-            )
+            slope = 2.0 / _count(inputs, variance.dtype) * upstream
+            return tf.cast(centred * slope, inputs.dtype), None, None
 
         return tf.identity(variance), gradient
 
-    return function(inputs)
+    return function(inputs, mean, variance)
 
 
 def _count(inputs, dtype):
     """Returns the number of values per channel in a batch."""
-    return tf.cast(tf.size(inputs, tf.int64) // inputs.shape[-1], dtype)
+    size = tf.shape(inputs, tf.int64)
+    return tf.cast(tf.reduce_prod(size[:-1]), dtype)
 
 
 def _replicas():

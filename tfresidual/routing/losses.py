@@ -7,6 +7,7 @@ import math
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import ops
 
 # The name of the cross-entropy of this file among the names of losses.
@@ -121,6 +122,9 @@ def takes_signs(loss):
     return description["loss"].lower().replace("_", "") in ("hinge", "squaredhinge")
 
 
+# A function of its own: what TensorFlow registers for a custom gradient keeps the graph in which it
+# was traced for good, and here that graph is this one and not that of a whole network.
+@tf.function(autograph=False, reduce_retracing=True)
 @ops.custom_gradient
 def softmax_cross_entropy(labels, logits):
     """Computes the cross-entropy of a softmax, with an accurate gradient at high confidence.
@@ -141,7 +145,7 @@ def softmax_cross_entropy(labels, logits):
 
     def gradient(upstream):
         p = ops.softmax(logits)
-        is_highest = ops.one_hot(ops.argmax(p, axis=-1), p.shape[-1], dtype=p.dtype)
+        is_highest = tf.one_hot(tf.argmax(p, axis=-1), tf.shape(p)[-1], dtype=p.dtype)
         others = ops.sum(p * (1 - is_highest), axis=-1, keepdims=True)
         rest = is_highest * others + (1 - is_highest) * (1 - p)
         total = ops.sum(labels, axis=-1, keepdims=True)

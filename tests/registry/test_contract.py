@@ -1,0 +1,108 @@
+"""What every probe of the registry does, whatever it measures."""
+
+import io
+import contextlib
+
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+from reference.random_network import random_batch, random_network
+
+import tfresidual as tfr
+from tfresidual.registry import ENTRIES, ProbeOptions, possible
+
+OPTIONS = ProbeOptions(times=2, at_chance="nan", epsilon=0.1, seed=0)
+
+
+@pytest.fixture(scope="module")
+def nets():
+    """An ordinary network and one with a bound for every branch."""
+    plain = random_network(blocks=(3, 2), widths=(4, 6), seed=5)
+    bounded = random_network(blocks=(2, 2), widths=(4, 6), seed=5, lipschitz=0.9)
+    return plain, bounded
+
+
+@pytest.fixture
+def net(nets, name):
+    """The first of the networks that the probe can be run on."""
+    return next(net for net in nets if name in possible(tfr.chain(net)))
+
+
+every_probe = pytest.mark.parametrize("name", ENTRIES)
+
+
+def run(name, net, data, progress=False):
+    return ENTRIES[name].run(tfr.chain(net), data, OPTIONS, progress)
+
+
+def assert_equal(measured, expected, rtol):
+    assert list(measured) == list(expected)
+    for frame_name, frame in measured.items():
+        pd.testing.assert_frame_equal(frame, expected[frame_name], rtol=rtol, atol=1e-5)
+
+
+@every_probe
+def test_compiled_it_measures_what_it_does_operation_by_operation(name, net):
+    data = random_batch(net, images=5)
+    compiled = run(name, net, data)
+    tf.config.run_functions_eagerly(True)
+    try:
+        eager = run(name, net, data)
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert all(len(frame) for frame in compiled.values())
+    assert_equal(compiled, eager, rtol=1e-4)
+
+
+@pytest.mark.eager
+@every_probe
+def test_splits_are_measured_one_by_one(name, net):
+    parts = {"train": random_batch(net, images=5), "test": random_batch(net, images=4, seed=9)}
+    together = run(name, net, parts)
+    for split, data in parts.items():
+        alone = run(name, net, data)
+        for frame_name, frame in together.items():
+            if "split" not in frame:  # reads no images
+                continue
+            assert frame.columns.tolist() == ["split", *alone[frame_name].columns]
+            assert frame["split"].unique().tolist() == list(parts)
+            of_split = frame[frame["split"] == split].drop(columns="split").reset_index(drop=True)
+            pd.testing.assert_frame_equal(of_split, alone[frame_name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.eager
+@every_probe
+def test_the_network_is_left_as_it_was(name, net):
+    before = [np.array(variable) for variable in net.variables]
+    frames = run(name, net, random_batch(net, images=5))
+    for variable, value in zip(net.variables, before, strict=True):
+        if variable.path.split("/")[-1].startswith(("vector_of_", "known_weights")):
+            continue  # of the power iteration, which a look may bring on
+        np.testing.assert_array_equal(variable, value)
+    # Pixels may be images or labels: the same again.
+    assert_equal(run(name, net, random_batch(net, images=5)), frames, rtol=1e-5)
+
+
+@pytest.mark.eager
+@every_probe
+def test_progress_is_shown_where_it_was_asked_for_and_changes_nothing(name, net):
+    data = random_batch(net, images=5)
+    texts, frames = [], []
+    for progress in (False, True):
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            frames.append(run(name, net, data, progress))
+        texts.append(said.getvalue())
+    assert texts[0] == ""
+    assert_equal(frames[1], frames[0], rtol=1e-5)
+
+
+@pytest.mark.eager
+@every_probe
+def test_data_that_is_none_is_refused(name, net):
+    if name in ("effective_parameters", "lipschitz"):
+        pytest.skip("reads no images")
+    for data in (None, 3, "images"):
+        with pytest.raises(ValueError, match=r"^Argument `data` .*Received: "):
+            run(name, net, data)
