@@ -200,9 +200,9 @@ def key_of(folder, path):
     loaded = tf.saved_model.load(str(path))
     outputs = loaded.signatures["serving_default"](images=tf.constant(IMAGES))["outputs"]
     # It holds what probes read, too.
-    read_out = loaded.signatures["read_out"]
+    readout = loaded.signatures["readout"]
     arguments = {"stage": tf.constant(1), "block": tf.constant(0)}
-    left = read_out(images=tf.constant(IMAGES), **arguments)["outputs"]
+    left = readout(images=tf.constant(IMAGES), **arguments)["outputs"]
     for name, key, expected in logged(folder):
         if name == path.name and all(
             np.allclose(np.ravel(found), expected, atol=1e-5) for found in (outputs, left)

@@ -38,7 +38,7 @@ def check_agreement(chain, images, found):
         raise ValueError(
             "Argument `chain` must be of a network that gives the same outputs for the same "
             "images whenever it is called without training: what is drawn at random cannot be "
-            f"told from what a perturbation does. Received: {chain.name}, whose outputs differ by "
+            f"told from what a route does. Received: {chain.name}, whose outputs differ by "
             f"up to {again[1]:.3g} from one call to the next"
         )
     raise ValueError(

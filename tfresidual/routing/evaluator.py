@@ -312,7 +312,7 @@ def _function_of(chain, operation):
     stage = chain.stages[operation.stage - 1]
     if operation.kind == TRANSITION:
         return lambda state: stage.transition(state)
-    block = stage.blocks[operation.step]
+    block = stage.blocks[operation.block]
     if block.takes_anchor and _is_scaled(operation):
         return lambda state, anchor, scale: block(state, anchor, scale)
     if block.takes_anchor:

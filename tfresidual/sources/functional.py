@@ -511,7 +511,7 @@ def _stages(graph, found, axis):
         keeps_shape = block.before.tensor.shape == after
         if block.anchor is not None and not (keeps_shape and block.anchor is anchor.tensor):
             raise _other_anchor(block.unit)
-        place = {"stage": len(stages) + 1, "step": len(blocks), "keeps_shape": keeps_shape}
+        place = {"stage": len(stages) + 1, "index": len(blocks), "keeps_shape": keeps_shape}
         blocks.append(Block(**place, **_parts(graph, block, dtype)))
         anchor = anchor if keeps_shape else block.after
     stages.append(Stage(len(stages) + 1, tuple(blocks), transition))
