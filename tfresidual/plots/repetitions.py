@@ -32,7 +32,7 @@ def convergence_curves(readout: Frame, repeat_last_block: Frame) -> Figure:
     with a linear part down to 0 if there are zeros. An infinite or missing value leaves a gap.
 
     Args:
-        readout: Readout frame with the columns `stage`, `block`, `cross_entropy` and `distance`,
+        readout: Read-out frame with the columns `stage`, `block`, `cross_entropy` and `distance`,
             and optionally `split`.
         repeat_last_block: Repetitions frame with the columns `stage`, `repetition` (0 for none),
             `cross_entropy` and `distance`, and optionally `split`; stages may be missing.

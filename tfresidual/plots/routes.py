@@ -28,7 +28,7 @@ def route_errors(
     or missing error leaves a gap.
 
     Args:
-        readout: Readout frame with the columns `stage`, `block` and `error`.
+        readout: Read-out frame with the columns `stage`, `block` and `error`.
         drop_blocks: Dropped blocks frame with the columns `stage`, `block`, `error` and
             `unperturbed_error`.
         repeat_last_block: Repetitions frame with the columns `stage`, `repetition` and `error`;

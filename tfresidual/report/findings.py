@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 # How many standard errors a mean must be away from zero to have a sign.
-ERRORS = 2
+STANDARD_ERRORS = 2
 BELOW, UNDECIDED, ABOVE = -1, 0, 1
 _BEYOND = "by more than two standard errors over the images"
 
@@ -28,7 +28,7 @@ def signs(means, errors):
     Returns:
         An array of -1, 0 (undecided) and 1.
     """
-    means, reach = np.asarray(means, float), ERRORS * np.asarray(errors, float)
+    means, reach = np.asarray(means, float), STANDARD_ERRORS * np.asarray(errors, float)
     return np.where(means < -reach, BELOW, np.where(means > reach, ABOVE, UNDECIDED))
 
 
@@ -109,7 +109,7 @@ def errs_less_than_chance(frames):
     """
     row = _of_test(frames["convergence_indices"])[0].iloc[0]
     error = error_of_share(row["error"], count_images(frames))
-    return bool(row["chance"] - row["error"] > ERRORS * error)
+    return bool(row["chance"] - row["error"] > STANDARD_ERRORS * error)
 
 
 def count_images(frames):
