@@ -61,7 +61,7 @@ RECIPES = (
 
 
 # Bounds of numbers. The package has them too, but cannot be imported without TensorFlow.
-MOST, MOST_BLOCKS, MOST_TIMES = 10**9, 10_000, 1000
+LARGEST_COUNT, MOST_BLOCKS, MOST_TIMES = 10**9, 10_000, 1000
 
 
 def option(flag, meaning, default, **kwargs):
@@ -73,15 +73,15 @@ def option(flag, meaning, default, **kwargs):
     return click.option(flag, help=f"{meaning}  [default: {default}]", **kwargs)
 
 
-def number(flag, meaning, default, most=MOST, **kwargs):
+def number(flag, meaning, default, most=LARGEST_COUNT, **kwargs):
     """Returns an option that takes a positive int."""
     kind = click.IntRange(1, most)
     return option(flag, meaning, default, type=kind, metavar="N", **kwargs)
 
 
-def step(flag, meaning, default):
+def block_index(flag, meaning, default):
     """Returns an option that takes a block index."""
-    return option(flag, meaning, default, type=click.IntRange(0, MOST), metavar="K")
+    return option(flag, meaning, default, type=click.IntRange(0, LARGEST_COUNT), metavar="K")
 
 
 def data_options(of_run=None):
@@ -148,7 +148,9 @@ TRAINING_OPTIONS = (
         type=float,
         metavar="X",
     ),
-    step("--share-from", "Block from which on the blocks of a stage are one, from 0.", "none"),
+    block_index(
+        "--share-from", "Block from which on the blocks of a stage are one, from 0.", "none"
+    ),
     option(
         "--batch-norm",
         "What each application of a shared block has of its own: "
@@ -177,7 +179,7 @@ TRAINING_OPTIONS = (
         type=click.Choice(KERNELS),
         metavar="NAME",
     ),
-    step("--coupling-from", "First block of a stage that is coupled, from 0.", 0),
+    block_index("--coupling-from", "First block of a stage that is coupled, from 0.", 0),
     option(
         "--lipschitz",
         "Largest Lipschitz constant of the blocks' branches.",
@@ -467,7 +469,7 @@ def depths(flag, meaning, default):
         "--tolerance",
         "Blocks by which a stage may be deeper than it must.",
         0,
-        type=click.IntRange(0, MOST),
+        type=click.IntRange(0, LARGEST_COUNT),
         metavar="N",
     ),
     number("--executions", "Trainings per depth, whose measurements are averaged.", 1),

@@ -1,4 +1,4 @@
-"""All perturbations of a network: together, against one model each, and against what must be done.
+"""All routes through a network: together, against one model each, and against what must be done.
 
     python benchmarks/routes.py [--blocks 9 54] [--images 2048]
 
@@ -37,10 +37,10 @@ REPETITIONS = 16
 def all_routes(chain):
     movable = [block for block in chain.blocks if block.keeps_shape]
     return [
-        *(routes.drop(chain, (block.stage, block.step)) for block in movable),
-        *(routes.read_out(chain, block.stage, block.step) for block in chain.blocks),
+        *(routes.drop(chain, (block.stage, block.index)) for block in movable),
+        *(routes.readout(chain, block.stage, block.index) for block in chain.blocks),
         *(
-            routes.repeat_last(chain, stage.index, times)
+            routes.repeat_last_block(chain, stage.index, times)
             for stage in chain.stages
             for times in range(1, REPETITIONS + 1)
         ),
@@ -57,7 +57,7 @@ def naive_seconds(network, chosen, images):
         layers = list(stem)
         for (transition, units), applications in zip(sections, route.stages, strict=True):
             layers += [transition] if transition is not None else []
-            layers += [units[application.step] for application in applications]
+            layers += [units[application.block] for application in applications]
         state = inputs
         for layer in [*layers, *head]:
             state = layer(state)

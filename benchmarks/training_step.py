@@ -44,8 +44,8 @@ def stock_network(blocks, dtype):
     inputs = keras.Input((32, 32, 3))
     state = convolution(WIDTHS[0], 3)(inputs)
     for stage, width in enumerate(WIDTHS):
-        for step in range(blocks // 3):
-            strides = 2 if stage and not step else 1
+        for index in range(blocks // 3):
+            strides = 2 if stage and not index else 1
             branch = convolution(width, 3, strides)(activated(state))
             branch = convolution(width, 3)(activated(branch))
             shortcut = convolution(width, 1, 2)(state) if strides == 2 else state
@@ -77,8 +77,8 @@ def torch_step(blocks, dtype):
 
     layers, before = [nn.Conv2d(3, WIDTHS[0], 3, padding=1)], WIDTHS[0]
     for stage, width in enumerate(WIDTHS):
-        for step in range(blocks // 3):
-            layers.append(Block(before, width, 2 if stage and not step else 1))
+        for index in range(blocks // 3):
+            layers.append(Block(before, width, 2 if stage and not index else 1))
             before = width
     layers += [nn.BatchNorm2d(before), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     model = nn.Sequential(*layers, nn.Linear(before, 10)).to(memory_format=torch.channels_last)

@@ -52,7 +52,7 @@ class BlockMetrics(ProbeCallback):
 
     def keys(self, chain: Chain) -> list[str]:
         return [
-            log_key(name, block.stage, block.step, split)
+            log_key(name, block.stage, block.index, split)
             for split in self.splits()
             for block in chain.blocks
             for name in metrics_of(chain, block)

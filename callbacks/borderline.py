@@ -68,9 +68,9 @@ class Borderline(ProbeCallback):
 
     def keys(self, chain: Chain) -> list[str]:
         return [
-            log_key(f"{group}_{name}", chain.stages[-1].index, step, split)
+            log_key(f"{group}_{name}", chain.stages[-1].index, block, split)
             for split in self.splits()
-            for step in last_blocks(chain, self.blocks)
+            for block in last_blocks(chain, self.blocks)
             for group in GROUPS
             for name in PUBLISHED
         ]

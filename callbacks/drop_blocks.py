@@ -48,7 +48,7 @@ class DropBlocks(ProbeCallback):
 
     def keys(self, chain: Chain) -> list[str]:
         return [
-            log_key(f"drop_{name}", block.stage, block.step, split)
+            log_key(f"drop_{name}", block.stage, block.index, split)
             for split in self.splits()
             for block in chain.blocks
             if block.keeps_shape

@@ -54,7 +54,7 @@ class Lipschitz(ProbeCallback):
 
     def keys(self, chain: Chain) -> list[str]:
         return [
-            log_key(PREFIX + name, block.stage, block.step)
+            log_key(PREFIX + name, block.stage, block.index)
             for block in bounded_blocks(chain)
             for name in METRICS
         ]

@@ -11,7 +11,7 @@ from tfresidual.probes import perturbation
 from tfresidual.probes.logs import block_logs, log_key
 from tfresidual.probes.perturbation import ALL_STAGES, distances_of
 from tfresidual.probes.stopping_rule import depth_for
-from tfresidual.routing.block_values import STEP_METRICS
+from tfresidual.routing.block_values import PERTURBATION_METRICS
 
 if TYPE_CHECKING:
     from tfresidual.routing import Chain
@@ -57,7 +57,7 @@ class Perturbation(ProbeCallback):
 
     def probe(self, chain: Chain) -> dict[str, float]:
         blocks = perturbation(chain, self.data)
-        logs = block_logs(blocks, STEP_METRICS)
+        logs = block_logs(blocks, PERTURBATION_METRICS)
         for row in distances_of(blocks).to_dict("records"):
             if row["stage"] == ALL_STAGES:
                 continue
@@ -73,10 +73,10 @@ class Perturbation(ProbeCallback):
         for split in self.splits():
             for stage in chain.stages:
                 keys += [
-                    log_key(name, stage.index, block.step, split)
+                    log_key(name, stage.index, block.index, split)
                     for block in stage.blocks
                     if block.keeps_shape
-                    for name in STEP_METRICS
+                    for name in PERTURBATION_METRICS
                 ]
                 keys += [log_key(name, stage.index, split=split) for name in (*PUBLISHED, "depth")]
         return keys

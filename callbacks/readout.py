@@ -47,9 +47,9 @@ class Readout(ProbeCallback):
 
     def keys(self, chain: Chain) -> list[str]:
         return [
-            log_key(f"readout_{name}", stage.index, step, split)
+            log_key(f"readout_{name}", stage.index, block, split)
             for split in self.splits()
             for stage in chain.stages
-            for step in stage.exits
+            for block in stage.exits
             for name in PUBLISHED
         ]

@@ -53,14 +53,14 @@ def trained(kind, seed, epochs, branch_initializer=None):
     return network
 
 
-def perturbed(network, inputs):
+def frames_of(network, inputs):
     """Returns the frames of a network: read-outs, dropped blocks and extra applications."""
     chain = probes.inverse_problem_chain(network)
-    blocks = [(block.stage, block.step) for block in chain.blocks]
+    blocks = [(block.stage, block.index) for block in chain.blocks]
     asked = {
         "readout": None,
         "dropped": [routes.drop(chain, block) for block in blocks],
-        "repeated": [routes.repeat_last(chain, 1, EXTRA)],
+        "repeated": [routes.repeat_last_block(chain, 1, EXTRA)],
     }
     return {name: probes.trajectories(chain, inputs, routes=asked[name]) for name in asked}
 
@@ -85,7 +85,7 @@ def _spread(values):
 
 
 def run(folder, size, branch_initializer=None):
-    """Trains and perturbs all networks; returns the summary, one row per network and seed."""
+    """Trains all networks, runs routes; returns the summary, one row per network and seed."""
     seeds, epochs = SIZES[size]
     x, z = datasets.inverse_problem(500, seed=TEST_SEED)
     drawn = SOLUTIONS * np.float32(networks.inverse_problem.SLOPES)
@@ -100,9 +100,9 @@ def run(folder, size, branch_initializer=None):
         else:
             network = trained(kind, seed, epochs, branch_initializer)
         place = {"network": name, "seed": seed}
-        summary = probes.trajectory_summary(**perturbed(network, x), solutions=z)
+        summary = probes.trajectory_summary(**frames_of(network, x), solutions=z)
         summaries.append(summary.assign(**place)[[*place, *summary.columns]])
-        for key, frame in perturbed(network, drawn).items():
+        for key, frame in frames_of(network, drawn).items():
             frames[key].append(frame.assign(**place)[[*place, *frame.columns]])
     folder.mkdir(parents=True, exist_ok=True)
     frames = {key: pd.concat(parts, ignore_index=True) for key, parts in frames.items()}

@@ -147,12 +147,12 @@ CALLS = {
         lambda chain, **a: sample_scene(**{"index": 0} | a),
         {"int": ["index", "digits", "seed"]},
     ),
-    "routes.repeat_last": (
-        lambda chain, **a: routes.repeat_last(chain, **{"stage": 1, "times": 1} | a),
+    "routes.repeat_last_block": (
+        lambda chain, **a: routes.repeat_last_block(chain, **{"stage": 1, "times": 1} | a),
         {"int": ["stage", "times"]},
     ),
-    "routes.read_out": (
-        lambda chain, **a: routes.read_out(chain, **{"stage": 1, "after": 0} | a),
+    "routes.readout": (
+        lambda chain, **a: routes.readout(chain, **{"stage": 1, "after": 0} | a),
         {"int": ["stage", "after"]},
     ),
     "routes.shuffle": (
@@ -190,7 +190,7 @@ CALLS = {
     },
     "probes.repeat_last_block": (
         lambda chain, **a: probes.repeat_last_block(chain, DATA, **a),
-        {"int": ["times"], "bool": ["steps", "progress"], "number": ["memory_limit"]},
+        {"int": ["times"], "bool": ["block_metrics", "progress"], "number": ["memory_limit"]},
     ),
     "probes.convergence_indices": (
         lambda chain, **a: probes.convergence_indices(chain, DATA, **a),
@@ -387,8 +387,8 @@ def test_numbers_of_numpy_are_taken(chain, tmp_path):
     assert type(callbacks.BlockMetrics(DATA, every=np.int64(2)).every) is int
     callback = callbacks.ExportForProbing(tmp_path, epochs=np.arange(3), overwrite=np.False_)
     assert callback.epochs == {0, 1, 2} and callback.overwrite is False
-    route = routes.repeat_last(chain, np.int64(1), np.int64(2), np.float32(0.5))
-    assert route == routes.repeat_last(chain, 1, 2, 0.5)
+    route = routes.repeat_last_block(chain, np.int64(1), np.int64(2), np.float32(0.5))
+    assert route == routes.repeat_last_block(chain, 1, 2, 0.5)
     assert training.recipe("mnist").schedule(np.int64(2), np.int64(3)).boundaries
     assert random_crop(tf.zeros((1, 4, 4, 1)), (0, 1), np.int64(1)).shape == (1, 4, 4, 1)
 

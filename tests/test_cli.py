@@ -384,7 +384,7 @@ def test_bounds_are_those_of_the_package():
     from tfresidual.jobs import settings
     from tfresidual.routing import routes
 
-    assert tfresidual_cli.MOST == arguments.MOST
+    assert tfresidual_cli.LARGEST_COUNT == arguments.LARGEST_COUNT
     assert tfresidual_cli.MOST_BLOCKS == settings.MOST_BLOCKS
     assert tfresidual_cli.MOST_TIMES == routes.MOST_TIMES
     kinds = [option.type for option in OPTIONS.values()]

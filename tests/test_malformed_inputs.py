@@ -592,10 +592,10 @@ ARGUMENTS = {
     "a block that is none": (lambda c: routes.drop(c, (1, 99)), "block"),
     "a block that changes the shape": (lambda c: routes.drop(c, (2, 0)), "shape"),
     "a block of text": (lambda c: routes.drop(c, (1, "first")), "Received"),
-    "times 0": (lambda c: routes.repeat_last(c, 1, 0), "times"),
-    "times True": (lambda c: routes.repeat_last(c, 1, True), "times"),
+    "times 0": (lambda c: routes.repeat_last_block(c, 1, 0), "times"),
+    "times True": (lambda c: routes.repeat_last_block(c, 1, True), "times"),
     "times huge": (lambda c: probes.repeat_last_block(c, PAIR, times=int(HUGE)), "times"),
-    "a scale of nan": (lambda c: routes.repeat_last(c, 1, 2, scale=float("nan")), "scale"),
+    "a scale of nan": (lambda c: routes.repeat_last_block(c, 1, 2, scale=float("nan")), "scale"),
     "a route of text": (lambda c: evaluate(c, PAIR, ["first"]), "routes"),
     "memory nan": (
         lambda c: evaluate(c, PAIR, [routes.unperturbed(c)], memory_limit=float("nan")),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tfresidual.types import StrPath
 
 # The largest count allowed, so that sums and products of a few counts fit into 64 bits.
-MOST = 10**9
+LARGEST_COUNT = 10**9
 
 
 @overload
@@ -24,7 +24,7 @@ def check_int(
     name: str,
     value: Any,
     at_least: int,
-    at_most: int | None = MOST,
+    at_most: int | None = LARGEST_COUNT,
     or_none: Literal[False] = False,
 ) -> int: ...
 
@@ -34,14 +34,14 @@ def check_int(
     name: str,
     value: Any,
     at_least: int,
-    at_most: int | None = MOST,
+    at_most: int | None = LARGEST_COUNT,
     *,
     or_none: Literal[True],
 ) -> int | None: ...
 
 
 def check_int(
-    name: str, value: Any, at_least: int, at_most: int | None = MOST, or_none: bool = False
+    name: str, value: Any, at_least: int, at_most: int | None = LARGEST_COUNT, or_none: bool = False
 ) -> int | None:
     """Returns an argument as a Python int.
 
@@ -58,7 +58,9 @@ def check_int(
     if or_none and value is None:
         return None
     if not is_int(value) or value < at_least or (at_most is not None and value > at_most):
-        is_usual = at_most is None or (at_most == MOST and not (is_int(value) and value > MOST))
+        is_usual = at_most is None or (
+            at_most == LARGEST_COUNT and not (is_int(value) and value > LARGEST_COUNT)
+        )
         bounds = f"{at_least} or more" if is_usual else f"from {at_least} to {at_most}"
         bounds += ", or None" if or_none else ""
         raise ValueError(f"Argument `{name}` must be an int, {bounds}. Received: {name}={value!r}")
@@ -78,10 +80,12 @@ def check_ints(name: str, values: Any, at_least: int) -> tuple[int, ...]:
     """
     is_listed = np.iterable(values) and not isinstance(values, (str, bytes, dict))
     checked = tuple(values) if is_listed else ()
-    if not checked or not all(is_int(value) and at_least <= value <= MOST for value in checked):
+    if not checked or not all(
+        is_int(value) and at_least <= value <= LARGEST_COUNT for value in checked
+    ):
         received = checked if is_listed else values
-        is_huge = any(is_int(value) and value > MOST for value in checked)
-        bounds = f"from {at_least} to {MOST}" if is_huge else f"{at_least} or more"
+        is_huge = any(is_int(value) and value > LARGEST_COUNT for value in checked)
+        bounds = f"from {at_least} to {LARGEST_COUNT}" if is_huge else f"{at_least} or more"
         raise ValueError(
             f"Argument `{name}` must hold ints, {bounds}. Received: {name}={received!r}"
         )

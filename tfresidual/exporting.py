@@ -38,7 +38,7 @@ def export(
     - `route(images, applications)` returns `outputs` when every block is applied the given number
       of times: `applications` is int32 with one number per block, 0 to drop the block; it must be
       1 for blocks that change the shape of the state.
-    - `read_out(images, stage, block)` returns `outputs` when the stage is left after that block.
+    - `readout(images, stage, block)` returns `outputs` when the stage is left after that block.
     - `repeat_last_block(images, stage, times, scale)` returns `outputs` with `times` extra
       applications of the last block of the stage, in which its branch is multiplied by `scale`.
 
@@ -54,7 +54,7 @@ def export(
     >>> export(net, "saved/net")
     >>> loaded = tf.saved_model.load("saved/net")
     >>> place = {"stage": tf.constant(3), "block": tf.constant(0)}
-    >>> answers = loaded.signatures["read_out"](images=tf.constant(images), **place)
+    >>> answers = loaded.signatures["readout"](images=tf.constant(images), **place)
 
     Args:
         net: a network, or anything else that `tfresidual.chain` accepts.

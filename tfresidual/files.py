@@ -20,11 +20,11 @@ import psutil
 # the host of the process that writes it.
 UNFINISHED = re.compile(r"\.(?P<target>.+)-(?P<pid>\d+)@(?P<host>[0-9a-f]{8})-\w{8}(\.\w+)?")
 # Seconds after which an unfinished file of a process on another machine counts as abandoned.
-ABANDONED = 86400
+ABANDONED_AFTER = 86400
 # Name of an old folder that was moved out of the way, beside the new folder that replaces it.
 REPLACED = "replaced"
 # Error numbers of a full disk.
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # Names of the files and folders that this process is writing now.
 _unfinished: set[str] = set()
 
@@ -164,14 +164,14 @@ def is_full(error):
 
     Some libraries only mention the full disk in the message of their errors.
     """
-    return getattr(error, "errno", None) in FULL or any(
-        os.strerror(code) in str(error) for code in FULL
+    return getattr(error, "errno", None) in DISK_FULL or any(
+        os.strerror(code) in str(error) for code in DISK_FULL
     )
 
 
 def no_room(path, error):
     """Returns the error for a file or folder that was not written, for example on a full disk."""
-    codes = [code for code in FULL if os.strerror(code) in str(error)]
+    codes = [code for code in DISK_FULL if os.strerror(code) in str(error)]
     reason = os.strerror(codes[0]) if codes else " ".join(str(error).split())
     return OSError(
         f"{str(path)!r} could not be written: {reason}. What was there before is unchanged. Make "
@@ -227,7 +227,7 @@ def _is_abandoned(path, match):
         pid = int(match["pid"])
         return path.name not in _unfinished if pid == os.getpid() else not psutil.pid_exists(pid)
     try:
-        return path.lstat().st_mtime < time.time() - ABANDONED
+        return path.lstat().st_mtime < time.time() - ABANDONED_AFTER
     except FileNotFoundError:
         return False
 

@@ -31,7 +31,7 @@ EVENTS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")
 # What processes that were killed leave until the next export, and no longer.
 LOCKS = {".lock", ".net.lock", *(f".epoch{n:04d}.lock" for n in range(1, EPOCHS + 1))}
 # Seconds that a life may take on a busy machine.
-LONGEST = 300
+LONGEST_RUN = 300
 
 
 # The program
@@ -88,7 +88,7 @@ def lives(kind, folder, workers, kill_after=None, word="begun", kill_at=None, ti
             wait_for("done", file, [child], more=1)
             os.kill(child, signal.SIGTERM)
         while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            if time.monotonic() - begun > LONGEST:
+            if time.monotonic() - begun > LONGEST_RUN:
                 os.kill(child, signal.SIGABRT)
             time.sleep(0.01)
         codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
@@ -101,7 +101,7 @@ def wait_for(word, file, children, more=0):
         return
     wanted = max(1, said(file, word) + more)
     begun = time.monotonic()
-    while said(file, word) < wanted and time.monotonic() - begun < LONGEST:
+    while said(file, word) < wanted and time.monotonic() - begun < LONGEST_RUN:
         if os.waitid(os.P_PID, children[0], os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             return
         time.sleep(0.002)
@@ -200,9 +200,9 @@ def key_of(folder, path):
     loaded = tf.saved_model.load(str(path))
     outputs = loaded.signatures["serving_default"](images=tf.constant(IMAGES))["outputs"]
     # It holds what probes read, too.
-    read_out = loaded.signatures["read_out"]
+    readout = loaded.signatures["readout"]
     arguments = {"stage": tf.constant(1), "block": tf.constant(0)}
-    left = read_out(images=tf.constant(IMAGES), **arguments)["outputs"]
+    left = readout(images=tf.constant(IMAGES), **arguments)["outputs"]
     for name, key, expected in logged(folder):
         if name == path.name and all(
             np.allclose(np.ravel(found), expected, atol=1e-5) for found in (outputs, left)

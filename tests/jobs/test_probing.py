@@ -21,7 +21,7 @@ FRAMES = {
     "block_metrics": ["block_metrics", "computational_distance"],
     "readout": ["readout"],
     "drop_blocks": ["drop_blocks"],
-    "repeat_last_block": ["repetition_steps"],
+    "repeat_last_block": ["repetition_metrics"],
     "shuffle_blocks": ["shuffle_blocks"],
     "convergence_indices": ["convergence_indices", "readout", "drop_blocks", "repeat_last_block"],
     "borderline": ["borderline"],

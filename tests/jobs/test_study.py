@@ -44,8 +44,8 @@ FRAMES = [
     "effective_parameters",
     "readout",
     "repeat_last_block",
-    "repetition_steps",
-    "repetition_steps_scaled",
+    "repetition_metrics",
+    "repetition_metrics_scaled",
     "signal_propagation",
     "weight_deviations",
 ]

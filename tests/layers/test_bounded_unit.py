@@ -256,16 +256,16 @@ def with_statistics_of(unit, weights, x):
     """
     weights = dict(weights)
     branch, _ = ORDERS[unit.layout, unit.bottleneck].split("+")
-    for step in branch.split():
+    for operation in branch.split():
         pieces = Weights(weights, "unit")
-        if step == "R":
+        if operation == "R":
             x, _ = relu(x)
-        elif step[0] == "C":
-            x, _ = pieces.convolution(f"convolution{step[1]}")(x)
+        elif operation[0] == "C":
+            x, _ = pieces.convolution(f"convolution{operation[1]}")(x)
         else:
-            weights[f"unit/normalization{step[1]}/moving_mean"] = x.mean((0, 1, 2))
-            weights[f"unit/normalization{step[1]}/moving_variance"] = x.var((0, 1, 2))
-            x, _ = pieces.normalization(f"normalization{step[1]}")(x)
+            weights[f"unit/normalization{operation[1]}/moving_mean"] = x.mean((0, 1, 2))
+            weights[f"unit/normalization{operation[1]}/moving_variance"] = x.var((0, 1, 2))
+            x, _ = pieces.normalization(f"normalization{operation[1]}")(x)
     return weights
 
 
@@ -608,7 +608,7 @@ def applied_again(unit, state, anchor, times):
     return [np.asarray(state) for state in states]
 
 
-def steps_of(states):
+def changes_of(states):
     """How far each application moves the images, `(applications, images)`."""
     return np.stack([lengths(b - a) for a, b in itertools.pairwise(states)])
 
@@ -622,7 +622,7 @@ def test_contracts_by_the_constant_and_no_faster_where_the_bound_is_attained():
     start = state + directions[0].reshape(1, *state.shape[1:])
     states = applied_again(unit, start, anchor, 20)
     expected = 0.9 ** np.arange(20)[:, None] * np.ones(2)
-    np.testing.assert_allclose(steps_of(states), 0.1 * expected, rtol=1e-3)
+    np.testing.assert_allclose(changes_of(states), 0.1 * expected, rtol=1e-3)
     np.testing.assert_allclose([lengths(s - state) for s in states[:-1]], expected, rtol=1e-3)
 
 
@@ -650,11 +650,11 @@ def test_the_last_block_leads_to_one_fixed_point(layout, batch_norm):
         ends = []
         for start in (state, 0 * anchor, far):
             states = applied_again(units[-1], start, anchor, 30)
-            steps = steps_of(states)
+            changes = changes_of(states)
             # Down to where rounding is what is left.
-            above = steps[:-1] > 1e-4
+            above = changes[:-1] > 1e-4
             assert above[0].all()
-            assert (steps[1:][above] <= 0.9 * steps[:-1][above] * (1 + 1e-3)).all()
+            assert (changes[1:][above] <= 0.9 * changes[:-1][above] * (1 + 1e-3)).all()
             ends.append(states[-1])
         for end in ends:
             np.testing.assert_allclose(end, ends[0], atol=1e-4)

@@ -35,11 +35,11 @@ def count(variables):
 
 
 def units_of(net):
-    """The units by (stage, step)."""
+    """The units by (stage, index)."""
     return {
-        (stage, step): unit
+        (stage, index): unit
         for stage, (_, units) in enumerate(net.sections()[1], start=1)
-        for step, unit in enumerate(units)
+        for index, unit in enumerate(units)
     }
 
 
@@ -84,9 +84,9 @@ def test_parameters_by_hand(share_from, batch_norm):
     own = OWN[batch_norm]
     for stage, width in ((1, 4), (2, 8)):
         # The first block of the second stage brings 4 channels to 8 and is never shared.
-        steps = range(4) if stage == 1 else range(1, 4)
-        shared = [step for step in steps if step >= share_from]
-        alone = len(steps) - len(shared) + min(len(shared), 1)
+        indices = range(4) if stage == 1 else range(1, 4)
+        shared = [index for index in indices if index >= share_from]
+        alone = len(indices) - len(shared) + min(len(shared), 1)
         again = max(len(shared) - 1, 0)
         kernels = 2 * (9 * width**2 + width)
         expected["trainable"] += alone * (kernels + 4 * width)
@@ -107,7 +107,7 @@ def test_what_is_one_and_what_is_not(batch_norm):
     net = ResidualNetwork(**SMALL, batch_norm=batch_norm)
     units = units_of(net)
     for stage in (1, 2):
-        alone, leader, *others = (units[stage, step] for step in range(4))
+        alone, leader, *others = (units[stage, index] for index in range(4))
         assert alone.shares is leader.shares is None
         mine = roles_of(leader)
         assert all(v is not mine[role] for role, v in roles_of(alone).items())

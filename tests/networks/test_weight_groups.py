@@ -38,15 +38,15 @@ def variable(path, shape=None):
     return made
 
 
-def steps_by_role(groups, stage=1, network=""):
-    return {g.role: g.steps for g in groups if (g.stage, g.network) == (stage, network)}
+def blocks_by_role(groups, stage=1, network=""):
+    return {g.role: g.blocks for g in groups if (g.stage, g.network) == (stage, network)}
 
 
-def owning(stage, roles_by_step):
+def owning(stage, roles_by_block):
     """The variables of the blocks of a stage, by the roles that each of them owns."""
     return [
-        variable(f"stage{stage}_block{step}/{role}")
-        for step, roles in roles_by_step.items()
+        variable(f"stage{stage}_block{index}/{role}")
+        for index, roles in roles_by_block.items()
         for role in roles
     ]
 
@@ -70,12 +70,12 @@ ALL = NORMALIZATIONS + CONVOLUTIONS
 def test_the_groups_of_networks(kwargs, second):
     net = network(**kwargs)
     groups = groups_of(blocks_of(net.trainable_variables))
-    assert steps_by_role(groups) == dict.fromkeys(ALL, (0, 1, 2))
-    assert steps_by_role(groups, stage=2) == dict.fromkeys(ALL, second)
+    assert blocks_by_role(groups) == dict.fromkeys(ALL, (0, 1, 2))
+    assert blocks_by_role(groups, stage=2) == dict.fromkeys(ALL, second)
     assert len(groups) == 16
     for group in groups:
         layer, name = group.role.split("/")
-        units = [net.get_layer(f"stage{group.stage}_block{step}") for step in group.steps]
+        units = [net.get_layer(f"stage{group.stage}_block{index}") for index in group.blocks]
         expected = [getattr(getattr(unit, layer), name) for unit in units]
         assert all(a is b for a, b in zip(group.variables, expected, strict=True))
 
@@ -91,21 +91,21 @@ def test_the_groups_of_networks(kwargs, second):
 )
 def test_further_roles(kwargs, roles):
     groups = groups_of(blocks_of(network(**kwargs).trainable_variables))
-    for stage, steps in ((1, (0, 1, 2)), (2, (1, 2))):
+    for stage, blocks in ((1, (0, 1, 2)), (2, (1, 2))):
         if kwargs.get("bottleneck") and stage == 1:
-            steps = (1, 2)  # the stem is a quarter as wide, the first block projects
-        found = steps_by_role(groups, stage)
+            blocks = (1, 2)  # the stem is a quarter as wide, the first block projects
+        found = blocks_by_role(groups, stage)
         assert roles | set(CONVOLUTIONS) <= set(found)
-        assert set(found.values()) == {steps}
+        assert set(found.values()) == {blocks}
 
 
 def test_blocks_come_in_order_with_all_that_they_own():
     net = network(blocks=(11, 2))
     blocks = blocks_of(reversed(net.trainable_variables))
-    places = [(block.network, block.stage, block.step) for block in blocks]
-    assert places == [("", 1, step) for step in range(11)] + [("", 2, 0), ("", 2, 1)]
+    places = [(block.network, block.stage, block.index) for block in blocks]
+    assert places == [("", 1, index) for index in range(11)] + [("", 2, 0), ("", 2, 1)]
     for block in blocks:
-        unit = net.get_layer(f"stage{block.stage}_block{block.step}")
+        unit = net.get_layer(f"stage{block.stage}_block{block.index}")
         assert {id(v) for v in block.weights.values()} == {id(v) for v in unit.trainable_weights}
     assert set(blocks[11].weights) == {*ALL, *PROJECTION}
 
@@ -139,7 +139,7 @@ class Around(keras.Model):
 
     def __init__(self, name):
         super().__init__(name=name)
-        self.units = [ResidualUnit(3, name=f"stage1_block{step}") for step in range(2)]
+        self.units = [ResidualUnit(3, name=f"stage1_block{index}") for index in range(2)]
 
     def call(self, state):
         for unit in self.units:
@@ -156,14 +156,14 @@ def test_another_prefix_is_another_network():
     groups = groups_of(blocks_of(variables))
     assert [group.network for group in groups] == ["first"] * 8 + ["second"] * 8
     for group in groups:
-        assert group.steps == (0, 1)
+        assert group.blocks == (0, 1)
         own = {"first": first, "second": second}[group.network].trainable_variables
         assert {id(v) for v in group.variables} <= {id(v) for v in own}
 
 
 def test_a_long_prefix():
     (block,) = blocks_of([variable("outer/resnet20/stage3_block12/convolution1/kernel")])
-    assert (block.network, block.stage, block.step) == ("outer/resnet20", 3, 12)
+    assert (block.network, block.stage, block.index) == ("outer/resnet20", 3, 12)
     assert list(block.weights) == ["convolution1/kernel"]
 
 
@@ -179,21 +179,21 @@ def test_two_variables_of_one_path_are_an_error():
         assert len(blocks_of(net.trainable_variables * 2)) == 2
 
 
-# Blocks that share their convolutions from step k on; batch normalization shared or not.
+# Blocks that share their convolutions from block k on; batch normalization shared or not.
 
 
-def test_blocks_that_share_from_step_2():
+def test_blocks_that_share_from_block_2():
     owned = {0: ALL, 1: ALL, 2: ALL, 3: NORMALIZATIONS, 7: NORMALIZATIONS}
-    found = steps_by_role(groups_of(blocks_of(owning(1, owned))))
+    found = blocks_by_role(groups_of(blocks_of(owning(1, owned))))
     assert found == dict.fromkeys(CONVOLUTIONS, (0, 1, 2)) | dict.fromkeys(
         NORMALIZATIONS, (0, 1, 2, 3, 7)
     )
 
 
-def test_blocks_that_share_from_step_0():
+def test_blocks_that_share_from_block_0():
     owned = {0: ALL, 1: NORMALIZATIONS, 2: NORMALIZATIONS}
     groups = groups_of(blocks_of(owning(1, owned)))
-    assert steps_by_role(groups) == dict.fromkeys(CONVOLUTIONS, (0,)) | dict.fromkeys(
+    assert blocks_by_role(groups) == dict.fromkeys(CONVOLUTIONS, (0,)) | dict.fromkeys(
         NORMALIZATIONS, (0, 1, 2)
     )
 
@@ -201,7 +201,7 @@ def test_blocks_that_share_from_step_0():
 def test_blocks_that_share_behind_a_projection():
     owned = {0: ALL + PROJECTION, 1: ALL, 2: NORMALIZATIONS, 3: NORMALIZATIONS}
     groups = groups_of(blocks_of(owning(2, owned)))
-    assert steps_by_role(groups, 2) == dict.fromkeys(CONVOLUTIONS, (1,)) | dict.fromkeys(
+    assert blocks_by_role(groups, 2) == dict.fromkeys(CONVOLUTIONS, (1,)) | dict.fromkeys(
         NORMALIZATIONS, (1, 2, 3)
     )
 
@@ -210,7 +210,7 @@ def test_blocks_that_share_their_shortcut_behind_a_projection():
     shortcut = ["shortcut/convolution/kernel"]
     owned = {0: ALL + PROJECTION, 1: ALL + shortcut, 2: NORMALIZATIONS, 3: NORMALIZATIONS}
     groups = groups_of(blocks_of(owning(2, owned)))
-    assert steps_by_role(groups, 2) == dict.fromkeys(CONVOLUTIONS + shortcut, (1,)) | (
+    assert blocks_by_role(groups, 2) == dict.fromkeys(CONVOLUTIONS + shortcut, (1,)) | (
         dict.fromkeys(NORMALIZATIONS, (1, 2, 3))
     )
 
@@ -220,20 +220,20 @@ def test_networks_that_share_their_convolutions(transition):
     net = network(4, share_from=1, batch_norm="unshared", transition=transition)
     groups = groups_of(blocks_of(net.trainable_variables))
     first = dict.fromkeys(CONVOLUTIONS, (0, 1)) | dict.fromkeys(NORMALIZATIONS, (0, 1, 2, 3))
-    assert steps_by_role(groups) == first
+    assert blocks_by_role(groups) == first
     if transition == "projection":
         first = dict.fromkeys(CONVOLUTIONS, (1,)) | dict.fromkeys(NORMALIZATIONS, (1, 2, 3))
-    assert steps_by_role(groups, 2) == first
+    assert blocks_by_role(groups, 2) == first
 
 
 def test_blocks_that_share_everything_are_one():
     variables = owning(1, {0: ALL, 1: ALL, 2: ALL})
     blocks = blocks_of(variables)
-    # Two further steps that apply the block of step 2.
-    blocks += [BlockWeights("", 1, step, dict(blocks[2].weights)) for step in (3, 4)]
+    # Two further blocks, which apply that of index 2.
+    blocks += [BlockWeights("", 1, index, dict(blocks[2].weights)) for index in (3, 4)]
     for order in itertools.permutations(blocks):
         groups = groups_of(order)
-        assert steps_by_role(groups) == dict.fromkeys(ALL, (0, 1, 2))
+        assert blocks_by_role(groups) == dict.fromkeys(ALL, (0, 1, 2))
         assert {id(v) for g in groups for v in g.variables} == {id(v) for v in variables}
 
 
@@ -241,29 +241,29 @@ def test_a_block_of_another_shape_is_left_out_with_all_that_it_owns():
     variables = owning(1, {0: CONVOLUTIONS, 1: CONVOLUTIONS, 2: CONVOLUTIONS})
     variables[0] = variable("stage1_block0/convolution1/kernel", (2, 3))
     groups = groups_of(blocks_of(variables))
-    assert steps_by_role(groups) == dict.fromkeys(CONVOLUTIONS, (1, 2))
+    assert blocks_by_role(groups) == dict.fromkeys(CONVOLUTIONS, (1, 2))
 
 
 def test_a_stage_of_one_block():
     groups = groups_of(blocks_of(owning(1, {0: ALL})))
-    assert steps_by_role(groups) == dict.fromkeys(ALL, (0,))
+    assert blocks_by_role(groups) == dict.fromkeys(ALL, (0,))
     # The other one projects.
     groups = groups_of(blocks_of(owning(2, {0: ALL + PROJECTION, 1: ALL})))
-    assert steps_by_role(groups, 2) == dict.fromkeys(ALL, (1,))
+    assert blocks_by_role(groups, 2) == dict.fromkeys(ALL, (1,))
 
 
-@pytest.mark.parametrize(("first_block", "steps"), [(0, (0, 1, 2)), (1, (1, 2)), (2, (2,))])
-def test_first_block(first_block, steps):
+@pytest.mark.parametrize(("first_block", "kept"), [(0, (0, 1, 2)), (1, (1, 2)), (2, (2,))])
+def test_first_block(first_block, kept):
     blocks = blocks_of(network(widths=(4,)).trainable_variables)
-    assert steps_by_role(groups_of(blocks, first_block)) == dict.fromkeys(ALL, steps)
+    assert blocks_by_role(groups_of(blocks, first_block)) == dict.fromkeys(ALL, kept)
     assert groups_of(blocks, 3) == []
 
 
-def test_blocks_left_out_by_their_step_still_tell_who_projects():
+def test_blocks_left_out_by_their_index_still_tell_who_projects():
     owned = {0: ALL + PROJECTION, 1: ALL + PROJECTION, 2: ALL}
     # Two blocks have the role, so it is none of a projection.
     groups = groups_of(blocks_of(owning(1, owned)), first_block=1)
-    assert steps_by_role(groups) == dict.fromkeys(ALL, (1, 2)) | dict.fromkeys(PROJECTION, (1,))
+    assert blocks_by_role(groups) == dict.fromkeys(ALL, (1, 2)) | dict.fromkeys(PROJECTION, (1,))
 
 
 @pytest.mark.parametrize("value", [-1, 1.0, True, None, "1"])
@@ -286,21 +286,21 @@ SHAPES = {"a/kernel": [(2, 2), (2, 3)], "b/gamma": [(2,), (3,)], "c/gamma": [(2,
 )
 def test_groups_hold_every_weight_at_most_once_and_of_one_shape(stage):
     variables = [
-        variable(f"stage1_block{step}/{role}", shape)
-        for step, roles in stage.items()
+        variable(f"stage1_block{index}/{role}", shape)
+        for index, roles in stage.items()
         for role, shape in roles.items()
     ]
     groups = groups_of(blocks_of(variables))
     found = [v for group in groups for v in group.variables]
     assert len({id(v) for v in found}) == len(found)
     for group in groups:
-        assert list(group.steps) == sorted(set(group.steps))
+        assert list(group.blocks) == sorted(set(group.blocks))
         assert len({tuple(v.shape) for v in group.variables}) == 1
-        paths = [f"stage1_block{step}/{group.role}" for step in group.steps]
+        paths = [f"stage1_block{index}/{group.role}" for index in group.blocks]
         assert [v.path for v in group.variables] == paths
     # A block is in all of its groups or in none.
-    for step, roles in stage.items():
-        assert {role for role, steps in steps_by_role(groups).items() if step in steps} in (
+    for index, roles in stage.items():
+        assert {role for role, found in blocks_by_role(groups).items() if index in found} in (
             set(),
             set(roles),
         )

@@ -121,7 +121,7 @@ def _route_frame(rows_of_split, splits, epochs=None, seed=0):
 
 
 def readout_frame(blocks=3, stages=3, splits=None, epochs=None):
-    """A readout frame: the error falls from chance to the final one, earliest in stage 1."""
+    """A read-out frame: the error falls from chance to the final one, earliest in stage 1."""
 
     def rows(final, rng):
         for stage in range(1, stages + 1):

@@ -34,9 +34,9 @@ ROUTE_FIGURES = (
     "convergence_curves",
     "convergence_indices",
     "drop_blocks",
-    "perturbation_errors",
+    "route_errors",
     "readout",
-    "repetition_steps",
+    "repetition_metrics",
     "shuffle_blocks",
 )
 # Those that draw many networks, or how one is built and trained; their tests stand elsewhere.
@@ -411,7 +411,7 @@ def test_pyplot_is_never_loaded():
         for figure in (
             plots.cosine_loss(block_frame(3, epochs=2)),
             plots.training_curves(history_frame(3)),
-            plots.repetition_steps(repeat_frame(3)),
+            plots.repetition_metrics(repeat_frame(3)),
         ):
             figure.savefig(io.BytesIO(), format="png")
         assert matplotlib.rcParams.copy() == before

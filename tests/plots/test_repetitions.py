@@ -1,4 +1,4 @@
-"""Figures of read-outs and repetitions: curves, and single steps."""
+"""Figures of read-outs and repetitions: curves, and single applications."""
 
 import numpy as np
 import pandas as pd
@@ -119,7 +119,7 @@ class TestConvergenceCurves:
 class TestRepetitionSteps:
     def test_a_column_of_two_panels_per_stage(self):
         frame = repeat_frame(20, splits=("test", "train"))
-        figure = plots.repetition_steps(frame)
+        figure = plots.repetition_metrics(frame)
         grid = np.reshape(figure.axes, (2, 3))
         assert [axes.get_title() for axes in grid[0]] == ["stage 1", "stage 2", "stage 3"]
         for row, column in zip(grid, ("cosine_loss", "l2_ratio"), strict=True):
@@ -136,10 +136,10 @@ class TestRepetitionSteps:
     )
     def test_a_scale_is_named(self, scale, title):
         frame = repeat_frame(3).assign(scale=scale)
-        assert plots.repetition_steps(frame).get_suptitle() == title
+        assert plots.repetition_metrics(frame).get_suptitle() == title
 
     def test_words_and_the_zero_line(self):
-        figure = plots.repetition_steps(repeat_frame(20))
+        figure = plots.repetition_metrics(repeat_frame(20))
         grid = np.reshape(figure.axes, (2, 3))
         assert "loss gradient ∂L/∂h" in grid[0, 0].get_ylabel()
         assert "‖F(h)‖ / ‖h‖ (log scale)" in grid[1, 0].get_ylabel()
@@ -149,7 +149,7 @@ class TestRepetitionSteps:
         assert figure.legends == []
 
     def test_all_panels_of_a_row_share_their_axis(self):
-        grid = np.reshape(plots.repetition_steps(repeat_frame(20)).axes, (2, 3))
+        grid = np.reshape(plots.repetition_metrics(repeat_frame(20)).axes, (2, 3))
         for row in grid:
             assert len({axes.get_ylim() for axes in row}) == 1
 
@@ -157,20 +157,20 @@ class TestRepetitionSteps:
         frame = repeat_frame(5)
         frame.loc[frame["repetition"] > 3, "l2_ratio"] = np.inf
         frame.loc[frame["stage"] == 1, "cosine_loss"] = np.nan
-        figure = plots.repetition_steps(frame)
+        figure = plots.repetition_metrics(frame)
         assert [text.get_text() for text in figure.axes[0].texts] == ["no values"]
         assert list(points(metric_lines(figure.axes[3])[0])) == [0, 1, 2, 3]
         figure.draw_without_rendering()
         assert any(tick.label1.get_visible() for tick in figure.axes[0].yaxis.get_major_ticks())
 
     def test_one_row(self):
-        figure = plots.repetition_steps(repeat_frame(0, 1))
+        figure = plots.repetition_metrics(repeat_frame(0, 1))
         assert len(figure.axes) == 2
         draws(figure)
 
     def test_refused(self):
         frame = repeat_frame()
-        function = plots.repetition_steps
+        function = plots.repetition_metrics
         with pytest.raises(ValueError, match=r"missing: `cosine_loss`, `l2_ratio`\. Received: "):
             function(frame.drop(columns=["cosine_loss", "l2_ratio"]))
         with pytest.raises(ValueError, match=r"`cosine_loss`, `l2_ratio`.*Received: 51 rows"):

@@ -1,4 +1,4 @@
-"""Figures of the errors on perturbed routes."""
+"""Figures of the errors on changed routes."""
 
 import numpy as np
 import pandas as pd
@@ -17,11 +17,11 @@ def three(blocks=5, **settings):
     )
 
 
-class TestPerturbationErrors:
+class TestRouteErrors:
     @pytest.mark.parametrize("blocks", [1, 5, 18])
     def test_a_line_per_stage_in_each_panel(self, blocks):
         tables = three(blocks)
-        figure = plots.perturbation_errors(*tables, chance=0.9)
+        figure = plots.route_errors(*tables, chance=0.9)
         keys = (("block", 1), ("block", 0), ("repetition", 0))
         for axes, frame, (key, first) in zip(figure.axes, tables, keys, strict=True):
             lines = metric_lines(axes)
@@ -31,7 +31,7 @@ class TestPerturbationErrors:
                 assert points(line) == dict(zip(rows[key] + first, rows["error"], strict=True))
 
     def test_words(self):
-        figure = plots.perturbation_errors(*three(), chance=0.9)
+        figure = plots.route_errors(*three(), chance=0.9)
         titles = [axes.get_title() for axes in figure.axes]
         assert titles == ["convergence", "recurrence", "divergence"]
         assert [axes.get_xlabel() for axes in figure.axes] == [
@@ -44,7 +44,7 @@ class TestPerturbationErrors:
         assert legend_texts(figure) == [*stages, "unperturbed", "chance"]
 
     def test_rows_of_panels_for_splits(self):
-        figure = plots.perturbation_errors(*three(splits=("test", "train")))
+        figure = plots.route_errors(*three(splits=("test", "train")))
         titles = [axes.get_title() for axes in figure.axes]
         assert titles[0] == "convergence, train"
         assert titles[-1] == "divergence, test"
@@ -54,28 +54,28 @@ class TestPerturbationErrors:
         draws(figure)
 
     def test_one_axis_from_zero_to_above_chance_or_data(self):
-        assert plots.perturbation_errors(*three(), chance=0.95).axes[0].get_ylim() == (
+        assert plots.route_errors(*three(), chance=0.95).axes[0].get_ylim() == (
             0,
             pytest.approx(0.95 * 1.06),
         )
         tables = three()
         highest = max(frame["error"].max() for frame in tables)
-        figure = plots.perturbation_errors(*tables, chance=0.1)
+        figure = plots.route_errors(*tables, chance=0.1)
         tops = [axes.get_ylim()[1] for axes in figure.axes]
         assert tops == pytest.approx([highest * 1.06] * 3)
         assert figure.axes[0].yaxis.get_major_formatter()(0.5, None) == "50%"
 
     def test_chance_is_a_broken_line(self):
-        (line,) = lines_with(plots.perturbation_errors(*three(), chance=0.9).axes[2], "chance")
+        (line,) = lines_with(plots.route_errors(*three(), chance=0.9).axes[2], "chance")
         assert list(line.get_ydata()) == [0.9, 0.9]
         assert line.get_linestyle() == "--"
-        figure = plots.perturbation_errors(*three())
+        figure = plots.route_errors(*three())
         assert lines_with(figure.axes[2], "chance") == []
         assert "chance" not in legend_texts(figure)
 
     def test_a_stage_keeps_its_look_where_another_is_missing(self):
         readout, dropped, _ = three()
-        figure = plots.perturbation_errors(readout, dropped, repeat_frame(first_stage=2))
+        figure = plots.route_errors(readout, dropped, repeat_frame(first_stage=2))
         looks = [
             {line.get_label(): (line.get_color(), line.get_marker()) for line in metric_lines(axes)}
             for axes in figure.axes
@@ -84,7 +84,7 @@ class TestPerturbationErrors:
         assert looks[2] == {name: looks[0][name] for name in looks[2]}
 
     def test_many_stages_look_different_and_have_a_legend_of_several_rows(self):
-        figure = plots.perturbation_errors(*three(2, stages=9), chance=0.9)
+        figure = plots.route_errors(*three(2, stages=9), chance=0.9)
         looks = {(line.get_color(), line.get_marker()) for line in metric_lines(figure.axes[0])}
         assert len(looks) == 9
         assert len(legend_texts(figure)) == 11
@@ -95,24 +95,24 @@ class TestPerturbationErrors:
     def test_gaps_and_nothing_to_draw_in_a_panel(self):
         readout, dropped, repeated = three()
         repeated.loc[repeated["repetition"] > 3, "error"] = np.inf
-        figure = plots.perturbation_errors(readout, dropped.assign(error=np.nan), repeated)
+        figure = plots.route_errors(readout, dropped.assign(error=np.nan), repeated)
         assert [points(line) for line in metric_lines(figure.axes[1])] == [{}, {}, {}]
         assert list(points(metric_lines(figure.axes[2])[0])) == [0, 1, 2, 3]
         draws(figure)
 
     def test_a_network_without_errors(self):
         readout, dropped, repeated = (frame.assign(error=0.0) for frame in three())
-        figure = plots.perturbation_errors(readout, dropped.assign(unperturbed_error=0.0), repeated)
+        figure = plots.route_errors(readout, dropped.assign(unperturbed_error=0.0), repeated)
         assert figure.axes[0].get_ylim() == (0, 1)
 
     @pytest.mark.parametrize("chance", [0, -0.1, 1.5, np.nan])
     def test_chance_is_refused(self, chance):
         with pytest.raises(ValueError, match=r"`chance` must be.*Received: "):
-            plots.perturbation_errors(*three(), chance=chance)
+            plots.route_errors(*three(), chance=chance)
 
     def test_refused(self):
         readout, dropped, repeated = three(splits=("train", "test"))
-        function = plots.perturbation_errors
+        function = plots.route_errors
         with pytest.raises(ValueError, match=r"`readout`.*missing: `block`\. Received: columns="):
             function(readout.drop(columns="block"), dropped, repeated)
         with pytest.raises(ValueError, match=r"`drop_blocks`.*missing: `unperturbed_error`"):
@@ -182,7 +182,7 @@ class TestShuffleBlocks:
 
 def test_chance_of_each_split():
     splits = ("train", "test")
-    figure = plots.perturbation_errors(
+    figure = plots.route_errors(
         readout_frame(3, splits=splits),
         drop_frame(3, splits=splits),
         repeat_frame(4, splits=splits),

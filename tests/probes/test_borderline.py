@@ -15,7 +15,7 @@ from reference.route_probes import (
     network,
     numpy_values,
     shape_changing,
-    trained_steps,
+    trained_applications,
     with_stage,
 )
 
@@ -38,7 +38,7 @@ GROUPS = ["borderline", "correct", "all"]
 def output_chain(*blocks, classes=2, outputs="logits"):
     """A chain of one stage whose state is what the network puts out."""
     blocks = tuple(
-        Block(1, step, True, lambda h, block=block: block(h)) for step, block in enumerate(blocks)
+        Block(1, index, True, lambda h, block=block: block(h)) for index, block in enumerate(blocks)
     )
     return Chain(
         name="outputs",
@@ -189,13 +189,15 @@ def test_empty_groups():
 @pytest.mark.parametrize("scale", [1.0, 0.3], ids=["plain", "scaled"])
 def test_equals_numpy(settings, scale):
     net, batch = network(settings, images=12)
-    steps = trained_steps(net)[-1]
-    stage, last = len(trained_steps(net)), len(steps) - 1
-    first = max([step for s, step in shape_changing(net, batch[0]) if s == stage], default=0)
+    applications = trained_applications(net)[-1]
+    stage, last = len(trained_applications(net)), len(applications) - 1
+    first = max([block for s, block in shape_changing(net, batch[0]) if s == stage], default=0)
     first = max(first, last - 1)
     curves = {
-        "blocks": [(step, steps[: step + 1]) for step in range(first, last + 1)],
-        "repetitions": [(last + times, steps + [(last, scale)] * times) for times in range(3)],
+        "blocks": [(block, applications[: block + 1]) for block in range(first, last + 1)],
+        "repetitions": [
+            (last + times, applications + [(last, scale)] * times) for times in range(3)
+        ],
     }
     frame = probes.borderline(net, batch, blocks=2, times=2, scale=scale, probability=0.2)
     expected = []
@@ -233,10 +235,10 @@ def names(rows, several_labels):
 @all_networks
 def test_every_image_equals_numpy(settings):
     net, batch = network(settings, images=12)
-    stage, steps = len(trained_steps(net)), trained_steps(net)[-1]
-    last = len(steps) - 1
+    stage, applications = len(trained_applications(net)), trained_applications(net)[-1]
+    last = len(applications) - 1
     is_several = settings.get("classifier_activation") == "sigmoid"
-    begin = numpy_values(net, batch, with_stage(net, stage, steps))
+    begin = numpy_values(net, batch, with_stage(net, stage, applications))
     gaps = sorted(abs(margin) / 2 for margin in begin["margin"])
     # Between two images, so that half of them are on the border.
     probability = float(gaps[5] + gaps[6]) / 2
@@ -245,9 +247,9 @@ def test_every_image_equals_numpy(settings):
     )
     assert frame.columns.tolist() == OF_IMAGES
     curves = [
-        ("blocks", last, steps),
-        ("repetitions", last, steps),
-        ("repetitions", last + 1, [*steps, (last, 0.5)]),
+        ("blocks", last, applications),
+        ("repetitions", last, applications),
+        ("repetitions", last + 1, [*applications, (last, 0.5)]),
     ]
     assert len(frame) == 12 * len(curves)
     for number, (along, block, route) in enumerate(curves):
@@ -382,7 +384,7 @@ def test_last_curve_begins_where_the_first_ends():
     net, batch = network(NETWORKS["several labels"])
     frame = probes.borderline(net, batch, times=2)
     everyone = frame[frame["group"] == "all"].set_index(["along", "block"])
-    last = len(trained_steps(net)[-1]) - 1
+    last = len(trained_applications(net)[-1]) - 1
     first, second = (everyone.loc[(along, last), VALUES] for along in ("blocks", "repetitions"))
     assert first.tolist() == second.tolist()
 

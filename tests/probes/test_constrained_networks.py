@@ -21,7 +21,7 @@ from reference.route_probes import (
     assert_equals_numpy,
     network,
     numpy_means,
-    trained_steps,
+    trained_applications,
     with_stage,
 )
 
@@ -130,20 +130,20 @@ AT_ITS_ANCHOR = pytest.mark.xfail(strict=True, raises=AssertionError)
     "name", [BOUNDED, SEVERAL, pytest.param(SHORT, marks=AT_ITS_ANCHOR), BEHIND]
 )
 def test_repeated_blocks_equal_numpy(name):
-    """They go on with the batch norm of the last step, and with the stage's input."""
+    """They go on with the batch norm of the last block, and with the stage's input."""
     net, batch = network(NETWORKS[name])
     scale = 1.0 if net.lipschitz else 0.25
     frame = probes.repeat_last_block(net, batch, times=3, scale=scale)
-    routes, steps = [], []
+    routes, metrics = [], []
     for stage in test_repeat_last_block.repeated_stages(net, batch):
-        applied = trained_steps(net)[stage - 1]
+        applied = trained_applications(net)[stage - 1]
         for times in range(4):
             route = with_stage(net, stage, applied + [(applied[-1][0], scale)] * times)
             routes.append(numpy_means(net, batch, stage, route))
         scales = [1.0] + [scale] * 3
-        steps += test_repeat_last_block.numpy_steps(net, batch, stage, scales)
+        metrics += test_repeat_last_block.numpy_metrics(net, batch, stage, scales)
     assert_equals_numpy(frame, routes)
-    cosines, ratios, _ = np.transpose(steps)
+    cosines, ratios, _ = np.transpose(metrics)
     np.testing.assert_allclose(frame["l2_ratio"], ratios, rtol=1e-3, atol=1e-7)
     error = np.abs(frame["cosine_loss"] - cosines)
     assert (error <= 1e-5 + 1e-3 * np.abs(cosines) + 3e-7 / ratios).all()

@@ -426,7 +426,7 @@ def test_equals_the_indices_of_the_probes(name):
     table = probes.convergence_indices(chain, batch, times=3, chance=1.0)
     assert table["chance_from"].tolist() == ["given"] * len(table)
     reads, drops = probes.readout(chain, batch), probes.drop_blocks(chain, batch)
-    repeats = probes.repeat_last_block(chain, batch, times=3, steps=False)
+    repeats = probes.repeat_last_block(chain, batch, times=3, block_metrics=False)
     own = indices_of(reads, drops, repeats, 1.0)
     pd.testing.assert_frame_equal(table.drop(columns="chance_from"), own)
     assert list(INDICES) == INDEX_NAMES

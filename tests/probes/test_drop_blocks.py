@@ -16,7 +16,7 @@ from reference.route_probes import (
     numpy_means,
     numpy_values,
     shape_changing,
-    trained_steps,
+    trained_applications,
     with_stage,
 )
 
@@ -31,15 +31,15 @@ def test_equals_numpy(settings):
     net, batch = network(settings)
     fixed = shape_changing(net, batch[0])
     expected = []
-    for stage, steps in enumerate(trained_steps(net), start=1):
-        for step in range(len(steps)):
-            kept = with_stage(net, stage, steps[:step] + steps[step + 1 :])
-            route = None if (stage, step) in fixed else kept
+    for stage, applications in enumerate(trained_applications(net), start=1):
+        for block in range(len(applications)):
+            kept = with_stage(net, stage, applications[:block] + applications[block + 1 :])
+            route = None if (stage, block) in fixed else kept
             expected.append(numpy_means(net, batch, stage, route))
     frame = probes.drop_blocks(net, batch)
     assert_equals_numpy(frame, expected)
     assert frame["error"].isna().sum() == len(fixed)
-    unperturbed = numpy_values(net, batch, trained_steps(net))["wrong"].mean()
+    unperturbed = numpy_values(net, batch, trained_applications(net))["wrong"].mean()
     np.testing.assert_allclose(frame["unperturbed_error"], unperturbed)
 
 
@@ -58,11 +58,11 @@ def test_solved_by_hand():
 def test_distance_is_that_of_the_stage_of_the_block():
     net, batch = network(NETWORKS["original"])
     frame = probes.drop_blocks(net, batch).set_index(["stage", "block"])
-    for stage, step in ((1, 0), (3, 1)):
-        kept = [pair for pair in trained_steps(net)[stage - 1] if pair[0] != step]
+    for stage, block in ((1, 0), (3, 1)):
+        kept = [pair for pair in trained_applications(net)[stage - 1] if pair[0] != block]
         values = numpy_values(net, batch, with_stage(net, stage, kept))["distance"]
         own = values[:, stage - 1].mean()
-        assert frame.loc[(stage, step), "distance"] == pytest.approx(own, rel=1e-4)
+        assert frame.loc[(stage, block), "distance"] == pytest.approx(own, rel=1e-4)
 
 
 def test_blocks_that_change_shape():

@@ -36,7 +36,7 @@ all_networks = pytest.mark.parametrize("settings", NETWORKS.values(), ids=NETWOR
 
 
 def numpy_groups(net):
-    """The weights of each (stage, role) that can be coupled: a dict of steps to arrays.
+    """The weights of each (stage, role) that can be coupled: a dict of block indices to arrays.
 
     By the names of the weights: a block with a projection is left out, and so is a weight that
     neither has a counterpart nor is shared.
@@ -47,8 +47,8 @@ def numpy_groups(net):
     for path, value in values.items():
         match = re.fullmatch(r"stage(\d+)_block(\d+)/(.+)", path)
         if match and path.split("/")[0] not in projects:
-            stage, step, role = int(match[1]), int(match[2]), match[3]
-            groups.setdefault((stage, role), {})[step] = value
+            stage, block, role = int(match[1]), int(match[2]), match[3]
+            groups.setdefault((stage, role), {})[block] = value
     kept = {stage: len(units) for stage, (_, units) in enumerate(net.sections()[1], start=1)}
     for name in projects:
         kept[int(name[5])] -= 1
@@ -58,7 +58,7 @@ def numpy_groups(net):
 def numpy_deviations(group):
     mean = sum(group.values()) / len(group)
     spread = np.std(np.concatenate([value.ravel() for value in group.values()]))
-    return {step: (value - mean) / spread for step, value in group.items()}
+    return {block: (value - mean) / spread for block, value in group.items()}
 
 
 @all_networks
@@ -68,9 +68,9 @@ def test_equals_numpy(settings):
     frame = probes.weight_deviations(net)
     assert len(frame) == sum(map(len, groups.values()))
     expected = {
-        (stage, step, role): value
+        (stage, block, role): value
         for (stage, role), group in groups.items()
-        for step, value in numpy_deviations(group).items()
+        for block, value in numpy_deviations(group).items()
     }
     for row in frame.to_dict("records"):
         # Roles of the chain name the layer by its place, those of the paths by its name.

@@ -20,7 +20,7 @@ from reference.route_probes import (
     all_networks,
     network,
     numpy_values,
-    trained_steps,
+    trained_applications,
     with_stage,
 )
 
@@ -55,15 +55,15 @@ def test_equals_numpy(settings):
     stage = len(chain.stages)
     last = len(chain.stages[-1].blocks) - 1
     first = 0 if chain.stages[-1].blocks[0].keeps_shape else 1
-    kept = [step for step in range(last + 1) if step != first]
+    kept = [block for block in range(last + 1) if block != first]
     chosen = {
-        routes.unperturbed(chain): trained_steps(net),
+        routes.unperturbed(chain): trained_applications(net),
         routes.drop(chain, (stage, first)): with_stage(net, stage, [(t, 1.0) for t in kept]),
-        routes.repeat_last(chain, stage, 2, 0.25): with_stage(
-            net, stage, [*trained_steps(net)[-1], (last, 0.25), (last, 0.25)]
+        routes.repeat_last_block(chain, stage, 2, 0.25): with_stage(
+            net, stage, [*trained_applications(net)[-1], (last, 0.25), (last, 0.25)]
         ),
-        routes.read_out(chain, 1, len(chain.stages[0].blocks) - 2): with_stage(
-            net, 1, trained_steps(net)[0][:-1]
+        routes.readout(chain, 1, len(chain.stages[0].blocks) - 2): with_stage(
+            net, 1, trained_applications(net)[0][:-1]
         ),
     }
     frame = probes.evaluate_routes(chain, batch, chosen, per_image=True)
@@ -123,7 +123,7 @@ def test_states_that_overflow():
     chain = plane_chain(lambda h: h * 1e15)
     images = np.array([[[[0, 0]]], [[[1e10, -1e10]]]], "float32")
     data = images, np.array([0, 0])
-    chosen = [routes.unperturbed(chain), routes.repeat_last(chain, 1, 1)]
+    chosen = [routes.unperturbed(chain), routes.repeat_last_block(chain, 1, 1)]
     frame = probes.evaluate_routes(chain, data, chosen)
     assert frame["error"].tolist() == [0, 0.5]
     assert frame["agreement"].tolist() == [1, 0.5]

@@ -196,8 +196,8 @@ def test_eigenvalues_equal_numpy(case, stage, block):
 def linear_chain(*matrices):
     """A chain of one pixel whose blocks multiply the state by matrices."""
     blocks = tuple(
-        Block(1, step, len(matrix) == len(matrix[0]), lambda h, matrix=matrix: h @ matrix.T)
-        for step, matrix in enumerate(np.asarray(matrix, "float32") for matrix in matrices)
+        Block(1, index, len(matrix) == len(matrix[0]), lambda h, matrix=matrix: h @ matrix.T)
+        for index, matrix in enumerate(np.asarray(matrix, "float32") for matrix in matrices)
     )
     return Chain(
         name="linear",

@@ -30,10 +30,10 @@ def test_equals_singular_values(case):
     places, exact = [], []
     height, width, _ = net.input_shape[1:]
     for stage, grid in ((1, (height, width)), (2, (height // 2, width // 2))):
-        kept = [step for step in range(3) if step not in changes[stage - 1]]
-        for step in kept:
-            places.append((stage, step))
-            unit = weights_of_block(config, weights, stage, step, kept[0])
+        kept = [block for block in range(3) if block not in changes[stage - 1]]
+        for block in kept:
+            places.append((stage, block))
+            unit = weights_of_block(config, weights, stage, block, kept[0])
             exact.append(numpy_network.lipschitz_bound(config, unit, grid))
     assert list(zip(frame["stage"], frame["block"], strict=True)) == places
     exact = np.array(exact)
@@ -47,12 +47,12 @@ def test_equals_singular_values(case):
     )
 
 
-def weights_of_block(config, weights, stage, step, first):
+def weights_of_block(config, weights, stage, index, first):
     """The weights of a block, of which the first that keeps the shape may be the one shared."""
-    prefix, leader = f"stage{stage}_block{step}", None
+    prefix, leader = f"stage{stage}_block{index}", None
     if config["share_from"] is not None:
         shared = max(first, config["share_from"])
-        leader = f"stage{stage}_block{shared}" if step > shared else None
+        leader = f"stage{stage}_block{shared}" if index > shared else None
     own = numpy_network.OWN[config["batch_norm"]] if leader else ()
     return numpy_network.Weights(weights, prefix, leader, own)
 

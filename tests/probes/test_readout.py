@@ -15,7 +15,7 @@ from reference.route_probes import (
     network,
     numpy_means,
     shape_changing,
-    trained_steps,
+    trained_applications,
     with_stage,
 )
 
@@ -31,10 +31,10 @@ def test_equals_numpy(settings):
     net, batch = network(settings)
     fixed = shape_changing(net, batch[0])
     expected = []
-    for stage, steps in enumerate(trained_steps(net), start=1):
-        for step in range(len(steps)):
-            is_stuck = any((stage, later) in fixed for later in range(step + 1, len(steps)))
-            route = None if is_stuck else with_stage(net, stage, steps[: step + 1])
+    for stage, applications in enumerate(trained_applications(net), start=1):
+        for block in range(len(applications)):
+            is_stuck = any((stage, later) in fixed for later in range(block + 1, len(applications)))
+            route = None if is_stuck else with_stage(net, stage, applications[: block + 1])
             expected.append(numpy_means(net, batch, stage, route))
     assert_equals_numpy(probes.readout(net, batch), expected)
 

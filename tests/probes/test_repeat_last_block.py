@@ -15,7 +15,7 @@ from reference.route_probes import (
     network,
     numpy_means,
     shape_changing,
-    trained_steps,
+    trained_applications,
     with_stage,
 )
 
@@ -24,7 +24,7 @@ from tfresidual import probes
 
 pytestmark = pytest.mark.eager
 
-STEPS = ["cosine_loss", "l2_ratio", "cosine_loss_se"]
+BLOCK_METRICS = ["cosine_loss", "l2_ratio", "cosine_loss_se"]
 
 
 def repeated_stages(net, batch):
@@ -32,12 +32,12 @@ def repeated_stages(net, batch):
     fixed = shape_changing(net, batch[0])
     return [
         stage
-        for stage, steps in enumerate(trained_steps(net), start=1)
-        if (stage, len(steps) - 1) not in fixed
+        for stage, applications in enumerate(trained_applications(net), start=1)
+        if (stage, len(applications) - 1) not in fixed
     ]
 
 
-def numpy_steps(net, batch, stage, scales):
+def numpy_metrics(net, batch, stage, scales):
     """Cosine, ratio and the cosine's standard error of every application of a last block.
 
     The gradient is that of the network that ends the stage with the application.
@@ -47,7 +47,7 @@ def numpy_steps(net, batch, stage, scales):
     state, _ = plain.stem(images.astype(np.float64))
     for index in range(stage - 1):
         (*_, state), _ = plain.stage(index, state)
-    trained = trained_steps(net)[stage - 1][:-1]
+    trained = trained_applications(net)[stage - 1][:-1]
     rows = []
     for count in range(1, len(scales) + 1):
         applied = trained + [(len(trained), scale) for scale in scales[:count]]
@@ -78,15 +78,15 @@ CASES |= {f"{name}, plain": (settings, 1.0) for name, settings in list(NETWORKS.
 def test_equals_numpy(settings, scale):
     net, batch = network(settings)
     frame = probes.repeat_last_block(net, batch, times=3, scale=scale)
-    expected, expected_steps = [], []
+    expected, expected_metrics = [], []
     for stage in repeated_stages(net, batch):
-        steps = trained_steps(net)[stage - 1]
+        applications = trained_applications(net)[stage - 1]
         for times in range(4):
-            route = with_stage(net, stage, steps + [(steps[-1][0], scale)] * times)
+            route = with_stage(net, stage, applications + [(applications[-1][0], scale)] * times)
             expected.append(numpy_means(net, batch, stage, route))
-        expected_steps += numpy_steps(net, batch, stage, [1.0] + [scale] * 3)
+        expected_metrics += numpy_metrics(net, batch, stage, [1.0] + [scale] * 3)
     assert_equals_numpy(frame, expected)
-    np.testing.assert_allclose(frame[STEPS], expected_steps, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(frame[BLOCK_METRICS], expected_metrics, rtol=1e-3, atol=1e-5)
     assert (frame["scale"] == scale).all()
 
 
@@ -139,22 +139,22 @@ def test_repetition_0_is_block_metrics_and_the_unperturbed_network():
     frame = probes.repeat_last_block(net, batch, times=1)
     zero = frame[frame["repetition"] == 0]
     metrics = probes.block_metrics(net, batch).groupby("stage").last()
-    np.testing.assert_allclose(zero[STEPS], metrics[STEPS], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(zero[BLOCK_METRICS], metrics[BLOCK_METRICS], rtol=1e-4, atol=1e-6)
     assert zero["distance"].tolist() == [0, 0]
     assert zero["agreement"].tolist() == [1, 1]
     assert len(set(zero["error"])) == 1
 
 
-def test_columns_splits_and_steps():
+def test_columns_splits_and_block_metrics():
     net, batch = network(NETWORKS["only block changes shape"])
     chain = tfr.chain(net)
     frame = probes.repeat_last_block(chain, batch, times=2)
     places = ["stage", "repetition", "scale"]
-    assert frame.columns.tolist() == [*places, *METRICS, *STEPS]
+    assert frame.columns.tolist() == [*places, *METRICS, *BLOCK_METRICS]
     # The only block of the second stage changes the shape.
     assert frame["stage"].tolist() == [1, 1, 1, 3, 3, 3]
-    plain = probes.repeat_last_block(chain, batch, times=2, steps=False)
-    pd.testing.assert_frame_equal(plain, frame.drop(columns=STEPS))
+    plain = probes.repeat_last_block(chain, batch, times=2, block_metrics=False)
+    pd.testing.assert_frame_equal(plain, frame.drop(columns=BLOCK_METRICS))
     other = random_batch(net, images=4, seed=9)
     both = probes.repeat_last_block(chain, {"train": other, "test": batch}, times=2)
     assert both.columns.tolist() == ["split", *frame.columns]
@@ -164,12 +164,12 @@ def test_columns_splits_and_steps():
         pd.testing.assert_frame_equal(part, alone, rtol=1e-5)
 
 
-def test_steps_of_more_images_than_a_step_takes():
+def test_block_metrics_of_more_images_than_are_measured_at_once():
     net = random_network(blocks=2, widths=(4,))
     images, labels = random_batch(net, images=70)
     frame = probes.repeat_last_block(net, (images, labels), times=1)
     np.testing.assert_allclose(
-        frame[STEPS], numpy_steps(net, (images, labels), 1, [1, 1]), rtol=1e-3, atol=1e-5
+        frame[BLOCK_METRICS], numpy_metrics(net, (images, labels), 1, [1, 1]), rtol=1e-3, atol=1e-5
     )
 
 
@@ -178,7 +178,7 @@ def test_states_that_overflow():
     frame = probes.repeat_last_block(plane_chain(lambda h: h * 1e7), at(3, 4), times=6)
     np.testing.assert_allclose(frame.loc[:1, "cosine_loss"], 1, rtol=1e-5)
     np.testing.assert_allclose(frame.loc[:4, "l2_ratio"], 1e7, rtol=1e-5)
-    assert frame.loc[6, STEPS].isna().all()
+    assert frame.loc[6, BLOCK_METRICS].isna().all()
     assert frame["error"].tolist()[-1] == 1
     assert frame["agreement"].tolist()[-1] == 0
 
@@ -206,8 +206,8 @@ def test_network_of_float64():
     net = random_network(blocks=2, widths=(4, 8), dtype="float64")
     batch = random_batch(net)
     frame = probes.repeat_last_block(net, batch, times=1)
-    expected = numpy_steps(net, batch, 1, [1, 1]) + numpy_steps(net, batch, 2, [1, 1])
-    np.testing.assert_allclose(frame[STEPS], expected, rtol=1e-4, atol=1e-6)
+    expected = numpy_metrics(net, batch, 1, [1, 1]) + numpy_metrics(net, batch, 2, [1, 1])
+    np.testing.assert_allclose(frame[BLOCK_METRICS], expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(

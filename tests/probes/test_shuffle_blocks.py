@@ -17,7 +17,7 @@ from reference.route_probes import (
     network,
     numpy_means,
     shape_changing,
-    trained_steps,
+    trained_applications,
     with_stage,
 )
 
@@ -38,9 +38,9 @@ def test_equals_numpy(settings):
     frame = probes.shuffle_blocks(net, batch, swaps=(1, 2, 3), draws=3)
     fixed = shape_changing(net, batch[0])
     expected_stages = []
-    for stage, steps in enumerate(trained_steps(net), start=1):
-        depth = len(steps)
-        moving = [step for step in range(depth) if (stage, step) not in fixed]
+    for stage, applications in enumerate(trained_applications(net), start=1):
+        depth = len(applications)
+        moving = [block for block in range(depth) if (stage, block) not in fixed]
         if len(moving) < 2:
             continue
         expected_stages.append(stage)
@@ -48,9 +48,9 @@ def test_equals_numpy(settings):
         orders = {}
         for moved in itertools.permutations(moving):
             order = list(range(depth))
-            for place, step in zip(moving, moved, strict=True):
-                order[place] = step
-            route = with_stage(net, stage, [(step, 1.0) for step in order])
+            for place, block in zip(moving, moved, strict=True):
+                order[place] = block
+            route = with_stage(net, stage, [(block, 1.0) for block in order])
             orders[tuple(order)] = numpy_means(net, batch, stage, route)
         for row in frame[frame["stage"] == stage].to_dict("records"):
             # An odd number of swaps always leaves an odd number of such pairs.

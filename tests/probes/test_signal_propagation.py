@@ -47,11 +47,11 @@ def test_equals_numpy(settings):
         np.testing.assert_allclose(measured, expected, **tolerance, err_msg=name)
 
 
-def scaled_block(step, scale, branch):
+def scaled_block(index, scale, branch):
     """The block h -> scale * h + branch(h), which tells the two apart."""
     return Block(
         1,
-        step,
+        index,
         True,
         lambda h: scale * h + branch(h),
         branch=branch,
@@ -75,8 +75,8 @@ def test_solved_by_hand():
 def test_share_is_the_product_of_the_lambdas(scales):
     # Branches (1 - lambda) h make every block the identity, and every whole gradient the last one.
     blocks = [
-        scaled_block(step, scale, lambda h, scale=scale: (1 - scale) * h)
-        for step, scale in enumerate(scales)
+        scaled_block(index, scale, lambda h, scale=scale: (1 - scale) * h)
+        for index, scale in enumerate(scales)
     ]
     frame = probes.signal_propagation(chain_of(*blocks), at(3, 4))
     products = np.cumprod(scales[::-1])[::-1]
@@ -86,7 +86,7 @@ def test_share_is_the_product_of_the_lambdas(scales):
 
 
 def test_constant_branches_leave_the_shortcuts_all():
-    blocks = [scaled_block(step, 0.5, lambda h: 0 * h + 1) for step in range(3)]
+    blocks = [scaled_block(index, 0.5, lambda h: 0 * h + 1) for index in range(3)]
     frame = probes.signal_propagation(chain_of(*blocks), at(3, 4))
     np.testing.assert_allclose(frame["shortcut_share"], 1, rtol=1e-6)
     np.testing.assert_allclose(frame["shortcut_norm"], 1, rtol=1e-6)

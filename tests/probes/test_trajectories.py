@@ -53,14 +53,14 @@ def test_equals_numpy(kind):
         routes.unperturbed(chain): [0, 1, 2, 3],
         **{routes.drop(chain, (1, t)): [s for s in range(4) if s != t] for t in range(4)},
         routes.drop(chain, (1, 0), (1, 2)): [1, 3],
-        routes.read_out(chain, 1, 1): [0, 1],
-        routes.repeat_last(chain, 1, 5): [0, 1, 2, 3, 3, 3, 3, 3, 3],
+        routes.readout(chain, 1, 1): [0, 1],
+        routes.repeat_last_block(chain, 1, 5): [0, 1, 2, 3, 3, 3, 3, 3, 3],
         routes.swap(chain, 1, 0, 3): [3, 1, 2, 0],
     }
     frame = probes.trajectories(network, x, routes=list(ways))
-    for route, steps in ways.items():
+    for route, blocks in ways.items():
         part = frame[frame["route"] == route.name]
-        expected = forward(network, x, steps).transpose(1, 0, 2)
+        expected = forward(network, x, blocks).transpose(1, 0, 2)
         np.testing.assert_allclose(estimates(part), expected, rtol=2e-4, atol=2e-4)
 
 
@@ -76,7 +76,7 @@ def test_columns_and_order():
     assert frame["step"].tolist() == [0, 1, 2, 3] * 2
     assert set(frame["stage"]) == {1}
     # Read out early, the trajectory is the beginning of this one; the route of all blocks, all.
-    both = [routes.read_out(chain, 1, 1), routes.unperturbed(chain)]
+    both = [routes.readout(chain, 1, 1), routes.unperturbed(chain)]
     frames = probes.trajectories(chain, x, routes=both)
     assert frames["route"].tolist() == [both[0].name] * 6 + ["unperturbed"] * 8
     pd.testing.assert_frame_equal(frames[6:].reset_index(drop=True), frame)
@@ -90,7 +90,7 @@ def test_columns_and_order():
 def test_several_stages_and_scales():
     chain = moving_chain((1, 0), (2, 0), (0, 4), (0, 8), stages=2)
     frame = probes.trajectories(
-        chain, [[1, 1]], routes=[routes.repeat_last(chain, 1, 2, scale=0.5)]
+        chain, [[1, 1]], routes=[routes.repeat_last_block(chain, 1, 2, scale=0.5)]
     )
     assert frame["stage"].tolist() == [1, 1, 1, 1, 1, 2, 2]
     assert frame["z1"].tolist() == [-2, -3, -5, -6, -7, -7, -7]
@@ -100,12 +100,12 @@ def test_several_stages_and_scales():
 def test_the_algorithm_as_a_network():
     x, _ = datasets.inverse_problem(20)
     chain = probes.inverse_problem_chain(networks.error_correcting_network(steps=8))
-    frame = probes.trajectories(chain, x, routes=[routes.repeat_last(chain, 1, 16)])
+    frame = probes.trajectories(chain, x, routes=[routes.repeat_last_block(chain, 1, 16)])
     expected = networks.error_correction(x.astype(np.float64), steps=24)
     np.testing.assert_allclose(estimates(frame), expected.transpose(1, 0, 2), atol=2e-6)
     # Without any one of the blocks, it is one step behind.
-    for step in range(8):
-        frame = probes.trajectories(chain, x, routes=[routes.drop(chain, (1, step))])
+    for block in range(8):
+        frame = probes.trajectories(chain, x, routes=[routes.drop(chain, (1, block))])
         np.testing.assert_allclose(estimates(frame)[:, -1], expected[7], atol=2e-6)
 
 
@@ -262,7 +262,7 @@ def test_the_algorithm_approaches_and_stays():
     row = probes.trajectory_summary(
         probes.trajectories(chain, x),
         probes.trajectories(chain, x, routes=[routes.drop(chain, (1, t)) for t in range(8)]),
-        probes.trajectories(chain, x, routes=[routes.repeat_last(chain, 1, 16)]),
+        probes.trajectories(chain, x, routes=[routes.repeat_last_block(chain, 1, 16)]),
         z,
     ).iloc[0]
     errors = np.linalg.norm(networks.error_correction(x.astype("f8"), steps=8) - z, axis=-1)
@@ -286,7 +286,7 @@ def test_a_trained_residual_network_approaches_and_does_not_stay(kind):
     row = probes.trajectory_summary(
         probes.trajectories(chain, x),
         probes.trajectories(chain, x, routes=[routes.drop(chain, (1, t)) for t in range(8)]),
-        probes.trajectories(chain, x, routes=[routes.repeat_last(chain, 1, 16)]),
+        probes.trajectories(chain, x, routes=[routes.repeat_last_block(chain, 1, 16)]),
         z,
     ).iloc[0]
     assert row["closer"] > 0.7

@@ -23,16 +23,16 @@ def weights_of(layer):
     return [np.asarray(weight, np.float64) for weight in layer.weights]
 
 
-def forward(network, x, steps=None):
+def forward(network, x, applied=None):
     """All read-outs in float64, `(applications + 1, inputs, 2)`, from the weights alone.
 
-    `steps` names the blocks that are applied, by default all of them in order.
+    `applied` names the blocks that are applied, by default all of them in order.
     """
     kernel, bias = weights_of(network.get_layer("encoder"))
     state = x.astype(np.float64) @ kernel + bias
     states = [state]
-    for step in range(network.blocks) if steps is None else steps:
-        name = "block" if network.kind == "recurrent" else f"block{step}"
+    for index in range(network.blocks) if applied is None else applied:
+        name = "block" if network.kind == "recurrent" else f"block{index}"
         first, first_bias, second, second_bias = weights_of(network.get_layer(name))
         branch = np.maximum(state @ first + first_bias, 0) @ second + second_bias
         state = branch if network.kind == "feedforward" else state + branch

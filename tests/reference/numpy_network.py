@@ -278,17 +278,17 @@ def lipschitz_bound(config, weights, grid, stride=1):
     """
     matrices, slope_before = [], None
     branch, _ = ORDERS[config["layout"], bool(config["bottleneck"])].split("+")
-    for step in branch.split():
-        if step[0] == "C":
-            kernel = weights.get(f"convolution{step[1]}/kernel")
-            step_stride = stride if step[1] == "1" else 1
-            matrix = convolution_matrix(kernel, grid, step_stride)
+    for operation in branch.split():
+        if operation[0] == "C":
+            kernel = weights.get(f"convolution{operation[1]}/kernel")
+            own_stride = stride if operation[1] == "1" else 1
+            matrix = convolution_matrix(kernel, grid, own_stride)
             if slope_before is not None:
                 matrix = matrix @ np.diag(np.tile(slope_before, grid[0] * grid[1]))
-            grid, slope_before = [-(-n // step_stride) for n in grid], None
+            grid, slope_before = [-(-n // own_stride) for n in grid], None
             matrices.append(matrix)
-        elif step[0] == "B":
-            slope = weights.slope(f"normalization{step[1]}")
+        elif operation[0] == "B":
+            slope = weights.slope(f"normalization{operation[1]}")
             if matrices:
                 matrices[-1] = np.diag(np.tile(slope, grid[0] * grid[1])) @ matrices[-1]
             else:
@@ -306,16 +306,18 @@ def residual_unit(config, weights, channels, stride=1, zero_padding=False):
     sides = ([], [])
     after_addition = False
     lipschitz, divisors = config.get("lipschitz"), {}
-    for step in ORDERS[config["layout"], bool(config["bottleneck"])].split():
-        if step == "+":
+    for operation in ORDERS[config["layout"], bool(config["bottleneck"])].split():
+        if operation == "+":
             after_addition = True
-        elif step == "R":
+        elif operation == "R":
             sides[after_addition].append(relu)
-        elif step[0] == "B":
-            sides[after_addition].append(weights.normalization(f"normalization{step[1]}"))
+        elif operation[0] == "B":
+            sides[after_addition].append(weights.normalization(f"normalization{operation[1]}"))
         else:
-            step_stride = stride if step[1] == "1" else 1
-            sides[after_addition].append(weights.convolution(f"convolution{step[1]}", step_stride))
+            own_stride = stride if operation[1] == "1" else 1
+            sides[after_addition].append(
+                weights.convolution(f"convolution{operation[1]}", own_stride)
+            )
     branch, after = chain(*sides[0]), chain(*sides[1])
 
     def divisor(grid):
@@ -492,7 +494,7 @@ class Run:
     last_gradients: list  # dL/d(last state)
     readout_gradients: list = field(default_factory=list)  # last stage; None: another shape
 
-    def steps(self):
+    def by_stage(self):
         """For every stage a list of (h_t, F_t, g_t, g_t of the read-out); F None: shape changed."""
         stages = []
         for s, (states, gradients) in enumerate(zip(self.states, self.gradients, strict=True)):
@@ -575,7 +577,7 @@ def _per_block(run, metric):
         np.array(
             [metric(h, f, g, r) if f is not None else np.full(images, np.nan) for h, f, g, r in s]
         )
-        for s in run.steps()
+        for s in run.by_stage()
     ]
 
 

@@ -1,6 +1,6 @@
 """What every route through a network gives, in plain NumPy and float64, from the definitions.
 
-A route is here what `tfresidual.routing.Route` holds: for every stage the pairs (step, scale) of
+A route is here what `tfresidual.routing.Route` holds: for every stage the pairs (block, scale) of
 the blocks applied. Every route is run by itself, from the images on.
 
     values = analyse(net.get_config(), weights_of(net), routes, images, labels)
@@ -79,7 +79,7 @@ def analyse(config, weights, routes, images, labels):
         `tfresidual.routing.evaluator.RouteValues`.
     """
     net = NumpyNetwork(config, weights)
-    plain = [[(step, 1.0) for step in range(len(units))] for units in net.units]
+    plain = [[(block, 1.0) for block in range(len(units))] for units in net.units]
     plain_states, plain_logits = run(net, plain, images)
     plain_names = named(net, plain_logits, labels)
     rows = []

@@ -28,11 +28,11 @@ def analyse(net, images, labels):
 
 
 def bases_of(net, run, stage):
-    """The step of the state that each block of a stage joins its branch to."""
+    """The index of the state that each block of a stage joins its branch to."""
     first = max(net.changes[stage], default=-1) + 1
     count = len(run.states[stage])
     if net.config["anchor"] == "input":
-        return [step if step < first else first for step in range(count)]
+        return [index if index < first else first for index in range(count)]
     return list(range(count))
 
 
@@ -44,16 +44,16 @@ def through_shortcuts(net, run):
     stages = []
     for s, states in enumerate(run.states):
         bases, pulls = bases_of(net, run, s), []
-        for step, base in enumerate(bases):
-            _, pull = net.units[s][step](states[step], anchor=states[base])
+        for index, base in enumerate(bases):
+            _, pull = net.units[s][index](states[index], anchor=states[base])
             pulls.append(lambda gradient, pull=pull: pull(gradient)[1])
         # The shortcut of block t leads from the state bases[t] to the state t + 1.
         arriving = []
-        for step in range(len(states)):
+        for index in range(len(states)):
             gradient, place = run.last_gradients[s], len(states)
-            while place > step:
+            while place > index:
                 gradient, place = pulls[place - 1](gradient), bases[place - 1]
-            arriving.append(gradient if place == step else np.zeros_like(states[step]))
+            arriving.append(gradient if place == index else np.zeros_like(states[index]))
         stages.append(arriving)
     return stages
 
@@ -66,14 +66,14 @@ def signal_metrics(net, run):
     for s, states in enumerate(run.states):
         after = [*states[1:], run.last_states[s]]
         gradients_after = [*run.gradients[s][1:], run.last_gradients[s]]
-        for step, gradient in enumerate(run.gradients[s]):
-            size, arriving = numpy_network.norm(gradient), shortcuts[s][step]
+        for index, gradient in enumerate(run.gradients[s]):
+            size, arriving = numpy_network.norm(gradient), shortcuts[s][index]
             products = [np.vdot(a, b) for a, b in zip(arriving, gradient, strict=True)]
             with np.errstate(divide="ignore", invalid="ignore"):
                 values = (
-                    numpy_network.norm(after[step]),
-                    np.array([np.abs(image).sum() for image in after[step]]),
-                    numpy_network.norm(gradients_after[step]),
+                    numpy_network.norm(after[index]),
+                    np.array([np.abs(image).sum() for image in after[index]]),
+                    numpy_network.norm(gradients_after[index]),
                     np.where(size > 0, first / size, 0),
                     np.where(size > 0, products / size**2, 0),
                     np.where(size > 0, numpy_network.norm(arriving) / size, 0),

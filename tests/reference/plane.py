@@ -12,8 +12,8 @@ TOLERANCE = {"rtol": 1e-4, "atol": 2e-6}
 def plane_chain(*changes):
     """A chain in the plane: block t adds `changes[t](h)`, and the loss is |h|^2 / 2 at the end."""
     blocks = tuple(
-        Block(1, step, True, lambda h, change=change: h + change(h))
-        for step, change in enumerate(changes)
+        Block(1, index, True, lambda h, change=change: h + change(h))
+        for index, change in enumerate(changes)
     )
     return Chain(
         name="plane",
@@ -45,7 +45,7 @@ def anchored_chain(slope, blocks):
     """The chain z -> x + slope * z with x the anchor, which begins as z."""
     return chain_of(
         *(
-            Block(1, step, True, lambda z, x: x + slope * z, takes_anchor=True)
-            for step in range(blocks)
+            Block(1, index, True, lambda z, x: x + slope * z, takes_anchor=True)
+            for index in range(blocks)
         )
     )

@@ -67,15 +67,15 @@ def network(settings, images=7):
     return net, (pictures, labels)
 
 
-def trained_steps(net):
+def trained_applications(net):
     """What the unperturbed network applies: for every stage its (block, scale)."""
-    return [[(step, 1.0) for step in range(depth)] for depth in net.get_config()["blocks"]]
+    return [[(block, 1.0) for block in range(depth)] for depth in net.get_config()["blocks"]]
 
 
-def with_stage(net, stage, steps):
-    """The same with other steps in one stage, counted from 1."""
-    stages = trained_steps(net)
-    stages[stage - 1] = steps
+def with_stage(net, stage, applications):
+    """The same with other applications in one stage, counted from 1."""
+    stages = trained_applications(net)
+    stages[stage - 1] = applications
     return stages
 
 
@@ -88,10 +88,10 @@ def shape_changing(net, images):
         zip(plain.transitions, plain.units, strict=True), start=1
     ):
         state, _ = transition(state)
-        for step, unit in enumerate(units):
+        for block, unit in enumerate(units):
             before, (state, _) = state.shape, unit(state)
             if state.shape != before:
-                found.add((stage, step))
+                found.add((stage, block))
     return found
 
 
@@ -141,10 +141,10 @@ def counting_chain(share_wrong, *depths, changes=(), classes=4, outputs="logits"
     stages, index = [], 0
     for stage, depth in enumerate(depths, start=1):
         blocks = []
-        for step in range(depth):
-            is_changing = (stage, step) in changes
+        for place in range(depth):
+            is_changing = (stage, place) in changes
             function = functools.partial(apply, index, is_changing)
-            blocks.append(Block(stage, step, not is_changing, function))
+            blocks.append(Block(stage, place, not is_changing, function))
             index += 1
         stages.append(Stage(stage, tuple(blocks)))
 

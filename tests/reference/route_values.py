@@ -2,7 +2,7 @@
 
 from reference import numpy_routes
 from reference.numpy_network import weights_of
-from tfresidual.routing.routes import drop, read_out, repeat_last, shuffle, swap
+from tfresidual.routing.routes import drop, readout, repeat_last_block, shuffle, swap
 
 # Float32 against float64, and against itself with other kernels, of numbers up to about 10.
 TOLERANCE = {"rtol": 1e-4, "atol": 2e-5}
@@ -12,23 +12,23 @@ def every_route(chain):
     """Every drop, read-out and kind of repetition, and one each of what is left."""
     routes = []
     for stage in chain.stages:
-        movable = [block.step for block in stage.blocks if block.keeps_shape]
-        routes += [drop(chain, (stage.index, step)) for step in movable]
+        movable = [block.index for block in stage.blocks if block.keeps_shape]
+        routes += [drop(chain, (stage.index, block)) for block in movable]
         routes += [
-            read_out(chain, stage.index, block.step)
+            readout(chain, stage.index, block.index)
             for block in stage.blocks
-            if all(later.keeps_shape for later in stage.blocks[block.step + 1 :])
+            if all(later.keeps_shape for later in stage.blocks[block.index + 1 :])
         ]
         if stage.blocks[-1].keeps_shape:
             routes += [
-                repeat_last(chain, stage.index, 1),
-                repeat_last(chain, stage.index, 3),
-                repeat_last(chain, stage.index, 1, 0.3),
-                repeat_last(chain, stage.index, 3, -0.5),
+                repeat_last_block(chain, stage.index, 1),
+                repeat_last_block(chain, stage.index, 3),
+                repeat_last_block(chain, stage.index, 1, 0.3),
+                repeat_last_block(chain, stage.index, 3, -0.5),
             ]
         if len(movable) > 1:
             routes += [swap(chain, stage.index, *movable[-2:]), shuffle(chain, stage.index, 1)]
-    movable = [(block.stage, block.step) for block in chain.blocks if block.keeps_shape]
+    movable = [(block.stage, block.index) for block in chain.blocks if block.keeps_shape]
     return [*routes, drop(chain, *movable[::2]), drop(chain, *movable)]
 
 

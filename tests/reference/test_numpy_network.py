@@ -190,15 +190,15 @@ def test_no_pair_is_further_apart_behind_a_branch_than_the_bound(layout):
     config = {"layout": layout, "bottleneck": False, "shortcut": "scaled"}
     weights = reference.Weights(WEIGHTS, "unit")
     bound = reference.lipschitz_bound(config, weights, (6, 5))
-    steps, _ = reference.ORDERS[layout, False].split("+")
+    operations, _ = reference.ORDERS[layout, False].split("+")
     branch = reference.chain(
         *(
             reference.relu
-            if step == "R"
-            else weights.normalization(f"normalization{step[1]}")
-            if step[0] == "B"
-            else weights.convolution(f"convolution{step[1]}")
-            for step in steps.split()
+            if operation == "R"
+            else weights.normalization(f"normalization{operation[1]}")
+            if operation[0] == "B"
+            else weights.convolution(f"convolution{operation[1]}")
+            for operation in operations.split()
         )
     )
     x = random(1, 6, 5, 4, seed=20)

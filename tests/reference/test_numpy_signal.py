@@ -17,22 +17,22 @@ def test_shortcuts_are_the_way_to_the_stage_end_with_the_branches_kept(case):
         plain, run = numpy_signal.analyse(net, *random_batch(net, images=2))
         rng = np.random.default_rng(5)
         for s, arriving in enumerate(numpy_signal.through_shortcuts(plain, run)):
-            for step, gradient in enumerate(arriving):
+            for index, gradient in enumerate(arriving):
                 direction = rng.normal(size=gradient.shape)
                 ends = [
-                    end_of_stage(plain, run, s, step, sign * 1e-6 * direction) for sign in (1, -1)
+                    end_of_stage(plain, run, s, index, sign * 1e-6 * direction) for sign in (1, -1)
                 ]
                 expected = np.vdot(run.last_gradients[s], ends[0] - ends[1]) / 2e-6
                 measured = np.vdot(gradient, direction)
                 assert measured == pytest.approx(expected, rel=1e-5, abs=1e-9)
 
 
-def end_of_stage(net, run, stage, step, move):
+def end_of_stage(net, run, stage, index, move):
     """The last state of a stage, where the state before a block is moved and no branch knows."""
     states = dict(enumerate(run.states[stage]))
-    states[step] = states[step] + move
+    states[index] = states[index] + move
     first = max(net.changes[stage], default=-1) + 1
-    for later in range(step, len(run.states[stage])):
+    for later in range(index, len(run.states[stage])):
         is_anchored = net.config["anchor"] == "input" and later >= first
         base = states[first] if is_anchored else states[later]
         # The branch reads the state that was not moved.

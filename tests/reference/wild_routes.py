@@ -16,11 +16,11 @@ def plane_chain(*stages, transitions=True):
         stem=lambda images: images,
         stages=tuple(
             Stage(
-                index,
-                tuple(Block(index, step, True, lambda h: h + 1) for step in range(length)),
-                (lambda h: -h) if transitions and index > 1 else None,
+                stage,
+                tuple(Block(stage, index, True, lambda h: h + 1) for index in range(length)),
+                (lambda h: -h) if transitions and stage > 1 else None,
             )
-            for index, length in enumerate(stages, start=1)
+            for stage, length in enumerate(stages, start=1)
         ),
         head=lambda state: ops.reshape(state, (-1, 2)),
         loss=lambda labels, outputs: ops.sum(outputs, axis=-1),

@@ -25,7 +25,7 @@ def cosines(*pairs, splits=(None,)):
     return pd.DataFrame(rows)
 
 
-def steps(*stages, scale=1.0, split="test"):
+def repetitions(*stages, scale=1.0, split="test"):
     """A repetitions frame: for each stage the means and standard errors from repetition 0 on."""
     rows = [
         {
@@ -39,7 +39,7 @@ def steps(*stages, scale=1.0, split="test"):
 
 
 BELOW, ABOVE, UNDECIDED = (-0.3, 0.1), (0.3, 0.1), (-0.1, 0.1)
-# Steps below zero up to repetition 1, up to 2, and up to one of them.
+# Cosines below zero up to repetition 1, up to 2, and up to one of them.
 SHORT, LONG = [BELOW, BELOW, ABOVE, ABOVE], [BELOW, BELOW, BELOW, ABOVE]
 OPEN = [BELOW, BELOW, UNDECIDED, ABOVE]
 
@@ -125,14 +125,14 @@ class TestRepetitions:
         ],
     )
     def test_how_long(self, pairs, words):
-        text = findings.of_repetition_steps({"repetition_steps": steps(pairs)})
+        text = findings.of_repetition_metrics({"repetition_metrics": repetitions(pairs)})
         assert text.startswith("On the test images, the cosine stays below zero by more than two ")
         assert text.endswith(words)
 
     def test_rows_in_any_order(self):
-        frame = steps([BELOW, BELOW, ABOVE], [BELOW, ABOVE, ABOVE])
+        frame = repetitions([BELOW, BELOW, ABOVE], [BELOW, ABOVE, ABOVE])
         mixed = frame.sample(frac=1, random_state=0)
-        told = [findings.of_repetition_steps({"repetition_steps": f}) for f in (frame, mixed)]
+        told = [findings.of_repetition_metrics({"repetition_metrics": f}) for f in (frame, mixed)]
         assert told[0] == told[1]
         assert "stage 1 up to repetition 1; stage 2 as trained only." in told[0]
 
@@ -150,31 +150,31 @@ class TestRepetitions:
     )
     def test_a_scaled_branch_against_the_whole_one(self, scaled, whole, words):
         frames = {
-            "repetition_steps": steps(whole),
-            "repetition_steps_scaled": steps(scaled, scale=0.3),
+            "repetition_metrics": repetitions(whole),
+            "repetition_metrics_scaled": repetitions(scaled, scale=0.3),
         }
-        text = findings.of_scaled_repetition_steps(frames)
+        text = findings.of_scaled_repetition_metrics(frames)
         assert text.endswith(f"Compared with the whole branch: {words}")
 
     def test_stages_are_told_apart(self):
         frames = {
-            "repetition_steps": steps(SHORT, LONG, [ABOVE] * 4, SHORT),
-            "repetition_steps_scaled": steps(LONG, SHORT, [ABOVE] * 4, LONG),
+            "repetition_metrics": repetitions(SHORT, LONG, [ABOVE] * 4, SHORT),
+            "repetition_metrics_scaled": repetitions(LONG, SHORT, [ABOVE] * 4, LONG),
         }
-        text = findings.of_scaled_repetition_steps(frames)
+        text = findings.of_scaled_repetition_metrics(frames)
         assert text.endswith("whole branch: longer in stages 1, 4, shorter in stage 2.")
 
     def test_without_anything_to_compare(self):
-        scaled = steps(SHORT)
-        alone = findings.of_scaled_repetition_steps({"repetition_steps_scaled": scaled})
+        scaled = repetitions(SHORT)
+        alone = findings.of_scaled_repetition_metrics({"repetition_metrics_scaled": scaled})
         assert "up to repetition 1" in alone
         assert "Compared" not in alone
-        old = {"repetition_steps": steps(SHORT).drop(columns="cosine_loss_se")}
-        assert findings.of_repetition_steps(old) is None
-        old["repetition_steps_scaled"] = scaled
-        assert "Compared" not in findings.of_scaled_repetition_steps(old)
-        nowhere = {name: steps([ABOVE] * 4) for name in old}
-        assert "Compared" not in findings.of_scaled_repetition_steps(nowhere)
+        old = {"repetition_metrics": repetitions(SHORT).drop(columns="cosine_loss_se")}
+        assert findings.of_repetition_metrics(old) is None
+        old["repetition_metrics_scaled"] = scaled
+        assert "Compared" not in findings.of_scaled_repetition_metrics(old)
+        nowhere = {name: repetitions([ABOVE] * 4) for name in old}
+        assert "Compared" not in findings.of_scaled_repetition_metrics(nowhere)
 
 
 def index_frames(error, chance, images):

@@ -16,7 +16,7 @@ from keras import layers, ops
 import tfresidual as tfr
 from tfresidual import networks, probes
 from tfresidual.routing import agreement, evaluate
-from tfresidual.routing.routes import follow, repeat_last, unperturbed
+from tfresidual.routing.routes import follow, repeat_last_block, unperturbed
 
 pytestmark = pytest.mark.eager
 
@@ -130,7 +130,7 @@ def test_bounded_networks_and_routes_of_their_own_agree():
     for weight in net.trainable_weights:
         weight.assign(weight * 1.5)
     routed(chain)
-    changed = follow(chain, repeat_last(chain, 1, 2))
+    changed = follow(chain, repeat_last_block(chain, 1, 2))
     assert changed.reference is None
     routed(changed)
 

@@ -23,7 +23,7 @@ from reference.wild_routes import is_given_up_at_once, wild_routes
 
 import tfresidual as tfr
 from tfresidual.routing import Block, Chain, Stage, evaluate, plan_of
-from tfresidual.routing.routes import follow, repeat_last, unperturbed
+from tfresidual.routing.routes import follow, repeat_last_block, unperturbed
 
 # One network of each transition; stages that change the shape in their first block, bounds, and
 # batch normalizations of every kind.
@@ -57,9 +57,9 @@ def test_is_the_network(case):
         # TensorFlow rounds a divisor otherwise where it optimises the network as one.
         np.testing.assert_allclose(outputs[0], expected, rtol=1e-6)
     states, last_states, _ = states_of(net, images)
-    steps, last = chain.walk(chain.stem(images))
+    pairs, last = chain.walk(chain.stem(images))
     flat = [state for stage in states for state in stage]
-    for (before, _), state in zip(steps, flat, strict=True):
+    for (before, _), state in zip(pairs, flat, strict=True):
         np.testing.assert_array_equal(before, state)
     np.testing.assert_array_equal(last, last_states[-1])
     takes = [block.takes_anchor for block in chain.blocks]
@@ -86,15 +86,15 @@ def test_leading_to_a_block_and_on(case):
     stem = chain.stem(images)
     for stage in chain.stages:
         # The anchor is the state with which the blocks that keep the shape begin.
-        first = next(block.step for block in stage.blocks if block.keeps_shape)
+        first = next(block.index for block in stage.blocks if block.keeps_shape)
         of_stage = [*states[stage.index - 1], last_states[stage.index - 1]]
         for block in stage.blocks:
-            state, anchor = chain.lead_to(stem, block.stage, block.step)
-            np.testing.assert_array_equal(state, of_stage[block.step])
-            begin = first if block.step >= first else 0
+            state, anchor = chain.lead_to(stem, block.stage, block.index)
+            np.testing.assert_array_equal(state, of_stage[block.index])
+            begin = first if block.index >= first else 0
             np.testing.assert_array_equal(anchor, of_stage[begin])
-            np.testing.assert_array_equal(block(state, anchor), of_stage[block.step + 1])
-            last = chain.lead_on(state, anchor, block.stage, block.step)
+            np.testing.assert_array_equal(block(state, anchor), of_stage[block.index + 1])
+            last = chain.lead_on(state, anchor, block.stage, block.index)
             np.testing.assert_array_equal(last, last_states[-1])
     np.testing.assert_array_equal(chain.head(last), outputs)
 
@@ -104,11 +104,11 @@ def test_blocks_with_their_branch_changed(case):
     plain = NumpyNetwork(net.get_config(), weights_of(net))
     stem = chain.stem(images)
     for block in chain.blocks[::2]:
-        state, anchor = chain.lead_to(stem, block.stage, block.step)
+        state, anchor = chain.lead_to(stem, block.stage, block.index)
         # Another state and anchor than those of the network, so that they are told apart.
         state, anchor = state + 0.1, anchor - 0.2
         named = {"anchor": np.asarray(anchor, "f8")} if block.takes_anchor else {}
-        unit = plain.units[block.stage - 1][block.step]
+        unit = plain.units[block.stage - 1][block.index]
         for scale in (None, -0.5):
             factor = 1.0 if scale is None else scale
             expected, _ = unit(np.asarray(state, "f8"), scale=factor, **named)
@@ -149,7 +149,7 @@ def test_bounds_follow_the_weights():
     # A chain made before its network has these weights, called directly and by the evaluator.
     net = random_network(**SMALL, lipschitz=0.9, anchor="input")
     chain = tfr.chain(net)
-    routes = [unperturbed(chain), repeat_last(chain, 1, 2)]
+    routes = [unperturbed(chain), repeat_last_block(chain, 1, 2)]
     images, labels = random_batch(net)
     for seed in (7, 8):
         randomise(net, seed)
@@ -181,8 +181,8 @@ def test_a_file_is_a_chain(tmp_path):
 def anchored_chain():
     """Stages whose blocks take the anchor, with a change of the shape, and blocks that do not."""
 
-    def block(stage, step, kind):
-        return Block(stage, step, kind != "change", lambda *h: h, takes_anchor=kind == "anchored")
+    def block(stage, index, kind):
+        return Block(stage, index, kind != "change", lambda *h: h, takes_anchor=kind == "anchored")
 
     kinds = [
         ["anchored"] * 4,
@@ -196,7 +196,7 @@ def anchored_chain():
         stages=tuple(
             Stage(
                 stage,
-                tuple(block(stage, step, kind) for step, kind in enumerate(of_stage)),
+                tuple(block(stage, index, kind) for index, kind in enumerate(of_stage)),
                 (lambda h: -h) if stage == 3 else None,
             )
             for stage, of_stage in enumerate(kinds, start=1)
@@ -217,10 +217,10 @@ def ends_of(route):
         if stage.transition is not None:
             state = ("transition", stage.index, state)
         anchor = state
-        for step, scale in applied:
-            block = stage.blocks[step]
+        for index, scale in applied:
+            block = stage.blocks[index]
             taken = [anchor] if block.takes_anchor else []
-            state = ("block", stage.index, step, scale, state, *taken)
+            state = ("block", stage.index, index, scale, state, *taken)
             if not block.keeps_shape:
                 anchor = state
         ends.append(state)
@@ -274,7 +274,7 @@ def fixed_first(routes):
             route.name,
             (
                 route.stages[0],
-                change + tuple(a for a in route.stages[1] if a.step != 0),
+                change + tuple(a for a in route.stages[1] if a.block != 0),
                 *route.stages[2:],
             ),
         )
@@ -298,9 +298,9 @@ def test_plans_of_the_papers_routes(data):
 
 def test_a_plan_by_hand():
     """The stem's output is the anchor of both blocks, and waits for the last one that takes it."""
-    blocks = tuple(Block(1, step, True, lambda h, x: x, takes_anchor=True) for step in range(2))
+    blocks = tuple(Block(1, index, True, lambda h, x: x, takes_anchor=True) for index in range(2))
     chain = Chain("two", lambda h: h, (Stage(1, blocks),), lambda h: h, lambda y, h: h, (1, 1, 2))
-    plan = plan_of(chain, [repeat_last(chain, 1, 1)])
+    plan = plan_of(chain, [repeat_last_block(chain, 1, 1)])
     steps = [(s.operation.kind, s.source, s.target, s.reference, s.frees) for s in plan.steps]
     assert steps == [
         ("stem", -1, 0, None, ()),
@@ -328,8 +328,8 @@ def test_anchors_in_the_plane():
         input_shape=(1, 1, 2),
     )
     image = np.array([4, 0], "float32").reshape(1, 1, 1, 2)
-    routes = [repeat_last(chain, 1, times) for times in (1, 2, 60)]
-    routes += [unperturbed(chain), repeat_last(chain, 1, 1, 0.5)]
+    routes = [repeat_last_block(chain, 1, times) for times in (1, 2, 60)]
+    routes += [unperturbed(chain), repeat_last_block(chain, 1, 1, 0.5)]
     values = evaluate(chain, (image, np.zeros(1, int)), routes, with_outputs=True)
     expected = [(3, 2), (3, 1.5), (3.2, 1.6), (4, 2), (3.5, 1)]
     np.testing.assert_allclose(values.outputs[:, 0], expected, rtol=1e-5)

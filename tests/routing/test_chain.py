@@ -20,17 +20,17 @@ def test_is_the_network(case):
     chain = tfr.chain(net)
     np.testing.assert_array_equal(chain(images), net(images))
     states, _, _ = states_of(net, images)
-    steps, last = chain.walk(chain.stem(images))
+    pairs, last = chain.walk(chain.stem(images))
     flat = [state for stage in states for state in stage]
-    for (before, _), expected in zip(steps, flat, strict=True):
+    for (before, _), expected in zip(pairs, flat, strict=True):
         np.testing.assert_array_equal(before, expected)
-    np.testing.assert_array_equal(steps[-1][1], last)
+    np.testing.assert_array_equal(pairs[-1][1], last)
 
 
 def test_says_what_it_is():
     chain = tfr.chain(networks.resnet(20))
-    assert [(b.stage, b.step, b.keeps_shape) for b in chain.blocks] == [
-        (stage, step, stage == 1 or step > 0) for stage in (1, 2, 3) for step in range(3)
+    assert [(b.stage, b.index, b.keeps_shape) for b in chain.blocks] == [
+        (stage, index, stage == 1 or index > 0) for stage in (1, 2, 3) for index in range(3)
     ]
     assert str(chain).splitlines() == [
         "resnet20: 9 blocks in 3 stages",
@@ -72,8 +72,8 @@ def test_blocks_with_their_branch_scaled_equal_numpy(case):
     states, _, _ = states_of(net, images)
     numpy_net = NumpyNetwork(net.get_config(), weights_of(net))
     for block in tfr.chain(net).blocks:
-        state = np.asarray(states[block.stage - 1][block.step])
-        unit = numpy_net.units[block.stage - 1][block.step]
+        state = np.asarray(states[block.stage - 1][block.index])
+        unit = numpy_net.units[block.stage - 1][block.index]
         for scale in (0.3, -2.0):
             expected, _ = unit(state.astype("float64"), scale=scale)
             measured = block(state, scale=scale)
@@ -85,8 +85,8 @@ def test_blocks_scaled_by_one_are_the_blocks(case):
     net = random_network(**case)
     images, _ = random_batch(net)
     chain = tfr.chain(net)
-    steps, _ = chain.walk(chain.stem(images))
-    for block, (before, after) in zip(chain.blocks, steps, strict=True):
+    pairs, _ = chain.walk(chain.stem(images))
+    for block, (before, after) in zip(chain.blocks, pairs, strict=True):
         np.testing.assert_array_equal(block(before, scale=1.0), after)
         np.testing.assert_array_equal(block(before), after)
 

@@ -17,7 +17,7 @@ from reference.route_values import TOLERANCE, every_route, expected_of
 
 import tfresidual as tfr
 from tfresidual.routing import Block, Chain, Stage, evaluate
-from tfresidual.routing.routes import drop, read_out, repeat_last, shuffle, swap, unperturbed
+from tfresidual.routing.routes import drop, readout, repeat_last_block, shuffle, swap, unperturbed
 
 pytestmark = pytest.mark.eager
 
@@ -47,8 +47,8 @@ def rebuilt(net, route):
         state = layer(state)
     for (transition, units), applications in zip(stages, route.stages, strict=True):
         state = state if transition is None else transition(state)
-        for step, scale in applications:
-            layer = units[step] if scale == 1 else ScaledUnit(units[step], scale)
+        for block, scale in applications:
+            layer = units[block] if scale == 1 else ScaledUnit(units[block], scale)
             state = layer(state)
     for layer in head:
         state = layer(state)
@@ -58,9 +58,9 @@ def rebuilt(net, route):
 def some_routes(chain):
     return [
         drop(chain, (1, 1)),
-        read_out(chain, 2, 0),
-        repeat_last(chain, 3, 2),
-        repeat_last(chain, 2, 1, 0.3),
+        readout(chain, 2, 0),
+        repeat_last_block(chain, 3, 2),
+        repeat_last_block(chain, 2, 1, 0.3),
     ]
 
 
@@ -209,8 +209,8 @@ def test_images_of_other_precision(dtype):
 def plane_chain(*changes, head=None, outputs="logits"):
     """A chain in the plane: block t adds `changes[t](h)`, and the state at the end is returned."""
     blocks = tuple(
-        Block(1, step, True, lambda h, change=change: h + change(h))
-        for step, change in enumerate(changes)
+        Block(1, index, True, lambda h, change=change: h + change(h))
+        for index, change in enumerate(changes)
     )
     return Chain(
         name="plane",
@@ -246,9 +246,9 @@ def test_solved_by_hand():
         drop(chain, (1, 1)),
         drop(chain, (1, 0), (1, 1)),
         swap(chain, 1, 0, 1),
-        repeat_last(chain, 1, 1),
-        repeat_last(chain, 1, 1, 0.5),
-        read_out(chain, 1, 0),
+        repeat_last_block(chain, 1, 1),
+        repeat_last_block(chain, 1, 1, 0.5),
+        readout(chain, 1, 0),
     ]
     values = evaluate(chain, at((3, 1), labels=[1]), routes, with_outputs=True)
     # Turned half way (-2, 6) meets the middle of itself and (-6, -2).
@@ -286,7 +286,7 @@ def test_outputs_that_are_not_finite_are_wrong_and_agree_with_nothing(outputs):
     chain = plane_chain(
         doubles, grows, head=lambda h: head(ops.reshape(h, (-1, 2))), outputs=outputs
     )
-    routes = [unperturbed(chain), repeat_last(chain, 1, 1), repeat_last(chain, 1, 2)]
+    routes = [unperturbed(chain), repeat_last_block(chain, 1, 1), repeat_last_block(chain, 1, 2)]
     labels = [[1, 0]] if outputs == "label_logits" else [0]
     # 2e30 is finite, 2e60 not any more; the zero beside it becomes neither.
     values = evaluate(chain, at((1, 0), labels=labels), routes)
@@ -305,7 +305,7 @@ def test_a_network_that_overflows_agrees_not_even_with_itself():
 
 def test_scales_of_other_precision():
     chain = plane_chain(doubles, turns)
-    routes = [repeat_last(chain, 1, 1, 0.5)]
+    routes = [repeat_last_block(chain, 1, 1, 0.5)]
     images, labels = at((3, 1))
     expected = evaluate(chain, (images, labels), routes, with_outputs=True)
     for dtype in ("float64", "float16"):
@@ -319,8 +319,8 @@ def test_scales_of_other_precision():
 def test_rows_are_those_asked_for():
     net = random_network(transition="convolution")
     chain, batch = tfr.chain(net), random_batch(net)
-    first, second = drop(chain, (1, 0)), repeat_last(chain, 3, 2)
-    whole, behind = unperturbed(chain), read_out(chain, 2, 1)
+    first, second = drop(chain, (1, 0)), repeat_last_block(chain, 3, 2)
+    whole, behind = unperturbed(chain), readout(chain, 2, 1)
     asked = [second, whole, first, second, behind, first, whole]
     rows = {
         route: evaluate(chain, batch, [route], with_outputs=True)
@@ -482,7 +482,7 @@ def sizes_at(chain, routes, images, **kwargs):
 
 def test_takes_as_many_images_at_once_as_memory_allows():
     chain = counting_chain(10)
-    routes = [drop(chain, (1, step)) for step in range(10)]
+    routes = [drop(chain, (1, block)) for block in range(10)]
     # A state of an image is 8 bytes; the images and 11 states of the unperturbed route wait
     # for the others. What is over the lowest limit is there for further images.
     lowest = lowest_limit(chain, routes, at((0, 0)), 2**-21)
@@ -497,7 +497,7 @@ def test_takes_as_many_images_at_once_as_memory_allows():
         assert largest[-1] >= over / 8 / 12 / 4
     assert largest[0] < largest[1]
     # Repetitions hold fewer states than drops, so that more images fit.
-    repetitions = [repeat_last(chain, 1, times) for times in range(1, 11)]
+    repetitions = [repeat_last_block(chain, 1, times) for times in range(1, 11)]
     limit = lowest + 1024 / 2**20
     assert max(sizes_at(chain, repetitions, 60, memory_limit=limit)) > largest[0]
 
@@ -509,7 +509,7 @@ def test_takes_no_more_images_at_once_than_is_of_use():
 
 def test_more_routes_take_no_more_memory():
     chain = counting_chain(10)
-    drops = [drop(chain, (1, step)) for step in range(10)]
+    drops = [drop(chain, (1, block)) for block in range(10)]
     many = drops + [shuffle(chain, 1, seed) for seed in range(50)]
     limit = lowest_limit(chain, drops, at((0, 0)), 2**-21) + 4096 / 2**20
     few, all_of_them = (
@@ -541,25 +541,27 @@ def test_too_low_a_limit_says_what_is_enough(case):
 def test_each_block_is_traced_once():
     traced = []
 
-    def traced_change(step):
+    def traced_change(index):
         def change(h):
-            traced.append(step)
+            traced.append(index)
             return h / 2
 
         return change
 
     chain = plane_chain(*map(traced_change, range(3)))
-    evaluate(chain, at((1, 2)), [drop(chain, (1, step)) for step in range(3)])
+    evaluate(chain, at((1, 2)), [drop(chain, (1, block)) for block in range(3)])
     assert sorted(traced) == [0, 1, 2]
     keys = set(chain.compiled)
     # More routes, batches of other sizes, the last of them smaller, and another call.
-    more = [shuffle(chain, 1, seed) for seed in range(5)] + [repeat_last(chain, 1, 7)]
+    more = [shuffle(chain, 1, seed) for seed in range(5)] + [repeat_last_block(chain, 1, 7)]
     for images in (1, 5, 300):
         evaluate(chain, at(*np.ones((images, 2))), more)
     assert sorted(traced) == [0, 1, 2]
     assert set(chain.compiled) == keys
     # All scales share one function, which is not the plain one.
-    scaled = [repeat_last(chain, 1, times, scale) for times in (1, 3) for scale in (0.5, 0.1, -2)]
+    scaled = [
+        repeat_last_block(chain, 1, times, scale) for times in (1, 3) for scale in (0.5, 0.1, -2)
+    ]
     evaluate(chain, at((1, 2)), scaled)
     assert sorted(traced) == [0, 1, 2, 2]
     assert len(set(chain.compiled) - keys) == 1
@@ -573,7 +575,7 @@ def test_each_block_is_traced_once():
 def test_scales_that_share_a_function_are_told_apart():
     chain = plane_chain(doubles)
     scales = (0.5, 0.25, 3, 0, -1)
-    routes = [repeat_last(chain, 1, 1, scale) for scale in scales]
+    routes = [repeat_last_block(chain, 1, 1, scale) for scale in scales]
     values = evaluate(chain, at((1, -1)), routes, with_outputs=True)
     expected = [2 + 2 * scale for scale in scales]
     np.testing.assert_allclose(values.outputs[:, 0, 0], expected, rtol=1e-6)
@@ -615,7 +617,7 @@ def test_leaves_the_network_as_it_was():
     before = [v.numpy().copy() for v in variables]
     nodes = [len(layer._inbound_nodes) for layer in net._flatten_layers()]
     chain = tfr.chain(net)
-    evaluate(chain, batch, [drop(chain, (1, 1)), repeat_last(chain, 1, 2, 0.5)])
+    evaluate(chain, batch, [drop(chain, (1, 1)), repeat_last_block(chain, 1, 2, 0.5)])
     for variable, old in zip(variables, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), old, err_msg=variable.path)
     assert [len(layer._inbound_nodes) for layer in net._flatten_layers()] == nodes

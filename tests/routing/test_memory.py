@@ -28,9 +28,9 @@ def mib(name):
         return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
 
 chain = tfr.chain(networks.resnet(110))
-chosen = [routes.read_out(chain, block.stage, block.step) for block in chain.blocks]
+chosen = [routes.readout(chain, block.stage, block.index) for block in chain.blocks]
 chosen += [routes.drop(chain, (stage, 16)) for stage in (1, 2, 3)]
-chosen += [routes.repeat_last(chain, stage, 3) for stage in (1, 2, 3)]
+chosen += [routes.repeat_last_block(chain, stage, 3) for stage in (1, 2, 3)]
 rng = np.random.default_rng(0)
 images = rng.normal(size=(256, 32, 32, 3)).astype("float32")
 labels = rng.integers(0, 10, 256)

@@ -17,8 +17,8 @@ from tfresidual.routing import Route, plan_of
 from tfresidual.routing.routes import (
     Application,
     drop,
-    read_out,
-    repeat_last,
+    readout,
+    repeat_last_block,
     shuffle,
     swap,
     unperturbed,
@@ -30,7 +30,7 @@ def path(chain, route):
     applied = [("stem",)]
     for stage, applications in zip(chain.stages, route.stages, strict=True):
         applied += [("transition", stage.index)] * (stage.transition is not None)
-        applied += [("block", stage.index, step, scale) for step, scale in applications]
+        applied += [("block", stage.index, block, scale) for block, scale in applications]
     return tuple(applied)
 
 
@@ -102,9 +102,9 @@ def sets_of_routes(draw, chain=CHAIN):
     makers = {
         "drop": lambda s, t, k: drop(chain, (s, t)),
         "drop two": lambda s, t, k: drop(chain, (s, t), (s % len(chain.stages) + 1, k % 2)),
-        "read_out": lambda s, t, k: read_out(chain, s, t),
-        "repeat": lambda s, t, k: repeat_last(chain, s, k + 1),
-        "scaled": lambda s, t, k: repeat_last(chain, s, k + 1, (0.5, 0.25)[t % 2]),
+        "readout": lambda s, t, k: readout(chain, s, t),
+        "repeat": lambda s, t, k: repeat_last_block(chain, s, k + 1),
+        "scaled": lambda s, t, k: repeat_last_block(chain, s, k + 1, (0.5, 0.25)[t % 2]),
         "swap": lambda s, t, k: swap(chain, s, t, (t + 1) % len(chain.stages[s - 1].blocks)),
         "shuffle": lambda s, t, k: shuffle(chain, s, k, t or None),
         "unperturbed": lambda s, t, k: unperturbed(chain),
@@ -196,7 +196,7 @@ def test_printing():
     assert (plan.applications, plan.plain_applications) == (4 + 3 + 1, 4 + 3 + 3)
     assert str(plan) == "3 routes: 8 block applications instead of 10"
     many = plane_chain(1000)
-    assert str(plan_of(many, [repeat_last(many, 1, 500)])) == (
+    assert str(plan_of(many, [repeat_last_block(many, 1, 500)])) == (
         "2 routes: 1,500 block applications instead of 2,500"
     )
 
@@ -204,17 +204,17 @@ def test_printing():
 @pytest.mark.parametrize("blocks", [5, 20, 60])
 def test_the_cost_of_known_sets(blocks):
     chain = plane_chain(blocks)
-    drops = [drop(chain, (1, step)) for step in range(blocks)]
+    drops = [drop(chain, (1, block)) for block in range(blocks)]
     # Without block t, what follows it is applied once more.
     assert plan_of(chain, drops).applications == blocks + blocks * (blocks - 1) // 2
     # Read-outs apply nothing new, and every repetition one block.
-    readouts = [read_out(chain, 1, step) for step in range(blocks)]
+    readouts = [readout(chain, 1, block) for block in range(blocks)]
     assert plan_of(chain, readouts).applications == blocks
-    repetitions = [repeat_last(chain, 1, times) for times in range(1, 17)]
+    repetitions = [repeat_last_block(chain, 1, times) for times in range(1, 17)]
     assert plan_of(chain, repetitions).applications == blocks + 16
     # A read-out of stage 1 is followed by all of stage 2.
     both = plane_chain(blocks, blocks)
-    readouts = [read_out(both, 1, step) for step in range(blocks)]
+    readouts = [readout(both, 1, block) for block in range(blocks)]
     assert plan_of(both, readouts).applications == 2 * blocks + (blocks - 1) * blocks
 
 
@@ -223,7 +223,7 @@ def test_routes_of_one_path_are_run_once():
     once = plan_of(chain, [drop(chain, (1, 1))])
     again = plan_of(
         chain,
-        [drop(chain, (1, 1)), unperturbed(chain), drop(chain, (1, 1)), read_out(chain, 1, 2)],
+        [drop(chain, (1, 1)), unperturbed(chain), drop(chain, (1, 1)), readout(chain, 1, 2)],
     )
     assert again.applications == once.applications
     assert len(again.steps) == len(once.steps)
@@ -249,7 +249,7 @@ def most_states(chain, routes):
 def test_few_states_are_held_however_many_the_routes_are(lengths):
     chain = plane_chain(*lengths)
     own = len(path(chain, unperturbed(chain)))
-    drops = [drop(chain, (block.stage, block.step)) for block in chain.blocks]
+    drops = [drop(chain, (block.stage, block.index)) for block in chain.blocks]
     # Beside its own states the unperturbed route leaves behind, one that is taken and one made.
     assert most_states(chain, drops) <= own + 2
     rng = np.random.default_rng(0)
@@ -259,16 +259,16 @@ def test_few_states_are_held_however_many_the_routes_are(lengths):
         for _ in range(count):
             places = rng.choice(len(chain.blocks), int(rng.integers(2, 8)), replace=False)
             blocks = [chain.blocks[place] for place in places]
-            routes.append(drop(chain, *((block.stage, block.step) for block in blocks)))
+            routes.append(drop(chain, *((block.stage, block.index) for block in blocks)))
         # A state waits only for what fewer than half of the routes that pass it do: with every
         # one that waits, at most half of the routes are left.
         assert most_states(chain, drops + routes) <= own + 2 + math.log2(len(drops + routes))
 
 
-def test_read_outs_and_repetitions_hold_next_to_nothing():
+def test_readouts_and_repetitions_hold_next_to_nothing():
     chain = plane_chain(50)
-    readouts = [read_out(chain, 1, step) for step in range(50)]
-    repetitions = [repeat_last(chain, 1, times) for times in range(1, 17)]
+    readouts = [readout(chain, 1, block) for block in range(50)]
+    repetitions = [repeat_last_block(chain, 1, times) for times in range(1, 17)]
     own = len(path(chain, unperturbed(chain)))
     assert most_states(chain, readouts) <= own + 2
     # The reference, one state taken, one made.
@@ -277,8 +277,8 @@ def test_read_outs_and_repetitions_hold_next_to_nothing():
 
 def test_deep_networks():
     chain = plane_chain(100, 100, 100)
-    routes = [drop(chain, (block.stage, block.step)) for block in chain.blocks]
-    routes += [repeat_last(chain, 3, 1000), repeat_last(chain, 1, 500, 0.5)]
+    routes = [drop(chain, (block.stage, block.index)) for block in chain.blocks]
+    routes += [repeat_last_block(chain, 3, 1000), repeat_last_block(chain, 1, 500, 0.5)]
     routes += [shuffle(chain, stage, seed) for stage in (1, 2, 3) for seed in range(5)]
     plan = plan_of(chain, routes)
     assert plan.plain_applications == 300 * 299 + 300 + 1300 + 800 + 15 * 300
@@ -290,7 +290,7 @@ def test_deep_networks():
 
 WRONG = {
     "no route": lambda c: [3],
-    "steps": lambda c: [unperturbed(c).stages],
+    "stages": lambda c: [unperturbed(c).stages],
     "more stages": lambda c: [unperturbed(plane_chain(4, 3, 2, 1))],
     "fewer stages": lambda c: [unperturbed(plane_chain(4, 3))],
     "more blocks": lambda c: [drop(c, (1, 1)), unperturbed(plane_chain(4, 3, 3))],

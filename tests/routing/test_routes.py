@@ -16,8 +16,8 @@ from tfresidual.routing.routes import (
     Application,
     drop,
     follow,
-    read_out,
-    repeat_last,
+    readout,
+    repeat_last_block,
     shuffle,
     swap,
     unperturbed,
@@ -40,7 +40,9 @@ def projecting():
 
 def plane_chain(*keeps_shape):
     """One stage in the plane whose blocks add 1, and say so of their shape."""
-    blocks = tuple(Block(1, step, keeps, lambda h: h + 1) for step, keeps in enumerate(keeps_shape))
+    blocks = tuple(
+        Block(1, index, keeps, lambda h: h + 1) for index, keeps in enumerate(keeps_shape)
+    )
     return Chain(
         name="plane",
         stem=lambda images: images,
@@ -51,10 +53,10 @@ def plane_chain(*keeps_shape):
     )
 
 
-def steps_of(route):
+def blocks_of(route):
     """The blocks of every stage, as strings; fails where a branch is scaled."""
     assert all(a.scale == 1 for stage in route.stages for a in stage)
-    return [" ".join(str(a.step) for a in stage) for stage in route.stages]
+    return [" ".join(str(a.block) for a in stage) for stage in route.stages]
 
 
 PRINTED = [
@@ -69,13 +71,13 @@ PRINTED = [
         "without stage 2 block 0 and stage 2 block 1 and stage 2 block 2 and stage 2 block 3: "
         "0 1 2 3 | none | 0 1 2 3",
     ),
-    (lambda c: read_out(c, 2, 0), "stage 2 read out after block 0: 0 1 2 3 | 0 | 0 1 2 3"),
+    (lambda c: readout(c, 2, 0), "stage 2 read out after block 0: 0 1 2 3 | 0 | 0 1 2 3"),
     (
-        lambda c: repeat_last(c, 3, 3),
+        lambda c: repeat_last_block(c, 3, 3),
         "stage 3 block 3 applied 3 more times: 0 1 2 3 | 0 1 2 3 | 0 1 2 3 (x4)",
     ),
     (
-        lambda c: repeat_last(c, 1, 2, 0.25),
+        lambda c: repeat_last_block(c, 1, 2, 0.25),
         "stage 1 block 3 applied 2 more times, scaled by 0.25: "
         "0 1 2 3 3*0.25 (x2) | 0 1 2 3 | 0 1 2 3",
     ),
@@ -93,7 +95,7 @@ def test_prints_as_it_is(chain, make, text):
 
 def test_shuffled_routes_print_their_seed(chain):
     route = shuffle(chain, 2, seed=7)
-    order = " ".join(str(a.step) for a in route.stages[1])
+    order = " ".join(str(a.block) for a in route.stages[1])
     assert str(route) == f"stage 2 shuffled (seed 7): 0 1 2 3 | {order} | 0 1 2 3"
     assert shuffle(chain, 2, seed=7, swaps=2).name == "stage 2 shuffled by 2 swaps (seed 7)"
 
@@ -101,8 +103,8 @@ def test_shuffled_routes_print_their_seed(chain):
 def test_counts_its_applications(chain):
     assert unperturbed(chain).applications == 12
     assert drop(chain, (1, 0), (3, 3)).applications == 10
-    assert read_out(chain, 2, 1).applications == 10
-    assert repeat_last(chain, 3, 16).applications == 28
+    assert readout(chain, 2, 1).applications == 10
+    assert repeat_last_block(chain, 3, 16).applications == 28
     assert shuffle(chain, 1).applications == swap(chain, 1, 0, 1).applications == 12
 
 
@@ -115,8 +117,10 @@ def test_is_a_value(chain):
 def test_numpy_ints_are_ints(chain):
     one, two = np.int64(1), np.int32(2)
     assert drop(chain, (one, two)) == drop(chain, (1, 2))
-    assert read_out(chain, one, two) == read_out(chain, 1, 2)
-    assert repeat_last(chain, one, two, np.float64(0.5)) == repeat_last(chain, 1, 2, 0.5)
+    assert readout(chain, one, two) == readout(chain, 1, 2)
+    assert repeat_last_block(chain, one, two, np.float64(0.5)) == repeat_last_block(
+        chain, 1, 2, 0.5
+    )
     assert swap(chain, one, one, two) == swap(chain, 1, 1, 2)
     assert shuffle(chain, one, two, one) == shuffle(chain, 1, 2, 1)
 
@@ -127,33 +131,33 @@ def test_pairs_may_be_lists(chain):
 
 @pytest.mark.parametrize("scale", [np.float32(0.5), np.float16(0.5)], ids=["float32", "float16"])
 def test_scales_may_be_of_numpy(chain, scale):
-    assert repeat_last(chain, 1, 2, scale) == repeat_last(chain, 1, 2, 0.5)
+    assert repeat_last_block(chain, 1, 2, scale) == repeat_last_block(chain, 1, 2, 0.5)
 
 
-def test_read_out_behind_the_last_block_is_the_network(chain, projecting):
+def test_readout_after_the_last_block_is_the_network(chain, projecting):
     for stage in (1, 2, 3):
-        assert read_out(chain, stage, 3).stages == unperturbed(chain).stages
-    assert read_out(projecting, 3, 0).stages == unperturbed(projecting).stages
+        assert readout(chain, stage, 3).stages == unperturbed(chain).stages
+    assert readout(projecting, 3, 0).stages == unperturbed(projecting).stages
 
 
 def test_repetitions_by_hand(chain):
-    route = repeat_last(chain, 2, 2, scale=-3)
+    route = repeat_last_block(chain, 2, 2, scale=-3)
     last = (Application(3), Application(3, -3.0), Application(3, -3.0))
     assert route.stages[1] == (*map(Application, range(3)), *last)
     assert route.stages[0] == route.stages[2] == unperturbed(chain).stages[0]
-    assert repeat_last(chain, 2, 2, scale=1) == repeat_last(chain, 2, 2)
+    assert repeat_last_block(chain, 2, 2, scale=1) == repeat_last_block(chain, 2, 2)
 
 
 def test_swaps_every_pair(chain):
     for first, second in itertools.permutations(range(4), 2):
         order = list("0123")
         order[first], order[second] = order[second], order[first]
-        assert steps_of(swap(chain, 3, first, second)) == ["0 1 2 3", "0 1 2 3", " ".join(order)]
+        assert blocks_of(swap(chain, 3, first, second)) == ["0 1 2 3", "0 1 2 3", " ".join(order)]
 
 
 def test_shuffles_are_permutations_of_one_stage(chain):
     for seed, swaps in itertools.product(range(20), (None, 1, 3)):
-        first, second, third = steps_of(shuffle(chain, 2, seed, swaps))
+        first, second, third = blocks_of(shuffle(chain, 2, seed, swaps))
         assert sorted(second.split()) == list("0123")
         assert first == third == "0 1 2 3"
 
@@ -168,7 +172,7 @@ def test_the_seed_is_the_order(chain):
 def test_every_order_has_an_equal_chance(projecting):
     # Blocks 1, 2 and 3 of stage 2 move: 6 orders, 100 times each on average. 4 standard
     # deviations are 4 sqrt(600 * 1/6 * 5/6) = 37.
-    orders = [steps_of(shuffle(projecting, 2, seed))[1] for seed in range(600)]
+    orders = [blocks_of(shuffle(projecting, 2, seed))[1] for seed in range(600)]
     expected = {" ".join("0" + "".join(order)) for order in itertools.permutations("123")}
     assert set(orders) == expected
     assert all(abs(orders.count(order) - 100) < 37 for order in expected)
@@ -182,9 +186,9 @@ def is_even(order):
 @pytest.mark.parametrize("swaps", [1, 2, 3, 8])
 def test_as_many_swaps_as_asked_for(chain, swaps):
     for seed in range(20):
-        order = [a.step for a in shuffle(chain, 3, seed, swaps).stages[2]]
+        order = [a.block for a in shuffle(chain, 3, seed, swaps).stages[2]]
         assert is_even(order) == (swaps % 2 == 0)
-        moved = sum(step != place for place, step in enumerate(order))
+        moved = sum(block != place for place, block in enumerate(order))
         assert moved <= 2 * swaps
         assert moved == 2 or swaps > 1
 
@@ -193,7 +197,7 @@ def test_blocks_that_change_the_shape_keep_their_places():
     chain = plane_chain(True, True, False, True, True, True)
     orders = set()
     for seed, swaps in itertools.product(range(60), (None, 1, 4)):
-        order = [a.step for a in shuffle(chain, 1, seed, swaps).stages[0]]
+        order = [a.block for a in shuffle(chain, 1, seed, swaps).stages[0]]
         assert order[2] == 2
         orders.add((tuple(order[:2]), tuple(order[3:])))
     # Nobody gets past it: states have another shape there.
@@ -220,22 +224,31 @@ BAD = {
     "drop: float block": (lambda c: drop(c, (1, 1.0)), "block of stage 1"),
     "drop: string block": (lambda c: drop(c, (1, "1")), "block of stage 1"),
     "drop: shape": (lambda c: drop(c, (1, 0), (2, 0)), "stage 2 block 0 .* to be dropped"),
-    "read out: no such stage": (lambda c: read_out(c, 4, 0), "`stage` must be a stage"),
-    "read out: string stage": (lambda c: read_out(c, "1", 0), "`stage` must be an int"),
-    "read out: no such block": (lambda c: read_out(c, 3, 1), "`after` must be a block of stage 3"),
-    "read out: bool": (lambda c: read_out(c, 1, False), "`after` must be a block of stage 1"),
-    "read out: before the first": (lambda c: read_out(c, 1, -1), "`after` must be a block"),
-    "repeat: no such stage": (lambda c: repeat_last(c, 0, 1), "`stage` must be an int"),
-    "repeat: float stage": (lambda c: repeat_last(c, 1.0, 1), "`stage` must be an int"),
-    "repeat: 0 times": (lambda c: repeat_last(c, 1, 0), "`times` must be an int, from 1 to 1000"),
-    "repeat: True times": (lambda c: repeat_last(c, 1, True), "`times` must be an int"),
-    "repeat: 1.0 times": (lambda c: repeat_last(c, 1, 1.0), "`times` must be an int"),
-    "repeat: nan": (lambda c: repeat_last(c, 1, 1, np.nan), "`scale` must be a finite number"),
-    "repeat: inf": (lambda c: repeat_last(c, 1, 1, -np.inf), "`scale` must be a finite number"),
-    "repeat: bool scale": (lambda c: repeat_last(c, 1, 1, True), "`scale` must be a finite"),
-    "repeat: string scale": (lambda c: repeat_last(c, 1, 1, "1"), "`scale` must be a finite"),
-    "repeat: no scale": (lambda c: repeat_last(c, 1, 1, None), "`scale` must be a finite"),
-    "repeat: shape": (lambda c: repeat_last(c, 3, 1), "stage 3 block 0 .* to be repeated"),
+    "read out: no such stage": (lambda c: readout(c, 4, 0), "`stage` must be a stage"),
+    "read out: string stage": (lambda c: readout(c, "1", 0), "`stage` must be an int"),
+    "read out: no such block": (lambda c: readout(c, 3, 1), "`after` must be a block of stage 3"),
+    "read out: bool": (lambda c: readout(c, 1, False), "`after` must be a block of stage 1"),
+    "read out: before the first": (lambda c: readout(c, 1, -1), "`after` must be a block"),
+    "repeat: no such stage": (lambda c: repeat_last_block(c, 0, 1), "`stage` must be an int"),
+    "repeat: float stage": (lambda c: repeat_last_block(c, 1.0, 1), "`stage` must be an int"),
+    "repeat: 0 times": (
+        lambda c: repeat_last_block(c, 1, 0),
+        "`times` must be an int, from 1 to 1000",
+    ),
+    "repeat: True times": (lambda c: repeat_last_block(c, 1, True), "`times` must be an int"),
+    "repeat: 1.0 times": (lambda c: repeat_last_block(c, 1, 1.0), "`times` must be an int"),
+    "repeat: nan": (
+        lambda c: repeat_last_block(c, 1, 1, np.nan),
+        "`scale` must be a finite number",
+    ),
+    "repeat: inf": (
+        lambda c: repeat_last_block(c, 1, 1, -np.inf),
+        "`scale` must be a finite number",
+    ),
+    "repeat: bool scale": (lambda c: repeat_last_block(c, 1, 1, True), "`scale` must be a finite"),
+    "repeat: string scale": (lambda c: repeat_last_block(c, 1, 1, "1"), "`scale` must be a finite"),
+    "repeat: no scale": (lambda c: repeat_last_block(c, 1, 1, None), "`scale` must be a finite"),
+    "repeat: shape": (lambda c: repeat_last_block(c, 3, 1), "stage 3 block 0 .* to be repeated"),
     "swap: no such stage": (lambda c: swap(c, 4, 0, 1), "`stage` must be a stage"),
     "swap: no such block": (lambda c: swap(c, 1, 0, 4), "`second` must be a block of stage 1"),
     "swap: negative": (lambda c: swap(c, 1, -1, 0), "`first` must be a block of stage 1"),
@@ -259,24 +272,26 @@ def test_bad_arguments(projecting, make, message):
         make(projecting)
 
 
-@pytest.mark.parametrize("function", [unperturbed, drop, shuffle, repeat_last])
+@pytest.mark.parametrize("function", [unperturbed, drop, shuffle, repeat_last_block])
 def test_bad_chain(function):
-    arguments = {unperturbed: (), drop: ((1, 1),), shuffle: (1,), repeat_last: (1, 1)}[function]
+    arguments = {unperturbed: (), drop: ((1, 1),), shuffle: (1,), repeat_last_block: (1, 1)}[
+        function
+    ]
     for other in (3, random_network()):
         with pytest.raises(ValueError, match=r"`chain` must be a .*Chain.*Received: chain="):
             function(other, *arguments)
 
 
-def test_a_read_out_may_not_skip_a_change_of_the_shape():
+def test_a_readout_may_not_skip_a_change_of_the_shape():
     chain = plane_chain(True, False, True)
     with pytest.raises(ValueError, match=r"`after` .* stage 1 block 1 .* to be skipped"):
-        read_out(chain, 1, 0)
-    assert steps_of(read_out(chain, 1, 1)) == ["0 1"]
+        readout(chain, 1, 0)
+    assert blocks_of(readout(chain, 1, 1)) == ["0 1"]
 
 
 RECEIVED = {
-    "stage": (lambda c: repeat_last(c, 3, 1), r"Received: stage=3\b"),
-    "after": (lambda c: read_out(plane_chain(True, False, True), 1, 0), r"Received: after=0\b"),
+    "stage": (lambda c: repeat_last_block(c, 3, 1), r"Received: stage=3\b"),
+    "after": (lambda c: readout(plane_chain(True, False, True), 1, 0), r"Received: after=0\b"),
     "shape": (lambda c: drop(c, (2, 0)), r"Received: blocks=.*2, 0"),
     "block": (lambda c: drop(c, (1, 9)), r"Received: blocks=.*1, 9"),
 }
@@ -299,9 +314,9 @@ def values_of(chain, routes, batch):
 ROUTES = {
     "drop": lambda c: drop(c, (1, 0), (3, 1)),
     "whole stage": lambda c: drop(c, (2, 0), (2, 1), (2, 2)),
-    "read-out": lambda c: read_out(c, 2, 0),
-    "repeated": lambda c: repeat_last(c, 3, 3),
-    "scaled": lambda c: repeat_last(c, 1, 2, 0.5),
+    "read-out": lambda c: readout(c, 2, 0),
+    "repeated": lambda c: repeat_last_block(c, 3, 3),
+    "scaled": lambda c: repeat_last_block(c, 1, 2, 0.5),
     "shuffled": lambda c: shuffle(c, 2, 1),
 }
 
@@ -322,10 +337,10 @@ def test_follows_a_route(layout):
 
 
 def test_a_followed_chain_is_counted_anew(chain):
-    route = repeat_last(chain, 2, 2, 0.5)
+    route = repeat_last_block(chain, 2, 2, 0.5)
     followed = follow(chain, route)
-    assert [(b.stage, b.step) for b in followed.blocks] == [
-        (stage, step) for stage, length in ((1, 4), (2, 6), (3, 4)) for step in range(length)
+    assert [(b.stage, b.index) for b in followed.blocks] == [
+        (stage, block) for stage, length in ((1, 4), (2, 6), (3, 4)) for block in range(length)
     ]
     assert followed.name == route.name
     assert str(followed).splitlines()[0] == f"{route.name}: 14 blocks in 3 stages"
@@ -337,7 +352,7 @@ def test_a_followed_chain_is_counted_anew(chain):
 
 def test_a_followed_chain_knows_what_changes_the_shape(projecting):
     followed = follow(projecting, drop(projecting, (2, 1)))
-    assert [b.step for b in followed.stages[1].blocks if not b.keeps_shape] == [0]
+    assert [b.index for b in followed.stages[1].blocks if not b.keeps_shape] == [0]
     with pytest.raises(ValueError, match="stage 2 block 0"):
         drop(followed, (2, 0))
 
@@ -347,7 +362,9 @@ def test_routes_through_a_followed_chain():
     chain, batch = tfr.chain(net), random_batch(net)
     # What is block 1 of the followed stage is block 2 of the chain's own.
     followed = follow(chain, drop(chain, (2, 1)))
-    measured = values_of(followed, [drop(followed, (2, 1)), repeat_last(followed, 2, 1)], batch)
+    measured = values_of(
+        followed, [drop(followed, (2, 1)), repeat_last_block(followed, 2, 1)], batch
+    )
     first, _, third = unperturbed(chain).stages
     by_hand = Route("by hand", (first, tuple(map(Application, (0, 2, 2))), third))
     expected = values_of(chain, [drop(chain, (2, 1), (2, 2)), by_hand], batch)
@@ -362,8 +379,8 @@ def test_branches_are_scaled_in_a_followed_chain_as_in_its_own(layout):
     net = random_network(layout=layout, transition="average_pooling")
     chain, batch = tfr.chain(net), random_batch(net)
     followed = follow(chain, unperturbed(chain))
-    measured = values_of(followed, [repeat_last(followed, 1, 2, 0.5)], batch)
-    expected = values_of(chain, [repeat_last(chain, 1, 2, 0.5)], batch)
+    measured = values_of(followed, [repeat_last_block(followed, 1, 2, 0.5)], batch)
+    expected = values_of(chain, [repeat_last_block(chain, 1, 2, 0.5)], batch)
     for value, other in zip(measured, expected, strict=True):
         np.testing.assert_allclose(value, other, rtol=1e-5, atol=1e-7)
 
@@ -373,7 +390,7 @@ def test_scaling_a_scaled_branch_multiplies_the_scales(layout):
     net = random_network(layout=layout)
     chain, (images, _) = tfr.chain(net), random_batch(net)
     state = chain.stem(images)
-    half = follow(chain, repeat_last(chain, 1, 1, 0.5)).stages[0].blocks[2]
+    half = follow(chain, repeat_last_block(chain, 1, 1, 0.5)).stages[0].blocks[2]
     quarter = chain.stages[0].blocks[1](state, scale=0.25)
     np.testing.assert_allclose(half(state, scale=0.5), quarter, rtol=1e-5, atol=1e-6)
 
@@ -382,16 +399,16 @@ def test_a_followed_chain_in_low_precision_can_be_scaled():
     net = random_network(dtype="mixed_bfloat16", transition="average_pooling")
     chain, batch = tfr.chain(net), random_batch(net)
     followed = follow(chain, unperturbed(chain))
-    measured, *_ = values_of(followed, [repeat_last(followed, 1, 2, 0.5)], batch)
-    expected, *_ = values_of(chain, [repeat_last(chain, 1, 2, 0.5)], batch)
+    measured, *_ = values_of(followed, [repeat_last_block(followed, 1, 2, 0.5)], batch)
+    expected, *_ = values_of(chain, [repeat_last_block(chain, 1, 2, 0.5)], batch)
     np.testing.assert_allclose(measured, expected, atol=0.05)
 
 
 def test_a_stage_without_blocks_has_no_last_block(chain):
-    followed = follow(chain, drop(chain, *((2, step) for step in range(4))))
+    followed = follow(chain, drop(chain, *((2, block) for block in range(4))))
     assert len(followed.stages[1].blocks) == 0
     with pytest.raises(ValueError, match=r"`stage` .*Received: stage=2"):
-        repeat_last(followed, 2, 1)
+        repeat_last_block(followed, 2, 1)
 
 
 def test_a_chain_follows_its_own_routes_only(chain, projecting):

@@ -71,10 +71,10 @@ def probes_of(chain, data):
     """All probes by name, as functions without arguments that return a frame or an array."""
     images, _ = data
     block = chain.blocks[1]
-    place = {"stage": block.stage, "block": block.step}
+    place = {"stage": block.stage, "block": block.index}
     state, _ = chain.lead_to(chain.stem(images), *place.values())
     vectors = np.random.default_rng(2).normal(size=state.shape).astype("float32")
-    chosen = [routes.unperturbed(chain), routes.drop(chain, (1, 0)), routes.read_out(chain, 1, 0)]
+    chosen = [routes.unperturbed(chain), routes.drop(chain, (1, 0)), routes.readout(chain, 1, 0)]
     found = {
         "block_metrics": lambda: probes.block_metrics(chain, data, per_image=True),
         "perturbation": lambda: probes.perturbation(chain, data),
@@ -505,8 +505,8 @@ def routes_of(chain):
     return {
         "a block less": routes.drop(chain, (2, 0)),
         "no block": routes.drop(chain, (1, 0)),
-        "repeated": routes.repeat_last(chain, 2, 2),
-        "repeated, scaled": routes.repeat_last(chain, 2, 1, scale=0.5),
+        "repeated": routes.repeat_last_block(chain, 2, 2),
+        "repeated, scaled": routes.repeat_last_block(chain, 2, 1, scale=0.5),
         "shuffled": routes.swap(chain, 2, 0, 1),
     }
 
@@ -604,7 +604,7 @@ def test_a_chain_by_hand(tmp_path):
 def bytes_of_image(chain):
     """What the evaluator reckons with for an image, on routes of several kinds."""
     chosen = [routes.unperturbed(chain), routes.drop(chain, (1, 0))]
-    chosen.append(routes.repeat_last(chain, 1, 2, scale=0.5))
+    chosen.append(routes.repeat_last_block(chain, 1, 2, scale=0.5))
     images = tf.zeros([1, *chain.input_shape])
     runner = evaluator._Runner(chain, plan_of(chain, chosen), images, tf.zeros([1], tf.int64))
     return runner.bytes_per_image

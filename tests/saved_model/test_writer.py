@@ -130,11 +130,11 @@ def calls_of(chain):
         if not block.keeps_shape:
             first_fixed = index
     for stage in chain.stages:
-        for step in range(len(stage.blocks)):
-            found[f"stage {stage.index} left behind {step}"] = (
-                {"signature": "read_out", "stage": stage.index, "block": step},
-                (lambda chain, at=(stage.index, step): routes.read_out(chain, *at))
-                if step in stage.exits
+        for block in range(len(stage.blocks)):
+            found[f"stage {stage.index} left behind {block}"] = (
+                {"signature": "readout", "stage": stage.index, "block": block},
+                (lambda chain, at=(stage.index, block): routes.readout(chain, *at))
+                if block in stage.exits
                 else None,
             )
         for times, scale in ((0, 1.0), (1, 0.0), (2, 0.5)):
@@ -161,10 +161,10 @@ def impossible_calls(chain, fixed):
     count, last = len(chain.blocks), len(chain.stages)
     found = {
         "a negative count": {"signature": "route", "applications": [-1] + [1] * (count - 1)},
-        "no stage": {"signature": "read_out", "stage": 0, "block": 0},
-        "a stage too many": {"signature": "read_out", "stage": last + 1, "block": 0},
-        "a block too many": {"signature": "read_out", "stage": 1, "block": 17},
-        "a negative block": {"signature": "read_out", "stage": 1, "block": -1},
+        "no stage": {"signature": "readout", "stage": 0, "block": 0},
+        "a stage too many": {"signature": "readout", "stage": last + 1, "block": 0},
+        "a block too many": {"signature": "readout", "stage": 1, "block": 17},
+        "a negative block": {"signature": "readout", "stage": 1, "block": -1},
         "no repeated stage": {
             **{"signature": "repeat_last_block", "stage": 0, "times": 1, "scale": 1.0},
         },
@@ -188,15 +188,15 @@ def applied(chain, counts):
     """The route that applies every block so often."""
     counts, stages = iter(counts), []
     for stage in chain.stages:
-        steps = [step for block in stage.blocks for step in [block.step] * next(counts)]
-        stages.append(tuple(map(routes.Application, steps)))
+        order = [index for block in stage.blocks for index in [block.index] * next(counts)]
+        stages.append(tuple(map(routes.Application, order)))
     return routes.Route("applied", tuple(stages))
 
 
 def repeated(chain, stage, times, scale):
     if times == 0:
         return routes.unperturbed(chain)
-    return routes.repeat_last(chain, stage, times, scale)
+    return routes.repeat_last_block(chain, stage, times, scale)
 
 
 class Called:
@@ -282,13 +282,13 @@ def test_names_and_shapes(called, name):
         "states": images,
         "block_metrics": images | {"labels": labels},
         "route": images | {"applications": [[len(chain.blocks)], "int32"]},
-        "read_out": images | {"stage": number, "block": number},
+        "readout": images | {"stage": number, "block": number},
         "repeat_last_block": images | {"stage": number, "times": number, "scale": [[], "float32"]},
     }
     assert {key: value["takes"] for key, value in shapes.items()} == takes
-    for signature in ("serving_default", "route", "read_out", "repeat_last_block"):
+    for signature in ("serving_default", "route", "readout", "repeat_last_block"):
         assert shapes[signature]["returns"] == {"outputs": [[None, classes], "float32"]}
-    blocks = [f"stage{block.stage}/block{block.step}" for block in chain.blocks]
+    blocks = [f"stage{block.stage}/block{block.index}" for block in chain.blocks]
     assert set(shapes["states"]["returns"]) == {"stem", *blocks}
     metrics = shapes["block_metrics"]["returns"]
     assert set(metrics) == set(metric_names())
@@ -315,7 +315,7 @@ def test_states_are_those_of_the_walk(called, name):
     values = called.values[name]
     np.testing.assert_array_equal(values["states stem"], tf.cast(stem, tf.float32))
     for block, state in zip(chain.blocks, states, strict=True):
-        measured = values[f"states stage{block.stage}/block{block.step}"]
+        measured = values[f"states stage{block.stage}/block{block.index}"]
         state = tf.cast(state, tf.float32).numpy()
         # TensorFlow joins other operations where it compiles all of the walk.
         allowed = 0.01 if "bfloat16" in name else 0

@@ -110,7 +110,7 @@ def test_numbers(name):
     movable = [block for block in chain.blocks if block.shortcut == "identity"]
     size = np.abs(expected).max()
     for block in movable[-2:]:
-        route = drop(chain, (block.stage, block.step))
+        route = drop(chain, (block.stage, block.index))
         outputs = evaluate(chain, (images, labels), [route], with_outputs=True).outputs[0]
         assert np.abs(outputs - expected).max() > 1e-4 * size
         last = list(block.weights)[-1].partition("/")[0]
@@ -124,7 +124,7 @@ def test_numbers(name):
             weight.assign(value)
 
 
-# Layers that return the state before a block, and the block's stage and step.
+# Layers that return the state before a block, and the block's stage and index.
 LAYERS = {
     "ResNet50": ("conv3_block2_out", 2, 2),
     "ResNet50V2": ("conv3_block2_out", 2, 2),
@@ -139,15 +139,15 @@ LAYERS = {
 @pytest.mark.parametrize("name", LAYERS)
 def test_gradients(name):
     model, chain, images, labels = random_application(name)
-    layer, stage, step = LAYERS[name]
-    place = [(block.stage, block.step) for block in chain.blocks].index((stage, step))
+    layer, stage, index = LAYERS[name]
+    place = [(block.stage, block.index) for block in chain.blocks].index((stage, index))
     walk = tf.function(lambda x, y: walk_with_gradients(chain, x, y).__dict__)(images, labels)
     state = model.get_layer(layer).output
     before = keras.Model(model.inputs[0], state)(images, training=False)
     limit = 1e-5 * float(tf.reduce_max(tf.abs(before)))
-    np.testing.assert_allclose(walk["steps"][place][0], before, rtol=0, atol=limit)
+    np.testing.assert_allclose(walk["pairs"][place][0], before, rtol=0, atol=limit)
     tail = keras.Model(state, model.outputs[0])
-    before = walk["steps"][place][0]
+    before = walk["pairs"][place][0]
     with tf.GradientTape() as tape:
         tape.watch(before)
         losses = chain.loss(labels, tail(before, training=False))

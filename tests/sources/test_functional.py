@@ -23,7 +23,7 @@ import tfresidual as tfr
 from tfresidual import callbacks, networks, probes
 from tfresidual.routing import evaluate
 from tfresidual.routing.gradients import walk_with_gradients
-from tfresidual.routing.routes import drop, follow, repeat_last, unperturbed
+from tfresidual.routing.routes import drop, follow, repeat_last_block, unperturbed
 from tfresidual.sources.functional import functional_chain
 
 pytestmark = pytest.mark.eager
@@ -258,8 +258,8 @@ def long_skip(skip=()):
         if number in skip:
             continue
         inner = state
-        for step in range(2 - number):
-            inner = layers.Add()([inner, branch_of(inner, 4, f"inner{number}{step}")])
+        for index in range(2 - number):
+            inner = layers.Add()([inner, branch_of(inner, 4, f"inner{number}{index}")])
         state = layers.Add()([state, inner]) if number == 0 else inner
     return model_of(inputs, state), states
 
@@ -394,7 +394,7 @@ def test_gradients_are_those_of_the_tail(case):
     _, model, states, chain = case
     images, labels = batch_of(model)
     walk = walk_with_gradients(chain, images, labels)
-    for (before, _), gradient, state in zip(walk.steps, walk.gradients, states, strict=True):
+    for (before, _), gradient, state in zip(walk.pairs, walk.gradients, states, strict=True):
         tail = state
         if isinstance(state, keras.KerasTensor):
             head = keras.Model(model.inputs[0], state)(images, training=False)
@@ -417,7 +417,7 @@ def test_dropping_a_block_is_building_without_it(case):
     # In `inverted`, the second part adds nothing: it is the transition.
     numbers = [0, 2, 3] if builder is inverted else range(len(chain.blocks))
     places = [
-        (number, (block.stage, block.step))
+        (number, (block.stage, block.index))
         for number, block in zip(numbers, chain.blocks, strict=True)
         if block.keeps_shape
     ]
@@ -433,8 +433,8 @@ def test_dropping_a_block_is_building_without_it(case):
 def test_branch_and_join_are_the_block(case):
     builder, model, _, chain = case
     images, _ = batch_of(model)
-    steps, _ = chain.walk(chain.stem(images))
-    for block, (before, after) in zip(chain.blocks, steps, strict=True):
+    pairs, _ = chain.walk(chain.stem(images))
+    for block, (before, after) in zip(chain.blocks, pairs, strict=True):
         if block.shortcut == "two branches":
             # What is branch and what is shortcut cannot be told.
             assert block.branch is None and block.join is None
@@ -469,9 +469,9 @@ def test_branch_scaled_behind_the_stages_activation():
     randomise(model)
     chain = tfr.chain(model)
     images, _ = batch_of(model)
-    steps, _ = chain.walk(chain.stem(images))
+    pairs, _ = chain.walk(chain.stem(images))
     parts = keras.Model(states[3], [model.get_layer("block3_bn2").output])
-    before, _ = steps[3]
+    before, _ = pairs[3]
     branch = parts(before)
     np.testing.assert_allclose(chain.blocks[3].branch(before), branch, rtol=1e-6)
     for scale in (0.3, -1.0):
@@ -600,8 +600,8 @@ def test_states_of_several_dtypes(tmp_path):
     chain, data = tfr.chain(model), batch_of(model)
     assert {block.shortcut for block in chain.blocks} == {IDENTITY, PROJECTION}
     assert [block.keeps_shape for block in chain.blocks] == [True, True, False, True]
-    steps, _ = chain.walk(chain.stem(data[0]))
-    assert {state.dtype for step in steps for state in step} == {tf.float32}
+    pairs, _ = chain.walk(chain.stem(data[0]))
+    assert {state.dtype for pair in pairs for state in pair} == {tf.float32}
     np.testing.assert_array_equal(tf.function(chain)(data[0]), model.predict(data[0], verbose=0))
     frame = probes.block_metrics(chain, data)
     assert np.isfinite(frame["l2_ratio"]).tolist() == [True, True, False, True]
@@ -781,17 +781,17 @@ def test_a_nested_residual_network_is_its_own_chain(changes):
         # Seen from outside, it is a block of the stage that it begins.
         assert chain.stages[1].blocks[0].shortcut == RESAMPLING
         assert [block.keeps_shape for block in chain.stages[1].blocks] == [False] + [True] * 3
-        routes = [drop(chain, (1, 1)), drop(chain, (2, 3)), repeat_last(chain, 2, 2)]
-        of_net = [drop(own, (1, 1)), drop(own, (2, 2)), repeat_last(own, 2, 2)]
+        routes = [drop(chain, (1, 1)), drop(chain, (2, 3)), repeat_last_block(chain, 2, 2)]
+        of_net = [drop(own, (1, 1)), drop(own, (2, 2)), repeat_last_block(own, 2, 2)]
     else:
-        for name in ("stage", "step", "keeps_shape", "takes_anchor", "shortcut"):
+        for name in ("stage", "index", "keeps_shape", "takes_anchor", "shortcut"):
             values = [[getattr(block, name) for block in c.blocks] for c in (chain, own)]
             assert values[0] == values[1]
         for block, other in zip(chain.blocks, own.blocks, strict=True):
             assert block.weights.items() == other.weights.items()
             assert (block.lipschitz is None) == (other.lipschitz is None)
-        routes = [drop(chain, (1, 1)), drop(chain, (2, 2)), repeat_last(chain, 2, 2, 0.5)]
-        of_net = [drop(own, (1, 1)), drop(own, (2, 2)), repeat_last(own, 2, 2, 0.5)]
+        routes = [drop(chain, (1, 1)), drop(chain, (2, 2)), repeat_last_block(chain, 2, 2, 0.5)]
+        of_net = [drop(own, (1, 1)), drop(own, (2, 2)), repeat_last_block(own, 2, 2, 0.5)]
     values = evaluate(chain, (2 * images, labels), routes, with_outputs=True).outputs
     expected = evaluate(own, (images, labels), of_net, with_outputs=True).outputs
     np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
@@ -845,9 +845,9 @@ def test_a_network_as_a_plain_model():
     chain = functional_chain(keras.Model(net.inputs[0], net.outputs[0]))
     images, _ = random_batch(net)
     states, _, _ = states_of(net, images)
-    steps, _ = chain.walk(chain.stem(images))
+    pairs, _ = chain.walk(chain.stem(images))
     flat = [state for stage in states for state in stage]
-    for (before, _), state in zip(steps, flat, strict=True):
+    for (before, _), state in zip(pairs, flat, strict=True):
         np.testing.assert_array_equal(before, state)
 
 
@@ -987,10 +987,10 @@ def test_probes_run(builder):
     metrics = probes.block_metrics(chain, data)
     assert len(metrics) == count and np.isfinite(metrics["gradient_norm"]).all()
     assert np.isfinite(metrics["cosine_loss"]).tolist() == keeps
-    read_out = probes.readout(chain, data)
-    assert np.isfinite(read_out["error"]).all() and len(read_out) == count
+    readout = probes.readout(chain, data)
+    assert np.isfinite(readout["error"]).all() and len(readout) == count
     error = 1 - np.mean(model.predict(data[0], verbose=0).argmax(axis=1) == data[1])
-    np.testing.assert_allclose(read_out["error"].iloc[-1], error, rtol=1e-6)
+    np.testing.assert_allclose(readout["error"].iloc[-1], error, rtol=1e-6)
     assert np.isfinite(probes.drop_blocks(chain, data)["error"]).tolist() == keeps
     repeated = probes.repeat_last_block(chain, data, times=2, scale=0.5)
     assert len(repeated) == 3 * len(chain.stages)
@@ -1026,7 +1026,7 @@ def test_following_a_route():
     model, _ = pre_activation()
     chain = tfr.chain(model)
     images, labels = batch_of(model)
-    route = repeat_last(chain, 2, 2, 0.5)
+    route = repeat_last_block(chain, 2, 2, 0.5)
     outputs = evaluate(chain, (images, labels), [route], with_outputs=True).outputs[0]
     np.testing.assert_allclose(follow(chain, route)(images), outputs, rtol=1e-5)
 

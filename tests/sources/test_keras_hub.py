@@ -49,7 +49,7 @@ def test_resnet(block_type, use_pre_activation):
     model = randomised(resnet([2, 3], block_type, use_pre_activation))
     chain = tfr.chain(model)
     assert [len(stage.blocks) for stage in chain.stages] == [2, 3]
-    assert [block.step for block in chain.blocks if block.shortcut == "projection"][-1] == 0
+    assert [block.index for block in chain.blocks if block.shortcut == "projection"][-1] == 0
     assert {block.shortcut for block in chain.blocks[-2:]} == {"identity"}
     expected = model.predict(IMAGES, batch_size=len(IMAGES), verbose=0)
     np.testing.assert_array_equal(tf.function(chain)(IMAGES), expected)

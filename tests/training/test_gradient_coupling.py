@@ -50,13 +50,13 @@ options = pytest.mark.parametrize("kwargs", OPTIONS, ids=lambda kwargs: next(ite
 # The kernels.
 
 
-def slow_kernel(steps, coupling, kernel):
+def slow_kernel(blocks, coupling, kernel):
     """The paper's kernels in fractions, entry by entry."""
-    coupling, count = Fraction(coupling), len(steps)
+    coupling, count = Fraction(coupling), len(blocks)
     rows = []
-    for t in steps:
+    for t in blocks:
         row = []
-        for s in steps:
+        for s in blocks:
             if kernel == "uniform":
                 row.append((1 - coupling if s == t else 0) + coupling / count)
             elif coupling == 0:
@@ -70,7 +70,7 @@ def slow_kernel(steps, coupling, kernel):
 
 
 @pytest.mark.parametrize(
-    ("steps", "coupling", "kernel", "expected"),
+    ("blocks", "coupling", "kernel", "expected"),
     [
         ((0, 1), 0.5, "uniform", [[0.75, 0.25], [0.25, 0.75]]),
         ((3, 8), 0.5, "uniform", [[0.75, 0.25], [0.25, 0.75]]),
@@ -103,48 +103,48 @@ def slow_kernel(steps, coupling, kernel):
         ((4,), 0.3, "triangular", [[1]]),
     ],
 )
-def test_kernels_by_hand(steps, coupling, kernel, expected):
-    found = coupling_kernel(steps, coupling, kernel)
+def test_kernels_by_hand(blocks, coupling, kernel, expected):
+    found = coupling_kernel(blocks, coupling, kernel)
     assert found.dtype == np.float64
     np.testing.assert_allclose(found, expected, rtol=1e-14, atol=1e-16)
 
 
-steps_of_blocks = st.sets(st.integers(0, 40), min_size=1, max_size=12).map(sorted)
+block_indices = st.sets(st.integers(0, 40), min_size=1, max_size=12).map(sorted)
 couplings = st.sampled_from([0, 0.5, 1, 0.1, 0.9, 5e-324]) | st.floats(0, 1)
 
 
 @settings(max_examples=150, deadline=None)
-@given(steps_of_blocks, couplings, st.sampled_from(KERNELS))
-def test_kernels_against_fractions(steps, coupling, kernel):
-    found = coupling_kernel(steps, coupling, kernel)
-    np.testing.assert_allclose(found, slow_kernel(steps, coupling, kernel), rtol=1e-9, atol=1e-12)
+@given(block_indices, couplings, st.sampled_from(KERNELS))
+def test_kernels_against_fractions(blocks, coupling, kernel):
+    found = coupling_kernel(blocks, coupling, kernel)
+    np.testing.assert_allclose(found, slow_kernel(blocks, coupling, kernel), rtol=1e-9, atol=1e-12)
 
 
 @settings(max_examples=100, deadline=None)
-@given(steps_of_blocks, couplings)
-def test_rows_sum_to_one_except_as_printed(steps, coupling):
+@given(block_indices, couplings)
+def test_rows_sum_to_one_except_as_printed(blocks, coupling):
     for kernel in ("uniform", "triangular"):
-        rows = coupling_kernel(steps, coupling, kernel)
+        rows = coupling_kernel(blocks, coupling, kernel)
         np.testing.assert_allclose(rows.sum(axis=1), 1, rtol=1e-12)
         assert rows.min() >= 0
-    printed = coupling_kernel(steps, coupling, "triangular_printed")
+    printed = coupling_kernel(blocks, coupling, "triangular_printed")
     np.testing.assert_array_equal(np.diag(printed), 1)
     np.testing.assert_array_equal(printed, printed.T)
     assert (printed.sum(axis=1) >= 1).all()
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("steps", [(0, 1), (1, 2, 5), tuple(range(17))])
-def test_the_ends_of_the_kernels_are_exact(kernel, steps):
-    np.testing.assert_array_equal(coupling_kernel(steps, 0, kernel), np.eye(len(steps)))
-    rows = coupling_kernel(steps, 1.0, kernel)
+@pytest.mark.parametrize("blocks", [(0, 1), (1, 2, 5), tuple(range(17))])
+def test_the_ends_of_the_kernels_are_exact(kernel, blocks):
+    np.testing.assert_array_equal(coupling_kernel(blocks, 0, kernel), np.eye(len(blocks)))
+    rows = coupling_kernel(blocks, 1.0, kernel)
     assert len(np.unique(rows)) == 1
     # As printed: T times the mean.
-    whole = len(steps) if kernel == "triangular_printed" else 1
-    np.testing.assert_allclose(rows, whole / len(steps), rtol=1e-15)
+    whole = len(blocks) if kernel == "triangular_printed" else 1
+    np.testing.assert_allclose(rows, whole / len(blocks), rtol=1e-15)
 
 
-# Real networks. Stage 1 couples the steps 0 to 2; stage 2 begins with a projection: 1 and 2.
+# Real networks. Stage 1 couples the blocks 0 to 2; stage 2 begins with a projection: 1 and 2.
 
 COUPLED = {1: (0, 1, 2), 2: (1, 2)}
 ROLES = [f"normalization{i}/{name}" for i in (1, 2) for name in ("gamma", "beta")]
@@ -194,7 +194,7 @@ def assert_same_weights(net, other):
 
 
 def units_of(net, stage):
-    return [net.get_layer(f"stage{stage}_block{step}") for step in COUPLED[stage]]
+    return [net.get_layer(f"stage{stage}_block{block}") for block in COUPLED[stage]]
 
 
 def spread(net, stages=(1,), weights="trainable_weights"):
@@ -223,14 +223,14 @@ class NumpyMomentum:
     def step(self, gradients):
         coupling, kernel, first_block = self.settings
         updates = dict(gradients)
-        for stage, steps in COUPLED.items():
-            steps = [step for step in steps if step >= first_block]
-            weights = slow_kernel(steps, coupling, kernel)
+        for stage, blocks in COUPLED.items():
+            blocks = [block for block in blocks if block >= first_block]
+            weights = slow_kernel(blocks, coupling, kernel)
             for role in ROLES:
-                for t, step in enumerate(steps):
-                    updates[f"stage{stage}_block{step}/{role}"] = sum(
+                for t, block in enumerate(blocks):
+                    updates[f"stage{stage}_block{block}/{role}"] = sum(
                         weights[t, s] * gradients[f"stage{stage}_block{other}/{role}"]
-                        for s, other in enumerate(steps)
+                        for s, other in enumerate(blocks)
                     )
         for path, update in updates.items():
             self.velocities[path] = MOMENTUM * self.velocities[path] - RATE * update
@@ -380,7 +380,7 @@ def test_with_anything_less_than_full_coupling_they_part():
 
 def test_the_first_blocks_are_on_their_own():
     net = fitted(GradientCoupling(OPTIMIZERS["momentum"](), 1.0, first_block=1), blocks=4)
-    units = [net.get_layer(f"stage1_block{step}") for step in range(4)]
+    units = [net.get_layer(f"stage1_block{block}") for block in range(4)]
     kernels = [unit.convolution1.kernel.numpy() for unit in units]
     np.testing.assert_array_equal(kernels[1], kernels[2])
     np.testing.assert_array_equal(kernels[1], kernels[3])
@@ -398,13 +398,13 @@ def named_variable(path, value):
         return keras.Variable(value, name=name)
 
 
-STEPS = (0, 1, 2, 3)
+BLOCKS = (0, 1, 2, 3)
 
 
 def drawn_variables(dtype="float32"):
     rng = np.random.default_rng(5)
     shapes = {"convolution1/kernel": (4, 3), "normalization1/gamma": (3,)}
-    paths = {f"stage1_block{step}/{role}": shapes[role] for step in STEPS for role in shapes}
+    paths = {f"stage1_block{block}/{role}": shapes[role] for block in BLOCKS for role in shapes}
     paths |= {"classifier/kernel": (4, 3)}
     return [
         named_variable(path, rng.normal(size=shape).astype(dtype)) for path, shape in paths.items()
@@ -419,10 +419,10 @@ def drawn_gradients(variables, seed, dtype="float32"):
 def mixed_by_numpy(variables, gradients, coupling, kernel="uniform"):
     """The gradients mixed one by one; a missing one counts as zero, unless all are missing."""
     paths = [variable.path for variable in variables]
-    weights = slow_kernel(STEPS, coupling, kernel)
+    weights = slow_kernel(BLOCKS, coupling, kernel)
     mixed = list(gradients)
     for role in ("convolution1/kernel", "normalization1/gamma"):
-        places = [paths.index(f"stage1_block{step}/{role}") for step in STEPS]
+        places = [paths.index(f"stage1_block{block}/{role}") for block in BLOCKS]
         if any(gradients[place] is not None for place in places):
             for t, place in enumerate(places):
                 mixed[place] = sum(
@@ -838,11 +838,11 @@ def test_first_block_is_an_int(first_block):
     assert str(raised.value).endswith(f"Received: first_block={first_block!r}")
 
 
-@pytest.mark.parametrize("steps", [(0, 0), (0.5, 1), 3, ((0, 1), (2, 3)), ("a", "b")])
-def test_steps_are_different_ints(steps):
-    with pytest.raises(ValueError, match="`steps`") as raised:
-        coupling_kernel(steps, 0.5)
-    assert str(raised.value).endswith(f"Received: steps={steps!r}")
+@pytest.mark.parametrize("blocks", [(0, 0), (0.5, 1), 3, ((0, 1), (2, 3)), ("a", "b")])
+def test_blocks_are_different_ints(blocks):
+    with pytest.raises(ValueError, match="`blocks`") as raised:
+        coupling_kernel(blocks, 0.5)
+    assert str(raised.value).endswith(f"Received: blocks={blocks!r}")
 
 
 @pytest.mark.parametrize("inner", [None, 3, keras.optimizers.SGD, keras.losses.Poisson()])

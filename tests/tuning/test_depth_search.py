@@ -28,7 +28,7 @@ from tfresidual.tuning import depth_search
 
 pytestmark = pytest.mark.eager
 
-OF_STAGE = ("distance", "scaled_distance", "mean_perturbation", "mean_scaled_perturbation")
+STAGE_METRICS = ("distance", "scaled_distance", "mean_perturbation", "mean_scaled_perturbation")
 
 
 def images_of(seed, count):
@@ -150,7 +150,7 @@ def small(tmp_path_factory):
 
 
 COLUMNS = [
-    *("trial", "status", "stage", "blocks", "measured_blocks", *OF_STAGE),
+    *("trial", "status", "stage", "blocks", "measured_blocks", *STAGE_METRICS),
     *("scaled_distance_deviation", "depth_asked_for", "meets_rule", "found", "error", "seconds"),
     *("val_accuracy", "val_loss"),
 ]
@@ -180,7 +180,7 @@ class TestFinished:
                 # The first block of the second stage changes the shape.
                 assert row["measured_blocks"] == of_stage["blocks"]
                 assert row["blocks"] == row["measured_blocks"] + (row["stage"] == 2)
-                for name in OF_STAGE:
+                for name in STAGE_METRICS:
                     assert row[name] == single(of_stage[name])
                 assert row["depth_asked_for"] == tuning.depth_for(row["scaled_distance"], 1.0)
                 assert row["meets_rule"] == (row["depth_asked_for"] <= row["measured_blocks"])
@@ -380,7 +380,7 @@ def test_several_executions(tmp_path, monkeypatch):
     nets = [trained_by_hand(tuner, (2,), execution) for execution in range(2)]
     of_stage = [measured(net)[0] for net in nets]
     assert of_stage[0] != of_stage[1]
-    for name in OF_STAGE:
+    for name in STAGE_METRICS:
         values = [values[name] for values in of_stage]
         assert row[name] == pytest.approx(np.mean(values), rel=1e-6)
     distances = [values["scaled_distance"] for values in of_stage]
@@ -467,7 +467,7 @@ class TestData:
         tuner = searched(tmp_path, probe_data=kind(PROBED))
         (row,) = tuner.trace().to_dict("records")
         (of_stage,) = measured(net, PROBED)
-        for name in OF_STAGE:
+        for name in STAGE_METRICS:
             assert row[name] == pytest.approx(of_stage[name], rel=1e-6)
         loss, accuracy = net.evaluate(*HELD_OUT, batch_size=16, verbose=0)
         assert row["val_loss"] == single(loss)
@@ -489,7 +489,7 @@ class TestData:
         (row,) = tuner.trace().to_dict("records")
         net = tuner.load_model(tuner.oracle.in_order()[0])
         (of_stage,) = measured(net)
-        for name in OF_STAGE:
+        for name in STAGE_METRICS:
             assert row[name] == pytest.approx(of_stage[name], rel=1e-5)
         loss, accuracy = net.evaluate(*HELD_OUT, verbose=0)
         assert row["val_loss"] == pytest.approx(loss, rel=1e-5)
@@ -500,7 +500,7 @@ class TestData:
         weights = np.linspace(0, 3, 32)
         tuner = fit(tuner_in(tmp_path), validation_data=(*HELD_OUT, weights))
         (row,), first = tuner.trace().to_dict("records"), small.trace().iloc[0]
-        for name in (*OF_STAGE, "error"):
+        for name in (*STAGE_METRICS, "error"):
             assert row[name] == first[name]
         loss, _ = net.evaluate(*HELD_OUT, batch_size=16, sample_weight=weights, verbose=0)
         assert row["val_loss"] == single(loss) != first["val_loss"]
@@ -830,7 +830,7 @@ class TestDevices:
         assert set(devices["two"]["replicas"][1:]) == {2}
         (two, _), (one,) = devices["two"]["trace"], devices["one"]["trace"]
         assert two["status"] == one["status"] == "completed"
-        for name in (*OF_STAGE, "val_loss"):
+        for name in (*STAGE_METRICS, "val_loss"):
             assert two[name] == pytest.approx(one[name], rel=0.05)
         assert two["scaled_distance"] != one["scaled_distance"]
         assert devices["two"]["reloaded"] == pytest.approx(two["val_loss"], rel=0.05)
@@ -849,7 +849,7 @@ class TestDevices:
         (one,) = devices["one"]["trace"]
         tuner = searched(tmp_path, start=(2,))
         assert set(devices["one"]["replicas"]) == {1}
-        for name in (*OF_STAGE, "val_loss"):
+        for name in (*STAGE_METRICS, "val_loss"):
             assert one[name] == pytest.approx(tuner.trace()[name][0], rel=1e-4)
         assert devices["one"]["reloaded"] == pytest.approx(one["val_loss"], rel=1e-5)
 

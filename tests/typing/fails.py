@@ -28,7 +28,7 @@ networks.hauser(5.5)  # error
 layers.Subsampling("32")  # error
 callbacks.Readout(test, every="epoch")  # error
 routes.drop(chain, 1, 2)  # error
-routes.repeat_last("saved/net", 1, 4)  # error
+routes.repeat_last_block("saved/net", 1, 4)  # error
 training.GradientCoupling("sgd", "strong")  # error
 tfr.export(net, 3)  # error
 tuning.supervise("python search.py", 2, None)  # error

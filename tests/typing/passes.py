@@ -57,7 +57,7 @@ figure.savefig("cosine_loss.png", dpi=160)
 probes.computational_distance(net, {"train": datasets.plain(train), "test": test})
 probes.drop_blocks(chain, (np.zeros((8, 32, 32, 1)), np.zeros(8)), memory_limit=512)
 probes.readout(pathlib.Path("saved/net"), test, progress=True)
-probes.repeat_last_block(chain, test, times=4, scale=0.5, steps=False)
+probes.repeat_last_block(chain, test, times=4, scale=0.5, block_metrics=False)
 route: routing.Route = routes.drop(chain, (1, 2), (3, 1))
 print(route.applications + 1, route.name.upper())
 probes.evaluate_routes(chain, test, [route, routes.shuffle(chain, stage=1, seed=0)])
@@ -68,7 +68,7 @@ exits: tuple[int, ...] = chain.stages[0].exits
 probes.convergence_indices(chain, test, chance=0.9)
 frames, indices = probes.convergence_frames(chain, test, at_chance="nan")
 probes.trajectories(networks.InverseProblemNetwork("residual"), [[1.5, 0.75]])
-plots.perturbation_errors(
+plots.route_errors(
     frames["readout"], frames["drop_blocks"], frames["repeat_last_block"], chance={"test": 0.9}
 )
 plots.training_curves(frame, metrics=("accuracy",))

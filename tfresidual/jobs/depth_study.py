@@ -157,7 +157,7 @@ def run(
     folder = checked_path("folder", folder)
     _check_search(settings, search)
     # The chief holds the folder, not its workers.
-    with contextlib.nullcontext() if is_worker() else _alone_in_run(folder):
+    with contextlib.nullcontext() if is_worker() else _locked_run(folder):
         return _run(folder, settings, search, console, workers)
 
 
@@ -186,7 +186,7 @@ def _run(folder, settings, search, console, workers):
 
 
 @contextlib.contextmanager
-def _alone_in_run(folder):
+def _locked_run(folder):
     """Locks the folder of a run for this process, unless another process is searching in it."""
     with locked(folder):
         if (folder / PROJECT).exists():

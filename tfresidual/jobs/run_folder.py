@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SETTINGS_FILE = "settings.json"
 MODEL_FILE = "model.keras"
-ANEW = "Put it back, or remove the folder to start again"
+REMEDY = "Put it back, or remove the folder to start again"
 PACKAGES = (
     "tfresidual",
     "tensorflow",
@@ -112,7 +112,7 @@ def read_settings(folder: StrPath) -> dict[str, Any]:
         ValueError: if the file is damaged.
         OSError: if it cannot be read.
     """
-    content = read_json(pathlib.Path(folder) / SETTINGS_FILE, ANEW)
+    content = read_json(pathlib.Path(folder) / SETTINGS_FILE, REMEDY)
     _check_known(folder, content, "settings", Settings)
     return content
 
@@ -124,7 +124,7 @@ def settings_of(folder: StrPath) -> Settings:
         settings = Settings(**content)
         check(settings)
     except (TypeError, ValueError) as error:
-        raise damaged(pathlib.Path(folder) / SETTINGS_FILE, error, ANEW) from error
+        raise damaged(pathlib.Path(folder) / SETTINGS_FILE, error, REMEDY) from error
     return settings
 
 
@@ -132,12 +132,12 @@ def _check_known(folder, content, name, kind):
     """Raises a `ValueError` unless a group of settings holds only fields of a dataclass."""
     path, group = pathlib.Path(folder) / SETTINGS_FILE, content.get(name)
     if not isinstance(group, dict):
-        raise damaged(path, f"it does not hold the {name} of the run", ANEW)
+        raise damaged(path, f"it does not hold the {name} of the run", REMEDY)
     unknown = set(group) - {field.name for field in dataclasses.fields(kind)}
     if unknown:
         names = ", ".join(map(repr, sorted(unknown)))
         reason = f"it has settings that this version of tfresidual does not know: {names}"
-        raise damaged(path, reason, ANEW)
+        raise damaged(path, reason, REMEDY)
 
 
 def _plain(part):

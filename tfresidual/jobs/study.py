@@ -268,7 +268,7 @@ def _summary(result, frames, description, error, seconds):
     best = log.set_index("epoch").loc[result.best_epoch, f"val_{result.metric}"]
     chain = sources.chain(network)
     images = findings.count_images(frames)
-    reach = findings.ERRORS * findings.error_of_share(error, images)
+    reach = findings.STANDARD_ERRORS * findings.error_of_share(error, images)
     kind = "images with any digit wrong" if description.multi_label else "images misclassified"
     return [
         (

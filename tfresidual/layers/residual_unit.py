@@ -172,9 +172,9 @@ class ResidualUnit(keras.layers.Layer):
 
         pattern, moved = LAYOUTS[layout]
         kernels = self._kernels()
-        steps = [f"{step}{i + 1}" for i in range(len(kernels)) for step in pattern]
-        self._branch_steps = tuple(steps[: len(steps) - moved])
-        self._joined_steps = tuple(steps[len(steps) - moved :])
+        operations = [f"{operation}{i + 1}" for i in range(len(kernels)) for operation in pattern]
+        self._branch_operations = tuple(operations[: len(operations) - moved])
+        self._joined_operations = tuple(operations[len(operations) - moved :])
         for i, (channels, kernel_size, stride) in enumerate(kernels, start=1):
             name = f"convolution{i}"
             convolution = self._convolution(channels, kernel_size, stride, name)
@@ -226,7 +226,11 @@ class ResidualUnit(keras.layers.Layer):
 
     def weights_by_role(self) -> dict[str, keras.Variable]:
         """Returns the parameters, trainable or frozen, by role, such as `"convolution1/kernel"`."""
-        names = [step for step in self._branch_steps + self._joined_steps if step[:4] != "relu"]
+        names = [
+            operation
+            for operation in self._branch_operations + self._joined_operations
+            if operation[:4] != "relu"
+        ]
         layers = {name: getattr(self, name) for name in names}
         layers |= {"resizing": self.resizing, "shortcut": self.joining}
         return {
@@ -253,7 +257,7 @@ class ResidualUnit(keras.layers.Layer):
                 "Only a unit with convolutions of its own can have its branch scaled. Received: "
                 f"factor={factor!r} for {self.name}, which shares those of {self.shares.name}"
             )
-        names = [step for step in self._branch_steps if step[:4] != "relu"]
+        names = [operation for operation in self._branch_operations if operation[:4] != "relu"]
         last = getattr(self, names[-1])
         bound = self.lipschitz_bound()
         if bound is not None:
@@ -308,17 +312,17 @@ class ResidualUnit(keras.layers.Layer):
             self.joining.build(output_shape, output_shape)
         self.shape_of_inputs: Shape = tuple(input_shape)
         shape, shapes = input_shape, {}
-        for step in self._branch_steps:
-            if step.startswith("relu"):
+        for operation in self._branch_operations:
+            if operation.startswith("relu"):
                 continue
-            layer = getattr(self, step)
+            layer = getattr(self, operation)
             if not layer.built:
                 layer.build(shape)
-            shapes[step] = shape
+            shapes[operation] = shape
             shape = layer.compute_output_shape(shape)
-        for step in self._joined_steps:
-            if not step.startswith("relu") and not getattr(self, step).built:
-                getattr(self, step).build(output_shape)
+        for operation in self._joined_operations:
+            if not operation.startswith("relu") and not getattr(self, operation).built:
+                getattr(self, operation).build(output_shape)
         self.vectors: list[keras.Variable] = []
         self.training_vectors: list[keras.Variable] = []
         if self.lipschitz is not None:
@@ -331,10 +335,10 @@ class ResidualUnit(keras.layers.Layer):
         how it trains. Another weight records the values on which the bound depended when the
         vectors of inference were computed.
         """
-        for step, shape in shapes.items():
-            if step.startswith("convolution"):
-                self.vectors.append(self._vector(step, shape, ""))
-                self.training_vectors.append(self._vector(step, shape, "training_"))
+        for operation, shape in shapes.items():
+            if operation.startswith("convolution"):
+                self.vectors.append(self._vector(operation, shape, ""))
+                self.training_vectors.append(self._vector(operation, shape, "training_"))
         self.known = self.add_weight(
             # Zeros stand for a branch of zeros, for which any vectors are correct.
             shape=(sum(math.prod(variable.shape) for variable in self._bounding()),),
@@ -379,7 +383,7 @@ class ResidualUnit(keras.layers.Layer):
     def branch(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         """Returns the residual branch F alone, before the shortcut joins it."""
         if self.lipschitz is None:
-            return self._apply(self._branch_steps, inputs, training)
+            return self._apply(self._branch_operations, inputs, training)
         given, known = tuple(inputs.shape)[1:], self.shape_of_inputs[1:]
         if given != known:
             raise ValueError(
@@ -387,12 +391,12 @@ class ResidualUnit(keras.layers.Layer):
                 f"bound is that of one grid: {known}. Received: inputs of shape {given}"
             )
         branch, slopes = inputs, {}
-        for step in self._branch_steps:
-            if step.startswith("normalization"):
-                normalization = getattr(self, step)
-                branch, slopes[step] = normalization.call_with_slope(branch, training=training)
+        for operation in self._branch_operations:
+            if operation.startswith("normalization"):
+                normalization = getattr(self, operation)
+                branch, slopes[operation] = normalization.call_with_slope(branch, training=training)
             else:
-                branch = self._apply([step], branch, training)
+                branch = self._apply([operation], branch, training)
         factors = self._factors(slopes)
         find = self._training_vectors if training else self._inference_vectors
         norms = [
@@ -410,15 +414,15 @@ class ResidualUnit(keras.layers.Layer):
         is folded into the convolution before it.
         """
         factors, waiting = [], None
-        for step in self._branch_steps:
-            if step.startswith("convolution"):
-                layer = getattr(self, step)
+        for operation in self._branch_operations:
+            if operation.startswith("convolution"):
+                layer = getattr(self, operation)
                 # Cast as the convolution itself casts it: in mixed precision the kernel is rounded.
                 kernel = ops.cast(ops.cast(layer.kernel, self.compute_dtype), "float32")
                 factors.append((spectral.folded(kernel, waiting), layer.strides[0]))
                 waiting = None
-            elif step.startswith("normalization"):
-                slope = ops.cast(slopes[step], "float32")
+            elif operation.startswith("normalization"):
+                slope = ops.cast(slopes[operation], "float32")
                 if factors:
                     kernel, strides = factors.pop()
                     factors.append((spectral.folded(kernel, output_scale=slope), strides))
@@ -462,12 +466,12 @@ class ResidualUnit(keras.layers.Layer):
     def _bounding(self):
         """Returns everything that the bound depends on at inference."""
         parts = []
-        for step in self._branch_steps:
-            layer = getattr(self, step, None)
-            if step.startswith("convolution"):
+        for operation in self._branch_operations:
+            layer = getattr(self, operation, None)
+            if operation.startswith("convolution"):
                 # Cast as the convolution itself casts it: in mixed precision the kernel is rounded.
                 parts.append(ops.cast(layer.kernel, self.compute_dtype))
-            elif step.startswith("normalization"):
+            elif operation.startswith("normalization"):
                 parts += [layer.moving_variance, *([layer.gamma] if layer.scale else [])]
         return parts
 
@@ -518,9 +522,9 @@ class ResidualUnit(keras.layers.Layer):
 
     def _inference_factors(self):
         slopes = {
-            step: getattr(self, step).slope()
-            for step in self._branch_steps
-            if step.startswith("normalization")
+            operation: getattr(self, operation).slope()
+            for operation in self._branch_operations
+            if operation.startswith("normalization")
         }
         return self._factors(slopes)
 
@@ -528,16 +532,16 @@ class ResidualUnit(keras.layers.Layer):
         """Joins the branch to the unit's input or anchor and applies what follows the addition."""
         state = inputs if self.resizing is None else self.resizing(inputs)
         joined = self.joining(state, branch, training=training)
-        return self._apply(self._joined_steps, joined, training)
+        return self._apply(self._joined_operations, joined, training)
 
-    def _apply(self, steps, inputs, training):
-        for step in steps:
-            if step.startswith("relu"):
+    def _apply(self, operations, inputs, training):
+        for operation in operations:
+            if operation.startswith("relu"):
                 inputs = ops.relu(inputs)
-            elif step.startswith("normalization"):
-                inputs = getattr(self, step)(inputs, training=training)
+            elif operation.startswith("normalization"):
+                inputs = getattr(self, operation)(inputs, training=training)
             else:
-                inputs = getattr(self, step)(inputs)
+                inputs = getattr(self, operation)(inputs)
         return inputs
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:

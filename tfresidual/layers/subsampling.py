@@ -56,12 +56,12 @@ class Subsampling(keras.layers.Layer):
         return 3 if self.data_format == "channels_last" else 1
 
     def call(self, inputs: Tensor) -> Tensor:
-        step = self.strides
+        stride = self.strides
         missing = self.filters - inputs.shape[self._channel_axis]
         if self.data_format == "channels_last":
-            kept = inputs[:, ::step, ::step, :]
+            kept = inputs[:, ::stride, ::stride, :]
         else:
-            kept = inputs[:, :, ::step, ::step]
+            kept = inputs[:, :, ::stride, ::stride]
         if not missing:
             return kept
         shape = list(ops.shape(kept))

@@ -206,8 +206,8 @@ class InverseProblemNetwork(keras.Model):
         inputs = keras.Input((2,), name="x", dtype=policy.compute_dtype)
         state = keras.layers.Dense(width, dtype=policy, name="encoder")(inputs)
         shared = block("block") if kind == "recurrent" else None
-        for step in range(blocks):
-            state = (shared or block(f"block{step}"))(state)
+        for index in range(blocks):
+            state = (shared or block(f"block{index}"))(state)
         outputs = keras.layers.Dense(2, dtype=policy, name="decoder")(state)
         super().__init__(inputs, outputs, name=name or kind)
         self.dtype_policy = policy
@@ -230,7 +230,7 @@ class InverseProblemNetwork(keras.Model):
             The block of a recurrent network appears once for each time it is applied.
         """
         is_shared = self.kind == "recurrent"
-        names = ["block" if is_shared else f"block{step}" for step in range(self.blocks)]
+        names = ["block" if is_shared else f"block{index}" for index in range(self.blocks)]
         blocks = [self.get_layer(name) for name in names]
         return [self.get_layer("encoder")], [(None, blocks)], [self.get_layer("decoder")]
 

@@ -233,9 +233,9 @@ class ResidualNetwork(keras.Model):
             elif stage > 1 and transition == "downsampling_block":
                 state = unit(width, f"{prefix}_transition", strides=2, resize="zero_padding")(state)
             shared, entry = None, state
-            for step in range(depth):
-                halves = stage > 1 and step == 0 and transition == "projection"
-                place = f"{prefix}_block{step}"
+            for index in range(depth):
+                halves = stage > 1 and index == 0 and transition == "projection"
+                place = f"{prefix}_block{index}"
                 if halves or state.shape[axis] != width:
                     state = entry = unit(width, place, strides=2 if halves else 1)(state)
                     continue
@@ -243,7 +243,7 @@ class ResidualNetwork(keras.Model):
                     width, place, lipschitz=lipschitz, shares=shared, batch_norm=batch_norm
                 )
                 state = block(state) if anchor == "previous" else block(state, entry)
-                if shared is None and share_from is not None and step >= share_from:
+                if shared is None and share_from is not None and index >= share_from:
                     shared = block
         if layout in PREACTIVATION_LAYOUTS:
             state = activated(state, "head")
@@ -341,7 +341,7 @@ class ResidualNetwork(keras.Model):
         stages = []
         for stage, depth in enumerate(self.blocks, start=1):
             transition = f"stage{stage}_transition"
-            units = [self.get_layer(f"stage{stage}_block{step}") for step in range(depth)]
+            units = [self.get_layer(f"stage{stage}_block{index}") for index in range(depth)]
             stages.append((self.get_layer(transition) if transition in names else None, units))
         return stem, stages, [*head, self.get_layer("classifier")]
 
@@ -519,12 +519,12 @@ def _runs_of_equal_units(units):
     """
     leaders = [unit.shares for unit in units]
     runs = []
-    for step, unit in enumerate(units):
+    for index, unit in enumerate(units):
         shared = unit.shares or (unit if unit in leaders else None)
         kind = (unit.resizing is None, shared and shared.name)
         if runs and unit.resizing is None and runs[-1][0] == kind:
             kind, first, _, run = runs.pop()
-            runs.append((kind, first, step, [*run, unit]))
+            runs.append((kind, first, index, [*run, unit]))
         else:
-            runs.append((kind, step, step, [unit]))
+            runs.append((kind, index, index, [unit]))
     return [run for _, *run in runs]

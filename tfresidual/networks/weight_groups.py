@@ -9,7 +9,7 @@ from tfresidual.arguments import check_int
 
 # The names of a block's layers come from `ResidualNetwork`; enclosing models prepend their names.
 BLOCK = re.compile(
-    r"(?:(?P<network>.+?)/)?stage(?P<stage>[1-9]\d*)_block(?P<step>\d+)/(?P<role>.+)"
+    r"(?:(?P<network>.+?)/)?stage(?P<stage>[1-9]\d*)_block(?P<block>\d+)/(?P<role>.+)"
 )
 
 
@@ -20,14 +20,14 @@ class BlockWeights:
     Attributes:
         network: str, the part of the weights' paths before the block's name, or `""`.
         stage: int from 1.
-        step: int from 0, block index.
+        index: int from 0, block index.
         weights: the variables by their role, which is the path after the block's name, such as
             `"convolution1/kernel"`.
     """
 
     network: str
     stage: int
-    step: int
+    index: int
     weights: dict[str, keras.Variable]
 
 
@@ -39,14 +39,14 @@ class WeightGroup:
         network: str, see `BlockWeights`.
         stage: int from 1.
         role: str, such as `"convolution1/kernel"`.
-        steps: ints, ascending, block indices of the blocks that own the variables.
+        blocks: ints, ascending, block indices of the blocks that own the variables.
         variables: the variables, all of the same shape.
     """
 
     network: str
     stage: int
     role: str
-    steps: tuple[int, ...]
+    blocks: tuple[int, ...]
     variables: tuple[keras.Variable, ...]
 
 
@@ -72,7 +72,7 @@ def blocks_of(variables):
         match = BLOCK.fullmatch(getattr(variable, "path", ""))
         if match is None:
             continue
-        place = (match["network"] or "", int(match["stage"]), int(match["step"]))
+        place = (match["network"] or "", int(match["stage"]), int(match["block"]))
         weights = blocks.setdefault(place, {})
         if weights.setdefault(match["role"], variable) is not variable:
             raise ValueError(
@@ -106,19 +106,19 @@ def groups_of(blocks, first_block=0):
     """
     first_block = check_int("first_block", first_block, at_least=0)
     stages = {}
-    for block in sorted(blocks, key=lambda block: (block.network, block.stage, block.step)):
+    for block in sorted(blocks, key=lambda block: (block.network, block.stage, block.index)):
         stages.setdefault((block.network, block.stage), []).append(block)
     groups = []
     for (network, stage), members in stages.items():
         roles = {}
         seen = set()
         for block in members:
-            if block.step < first_block or _changes_shape(block, members):
+            if block.index < first_block or _changes_shape(block, members):
                 continue
             for role, variable in block.weights.items():
                 if id(variable) not in seen:
                     seen.add(id(variable))
-                    roles.setdefault(role, []).append((block.step, variable))
+                    roles.setdefault(role, []).append((block.index, variable))
         for role, found in roles.items():
             groups.append(WeightGroup(network, stage, role, *zip(*found, strict=True)))
     return groups

@@ -17,8 +17,8 @@ from tfresidual.plots.inference import iterative_inference
 from tfresidual.plots.magnitude import gradient_norm, l2_ratio, perturbation, scaled_perturbation
 from tfresidual.plots.parameters import deviation_of_runs, parameter_efficiency, weight_deviations
 from tfresidual.plots.propagation import signal_propagation
-from tfresidual.plots.repetitions import convergence_curves, repetition_steps
-from tfresidual.plots.routes import perturbation_errors, shuffle_blocks
+from tfresidual.plots.repetitions import convergence_curves, repetition_metrics
+from tfresidual.plots.routes import route_errors, shuffle_blocks
 from tfresidual.plots.runs import error_against_indices, error_of_runs, indices_of_runs
 from tfresidual.plots.search import depth_search
 from tfresidual.plots.trajectories import trajectories
@@ -44,10 +44,10 @@ __all__ = [
     "network_curves",
     "parameter_efficiency",
     "perturbation",
-    "perturbation_errors",
     "readout",
     "readout_cosine_loss",
-    "repetition_steps",
+    "repetition_metrics",
+    "route_errors",
     "scaled_perturbation",
     "shuffle_blocks",
     "signal_propagation",

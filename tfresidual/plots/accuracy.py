@@ -22,7 +22,7 @@ def readout(frame: Frame) -> Figure:
     At the last block of a stage, this is the accuracy of the whole network.
 
     Args:
-        frame: Readout frame with the columns `stage`, `block` and `error`, and optionally `split`
+        frame: Read-out frame with the columns `stage`, `block` and `error`, and optionally `split`
             and `epoch`.
 
     Returns:

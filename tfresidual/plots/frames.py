@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     Thing = TypeVar("Thing")
 
-_SHOWN = 12
+_MOST_SHOWN = 12
 _SPLIT_ORDER = ("train", "validation", "test")
 
 
@@ -27,7 +27,7 @@ def require_columns(frame, columns, name="frame"):
         )
     missing = [column for column in columns if column not in frame.columns]
     if missing:
-        present = [str(column) for column in frame.columns[:_SHOWN]]
+        present = [str(column) for column in frame.columns[:_MOST_SHOWN]]
         more = len(frame.columns) - len(present)
         raise ValueError(
             f"`{name}` must have the columns {expected}; missing: "
@@ -55,7 +55,7 @@ def numbers_or_gaps(frame, column, name="frame"):
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"The column `{column}` of `{name}` must hold numbers. "
-            f"Received: {frame[column].unique()[:_SHOWN].tolist()!r}"
+            f"Received: {frame[column].unique()[:_MOST_SHOWN].tolist()!r}"
         ) from error
     return np.where(np.isfinite(values), values, np.nan)
 
@@ -77,7 +77,7 @@ def whole_numbers(frame, column, name="frame"):
     if (values != np.round(values)).any():
         raise ValueError(
             f"The column `{column}` of `{name}` must hold whole numbers. "
-            f"Received: {frame[column].unique()[:_SHOWN].tolist()!r}"
+            f"Received: {frame[column].unique()[:_MOST_SHOWN].tolist()!r}"
         )
     return values.astype(int)
 

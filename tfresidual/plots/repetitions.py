@@ -15,7 +15,7 @@ _CURVES = (
     ("cross_entropy", "cross-entropy"),
     ("distance", "distance to final state"),
 )
-_STEPS = (
+_BLOCK_METRICS = (
     ("cosine_loss", "cosine of step F(h)\nand loss gradient ∂L/∂h"),
     ("l2_ratio", "size of step over state\n‖F(h)‖ / ‖h‖"),
 )
@@ -32,7 +32,7 @@ def convergence_curves(readout: Frame, repeat_last_block: Frame) -> Figure:
     with a linear part down to 0 if there are zeros. An infinite or missing value leaves a gap.
 
     Args:
-        readout: Readout frame with the columns `stage`, `block`, `cross_entropy` and `distance`,
+        readout: Read-out frame with the columns `stage`, `block`, `cross_entropy` and `distance`,
             and optionally `split`.
         repeat_last_block: Repetitions frame with the columns `stage`, `repetition` (0 for none),
             `cross_entropy` and `distance`, and optionally `split`; stages may be missing.
@@ -125,7 +125,7 @@ def _mark_lengths(axes, lengths, looks):
             axes.axvline(length, color=looks[stage][0], linestyle=dashes, **look)
 
 
-def repetition_steps(frame: Frame) -> Figure:
+def repetition_metrics(frame: Frame) -> Figure:
     """Draws the direction and the size of every repetition of a stage's last block.
 
     Each stage has a column of two panels with a line per split. The upper panel shows the cosine
@@ -148,7 +148,7 @@ def repetition_steps(frame: Frame) -> Figure:
     Reference:
         Jastrzebski et al., "Residual Connections Encourage Iterative Inference", 2018, figure 20.
     """
-    metrics = tuple(metric for metric, _ in _STEPS)
+    metrics = tuple(metric for metric, _ in _BLOCK_METRICS)
     table = frames.keyed_values(frame, ("stage", "repetition"), metrics)
     stages = sorted(table["stage"].unique())
     splits = frames.order_splits(table["split"])
@@ -160,7 +160,7 @@ def repetition_steps(frame: Frame) -> Figure:
         title += f", branch scaled by {scales.pop():g}"
     figure = style.new_figure(width, 5.2, title)
     grid = figure.subplots(2, len(stages), sharex=True, sharey="row", squeeze=False)
-    for row, (metric, label) in zip(grid, _STEPS, strict=True):
+    for row, (metric, label) in zip(grid, _BLOCK_METRICS, strict=True):
         for axes, stage in zip(row, stages, strict=True):
             style.clean_axes(axes)
             for split in splits:

@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from tfresidual.types import Figure, Frame
 
 
-def perturbation_errors(
+def route_errors(
     readout: Frame,
     drop_blocks: Frame,
     repeat_last_block: Frame,
     chance: float | dict[str, float] | None = None,
 ) -> Figure:
-    """Draws the error of three perturbations side by side, a line per stage.
+    """Draws the error on three kinds of routes side by side, a line per stage.
 
     From left to right, a stage ends early, lacks one block, or applies its last block again. A
     dotted line marks the error of the unperturbed network. Each split has its own row. An infinite
     or missing error leaves a gap.
 
     Args:
-        readout: Readout frame with the columns `stage`, `block` and `error`.
+        readout: Read-out frame with the columns `stage`, `block` and `error`.
         drop_blocks: Dropped blocks frame with the columns `stage`, `block`, `error` and
             `unperturbed_error`.
         repeat_last_block: Repetitions frame with the columns `stage`, `repetition` and `error`;
@@ -80,7 +80,7 @@ def perturbation_errors(
     stages = sorted(set().union(*(table["stage"] for table in tables.values())))
     looks = style.stage_looks(stages)
     splits = frames.order_splits(tables["readout"]["split"])
-    figure = style.new_figure(9.0, 2.5 * len(splits) + 1.2, "Errors on perturbed routes")
+    figure = style.new_figure(9.0, 2.5 * len(splits) + 1.2, "Errors on changed routes")
     grid = figure.subplots(len(splits), 3, sharey=True, sharex="col", squeeze=False)
     unperturbed = tables["drop_blocks"].groupby("split")["unperturbed_error"].first()
     for row, split in zip(grid, splits, strict=True):

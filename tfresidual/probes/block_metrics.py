@@ -73,5 +73,5 @@ def metrics_of(chain, block):
     """Returns the names of the metrics that are defined for a block."""
     if not block.keeps_shape:
         return ("gradient_norm",)
-    is_read_out = block.stage == chain.stages[-1].index
-    return tuple(name for name in BLOCK_METRICS if is_read_out or name != "readout_cosine_loss")
+    is_readout = block.stage == chain.stages[-1].index
+    return tuple(name for name in BLOCK_METRICS if is_readout or name != "readout_cosine_loss")

@@ -13,7 +13,13 @@ from tfresidual.routing import evaluate
 from tfresidual.routing.batches import splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT
 from tfresidual.routing.outputs import is_binary
-from tfresidual.routing.routes import check_scale, check_times, read_out, repeat_last, unperturbed
+from tfresidual.routing.routes import (
+    check_scale,
+    check_times,
+    readout,
+    repeat_last_block,
+    unperturbed,
+)
 
 if TYPE_CHECKING:
     from tfresidual.routing import Chain
@@ -98,7 +104,7 @@ def borderline(
     check_scale(scale)
     per_image = check_bool("per_image", per_image)
     curves = _curves(chain, blocks, times, scale)
-    routes = [route for steps in curves.values() for _, route in steps]
+    routes = [route for curve in curves.values() for _, route in curve]
     frames = []
     for split, part in splits_of(data).items():
         values = evaluate(
@@ -110,13 +116,13 @@ def borderline(
             progress=progress,
         )
         begin = 0
-        for along, steps in curves.items():
+        for along, curve in curves.items():
             groups = {
                 "borderline": np.abs(values.margin[begin]) / 2 < probability,
                 "correct": values.wrong[begin] == 0,
                 "all": np.ones(len(values.labels), bool),
             }
-            for index, (block, _) in enumerate(steps, start=begin):
+            for index, (block, _) in enumerate(curve, start=begin):
                 place = {} if split is None else {"split": split}
                 place |= {"along": along, "stage": chain.stages[-1].index, "block": block}
                 place["scale"] = float(scale) if along == REPETITIONS else 1.0
@@ -126,7 +132,7 @@ def borderline(
                     else _of_groups(values, index, groups)
                 )
                 frames.append(pd.DataFrame(place | measured))
-            begin += len(steps)
+            begin += len(curve)
     return pd.concat(frames, ignore_index=True)
 
 
@@ -152,11 +158,13 @@ def _curves(chain, blocks, times, scale):
             f"Received: {chain.name}, whose last stage has none"
         )
     curves = {
-        BLOCKS: [(step, read_out(chain, stage.index, step)) for step in last_blocks(chain, blocks)]
+        BLOCKS: [
+            (block, readout(chain, stage.index, block)) for block in last_blocks(chain, blocks)
+        ]
     }
     if times and stage.can_repeat:
         curves[REPETITIONS] = [(last, unperturbed(chain))] + [
-            (last + k, repeat_last(chain, stage.index, k, scale)) for k in range(1, times + 1)
+            (last + k, repeat_last_block(chain, stage.index, k, scale)) for k in range(1, times + 1)
         ]
     return curves
 

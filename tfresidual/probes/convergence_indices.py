@@ -53,7 +53,7 @@ def convergence_indices(
     - `divergence_index`: the mean over 1 to `times` extra applications of the last block of
       (error - e0) / (c - e0). 0 means no harm, 1 means chance level at once.
 
-    The indices leave [0, 1] if a perturbed network has a larger error than chance or a smaller
+    The indices leave [0, 1] if a changed route has a larger error than chance or a smaller
     error than the whole network. The recurrence index is badly conditioned if the error without
     the last block is just below chance. An index that is not defined for a stage is NaN:
     recurrence if fewer than two blocks can be dropped, or if the error is at chance without the
@@ -125,7 +125,7 @@ def convergence_frames(
 
     Returns:
         A tuple of a dict and a frame: the dict holds the frames of `readout`, `drop_blocks` and
-        `repeat_last_block` (the latter without its steps) under these names, and the frame is
+        `repeat_last_block` (the latter without `block_metrics`) under these names, and the frame is
         that of `convergence_indices`.
 
     Raises:

@@ -59,8 +59,8 @@ def rows_of(chain):
     """Returns pairs of the place columns of a row of the frame and its route."""
     return [
         (
-            {"stage": block.stage, "block": block.step},
-            drop(chain, (block.stage, block.step)) if block.keeps_shape else None,
+            {"stage": block.stage, "block": block.index},
+            drop(chain, (block.stage, block.index)) if block.keeps_shape else None,
         )
         for block in chain.blocks
     ]

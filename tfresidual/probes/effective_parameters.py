@@ -53,11 +53,11 @@ def weight_deviations(chain: Chain | ChainSource, *, first_block: int = 0) -> Fr
     rows = []
     for group in _coupled(sources.chain(chain), first_block):
         values = np.abs(normalized_deviations(_values(group)))
-        for step, deviations in zip(group.steps, values, strict=True):
+        for block, deviations in zip(group.blocks, values, strict=True):
             rows.append(
                 {
                     "stage": group.stage,
-                    "block": step,
+                    "block": block,
                     "role": group.role,
                     "parameters": deviations.size,
                     "deviation": deviations.mean(),
@@ -142,7 +142,7 @@ def normalized_deviations(values):
 def _coupled(chain, first_block):
     """Returns the groups of weights that have a counterpart in another block."""
     blocks = [
-        BlockWeights("", block.stage, block.step, block.weights)
+        BlockWeights("", block.stage, block.index, block.weights)
         for block in chain.blocks
         if block.keeps_shape
     ]
@@ -152,7 +152,7 @@ def _coupled(chain, first_block):
             "`tfresidual.networks.ResidualNetwork` does. "
             f"Received: {chain.name}, whose blocks have none"
         )
-    deepest = max(block.step for block in chain.blocks)
+    deepest = max(block.index for block in chain.blocks)
     first_block = check_int("first_block", first_block, at_least=0)
     if first_block > deepest:
         raise ValueError(
@@ -168,7 +168,7 @@ def _holders(group, blocks, first_block):
     ids = {id(variable) for variable in group.variables}
     return sum(
         block.stage == group.stage
-        and block.step >= first_block
+        and block.index >= first_block
         and id(block.weights.get(group.role)) in ids
         for block in blocks
     )

@@ -134,14 +134,14 @@ def means_of(change, distance, smallest):
 def _batch_values(chain, times, images, labels):
     """Returns the values of all stages and steps on a batch, each `(images, stages, steps)`."""
     del labels
-    steps, _ = chain.walk(chain.stem(images))
+    pairs, _ = chain.walk(chain.stem(images))
     values, end = [], 0
     for stage in chain.stages:
         begin, end = end, end + len(stage.blocks)
         if stage.can_repeat:
-            states = [before for before, _ in steps[begin:end]]
+            states = [before for before, _ in pairs[begin:end]]
             # The anchor is the state after the last block that changes the shape.
-            fixed = [block.step for block in stage.blocks if not block.keeps_shape]
+            fixed = [block.index for block in stage.blocks if not block.keeps_shape]
             anchor = states[fixed[-1] + 1 if fixed else 0]
             values.append(_stage_values(stage.blocks[-1], states[-1], anchor, times))
     return {name: tf.stack([value[name] for value in values], axis=1) for name in values[0]}
@@ -157,7 +157,7 @@ def _stage_values(block, state, anchor, times):
         (0, state),
     )
 
-    def step(index, state, *arrays):
+    def apply(index, state, *arrays):
         after = block(state, anchor)
         values = (
             norm(change_of(state, after)),
@@ -172,7 +172,7 @@ def _stage_values(block, state, anchor, times):
 
     arrays = [tf.TensorArray(tf.float32, times + 1) for _ in range(3)]
     _, _, changes, distances, smallest = tf.while_loop(
-        lambda index, *_: index <= times, step, (0, state, *arrays)
+        lambda index, *_: index <= times, apply, (0, state, *arrays)
     )
     arrays = {"change": changes, "distance": distances, "smallest": smallest}
     return {

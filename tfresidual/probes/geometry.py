@@ -493,11 +493,11 @@ def _iterated(start, products, count, tolerance, most_iterations):
     def is_moving(space):
         return tf.reduce_any(space.residuals[:, :count] > tolerance, axis=1)
 
-    def goes_on(step, space, previous):
+    def goes_on(iteration, space, previous):
         del previous
-        return (step < most_iterations) & tf.reduce_any(is_moving(space))
+        return (iteration < most_iterations) & tf.reduce_any(is_moving(space))
 
-    def iterate(step, space, previous):
+    def iterate(iteration, space, previous):
         added = _orthonormal(tf.concat([space.errors, previous], axis=2), space.vectors)
         basis = tf.concat([space.vectors, added], axis=2)
         new = _best_of(basis, tf.concat([space.moved, products(added)], axis=2), width)
@@ -507,7 +507,7 @@ def _iterated(start, products, count, tolerance, most_iterations):
             tf.where(tf.reshape(moves, [-1] + [1] * (part.shape.rank - 1)), part, old)
             for part, old in zip(new, space, strict=True)
         ]
-        return step + 1, _Space(*parts), previous
+        return iteration + 1, _Space(*parts), previous
 
     space = _best_of(start, products(start), width)
     loop = (0, space, tf.zeros_like(start))
@@ -558,16 +558,16 @@ def _line_elements(chain, images, labels):
     ]
     with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
         tape.watch(first)
-        steps, last = dataclasses.replace(chain, stages=tuple(stages)).walk(first)
+        pairs, last = dataclasses.replace(chain, stages=tuple(stages)).walk(first)
     changes = {
-        index: change_of(*step)
-        for index, (block, step) in enumerate(zip(chain.blocks, steps, strict=True))
+        index: change_of(*pair)
+        for index, (block, pair) in enumerate(zip(chain.blocks, pairs, strict=True))
         if block.keeps_shape
     }
     spatial_lengths = _pushed_lengths(tape, last, states, changes)
     undefined = tf.fill(tf.shape(first)[:1], np.float32(np.nan))
     values = {"layer_part": [], "spatial_part": [], "length": []}
-    for index in range(len(steps)):
+    for index in range(len(pairs)):
         layer_length = spatial_length = length = undefined
         if index in changes:
             layer_length, spatial_length = norm(changes[index]), spatial_lengths[index]
@@ -618,15 +618,15 @@ def _lines(chain, stage, block, points, first_images, second_images):
         chain.lead_to(chain.stem(images), stage, block) for images in (first_images, second_images)
     )
     # State and anchor.
-    steps = [to - since for since, to in zip(begin, end, strict=True)]
+    shifts = [to - since for since, to in zip(begin, end, strict=True)]
 
     def speed(share):
         place = [
-            since + tf.cast(share, since.dtype) * step
-            for since, step in zip(begin, steps, strict=True)
+            since + tf.cast(share, since.dtype) * shift
+            for since, shift in zip(begin, shifts, strict=True)
         ]
         _, push, _ = _linearized(lambda *h: chain.lead_on(*h, stage, block), *place)
-        return norm(push(*steps))
+        return norm(push(*shifts))
 
     speeds = tf.map_fn(
         speed,

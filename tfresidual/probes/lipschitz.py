@@ -67,7 +67,7 @@ def lipschitz(chain: Chain | ChainSource, *, progress: bool = False) -> Frame:
     with progress_bar("lipschitz" if progress else None, len(blocks)) as advance:
         for block in blocks:
             known = block.lipschitz()
-            rows.append({"stage": block.stage, "block": block.step})
+            rows.append({"stage": block.stage, "block": block.index})
             rows[-1] |= {name: known[name] for name in ("lipschitz", *METRICS)}
             advance(1)
     return pd.DataFrame(rows)

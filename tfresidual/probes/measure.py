@@ -96,7 +96,7 @@ def standard_error(values):
 
 def _frame(chain, values, per_image, with_errors):
     places = pd.DataFrame(
-        [(block.stage, block.step) for block in chain.blocks], columns=["stage", "block"]
+        [(block.stage, block.index) for block in chain.blocks], columns=["stage", "block"]
     )
     if not per_image:
         means = {name: value.mean(axis=0, dtype=np.float64) for name, value in values.items()}

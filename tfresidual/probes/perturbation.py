@@ -9,7 +9,7 @@ import pandas as pd
 
 from tfresidual import sources
 from tfresidual.probes.measure import measure
-from tfresidual.routing.block_values import STEP_METRICS, step_values
+from tfresidual.routing.block_values import PERTURBATION_METRICS, perturbation_values
 
 if TYPE_CHECKING:
     from tfresidual.routing import Chain
@@ -49,7 +49,7 @@ def perturbation(
         fig. 2 and 5.
     """
     chain = sources.chain(chain)
-    function = functools.partial(step_values, chain)
+    function = functools.partial(perturbation_values, chain)
     return measure(chain, "perturbation", function, data, per_image, progress, with_labels=False)
 
 
@@ -105,7 +105,7 @@ def distances_of(frame: Frame) -> Frame:
             parts.append(distances_of(part.drop(columns="split")))
             parts[-1].insert(0, "split", split)
         return pd.concat(parts, ignore_index=True)
-    blocks = frame.groupby("stage")[list(STEP_METRICS)]
+    blocks = frame.groupby("stage")[list(PERTURBATION_METRICS)]
     # The sum leaves out NaN, that is, blocks without an F.
     stages = blocks.sum().set_axis(["distance", "scaled_distance"], axis="columns")
     stages.insert(0, "blocks", blocks.count()["perturbation"])

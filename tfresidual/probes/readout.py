@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from tfresidual import sources
 from tfresidual.probes.evaluate_routes import frames_of_rows
+from tfresidual.routing import routes
 from tfresidual.routing.evaluator import MEMORY_LIMIT
-from tfresidual.routing.routes import read_out
 
 if TYPE_CHECKING:
     from tfresidual.routing import Chain
@@ -62,7 +62,7 @@ def rows_of(chain):
     rows = []
     for stage in chain.stages:
         for block in stage.blocks:
-            can_leave = block.step in stage.exits
-            route = read_out(chain, stage.index, block.step) if can_leave else None
-            rows.append(({"stage": stage.index, "block": block.step}, route))
+            can_leave = block.index in stage.exits
+            route = routes.readout(chain, stage.index, block.index) if can_leave else None
+            rows.append(({"stage": stage.index, "block": block.index}, route))
     return rows

@@ -13,18 +13,19 @@ from tfresidual import sources
 from tfresidual.arguments import check_bool
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.probes.measure import standard_error
+from tfresidual.routing import routes
 from tfresidual.routing.batches import run_over, splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT
 from tfresidual.routing.gradients import known_gradients
 from tfresidual.routing.metrics import change_of, cosine, norm, ratio
-from tfresidual.routing.routes import check_scale, check_times, repeat_last, unperturbed
+from tfresidual.routing.routes import check_scale, check_times, unperturbed
 
 if TYPE_CHECKING:
     from tfresidual.routing import Chain
     from tfresidual.types import ChainSource, Data, Frame
 
 # A backward pass keeps the values computed in every block after the repeated one.
-IMAGES_OF_A_STEP = 64
+IMAGES_AT_ONCE = 64
 
 
 def repeat_last_block(
@@ -33,13 +34,13 @@ def repeat_last_block(
     *,
     times: int = 16,
     scale: float = 1.0,
-    steps: bool = True,
+    block_metrics: bool = True,
     memory_limit: float = MEMORY_LIMIT,
     progress: bool = False,
 ) -> Frame:
     """Measures the predictions of the network when the last block of a stage is repeated.
 
-    One stage is perturbed at a time, with every number of repetitions from 0 (the unperturbed
+    One stage is changed at a time, with every number of repetitions from 0 (the unperturbed
     network) to `times`. The metrics are those of `evaluate_routes`; the distance is that of the
     stage. Two more metrics describe the last of these applications, in the network whose stage
     ends with it:
@@ -66,14 +67,14 @@ def repeat_last_block(
         times: int, the largest number of extra applications, 1 or more.
         scale: float, the factor by which the branch of the block is multiplied in the extra
             applications.
-        steps: whether to measure the cosine and the ratio of each application, which takes a
-            backward pass.
+        block_metrics: whether to measure the cosine and the ratio of each application, which takes
+            a backward pass.
         memory_limit: MiB that the evaluator may use, about 25 or more; results do not depend on it.
         progress: whether to show a progress bar.
 
     Returns:
         A `pandas.DataFrame` with the columns `stage` (from 1), `repetition` (from 0), `scale`,
-        `error`, `cross_entropy`, `entropy`, `agreement`, `distance` and, with `steps`,
+        `error`, `cross_entropy`, `entropy`, `agreement`, `distance` and, with `block_metrics`,
         `cosine_loss`, `l2_ratio` and `cosine_loss_se`. If `data` is a dict, `split` is the first
         column.
 
@@ -84,7 +85,7 @@ def repeat_last_block(
         Jastrzebski et al. 2018, section 4.4 and fig. 20; "Iterative convergent computation is not
         a useful inductive bias for ResNets", section 3.3 and fig. 2a, 6b, c.
     """
-    check_bool("steps", steps)
+    check_bool("block_metrics", block_metrics)
     check_bool("progress", progress)
     chain = sources.chain(chain)
     rows = rows_of(chain, times, scale)
@@ -95,10 +96,10 @@ def repeat_last_block(
         )
     tables = {"repeat_last_block": rows}
     frame = frames_of_rows(chain, data, tables, memory_limit, progress)[0]["repeat_last_block"]
-    if not steps:
+    if not block_metrics:
         return frame
     measured = [
-        _steps(chain, stage, times, scale, part, progress)
+        _application_metrics(chain, stage, times, scale, part, progress)
         for part in splits_of(data).values()
         for stage in _stages(chain)
     ]
@@ -116,7 +117,7 @@ def rows_of(chain, times, scale=1.0):
         for repetition in range(times + 1):
             route = unperturbed(chain)
             if repetition:
-                route = repeat_last(chain, stage.index, repetition, scale)
+                route = routes.repeat_last_block(chain, stage.index, repetition, scale)
             place = {"stage": stage.index, "repetition": repetition, "scale": float(scale)}
             rows.append((place, route))
     return rows
@@ -127,28 +128,28 @@ def _stages(chain):
     return [stage for stage in chain.stages if stage.can_repeat]
 
 
-def _steps(chain, stage, times, scale, data, progress):
+def _application_metrics(chain, stage, times, scale, data, progress):
     """Returns a dict of the means over the images and the standard error of the cosine.
 
     Each value has one entry per application, of which the first is the trained one.
     """
     scales = [1.0] + [float(scale)] * times
-    function = functools.partial(_step_values, chain, stage, scales)
-    name = f"stage {stage.index} block {stage.blocks[-1].step} x{times} scaled {scale}"
-    values = run_over(chain, name, function, data, progress, at_once=IMAGES_OF_A_STEP)
+    function = functools.partial(_batch_values, chain, stage, scales)
+    name = f"stage {stage.index} block {stage.blocks[-1].index} x{times} scaled {scale}"
+    values = run_over(chain, name, function, data, progress, at_once=IMAGES_AT_ONCE)
     # Values outside the range of the floats have no direction and no size.
     values = {name: np.where(np.isfinite(value), value, np.nan) for name, value in values.items()}
     means = {name: value.mean(axis=0, dtype=float) for name, value in values.items()}
     return means | {"cosine_loss_se": standard_error(values["cosine_loss"])}
 
 
-def _step_values(chain, stage, scales, images, labels):
+def _batch_values(chain, stage, scales, images, labels):
     """Returns both metrics of all applications on a batch, each `(images, applications)`."""
     block = stage.blocks[-1]
-    state, anchor = chain.lead_to(chain.stem(images), block.stage, block.step)
+    state, anchor = chain.lead_to(chain.stem(images), block.stage, block.index)
     rest = dataclasses.replace(chain, stages=chain.stages[stage.index :])
 
-    def step(index, state, cosines, ratios):
+    def apply(index, state, cosines, ratios):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(state)
             after = block(state, anchor, tf.gather(scales, index))
@@ -163,7 +164,7 @@ def _step_values(chain, stage, scales, images, labels):
     # This is a graph loop: it is traced once, however often the block is applied.
     values = [tf.TensorArray(tf.float32, len(scales)) for _ in range(2)]
     _, _, cosines, ratios = tf.while_loop(
-        lambda index, *_: index < len(scales), step, (0, state, *values)
+        lambda index, *_: index < len(scales), apply, (0, state, *values)
     )
     return {
         "cosine_loss": tf.transpose(cosines.stack()),

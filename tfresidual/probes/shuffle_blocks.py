@@ -75,7 +75,7 @@ def shuffle_blocks(
             continue
         for count, draw in itertools.product(swaps, range(draws)):
             route = shuffle(chain, stage.index, int(rng.integers(2**32)), count)
-            order = [application.step for application in route.stages[stage.index - 1]]
+            order = [application.block for application in route.stages[stage.index - 1]]
             place = {"stage": stage.index, "swaps": count, "draw": draw}
             rows.append((place | {"kendall_tau": kendall_tau(order)}, route))
     if not rows:

@@ -102,10 +102,10 @@ def _batch_values(chain, images, labels):
     state = chain.stem(images)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(state)
-        steps, last = chain.walk(state)
+        pairs, last = chain.walk(state)
         # Summed over the images, so that each image gets its own gradient.
         total = tf.reduce_sum(chain.loss(labels, chain.head(last)))
-    before, after = zip(*steps, strict=True)
+    before, after = zip(*pairs, strict=True)
     # A state that a stage with an anchor does not use has no gradient.
     gradients, gradients_after = tape.gradient(total, [before, after])
     gradients = known_gradients(chain, before, gradients)
@@ -144,7 +144,7 @@ def _through_shortcuts(blocks, states, gradient):
     Returns:
         A list of tensors with the shapes of the states; `None` where the shortcut is unknown.
     """
-    unknown = [block.step for block in blocks if not (block.keeps_shape or block.join)]
+    unknown = [block.index for block in blocks if not (block.keeps_shape or block.join)]
     first = unknown[-1] + 1 if unknown else 0
     if first == len(blocks):
         return [None] * first

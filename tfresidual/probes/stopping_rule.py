@@ -9,9 +9,9 @@ from typing import overload
 import numpy as np
 
 # Iterables that do not contain distances.
-NO_DISTANCES = (str, bytes, bytearray, Mapping)
+NOT_DISTANCES = (str, bytes, bytearray, Mapping)
 # Longest text of an argument in an error message.
-LONGEST = 60
+LONGEST_TEXT = 60
 
 
 @overload
@@ -58,7 +58,7 @@ def depth_for(scaled_distance: float | Iterable[float], epsilon: float = 0.1) ->
         section 2.3.
     """
     distances, epsilon = _plain(scaled_distance), _plain(epsilon)
-    if isinstance(distances, Iterable) and not isinstance(distances, NO_DISTANCES):
+    if isinstance(distances, Iterable) and not isinstance(distances, NOT_DISTANCES):
         return [depth_for(distance, epsilon) for distance in distances]
     if not _is_finite(distances) or distances < 0:
         raise ValueError(
@@ -95,8 +95,8 @@ def _shown(value):
     except ValueError:
         # Python refuses to convert such long ints to text.
         return f"{type(value).__name__} of more than a thousand digits"
-    half = LONGEST // 2
-    return text if len(text) <= LONGEST else f"{text[:half]}...{text[-half:]}"
+    half = LONGEST_TEXT // 2
+    return text if len(text) <= LONGEST_TEXT else f"{text[:half]}...{text[-half:]}"
 
 
 def _decimal(value):

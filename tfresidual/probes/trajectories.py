@@ -36,7 +36,7 @@ def inverse_problem_chain(network: InverseProblemNetwork) -> Chain:
     return Chain(
         name=network.name,
         stem=encoder,
-        stages=(Stage(1, tuple(_block(step, layer) for step, layer in enumerate(layers))),),
+        stages=(Stage(1, tuple(_block(index, layer) for index, layer in enumerate(layers))),),
         head=decoder,
         loss=lambda z, estimates: ops.mean(ops.square(estimates - z), axis=-1),
         input_shape=network.input_shape[1:],
@@ -45,8 +45,8 @@ def inverse_problem_chain(network: InverseProblemNetwork) -> Chain:
     )
 
 
-def _block(step, layer):
-    return Block(stage=1, step=step, keeps_shape=True, apply=lambda state: layer(state))
+def _block(index, layer):
+    return Block(stage=1, index=index, keeps_shape=True, apply=lambda state: layer(state))
 
 
 def trajectories(
@@ -62,7 +62,7 @@ def trajectories(
     >>> chain = inverse_problem_chain(networks.error_correcting_network(steps=8))
     >>> trajectories(chain, np.float32([[1.5, 0.75]]))["z1"].astype(float).round(3).tolist()
     [1.5, 1.275, 1.151, ...]
-    >>> repeated = [routes.repeat_last(chain, 1, 16)]
+    >>> repeated = [routes.repeat_last_block(chain, 1, 16)]
     >>> again = trajectories(chain, np.float32([[1.5, 0.75]]), routes=repeated)
 
     Args:
@@ -100,8 +100,8 @@ def trajectories(
 def _of_route(chain, inputs, route):
     followed = follow(chain, route)
     first = chain.stem(ops.convert_to_tensor(inputs))
-    steps, _ = followed.walk(first)
-    states = [first, *(after for _, after in steps)]
+    pairs, _ = followed.walk(first)
+    states = [first, *(after for _, after in pairs)]
     estimates = np.stack([ops.convert_to_numpy(chain.head(state)) for state in states], axis=1)
     if estimates.shape[2:] != (2,):
         raise ValueError(

@@ -26,7 +26,7 @@ _MOST_SVG_BYTES = 400_000
 _PNG_DPI = 170
 # CSS pixels per inch, and the factor by which a figure may shrink at most: its smallest letters, of
 # 7.5 points, then have 9 pixels.
-_PIXELS, _LEAST = 96, 0.9
+_PIXELS_PER_INCH, _SMALLEST_SCALE = 96, 0.9
 
 
 def write(
@@ -93,13 +93,13 @@ def _image(section):
     """Returns the figure of a section for the template, with its sizes in pixels and its text."""
     if section.figure is None:
         return {"image": None}
-    width, height = section.figure.get_size_inches() * _PIXELS
+    width, height = section.figure.get_size_inches() * _PIXELS_PER_INCH
     return {
         "image": _data_address(section.figure),
         "image_text": _image_text(section),
         "width": round(width),
         "height": round(height),
-        "least_width": round(_LEAST * width),
+        "least_width": round(_SMALLEST_SCALE * width),
     }
 
 

@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 # How many standard errors a mean must be away from zero to have a sign.
-ERRORS = 2
+STANDARD_ERRORS = 2
 BELOW, UNDECIDED, ABOVE = -1, 0, 1
 _BEYOND = "by more than two standard errors over the images"
 
@@ -28,7 +28,7 @@ def signs(means, errors):
     Returns:
         An array of -1, 0 (undecided) and 1.
     """
-    means, reach = np.asarray(means, float), ERRORS * np.asarray(errors, float)
+    means, reach = np.asarray(means, float), STANDARD_ERRORS * np.asarray(errors, float)
     return np.where(means < -reach, BELOW, np.where(means > reach, ABOVE, UNDECIDED))
 
 
@@ -66,15 +66,15 @@ def of_cosine_loss(frames):
     return f"{found}, {_BEYOND}."
 
 
-def of_repetition_steps(frames):
+def of_repetition_metrics(frames):
     """Returns a sentence on how long a repeated block moves the state down the gradient."""
-    return _of_steps(frames["repetition_steps"])
+    return _of_repetitions(frames["repetition_metrics"])
 
 
-def of_scaled_repetition_steps(frames):
+def of_scaled_repetition_metrics(frames):
     """Returns the same for a scaled branch, and whether it is longer than with the full branch."""
-    frame, whole = frames["repetition_steps_scaled"], frames.get("repetition_steps")
-    found = _of_steps(frame)
+    frame, whole = frames["repetition_metrics_scaled"], frames.get("repetition_metrics")
+    found = _of_repetitions(frame)
     if found is None or whole is None or "cosine_loss_se" not in whole:
         return found
     here, there = _runs(frame), _runs(whole)
@@ -109,7 +109,7 @@ def errs_less_than_chance(frames):
     """
     row = _of_test(frames["convergence_indices"])[0].iloc[0]
     error = error_of_share(row["error"], count_images(frames))
-    return bool(row["chance"] - row["error"] > ERRORS * error)
+    return bool(row["chance"] - row["error"] > STANDARD_ERRORS * error)
 
 
 def count_images(frames):
@@ -140,11 +140,11 @@ def _runs(frame):
     """
     part, _ = _of_test(frame)
     runs = {}
-    for stage, steps in part.groupby("stage"):
-        steps = steps.sort_values("repetition")
-        found = signs(steps["cosine_loss"], steps["cosine_loss_se"])
+    for stage, rows in part.groupby("stage"):
+        rows = rows.sort_values("repetition")
+        found = signs(rows["cosine_loss"], rows["cosine_loss_se"])
         # A state that overflowed has no cosine.
-        ends = (found == ABOVE) | steps["cosine_loss"].isna().to_numpy()
+        ends = (found == ABOVE) | rows["cosine_loss"].isna().to_numpy()
         runs[stage] = (_before(found != BELOW), _before(ends), len(found) - 1)
     return runs
 
@@ -154,7 +154,7 @@ def _before(ends):
     return int(np.argmax(ends)) - 1 if ends.any() else len(ends) - 1
 
 
-def _of_steps(frame):
+def _of_repetitions(frame):
     if "cosine_loss_se" not in frame:
         return None
     found = "; ".join(f"stage {stage} {_run_text(*run)}" for stage, run in _runs(frame).items())

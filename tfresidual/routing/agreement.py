@@ -38,7 +38,7 @@ def check_agreement(chain, images, found):
         raise ValueError(
             "Argument `chain` must be of a network that gives the same outputs for the same "
             "images whenever it is called without training: what is drawn at random cannot be "
-            f"told from what a perturbation does. Received: {chain.name}, whose outputs differ by "
+            f"told from what a route does. Received: {chain.name}, whose outputs differ by "
             f"up to {again[1]:.3g} from one call to the next"
         )
     raise ValueError(
@@ -62,14 +62,14 @@ def sample_images(chain):
         shape = [SAMPLES, *(size if known is None else known for known in chain.input_shape)]
         for images in (rng.uniform(0, 2, shape), np.zeros(shape)):
             images = tf.constant(images, tf.float32)
-            if _takes(chain, images):
+            if _accepts(chain, images):
                 return images
         if None not in chain.input_shape:
             break
     return None
 
 
-def _takes(chain, images):
+def _accepts(chain, images):
     """Returns whether the network of a chain accepts some images."""
     try:
         _compiled(chain, images)[0](images)

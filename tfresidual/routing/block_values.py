@@ -5,7 +5,7 @@ from keras import ops
 from tfresidual.routing.gradients import walk_with_gradients
 from tfresidual.routing.metrics import change_of, cosine, norm, ratio
 
-STEP_METRICS = ("perturbation", "scaled_perturbation")
+PERTURBATION_METRICS = ("perturbation", "scaled_perturbation")
 BLOCK_METRICS = (
     "cosine_loss",
     "readout_cosine_loss",
@@ -20,27 +20,29 @@ def block_values(chain, images, labels):
     """Returns all metrics of a batch, each `(images, blocks)`, as a dict by name."""
     walk = walk_with_gradients(chain, images, labels)
     values = [
-        _block_values(block, *step, gradient, readout_gradient)
-        for block, step, gradient, readout_gradient in zip(
-            chain.blocks, walk.steps, walk.gradients, walk.readout_gradients, strict=True
+        _block_values(block, *pair, gradient, readout_gradient)
+        for block, pair, gradient, readout_gradient in zip(
+            chain.blocks, walk.pairs, walk.gradients, walk.readout_gradients, strict=True
         )
     ]
     return {name: ops.stack([value[name] for value in values], axis=1) for name in BLOCK_METRICS}
 
 
-def step_values(chain, images, labels):
+def perturbation_values(chain, images, labels):
     """Returns both perturbation metrics of a batch, each `(images, blocks)`, as a dict by name."""
     del labels
-    steps, _ = chain.walk(chain.stem(images))
+    pairs, _ = chain.walk(chain.stem(images))
     values = [
-        _step_values(block, before, after)
-        for block, (before, after) in zip(chain.blocks, steps, strict=True)
+        _perturbations(block, before, after)
+        for block, (before, after) in zip(chain.blocks, pairs, strict=True)
     ]
-    return {name: ops.stack([value[name] for value in values], axis=1) for name in STEP_METRICS}
+    return {
+        name: ops.stack([value[name] for value in values], axis=1) for name in PERTURBATION_METRICS
+    }
 
 
 def _block_values(block, before, after, gradient, readout_gradient):
-    values = _step_values(block, before, after)
+    values = _perturbations(block, before, after)
     undefined = ops.full_like(values["perturbation"], float("nan"))
     values |= {
         "cosine_loss": undefined,
@@ -56,10 +58,10 @@ def _block_values(block, before, after, gradient, readout_gradient):
     return values
 
 
-def _step_values(block, before, after):
+def _perturbations(block, before, after):
     """Returns both metrics of one block per image, by name; NaN for a block without an F."""
     size_before = norm(before)
     if not block.keeps_shape:
-        return dict.fromkeys(STEP_METRICS, ops.full_like(size_before, float("nan")))
+        return dict.fromkeys(PERTURBATION_METRICS, ops.full_like(size_before, float("nan")))
     size = norm(change_of(before, after))
     return {"perturbation": size, "scaled_perturbation": ratio(size, size_before)}

@@ -30,7 +30,7 @@ class Block:
 
     Attributes:
         stage: int, the stage of the block, counted from 1.
-        step: int, the block index, its place in the stage, counted from 0.
+        index: int, the block index, its place in the stage, counted from 0.
         keeps_shape: whether the block returns states of the shape of its input. Only for such a
             block is `F(h) = next - h` defined, and only such a block can be dropped, repeated or
             moved.
@@ -57,7 +57,7 @@ class Block:
     """
 
     stage: int
-    step: int
+    index: int
     keeps_shape: bool
     apply: Callable[..., Tensor] = dataclasses.field(repr=False)
     branch: Callable[[Tensor], Tensor] | None = dataclasses.field(default=None, repr=False)
@@ -93,7 +93,7 @@ class Block:
         return base + change(self(state, anchor) - base)
 
     def __str__(self) -> str:
-        return f"stage {self.stage} block {self.step}"
+        return f"stage {self.stage} block {self.index}"
 
 
 def multiplied(scale, branch):
@@ -123,8 +123,8 @@ class Stage:
         No block after them changes the shape of the state, since the rest of the network needs
         the final shape.
         """
-        last_change = max((b.step for b in self.blocks if not b.keeps_shape), default=0)
-        return tuple(block.step for block in self.blocks[last_change:])
+        last_change = max((b.index for b in self.blocks if not b.keeps_shape), default=0)
+        return tuple(block.index for block in self.blocks[last_change:])
 
     @property
     def can_repeat(self) -> bool:
@@ -196,33 +196,33 @@ class Chain:
 
         Args:
             state: the output of the stem, `(images, height, width, channels)`.
-            until: (stage, step) of the block before which the walk ends; by default all blocks
+            until: (stage, block) of the block before which the walk ends; by default all blocks
                 are applied.
 
         Returns:
-            A tuple `(steps, last)`. `steps` is a list with the pair of states before and after
+            A tuple `(pairs, last)`. `pairs` is a list with the pair of states before and after
             every block applied, in order; `last` is the state at the end of the walk, which is the
             input of the head.
         """
-        steps, last, _ = self._walk(state, until=until)
-        return steps, last
+        pairs, last, _ = self._walk(state, until=until)
+        return pairs, last
 
-    def lead_to(self, state: Tensor, stage: int, step: int) -> tuple[Tensor, Tensor | None]:
+    def lead_to(self, state: Tensor, stage: int, block: int) -> tuple[Tensor, Tensor | None]:
         """Applies the blocks before a given block to the output of the stem.
 
         Returns:
             A tuple `(state, anchor)`, the inputs of the block.
         """
-        _, before, anchor = self._walk(state, until=(stage, step))
+        _, before, anchor = self._walk(state, until=(stage, block))
         return before, anchor
 
-    def lead_on(self, state: Tensor, anchor: Tensor | None, stage: int, step: int) -> Tensor:
+    def lead_on(self, state: Tensor, anchor: Tensor | None, stage: int, block: int) -> Tensor:
         """Applies a block and all blocks after it, and returns the last state, the head's input."""
-        _, last, _ = self._walk(state, since=(stage, step), anchor=anchor)
+        _, last, _ = self._walk(state, since=(stage, block), anchor=anchor)
         return last
 
     def _walk(self, state, since=None, until=None, anchor=None):
-        steps = []
+        pairs = []
         for stage in self.stages[since[0] - 1 if since else 0 :]:
             blocks = stage.blocks
             if since and stage.index == since[0]:
@@ -230,12 +230,12 @@ class Chain:
             else:
                 state = anchor = state if stage.transition is None else stage.transition(state)
             for block in blocks:
-                if (block.stage, block.step) == until:
-                    return steps, state, anchor
+                if (block.stage, block.index) == until:
+                    return pairs, state, anchor
                 before, state = state, block(state, anchor)
                 anchor = anchor if block.keeps_shape else state
-                steps.append((before, state))
-        return steps, state, anchor
+                pairs.append((before, state))
+        return pairs, state, anchor
 
     def __call__(self, images: Tensor) -> Tensor:
         """Returns the outputs of the unperturbed network."""
@@ -275,10 +275,10 @@ def _overview(stage):
     for keeps_shape, part in itertools.groupby(stage.blocks, lambda block: block.keeps_shape):
         part = list(part)
         for (shortcut, is_exit), run in itertools.groupby(
-            part, lambda block: (block.shortcut, block.step in stage.exits)
+            part, lambda block: (block.shortcut, block.index in stage.exits)
         ):
             run = list(run)
-            first, last = run[0].step, run[-1].step
+            first, last = run[0].index, run[-1].index
             name = f"block {first}" if first == last else f"blocks {first} to {last}"
             names = [block.name for block in run if block.name is not None]
             called = " to ".join(dict.fromkeys([*names[:1], *names[-1:]]))

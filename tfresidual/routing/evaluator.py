@@ -41,7 +41,7 @@ MEMORY_LIMIT = 1024
 # The number of images compared with the network itself: enough to find errors, quick to compute.
 COMPARED = 32
 MIB = 2**20
-CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+CALL_OPERATIONS = ("PartitionedCall", "StatefulPartitionedCall")
 # What the runtime needs in addition to the tensors, measured on networks of 9 and 54 blocks:
 # kernels for a new batch size, and unused memory between the tensors.
 RUNTIME_MIB = 24
@@ -312,7 +312,7 @@ def _function_of(chain, operation):
     stage = chain.stages[operation.stage - 1]
     if operation.kind == TRANSITION:
         return lambda state: stage.transition(state)
-    block = stage.blocks[operation.step]
+    block = stage.blocks[operation.block]
     if block.takes_anchor and _is_scaled(operation):
         return lambda state, anchor, scale: block(state, anchor, scale)
     if block.takes_anchor:
@@ -353,12 +353,12 @@ def _inner_bytes(graph, graphs):
     called = [
         graphs[operation.get_attr("f").name]
         for operation in operations
-        if operation.type in CALLS and operation.get_attr("f").name in graphs
+        if operation.type in CALL_OPERATIONS and operation.get_attr("f").name in graphs
     ]
     tensors = {
         tensor.ref(): tensor
         for operation in operations
-        if operation.type not in ("Placeholder", "Identity", "IdentityN", *CALLS)
+        if operation.type not in ("Placeholder", "Identity", "IdentityN", *CALL_OPERATIONS)
         for tensor in operation.outputs
     }
     return sum(_inner_bytes(other, graphs) for other in called) + sum(

@@ -10,7 +10,7 @@ class Walk:
     """The states and gradients of one pass over a batch.
 
     Attributes:
-        steps: for every block, the pair of states before and after it, each
+        pairs: for every block, the pair of states before and after it, each
             `(images, height, width, channels)`.
         gradients: for every block, the gradient of each image's loss with respect to the state
             before the block, through the rest of the network.
@@ -19,7 +19,7 @@ class Walk:
             all other blocks.
     """
 
-    steps: list
+    pairs: list
     gradients: list
     readout_gradients: list
 
@@ -45,12 +45,12 @@ def walk_with_gradients(chain, images, labels):
     state = chain.stem(images)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(state)
-        steps, last = chain.walk(state)
+        pairs, last = chain.walk(state)
         total = tf.reduce_sum(chain.loss(labels, chain.head(last)))
         # Copies without a gradient to the network, so that read-outs do not change its gradients.
         readouts = {
             index: tf.stop_gradient(before)
-            for index, (block, (before, _)) in enumerate(zip(chain.blocks, steps, strict=True))
+            for index, (block, (before, _)) in enumerate(zip(chain.blocks, pairs, strict=True))
             if block.stage == chain.stages[-1].index and before.shape[1:] == last.shape[1:]
         }
         for copy in readouts.values():
@@ -61,9 +61,9 @@ def walk_with_gradients(chain, images, labels):
             outputs = chain.head(tf.concat(states, axis=0))
             repeats = [len(readouts)] + [1] * (len(labels.shape) - 1)
             total += tf.reduce_sum(chain.loss(tf.tile(labels, repeats), outputs))
-    gradients, copies = tape.gradient(total, [[before for before, _ in steps], readouts])
-    gradients = known_gradients(chain, [before for before, _ in steps], gradients)
-    return Walk(steps, gradients, [copies.get(index) for index in range(len(steps))])
+    gradients, copies = tape.gradient(total, [[before for before, _ in pairs], readouts])
+    gradients = known_gradients(chain, [before for before, _ in pairs], gradients)
+    return Walk(pairs, gradients, [copies.get(index) for index in range(len(pairs))])
 
 
 def known_gradients(chain, states, gradients):

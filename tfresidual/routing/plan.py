@@ -31,13 +31,13 @@ class Operation(NamedTuple):
         kind: `"stem"`, `"transition"` (into the stage), `"block"`, `"distance"` (between the last
             state of the stage and that of the unperturbed route) or `"head"`.
         stage: int, counted from 1; 0 for stem and head.
-        step: int, the block index.
+        block: int, the block index.
         scale: float, the factor by which the branch of the block is multiplied.
     """
 
     kind: str
     stage: int = 0
-    step: int = 0
+    block: int = 0
     scale: float = 1.0
 
 
@@ -193,7 +193,7 @@ def _walk(chain, root):
 def _block(chain, operation):
     if operation.kind != BLOCK:
         return None
-    return chain.stages[operation.stage - 1].blocks[operation.step]
+    return chain.stages[operation.stage - 1].blocks[operation.block]
 
 
 def _order(node):

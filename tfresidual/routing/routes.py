@@ -23,7 +23,7 @@ MOST_TIMES = 1000
 class Application(NamedTuple):
     """One application of a block: its index in the stage and the factor of its branch."""
 
-    step: int
+    block: int
     scale: float = 1.0
 
 
@@ -53,7 +53,7 @@ class Route:
         return sum(map(len, self.stages))
 
     def __str__(self) -> str:
-        return f"{self.name}: {' | '.join(map(_steps_text, self.stages))}"
+        return f"{self.name}: {' | '.join(map(_applications_text, self.stages))}"
 
 
 def unperturbed(chain: Chain) -> Route:
@@ -68,7 +68,7 @@ def unperturbed(chain: Chain) -> Route:
     stages = checked_chain(chain).stages
     return Route(
         "unperturbed",
-        tuple(tuple(Application(block.step) for block in stage.blocks) for stage in stages),
+        tuple(tuple(Application(block.index) for block in stage.blocks) for stage in stages),
     )
 
 
@@ -104,14 +104,14 @@ def drop(chain: Chain, *blocks: tuple[int, int]) -> Route:
         )
     route = unperturbed(chain)
     stages = tuple(
-        tuple(a for a in applications if (index, a.step) not in dropped)
+        tuple(a for a in applications if (index, a.block) not in dropped)
         for index, applications in enumerate(route.stages, start=1)
     )
-    names = " and ".join(f"stage {stage} block {step}" for stage, step in dropped)
+    names = " and ".join(f"stage {stage} block {block}" for stage, block in dropped)
     return Route(f"without {names}", stages)
 
 
-def read_out(chain: Chain, stage: int, after: int) -> Route:
+def readout(chain: Chain, stage: int, after: int) -> Route:
     """Returns the route that leaves a stage early and continues with the next stage or the head.
 
     Args:
@@ -134,12 +134,12 @@ def read_out(chain: Chain, stage: int, after: int) -> Route:
     blocks, received = _stage(chain, stage).blocks, f"after={after!r}"
     _block(chain, "after", stage, after, received)
     for block in blocks[after + 1 :]:
-        _movable(chain, "after", stage, block.step, "skipped", received)
-    kept = tuple(Application(block.step) for block in blocks[: after + 1])
+        _movable(chain, "after", stage, block.index, "skipped", received)
+    kept = tuple(Application(block.index) for block in blocks[: after + 1])
     return _replaced(chain, stage, kept, f"stage {stage} read out after block {after}")
 
 
-def repeat_last(chain: Chain, stage: int, times: int, scale: float = 1.0) -> Route:
+def repeat_last_block(chain: Chain, stage: int, times: int, scale: float = 1.0) -> Route:
     """Returns the route that applies the last block of a stage again.
 
     Args:
@@ -169,9 +169,9 @@ def repeat_last(chain: Chain, stage: int, times: int, scale: float = 1.0) -> Rou
             f"Argument `stage` must be a stage of {chain.name} with a block. "
             f"Received: stage={stage}"
         )
-    _movable(chain, "stage", stage, blocks[-1].step, "repeated", f"stage={stage}")
-    extra = (Application(blocks[-1].step, float(scale)),) * times
-    name = f"stage {stage} block {blocks[-1].step} applied {_counted(times, 'more time')}"
+    _movable(chain, "stage", stage, blocks[-1].index, "repeated", f"stage={stage}")
+    extra = (Application(blocks[-1].index, float(scale)),) * times
+    name = f"stage {stage} block {blocks[-1].index} applied {_counted(times, 'more time')}"
     name += "" if scale == 1 else f", scaled by {scale:g}"
     return _replaced(chain, stage, unperturbed(chain).stages[stage - 1] + extra, name)
 
@@ -197,18 +197,20 @@ def swap(chain: Chain, stage: int, first: int, second: int) -> Route:
     """
     chain = checked_chain(chain)
     _stage(chain, stage)
-    for name, step in (("first", first), ("second", second)):
-        _movable(chain, name, stage, step, "moved", f"{name}={step!r}")
+    for name, block in (("first", first), ("second", second)):
+        _movable(chain, name, stage, block, "moved", f"{name}={block!r}")
     parts = _parts(chain.stages[stage - 1])
     if first == second or parts[first] != parts[second]:
         raise ValueError(
             "Arguments `first` and `second` must be two blocks without one between them that "
             f"changes the shape of the state. Received: first={first}, second={second}"
         )
-    order = [a.step for a in unperturbed(chain).stages[stage - 1]]
+    order = [a.block for a in unperturbed(chain).stages[stage - 1]]
     order[first], order[second] = order[second], order[first]
-    steps = tuple(map(Application, order))
-    return _replaced(chain, stage, steps, f"stage {stage} blocks {first} and {second} swapped")
+    applications = tuple(map(Application, order))
+    return _replaced(
+        chain, stage, applications, f"stage {stage} blocks {first} and {second} swapped"
+    )
 
 
 def shuffle(chain: Chain, stage: int, seed: int = 0, swaps: int | None = None) -> Route:
@@ -245,23 +247,23 @@ def shuffle(chain: Chain, stage: int, seed: int = 0, swaps: int | None = None) -
             f"shape of the state. Received: stage={stage} of {chain.name}"
         )
     rng = np.random.default_rng(seed)
-    order = [block.step for block in blocks]
+    order = [block.index for block in blocks]
     if swaps is None:
         for run in runs:
-            for place, step in zip(run, rng.permutation(run).tolist(), strict=True):
-                order[place] = step
+            for place, block in zip(run, rng.permutation(run).tolist(), strict=True):
+                order[place] = block
     pairs = [pair for run in runs for pair in itertools.combinations(run, 2)]
     for first, second in rng.choice(pairs, swaps or 0):
         order[first], order[second] = order[second], order[first]
     how = "shuffled" if swaps is None else f"shuffled by {_counted(swaps, 'swap')}"
-    steps = tuple(map(Application, order))
-    return _replaced(chain, stage, steps, f"stage {stage} {how} (seed {seed})")
+    applications = tuple(map(Application, order))
+    return _replaced(chain, stage, applications, f"stage {stage} {how} (seed {seed})")
 
 
 def follow(chain: Chain, route: Route) -> Chain:
     """Returns the chain whose blocks are the applications of a route.
 
-    This makes it possible to apply everything that takes a chain to a perturbed network. The
+    This makes it possible to apply everything that takes a chain to a changed route. The
     blocks of each stage are numbered again from 0.
 
     Args:
@@ -277,7 +279,7 @@ def follow(chain: Chain, route: Route) -> Chain:
         Stage(
             stage.index,
             tuple(
-                _applied(stage.blocks[application.step], place, application.scale)
+                _applied(stage.blocks[application.block], place, application.scale)
                 for place, application in enumerate(applications)
             ),
             stage.transition,
@@ -310,13 +312,13 @@ def checked_routes(chain: Chain, routes: Iterable[Route], name: str = "routes") 
 
 def _leads_through(stage, applications):
     """Returns whether applications fit a stage: each block receives the state shape it needs."""
-    parts, changes = _parts(stage), [b.step for b in stage.blocks if not b.keeps_shape]
+    parts, changes = _parts(stage), [b.index for b in stage.blocks if not b.keeps_shape]
     passed = []
-    for step, _ in applications:
-        if step not in range(len(stage.blocks)) or parts[step] != len(passed):
+    for block, _ in applications:
+        if block not in range(len(stage.blocks)) or parts[block] != len(passed):
             return False
-        if step in changes:
-            passed.append(step)
+        if block in changes:
+            passed.append(block)
     return passed == changes
 
 
@@ -327,7 +329,7 @@ def movable_runs(stage):
     """
     parts = _parts(stage)
     runs = [
-        [block.step for block in stage.blocks if block.keeps_shape and parts[block.step] == part]
+        [block.index for block in stage.blocks if block.keeps_shape and parts[block.index] == part]
         for part in sorted(set(parts))
     ]
     return [run for run in runs if len(run) > 1]
@@ -341,14 +343,14 @@ def _parts(stage):
 def _applied(block, place, scale):
     """Returns a copy of a block at another place, with its branch scaled."""
     if scale == 1:
-        return dataclasses.replace(block, step=place)
+        return dataclasses.replace(block, index=place)
 
     def branch(state):
         return multiplied(scale, block.branch(state))
 
     return dataclasses.replace(
         block,
-        step=place,
+        index=place,
         apply=functools.partial(block, scale=scale),
         branch=None if block.branch is None else branch,
     )
@@ -370,26 +372,26 @@ def _stage(chain, stage):
     return chain.stages[stage - 1]
 
 
-def _block(chain, name, stage, step, received):
+def _block(chain, name, stage, index, received):
     """Returns a block of a stage; `name` and `received` describe the argument in the error."""
     blocks = _stage(chain, stage).blocks
-    if not is_int(step) or step not in range(len(blocks)):
+    if not is_int(index) or index not in range(len(blocks)):
         raise ValueError(
             f"Argument `{name}` must be a block of stage {stage} of {chain.name}, from 0 to "
             f"{len(blocks) - 1}. Received: {received}"
         )
-    return blocks[step]
+    return blocks[index]
 
 
-def _movable(chain, name, stage, step, what, received):
-    """Returns the pair (stage, step) of a block; raises a `ValueError` if it changes the shape."""
-    block = _block(chain, name, stage, step, received)
+def _movable(chain, name, stage, index, what, received):
+    """Returns the pair (stage, block) of a block; raises a `ValueError` if it changes the shape."""
+    block = _block(chain, name, stage, index, received)
     if not block.keeps_shape:
         raise ValueError(
             f"Argument `{name}` asks for {block} of {chain.name} to be {what}, but it changes the "
             f"shape of the state, and what follows needs the new one. Received: {received}"
         )
-    return block.stage, block.step
+    return block.stage, block.index
 
 
 def check_times(times, at_least=1):
@@ -408,14 +410,14 @@ def _counted(count, noun):
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _steps_text(applications):
+def _applications_text(applications):
     """Returns a text such as `0 1 2 3 (x4)`, in which a repeated application appears once."""
     if not applications:
         return "none"
     parts = []
     for application, group in itertools.groupby(applications):
         count = len(list(group))
-        text = str(application.step)
+        text = str(application.block)
         text += "" if application.scale == 1 else f"*{application.scale:g}"
         parts.append(text + ("" if count == 1 else f" (x{count})"))
     return " ".join(parts)

@@ -55,13 +55,17 @@ def prediction_scores(kind, labels, outputs):
     outputs = ops.cast(outputs, "float32")
     if kind.startswith("label"):
         if logits is None:
-            logits = ops.log(_inside(outputs)) - ops.log(_inside(1 - outputs))
+            logits = ops.log(_with_finite_logarithm(outputs)) - ops.log(
+                _with_finite_logarithm(1 - outputs)
+            )
         p = ops.sigmoid(logits)
         log_p, log_rest = -ops.softplus(-logits), -ops.softplus(logits)
         cross_entropy = -ops.sum(labels * log_p + (1 - labels) * log_rest, axis=-1)
         entropy = -ops.sum(p * log_p + (1 - p) * log_rest, axis=-1)
     else:
-        log_p = ops.log(_inside(outputs)) if logits is None else ops.log_softmax(logits)
+        log_p = (
+            ops.log(_with_finite_logarithm(outputs)) if logits is None else ops.log_softmax(logits)
+        )
         cross_entropy = -ops.sum(labels * log_p, axis=-1)
         p = ops.exp(log_p)
         entropy = -ops.sum(p * log_p, axis=-1)
@@ -142,6 +146,6 @@ def _margin(labels, values):
     return lowest_label - highest_other
 
 
-def _inside(probabilities):
+def _with_finite_logarithm(probabilities):
     """Returns probabilities raised to a minimum, so that their logarithm is finite."""
     return ops.maximum(probabilities, 1e-37)

@@ -31,9 +31,9 @@ def transition_name(stage):
     return f"stage{stage}/transition"
 
 
-def block_name(stage, step, part):
+def block_name(stage, index, part):
     """Returns the name of a function of a block; `part` is one of `PARTS`."""
-    return f"stage{stage}/block{step}/{part}"
+    return f"stage{stage}/block{index}/{part}"
 
 
 def is_saved_model(path):
@@ -131,12 +131,12 @@ def _check_layout(layout):
     _require(layout["loss"] is None or isinstance(layout["loss"], dict), "loss")
     stages = layout["stages"]
     _require(_is_list(stages) and len(stages) > 0, "stages")
-    for index, stage in enumerate(stages, start=1):
-        _require(stage["stage"] == index, "stage")
+    for number, stage in enumerate(stages, start=1):
+        _require(stage["stage"] == number, "stage")
         _require(_is_list(stage["blocks"]), "blocks")
-        for step, block in enumerate(stage["blocks"]):
-            parts = {part for part in PARTS if block_name(index, step, part) in pieces}
-            _require("apply" in parts and len(parts) != 2, f"pieces of block {step}")
+        for index, block in enumerate(stage["blocks"]):
+            parts = {part for part in PARTS if block_name(number, index, part) in pieces}
+            _require("apply" in parts and len(parts) != 2, f"pieces of block {index}")
             _require(isinstance(block["keeps_shape"], bool), "keeps_shape")
             _require(isinstance(block["takes_anchor"], bool), "takes_anchor")
             for name in ("shortcut", "name"):

@@ -96,18 +96,18 @@ def _chain(layout, pieces, parameters, reference):
 
 def _stage(layout, pieces, parameters):
     blocks = tuple(
-        _block(layout["stage"], step, block, pieces, parameters)
-        for step, block in enumerate(layout["blocks"])
+        _block(layout["stage"], index, block, pieces, parameters)
+        for index, block in enumerate(layout["blocks"])
     )
     return Stage(layout["stage"], blocks, pieces.get(transition_name(layout["stage"])))
 
 
-def _block(stage, step, layout, pieces, parameters):
-    functions = {part: pieces.get(block_name(stage, step, part)) for part in PARTS}
+def _block(stage, index, layout, pieces, parameters):
+    functions = {part: pieces.get(block_name(stage, index, part)) for part in PARTS}
     bounds = layout["lipschitz"]
     return Block(
         stage=stage,
-        step=step,
+        index=index,
         keeps_shape=layout["keeps_shape"],
         takes_anchor=layout["takes_anchor"],
         weights={role: parameters[place] for role, place in layout["weights"].items()},

@@ -281,8 +281,8 @@ def _cut(chain):
             name = transition_name(index)
             transition, state = cut(name, stage.transition, state)
         anchor, blocks = state, []
-        for step, block in enumerate(stage.blocks):
-            block = dataclasses.replace(block, stage=index, step=step)
+        for place, block in enumerate(stage.blocks):
+            block = dataclasses.replace(block, stage=index, index=place)
             functions, state = _cut_block(block, state, anchor, cut)
             anchor = anchor if block.keeps_shape else state
             blocks.append(dataclasses.replace(block, **functions))
@@ -308,7 +308,7 @@ def _cut_block(block, state, anchor, cut):
     """Returns the compiled functions of a block by field name, and the spec of its next state."""
 
     def name(part):
-        return block_name(block.stage, block.step, part)
+        return block_name(block.stage, block.index, part)
 
     takes = (state, anchor) if block.takes_anchor else (state,)
     apply, after = cut(name("apply"), block.apply, *takes)
@@ -428,7 +428,7 @@ def _signatures(chain, labels_taken):
         SERVE: serve,
         "states": _compiled(lambda images: _states(chain, images), images),
         "route": _compiled(run.route, images, every),
-        "read_out": _compiled(run.read_out, images, number["stage"], number["block"]),
+        "readout": _compiled(run.readout, images, number["stage"], number["block"]),
         "repeat_last_block": _compiled(
             run.repeat_last_block, images, number["stage"], number["times"], scale
         ),
@@ -445,10 +445,10 @@ def _signatures(chain, labels_taken):
 
 def _states(chain, images):
     state = chain.stem(images)
-    steps, _ = chain.walk(state)
+    pairs, _ = chain.walk(state)
     after = {
-        f"stage{block.stage}/block{block.step}": after
-        for block, (_, after) in zip(chain.blocks, steps, strict=True)
+        f"stage{block.stage}/block{block.index}": after
+        for block, (_, after) in zip(chain.blocks, pairs, strict=True)
     }
     return {STEM: state} | after
 
@@ -460,10 +460,10 @@ class _Routes:
         self.chain = chain
         blocks = chain.blocks
         self.stages = np.array([block.stage for block in blocks], np.int32)
-        self.steps = np.array([block.step for block in blocks], np.int32)
+        self.indices = np.array([block.index for block in blocks], np.int32)
         self.keeps_shape = np.array([block.keeps_shape for block in blocks])
-        exits = {(stage.index, step) for stage in chain.stages for step in stage.exits}
-        self.is_exit = np.array([(block.stage, block.step) in exits for block in blocks])
+        exits = {(stage.index, block) for stage in chain.stages for block in stage.exits}
+        self.is_exit = np.array([(block.stage, block.index) in exits for block in blocks])
         self.can_repeat = np.array([stage.can_repeat for stage in chain.stages])
         counts = tf.TensorSpec([len(blocks)], tf.int32)
         repeats = tf.TensorSpec([len(chain.stages)], tf.int32)
@@ -480,15 +480,15 @@ class _Routes:
         )
         return self._outputs(images, applications)
 
-    def read_out(self, images, stage, block):
-        is_place = (self.stages == stage) & (self.steps == block) & self.is_exit
+    def readout(self, images, stage, block):
+        is_place = (self.stages == stage) & (self.indices == block) & self.is_exit
         _check(
             tf.reduce_any(is_place),
             "`stage` (from 1) and `block` (from 0) must name a block after which the stage can be "
             "left",
             tf.stack([stage, block]),
         )
-        is_left = (self.stages == stage) & (self.steps > block)
+        is_left = (self.stages == stage) & (self.indices > block)
         return self._outputs(images, 1 - tf.cast(is_left, tf.int32))
 
     def repeat_last_block(self, images, stage, times, scale):

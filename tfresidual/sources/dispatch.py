@@ -127,7 +127,7 @@ def _of_residual_network(network):
     stem, sections, head = network.sections()
     stages = []
     for index, (transition, units) in enumerate(sections, start=1):
-        blocks = tuple(_block(network, index, step, unit) for step, unit in enumerate(units))
+        blocks = tuple(_block(network, index, place, unit) for place, unit in enumerate(units))
         stages.append(Stage(index, blocks, transition and _sequence([transition])))
     return Chain(
         name=network.name,
@@ -143,10 +143,12 @@ def _of_residual_network(network):
     )
 
 
-def _block(network, stage, step, unit):
+def _block(network, stage, index, unit):
     keeps_shape = unit.resizing is None
     takes_anchor = keeps_shape and network.anchor == "input"
-    return Block(stage=stage, step=step, keeps_shape=keeps_shape, **unit_parts(unit, takes_anchor))
+    return Block(
+        stage=stage, index=index, keeps_shape=keeps_shape, **unit_parts(unit, takes_anchor)
+    )
 
 
 def _sequence(layers):

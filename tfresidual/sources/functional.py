@@ -81,7 +81,7 @@ class _Place:
 
 
 @dataclasses.dataclass(eq=False)
-class _Found:
+class _FoundBlock:
     """A block in the graph.
 
     Attributes:
@@ -175,9 +175,9 @@ def functional_chain(model):
         prepare()
     return Chain(
         name=model.name,
-        stem=_between(graph, trunk[0], found[0].before, _dtype_of_states(found)),
+        stem=_function_between(graph, trunk[0], found[0].before, _dtype_of_states(found)),
         stages=_stages(graph, found, axis),
-        head=_between(graph, found[-1].after, trunk[-1]),
+        head=_function_between(graph, found[-1].after, trunk[-1]),
         loss=loss_of(model, kind_of(model, last)),
         input_shape=tuple(model.inputs[0].shape[1:]),
         outputs=outputs_of(model, last) if len(graph.output.shape) == 2 else "values",
@@ -268,7 +268,7 @@ def _blocks(graph, trunk):
     for begin, end in itertools.pairwise(trunk):
         node = graph.nodes[end.index]
         if _is_unit(node):
-            yield _Found(
+            yield _FoundBlock(
                 begin,
                 end,
                 _shortcut_of_unit(node.operation),
@@ -276,7 +276,7 @@ def _blocks(graph, trunk):
                 unit=node.operation,
                 anchor=_call_of(node).get("anchor"),
             )
-        elif _is_residual_sum(node) and (block := _sum_of(graph, begin, end)):
+        elif _is_residual_sum(node) and (block := _block_of_sum(graph, begin, end)):
             yield block
 
 
@@ -316,7 +316,7 @@ def _summands(nodes, addition):
     return summands, tuple(taken_apart)
 
 
-def _sum_of(graph, begin, end):
+def _block_of_sum(graph, begin, end):
     """Returns the block between two places that ends in an addition, or `None`.
 
     With two summands, shortcut and branch are told apart by size. With more of them, one must be
@@ -326,7 +326,7 @@ def _sum_of(graph, begin, end):
     summands, sums = _summands([*nodes, addition], addition)
     origins = [_origin(nodes, tensor) is begin.tensor for tensor in summands]
     if any(origins):
-        return _Found(begin, end, IDENTITY, *_parted(summands, origins.index(True)), sums)
+        return _FoundBlock(begin, end, IDENTITY, *_parted(summands, origins.index(True)), sums)
     operands, sums = addition.inputs, (addition,)
     if len(operands) > 2:
         return None
@@ -342,11 +342,11 @@ def _sum_of(graph, begin, end):
         for path in paths
     ]
     if sizes.count(min(sizes)) > 1:
-        return _Found(begin, end, TWO_BRANCHES, sums=sums)
+        return _FoundBlock(begin, end, TWO_BRANCHES, sums=sums)
     which = sizes.index(min(sizes))
     kind = WEIGHTLESS if begin.tensor.shape == operands[which].shape else RESAMPLING
     kind = PROJECTION if sizes[which][1] > 0 else kind
-    return _Found(begin, end, kind, *_parted(operands, which), sums)
+    return _FoundBlock(begin, end, kind, *_parted(operands, which), sums)
 
 
 def _parted(tensors, which):
@@ -464,7 +464,7 @@ class _Gap:
 # Putting the chain together
 
 
-def _between(graph, start, stop, dtype=None):
+def _function_between(graph, start, stop, dtype=None):
     """Returns the function from one place to another; its result is cast to `dtype`, if given.
 
     All states of a chain have one dtype, the widest of those in the graph, so that they can be held
@@ -505,13 +505,13 @@ def _stages(graph, found, axis):
             stages.append(Stage(len(stages) + 1, tuple(blocks), transition))
             transition, blocks = None, []
         if block.transition_from is not None:
-            transition = _between(graph, block.transition_from, block.before, dtype)
+            transition = _function_between(graph, block.transition_from, block.before, dtype)
         # The tensor that `Chain` will pass to the block as its anchor.
         anchor = anchor if blocks else block.before
         keeps_shape = block.before.tensor.shape == after
         if block.anchor is not None and not (keeps_shape and block.anchor is anchor.tensor):
             raise _other_anchor(block.unit)
-        place = {"stage": len(stages) + 1, "step": len(blocks), "keeps_shape": keeps_shape}
+        place = {"stage": len(stages) + 1, "index": len(blocks), "keeps_shape": keeps_shape}
         blocks.append(Block(**place, **_parts(graph, block, dtype)))
         anchor = anchor if keeps_shape else block.after
     stages.append(Stage(len(stages) + 1, tuple(blocks), transition))
@@ -543,8 +543,8 @@ def _parts(graph, found, dtype):
         parts = unit_parts(found.unit, found.anchor is not None)
         around = [node for node in nodes if node.operation is not found.unit]
         parts["weights"] |= _weights_by_role(around)
-    start = _between(graph, found.before, found.begin)
-    end = _between(graph, found.end, found.after, dtype)
+    start = _function_between(graph, found.before, found.begin)
+    end = _function_between(graph, found.end, found.after, dtype)
     functions = {
         "apply": lambda state, *anchor: end(parts["apply"](start(state), *anchor)),
         "branch": parts["branch"] and (lambda state: parts["branch"](start(state))),

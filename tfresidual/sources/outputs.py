@@ -107,10 +107,12 @@ def last_operation(graph):
             continue
         if _kind_of_operation(node.operation) in PROBABILITIES:
             return node.operation
-        keeps_all = _keeps(node, -3.0, 3.0)
+        keeps_all = _keeps_numbers(node, -3.0, 3.0)
         if last is None and not keeps_all:
             last = node.operation
-        if not (keeps_all or isinstance(node.operation, _MEANS) or _keeps(node, 0.05, 0.95)):
+        if not (
+            keeps_all or isinstance(node.operation, _MEANS) or _keeps_numbers(node, 0.05, 0.95)
+        ):
             break
         (tensor,) = node.inputs
     return graph.nodes[-1].operation if last is None else last
@@ -168,7 +170,7 @@ def _kind_by_numbers(activation):
     return "label_probabilities" if is_sigmoid else None
 
 
-def _keeps(node, low, high):
+def _keeps_numbers(node, low, high):
     """Returns whether an operation of a graph leaves numbers between two bounds unchanged."""
     operation = node.operation
     # Code written by users is not run here, since it may have side effects or be random.

@@ -15,7 +15,7 @@ from tfresidual.files import damaged, remove_unfinished, replacing
 CHECKPOINT = re.compile(r"epoch-(\d+)\.keras")
 # Keras does not save the states of random generators (of dropout) in a .keras file.
 GENERATORS = "tfresidual-generators.json"
-ANEW = "Put it back, or remove the folder to train from scratch"
+REMEDY = "Put it back, or remove the folder to train from scratch"
 
 
 class TrainingFolder:
@@ -64,19 +64,19 @@ class TrainingFolder:
             log = pd.read_csv(self.log_path)
             header, *rows = csv.reader(io.StringIO(text, newline=""), strict=True)
         except (ValueError, csv.Error) as error:
-            raise damaged(self.log_path, error, ANEW) from error
+            raise damaged(self.log_path, error, REMEDY) from error
         widths = {len(row) for row in rows}
         if widths - {len(header)} or not text.endswith("\n"):
-            raise damaged(self.log_path, "a row is cut", ANEW)
+            raise damaged(self.log_path, "a row is cut", REMEDY)
         for column in ("epoch", self.monitor):
             if column not in log:
-                raise damaged(self.log_path, f"it has no column {column!r}", ANEW)
+                raise damaged(self.log_path, f"it has no column {column!r}", REMEDY)
         for column in log:
             numbers = pd.to_numeric(log[column], errors="coerce").notna()
             is_text = log[column].notna() & ~numbers
             # A callback may log text, but then it does so in every epoch.
             if is_text.any() and (numbers.any() or column in ("epoch", self.monitor)):
-                raise damaged(self.log_path, f"there is text in the column {column!r}", ANEW)
+                raise damaged(self.log_path, f"there is text in the column {column!r}", REMEDY)
         return log
 
     def best_epoch(self, log):
@@ -112,7 +112,7 @@ class TrainingFolder:
             self.log_path.unlink(missing_ok=True)
             return None, 0, pd.DataFrame()
         epoch, path = newest
-        network = opened(path, "A training keeps only its newest checkpoint. " + ANEW)
+        network = opened(path, "A training keeps only its newest checkpoint. " + REMEDY)
         log = self._log_until(epoch)
         if not log[self.monitor].isna().all() and (best := self.best_epoch(log)) != epoch:
             self._check_best(best)
@@ -124,7 +124,7 @@ class TrainingFolder:
         """Raises an error if the best network, from an earlier epoch, is missing or damaged."""
         if not self.model_path.exists():
             raise FileNotFoundError(
-                f"The network of epoch {epoch}, the best so far, is missing. {ANEW}. "
+                f"The network of epoch {epoch}, the best so far, is missing. {REMEDY}. "
                 f"Received: path={str(self.model_path)!r}"
             )
         opened(self.model_path)
@@ -152,7 +152,7 @@ class TrainingFolder:
                 return log
         raise ValueError(
             f"There is a checkpoint of epoch {epoch}, but log.csv does not hold the epochs up to "
-            f"it. {ANEW}. Received: path={str(self.log_path)!r}"
+            f"it. {REMEDY}. Received: path={str(self.log_path)!r}"
         )
 
     def _write_log(self, log):
@@ -188,7 +188,7 @@ def check_archive(path, remedy):
         raise damaged(path, reason, remedy)
 
 
-def opened(path, remedy=ANEW):
+def opened(path, remedy=REMEDY):
     """Returns the network in a run's `.keras` file, with the states of its random generators.
 
     Raises:

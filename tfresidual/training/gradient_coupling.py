@@ -21,7 +21,7 @@ KERNELS = ("uniform", "triangular", "triangular_printed")
 
 
 def coupling_kernel(
-    steps: Iterable[int], coupling: float, kernel: CouplingKernel = "uniform"
+    blocks: Iterable[int], coupling: float, kernel: CouplingKernel = "uniform"
 ) -> Array:
     """Returns the weights with which the gradients of coupled blocks are mixed.
 
@@ -36,7 +36,7 @@ def coupling_kernel(
     All kernels are the identity at coupling 0. At coupling 1 all rows of a kernel are equal.
 
     Args:
-        steps: different ints, the block indices.
+        blocks: different ints, the block indices.
         coupling: float from 0 to 1.
         kernel: `"uniform"`, `"triangular"` or `"triangular_printed"`.
 
@@ -53,9 +53,9 @@ def coupling_kernel(
     """
     coupling = check_number("coupling", coupling, at_least=0, at_most=1)
     check_choice("kernel", kernel, KERNELS)
-    places = np.asarray(steps)
+    places = np.asarray(blocks)
     if places.ndim != 1 or places.dtype.kind not in "iu" or len(set(places.tolist())) < len(places):
-        raise ValueError(f"Argument `steps` must be different ints. Received: steps={steps!r}")
+        raise ValueError(f"Argument `blocks` must be different ints. Received: blocks={blocks!r}")
     count = len(places)
     if kernel == "uniform":
         return (1 - coupling) * np.eye(count) + coupling / count
@@ -170,7 +170,7 @@ class GradientCoupling(keras.optimizers.Optimizer):
                 "GradientCoupling found no two weights to couple. It looks for weights of the same "
                 "role and shape in several blocks of a stage, by paths such as "
                 "'stage1_block0/convolution1/kernel' and 'stage1_block1/convolution1/kernel', from "
-                "step `first_block` on, in blocks that keep the shape of the state. Use a "
+                "block `first_block` on, in blocks that keep the shape of the state. Use a "
                 "`tfresidual.networks.ResidualNetwork` with more blocks in a stage; equal initial "
                 "weights come from its `recurrent_initialization=True`. "
                 f"Received: first_block={self.first_block}, {len(paths)} variables, the first of "
@@ -183,7 +183,7 @@ class GradientCoupling(keras.optimizers.Optimizer):
 
     def _mixture(self, group):
         """Returns the `_Mixture` of a group, or `None` if its weights keep their own gradients."""
-        weights = coupling_kernel(group.steps, self.coupling, self.kernel)
+        weights = coupling_kernel(group.blocks, self.coupling, self.kernel)
         if np.array_equal(weights, np.eye(len(weights))):
             return None
         # Blocks with equal rows get the same tensor, so that rounding cannot make them differ.

@@ -40,7 +40,7 @@ OBJECTIVE = "blocks"
 # Hyperparameter with the id of the trial whose weights a warm start uses.
 SOURCE = "tuner/warm_start"
 # Scaled distance of the network whose weights are kept, if several executions were averaged.
-KEPT = "kept_scaled_distance"
+KEPT_DISTANCE = "kept_scaled_distance"
 # Files in the folder of a trial: its measurements, and the error message of a failed worker.
 TRIAL_FILE, FAILURE_FILE = "trial.json", "failure.txt"
 # What to do about a damaged file.
@@ -324,7 +324,7 @@ class DepthOracle(keras_tuner.Oracle):
         return all(
             dataclasses.replace(stage, distance=metric(trial, name)).meets(self.epsilon)
             for place, stage in enumerate(self.measurements(trial), start=1)
-            if trial.metrics.exists(name := log_key(KEPT, place))
+            if trial.metrics.exists(name := log_key(KEPT_DISTANCE, place))
         )
 
     def weights_path(self, trial: keras_tuner.engine.trial.Trial) -> pathlib.Path:
@@ -600,7 +600,7 @@ class DepthOracle(keras_tuner.Oracle):
         self.end_order: list[str] = [t for t in self.end_order if t in ended]
         self.end_order += [t for t in ended if t not in self.end_order]
         if not look:
-            self._retry_what_ended_the_search()
+            self._retry_failures()
 
     def _read_trial(self, path):
         state = read_json(path, REMEDY)
@@ -615,7 +615,7 @@ class DepthOracle(keras_tuner.Oracle):
                     stage.meets(self.epsilon)
         return trial
 
-    def _retry_what_ended_the_search(self):
+    def _retry_failures(self):
         """Retries the failures that ended the search, since the cause may have been fixed."""
 
         def has_failed(trial_id):

@@ -25,7 +25,7 @@ from tfresidual.probes.perturbation import ALL_STAGES
 from tfresidual.routing.batches import batches_of, check_images
 from tfresidual.tuning.depth_oracle import (
     FAILURE_FILE,
-    KEPT,
+    KEPT_DISTANCE,
     OBJECTIVE,
     REMEDY,
     SOURCE,
@@ -33,7 +33,7 @@ from tfresidual.tuning.depth_oracle import (
     blocks,
     is_served,
 )
-from tfresidual.tuning.trace import DEVIATION, OF_STAGE, outcomes_of, read_search, trace_of
+from tfresidual.tuning.trace import DEVIATION, STAGE_METRICS, outcomes_of, read_search, trace_of
 from tfresidual.tuning.warm_start import interleave
 from tfresidual.tuning.workers import (
     POLL,
@@ -55,14 +55,20 @@ if TYPE_CHECKING:
     from tfresidual.types import Frame, Images
 
 # Errors that indicate a faulty program, not a network that cannot be trained.
-WRONG_PROGRAMS = (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError)
+PROGRAM_ERRORS = (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError)
 # Arguments of a tuner that are passed to its oracle.
-OF_ORACLE = (
+ORACLE_ARGUMENTS = (
     *("max_retries_per_trial", "max_consecutive_failed_trials"),
     *("tune_new_entries", "allow_new_entries"),
 )
 # Metrics whose complement is an error rate.
-SHARES = ("exact_match", "accuracy", "acc", "categorical_accuracy", "sparse_categorical_accuracy")
+ACCURACY_METRICS = (
+    "exact_match",
+    "accuracy",
+    "acc",
+    "categorical_accuracy",
+    "sparse_categorical_accuracy",
+)
 
 
 class DepthSearch(keras_tuner.Tuner):
@@ -150,7 +156,7 @@ class DepthSearch(keras_tuner.Tuner):
             )
         name = "executions_per_trial"
         executions = check_int(name, kwargs.get(name, 1), at_least=1)
-        of_oracle = {name: kwargs.pop(name) for name in OF_ORACLE if name in kwargs}
+        of_oracle = {name: kwargs.pop(name) for name in ORACLE_ARGUMENTS if name in kwargs}
         oracle = DepthOracle(
             start,
             epsilon=epsilon,
@@ -266,7 +272,7 @@ class DepthSearch(keras_tuner.Tuner):
             return
         try:
             super()._run_and_update_trial(trial, *args, **kwargs)
-        except WRONG_PROGRAMS as error:
+        except PROGRAM_ERRORS as error:
             self._error = error
             raise
 
@@ -377,7 +383,7 @@ class DepthSearch(keras_tuner.Tuner):
             if row["blocks"] < sum(block.keeps_shape for block in stage.blocks):
                 raise _diverged(depths, f"{row}")
             measured[log_key("blocks", row["stage"])] = float(row["blocks"])
-            for name in OF_STAGE:
+            for name in STAGE_METRICS:
                 if row["blocks"]:
                     measured[log_key(name, row["stage"])] = float(row[name])
                 elif name in ("distance", "scaled_distance"):
@@ -569,7 +575,7 @@ def _averaged(results):
             if value == "scaled_distance":
                 values = [result[name] for result in results]
                 averaged[f"{stage}/{DEVIATION}"] = float(np.std(values, ddof=1))
-                averaged[f"{stage}/{KEPT}"] = min(results, key=_worst)[name]
+                averaged[f"{stage}/{KEPT_DISTANCE}"] = min(results, key=_worst)[name]
     return averaged
 
 
@@ -596,7 +602,7 @@ def _evaluated(network, fit_kwargs):
         return_dict=True,
     )
     named = {f"val_{name}": float(value) for name, value in values.items()}
-    share = next((name for name in SHARES if name in values), None)
+    share = next((name for name in ACCURACY_METRICS if name in values), None)
     return named if share is None else named | {"error": 1 - float(values[share])}
 
 

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
     from tfresidual.types import Frame, StrPath
 
-OF_STAGE = ("distance", "scaled_distance", "mean_perturbation", "mean_scaled_perturbation")
+STAGE_METRICS = ("distance", "scaled_distance", "mean_perturbation", "mean_scaled_perturbation")
 DEVIATION = "scaled_distance_deviation"
 # Columns of every trace.
 COLUMNS = (
-    *("trial", "status", "stage", "blocks", "measured_blocks", *OF_STAGE, DEVIATION),
+    *("trial", "status", "stage", "blocks", "measured_blocks", *STAGE_METRICS, DEVIATION),
     *("depth_asked_for", "meets_rule", "found", "error", "seconds", "from_trial"),
 )
 
@@ -125,7 +125,7 @@ def _rows(oracle, number, trial, found):
     for stage, depth in enumerate(blocks(trial.hyperparameters), start=1):
         row = {"trial": number, "status": status, **others, "stage": stage, "blocks": depth}
         row["measured_blocks"] = stages[stage - 1].counted if is_measured else None
-        for name in (*OF_STAGE, DEVIATION):
+        for name in (*STAGE_METRICS, DEVIATION):
             key = log_key(name, stage)
             there = is_measured and trial.metrics.exists(key)
             row[name] = metric(trial, key) if there else float("nan")

@@ -67,7 +67,7 @@ NOISE = re.compile(
 ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)(: |$)")
 # Retry policy of a worker when the chief has died and may be restarted: gRPC waits for a connection
 # and repeats unanswered requests.
-AGAIN = {
+RETRY_POLICY = {
     "maxAttempts": 5,
     "initialBackoff": "0.2s",
     "maxBackoff": "2s",
@@ -131,7 +131,7 @@ def wait_for_chief(client, timeout):
     from keras_tuner.src import protos
 
     options = {f"grpc.{which}_reconnect_backoff_ms": 200 for which in ("initial", "min", "max")}
-    every_method = {"name": [{}], "retryPolicy": AGAIN}
+    every_method = {"name": [{}], "retryPolicy": RETRY_POLICY}
     options["grpc.service_config"] = json.dumps({"methodConfig": [every_method]})
     channel = grpc.insecure_channel(chief_address(), options=list(options.items()))
     channel = grpc.intercept_channel(channel, _Deadline(timeout))
@@ -357,10 +357,10 @@ def supervise(
         name: os.environ.get(name, threads)
         for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
     }
-    members = [_Member("chief", command, shared, folder, restarts)]
+    members = [_SupervisedProcess("chief", command, shared, folder, restarts)]
     for number in range(workers):
         name = f"worker{number}"
-        members.append(_Member(name, command, {**shared, **of_worker}, folder, restarts))
+        members.append(_SupervisedProcess(name, command, {**shared, **of_worker}, folder, restarts))
     try:
         for member in members:
             member.start()
@@ -379,7 +379,7 @@ def supervise(
         watch()
 
 
-class _Member:
+class _SupervisedProcess:
     """One supervised process."""
 
     def __init__(self, name, command, environment, folder, restarts):

@@ -35,10 +35,10 @@ ENTRY = Entry(
     studies=(Study(),),
     figures=(
         Figure(
-            name="perturbation_errors",
+            name="route_errors",
             frames=("readout", "drop_blocks", "repeat_last_block", "convergence_indices"),
             column="error",
-            draw=lambda read, drop, repeat, indices, epsilon: plots.perturbation_errors(
+            draw=lambda read, drop, repeat, indices, epsilon: plots.route_errors(
                 read, drop, repeat, chance=_chances(indices)
             ),
             title="Read out early, drop, repeat",

@@ -24,7 +24,7 @@ def run(chain, data, options, progress):
         memory_limit=options.memory_limit,
         progress=progress,
     )
-    return {"repetition_steps": frame}
+    return {"repetition_metrics": frame}
 
 
 ENTRY = Entry(
@@ -37,15 +37,15 @@ ENTRY = Entry(
         Study(
             images=256,
             changes={"times": UNROLLED, "scale": UNROLLED_SCALE},
-            renamed={"repetition_steps": "repetition_steps_scaled"},
+            renamed={"repetition_metrics": "repetition_metrics_scaled"},
         ),
     ),
     figures=(
         Figure(
-            name="repetition_steps",
-            frames=("repetition_steps",),
+            name="repetition_metrics",
+            frames=("repetition_metrics",),
             column="l2_ratio",
-            draw=lambda frame, epsilon: plots.repetition_steps(frame),
+            draw=lambda frame, epsilon: plots.repetition_metrics(frame),
             title="Does a repeated block go on refining?",
             question=(
                 "Cosine loss and l2 ratio of the last application, when the last block of a stage "
@@ -56,13 +56,13 @@ ENTRY = Entry(
                 "first order. Repetition 0 is the block where it was trained."
             ),
             source=f"{INFERENCE}, figure 20, left",
-            finding=findings.of_repetition_steps,
+            finding=findings.of_repetition_metrics,
         ),
         Figure(
-            name="repetition_steps_scaled",
-            frames=("repetition_steps_scaled",),
+            name="repetition_metrics_scaled",
+            frames=("repetition_metrics_scaled",),
             column="l2_ratio",
-            draw=lambda frame, epsilon: plots.repetition_steps(frame),
+            draw=lambda frame, epsilon: plots.repetition_metrics(frame),
             title="And with a scaled branch?",
             question=(
                 "The same with the branch of the extra applications multiplied by the number in "
@@ -73,7 +73,7 @@ ENTRY = Entry(
                 "repetitions does the cosine leave the side below zero?"
             ),
             source=f"{INFERENCE}, figure 20, right",
-            finding=findings.of_scaled_repetition_steps,
+            finding=findings.of_scaled_repetition_metrics,
         ),
     ),
 )
