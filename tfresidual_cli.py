@@ -713,11 +713,12 @@ def _package(after_interrupt):
     try:
         click.echo("loading TensorFlow", err=True)
         with _without_noise():
-            from tfresidual import exporting, tuning
-            from tfresidual.console import terminal
+            from tfresidual import tuning
             from tfresidual.jobs import depth_study, probing, settings, study
-            from tfresidual.locks import FolderInUseError
+            from tfresidual.machine.console import terminal
+            from tfresidual.machine.locks import FolderInUseError
             from tfresidual.registry import ProbeOptions
+            from tfresidual.sources import exporting
     except KeyboardInterrupt:
         _fail("interrupted. Nothing was written", 130)
     package = types.SimpleNamespace(

@@ -39,7 +39,7 @@ import keras_tuner
 import numpy as np
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from tfresidual.console import terminal
+from tfresidual.machine.console import terminal
 from tfresidual.tuning import DepthOracle, blocks
 from tfresidual.tuning.proposals import Measurement
 

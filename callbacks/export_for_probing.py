@@ -12,11 +12,11 @@ import keras
 from tfresidual.callbacks.probe_callback import chain_in_training
 
 from tfresidual.arguments import check_bool, check_int, check_ints, checked_path
-from tfresidual.exporting import export
-from tfresidual.files import remove_unfinished
-from tfresidual.locks import locked, remove_abandoned
+from tfresidual.machine.files import remove_unfinished
+from tfresidual.machine.locks import locked, remove_abandoned
 from tfresidual.saved_model.format import series_of, series_path
 from tfresidual.saved_model.writer import obstacle_at, parts_to_save
+from tfresidual.sources.exporting import export
 
 if TYPE_CHECKING:
     import pathlib
@@ -62,8 +62,8 @@ class ExportForProbing(keras.callbacks.Callback):
             training begins, if it includes none of the `epochs`, or the network cannot be
             exported.
         FileExistsError: when training begins, if an export would replace something.
-        tfresidual.locks.FolderInUseError: when training begins, if another training run writes to
-            the folder.
+        tfresidual.machine.locks.FolderInUseError: when training begins, if another training run
+            writes to the folder.
     """
 
     def __init__(

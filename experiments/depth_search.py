@@ -18,10 +18,10 @@ from pathlib import Path
 import pandas as pd
 
 from tfresidual import tuning
-from tfresidual.console import say, terminal
-from tfresidual.files import written
 from tfresidual.jobs.depth_study import PROJECT, SearchSettings, run
 from tfresidual.jobs.settings import Settings
+from tfresidual.machine.console import say, terminal
+from tfresidual.machine.files import written
 
 
 def searches_of(size, data_dir):

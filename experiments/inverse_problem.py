@@ -24,7 +24,7 @@ from rich.progress import track
 from rich.table import Table
 
 from tfresidual import datasets, networks, plots, probes
-from tfresidual.console import terminal
+from tfresidual.machine.console import terminal
 from tfresidual.routing import routes
 
 NAMES = {

@@ -20,10 +20,10 @@ import pandas as pd
 
 import tfresidual
 from tfresidual import datasets, plots, probes
-from tfresidual.console import say, terminal
-from tfresidual.files import replacing
 from tfresidual.jobs import study
 from tfresidual.jobs.settings import Settings, prepare
+from tfresidual.machine.console import say, terminal
+from tfresidual.machine.files import replacing
 from tfresidual.routing import routes
 
 # Number of images of each split on which the indices are measured.

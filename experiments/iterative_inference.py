@@ -13,8 +13,8 @@ import argparse
 from pathlib import Path
 
 from tfresidual import training
-from tfresidual.console import terminal
 from tfresidual.jobs import study
+from tfresidual.machine.console import terminal
 
 PAPER = ("resnet110", "single_representation", "avg_pooling", "wide")
 

@@ -21,9 +21,9 @@ import keras
 import pandas as pd
 
 from tfresidual import datasets, training
-from tfresidual.console import say, terminal
-from tfresidual.files import replacing
 from tfresidual.jobs.probing import probe
+from tfresidual.machine.console import say, terminal
+from tfresidual.machine.files import replacing
 from tfresidual.sources import chain
 
 ARCHITECTURES = ("ResNet50", "ResNet50V2", "MobileNetV2", "EfficientNetB0", "ConvNeXtTiny")

@@ -18,9 +18,9 @@ import keras
 import pandas as pd
 
 from tfresidual import callbacks, plots, probes, training
-from tfresidual.console import say, terminal
 from tfresidual.jobs import study
 from tfresidual.jobs.settings import Settings, build, prepare
+from tfresidual.machine.console import say, terminal
 from tfresidual.routing.metrics import norm
 
 # Batch normalization and initial gamma of the shared later blocks of a stage.

@@ -113,7 +113,7 @@ def unfinished_name():
         pass
 
     def name(target):
-        from tfresidual import files
+        from tfresidual.machine import files
 
         target = pathlib.Path(target)
         before = files._prefix(target.stem).replace(str(os.getpid()), str(dead.pid))

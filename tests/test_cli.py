@@ -616,7 +616,7 @@ def test_a_folder_that_another_process_writes_to(tmp_path, monkeypatch, capfd, e
     """In this process, which has TensorFlow loaded."""
     import keras
 
-    from tfresidual.locks import locked
+    from tfresidual.machine.locks import locked
 
     monkeypatch.chdir(tmp_path)
     inputs = keras.Input((32, 32, 1))

@@ -98,7 +98,7 @@ def contents(folder):
         if path.is_file()
         else "folder"
         for path in folder.rglob("*")
-        # Who holds a folder is noted beside it; see tfresidual/locks.py.
+        # Who holds a folder is noted beside it; see tfresidual/machine/locks.py.
         if not path.name.endswith(".lock")
     }
 

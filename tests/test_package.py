@@ -18,20 +18,14 @@ from bare_package import BARE
 ROOT = pathlib.Path(__file__).parents[1]
 # Each part may import those before it.
 ORDER = (
-    "quiet",
     "types",
     "arguments",
-    "files",
-    "locks",
-    "memory",
-    "console",
-    "metrics",
+    "machine",
     "layers",
     "networks",
     "routing",
     "saved_model",
     "sources",
-    "exporting",
     "probes",
     "training",
     "tuning",
@@ -107,7 +101,7 @@ def test_import_says_nothing(level):
 
 FAILING = """
 import os, sys
-from tfresidual.quiet import quietly
+from tfresidual.machine.quiet import quietly
 with quietly():
     os.write(2, b"I0000 00:00:1.2  3 port.cc:153] oneDNN custom operations are on.\\nmine\\n")
     raise ValueError("also mine")

@@ -7,7 +7,7 @@ when they are first used.
 import importlib
 from typing import TYPE_CHECKING
 
-from tfresidual import quiet
+from tfresidual.machine import quiet
 
 with quiet.quietly():
     from tfresidual import layers, networks, training
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from tfresidual import routing as routing
     from tfresidual import sources as sources
     from tfresidual import tuning as tuning
-    from tfresidual.exporting import export as export
+    from tfresidual.sources.exporting import export as export
 
 __version__ = "0.1.0"
 
 # Functions, and the modules that define them. A module with the name of its function would hide it.
-_FUNCTIONS = {"export": "exporting"}
+_FUNCTIONS = {"export": "sources.exporting"}
 _LAZY = (
     "callbacks",
     "datasets",

@@ -14,7 +14,7 @@ from keras import layers
 import tfresidual as tfr
 from tfresidual import callbacks, probes
 from tfresidual.layers import ResidualUnit
-from tfresidual.locks import LOCK, FolderInUseError
+from tfresidual.machine.locks import LOCK, FolderInUseError
 from tfresidual.saved_model import writer
 from tfresidual.saved_model.format import LAYOUT_FILE, series_of, series_path
 
@@ -123,7 +123,7 @@ def test_epochs_that_do_not_come(tmp_path, monkeypatch):
 def test_two_trainings_into_one_folder(tmp_path):
     """The other process holds the folder as its own callback does."""
     script = (
-        "import sys; from tfresidual.locks import locked\n"
+        "import sys; from tfresidual.machine.locks import locked\n"
         f"with locked({str(tmp_path)!r}): print('held', flush=True); sys.stdin.read()"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

@@ -42,7 +42,7 @@ def main():
     import tensorflow
 
     import tfresidual
-    from tfresidual import exporting  # noqa: F401
+    from tfresidual.sources import exporting  # noqa: F401
 
     del keras, tensorflow, tfresidual
     for line in sys.stdin:
@@ -135,8 +135,8 @@ def export(kind, folder, file, kill_at, times):
     from tfresidual.callbacks import ExportForProbing
 
     import tfresidual
-    from tfresidual.files import remove_unfinished
-    from tfresidual.locks import FolderInUseError
+    from tfresidual.machine.files import remove_unfinished
+    from tfresidual.machine.locks import FolderInUseError
 
     def tell(*words):
         with file.open("a") as opened:

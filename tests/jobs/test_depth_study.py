@@ -18,10 +18,10 @@ import pandas as pd
 import pytest
 
 from tfresidual import probes, report, training, tuning
-from tfresidual.console import terminal
 from tfresidual.jobs import depth_study, study
 from tfresidual.jobs.settings import Settings, build, compile_for, prepare
-from tfresidual.locks import FolderInUseError, locked
+from tfresidual.machine.console import terminal
+from tfresidual.machine.locks import FolderInUseError, locked
 
 pytestmark = pytest.mark.system
 

@@ -41,7 +41,7 @@ def serve():
     goes, how many seconds after the order it is started, and after how many it is killed, or
     `None`.
     """
-    from tfresidual import exporting  # noqa: F401
+    from tfresidual.sources import exporting  # noqa: F401
 
     print("ready", flush=True)
     for line in sys.stdin:

@@ -1,7 +1,7 @@
 """What every probe of the registry does, whatever it measures."""
 
-import io
 import contextlib
+import io
 
 import numpy as np
 import pandas as pd

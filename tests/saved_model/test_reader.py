@@ -30,11 +30,11 @@ from reference.small_networks import BFLOAT16, functional_network, small_images,
 
 import tfresidual as tfr
 from tfresidual import probes, training
-from tfresidual.exporting import export
 from tfresidual.routing import Block, Chain, Stage, evaluator, routes
 from tfresidual.routing.losses import loss_from, loss_of
 from tfresidual.routing.plan import plan_of
 from tfresidual.saved_model.format import LAYOUT_FILE
+from tfresidual.sources.exporting import export
 from tfresidual.sources.outputs import kind_of
 
 # Networks whose first stage has a block that keeps the shape, and whose last has another one.

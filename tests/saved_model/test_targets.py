@@ -14,8 +14,8 @@ from keras import layers
 from reference.small_networks import small_network
 
 import tfresidual as tfr
-from tfresidual.exporting import export
-from tfresidual.locks import FolderInUseError, locked
+from tfresidual.machine.locks import FolderInUseError, locked
+from tfresidual.sources.exporting import export
 
 pytestmark = pytest.mark.system
 

@@ -22,10 +22,10 @@ from reference.small_networks import BFLOAT16, functional_network, small_images,
 
 import tfresidual as tfr
 from tfresidual import probes
-from tfresidual.exporting import export
 from tfresidual.routing import Block, Chain, Stage, evaluate, routes
 from tfresidual.saved_model import writer
 from tfresidual.saved_model.format import LAYOUT_FILE
+from tfresidual.sources.exporting import export
 
 TWO_STAGES = {"blocks": (1, 2), "widths": (2, 3), "transition": "convolution"}
 NETWORKS = {
@@ -681,7 +681,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import tensorflow as tf
 import tfresidual.jobs.probing  # all that is imported later
 from tfresidual.routing import Block, Chain, Stage
-from tfresidual.exporting import export
+from tfresidual.sources.exporting import export
 
 def end():
     os.kill(os.getpid(), signal.SIGKILL)

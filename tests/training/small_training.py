@@ -5,7 +5,8 @@
 trains once for every moment, into FOLDER/0, FOLDER/1, ..., each time in a process of its own,
 which kills itself at that moment: `rename:log.csv:2` is just before a file is moved to log.csv
 for the second time, `open:.log-:2` just before the second opening of a file of that beginning,
-and `never` lets it end. It trains operation by operation, as the tests do. Only real file operations are watched, by Python's audit events.
+and `never` lets it end. It trains without compiling, as the tests do. Only real file operations
+are watched, by Python's audit events.
 """
 
 import os

@@ -29,8 +29,8 @@ from PIL import Image, ImageDraw, ImageFont
 from rich.console import Console
 
 from tfresidual.arguments import check_choice, check_int
-from tfresidual.console import progress_bar
-from tfresidual.locks import locked
+from tfresidual.machine.console import progress_bar
+from tfresidual.machine.locks import locked
 
 if TYPE_CHECKING:
     from typing import Any, Literal

@@ -15,10 +15,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfresidual.arguments import check_bool, check_choice, check_int, checked_path, is_int
-from tfresidual.console import progress_bar
 from tfresidual.datasets.augmentation import flip_and_crop
-from tfresidual.files import check_folder, damaged, is_full, no_room
-from tfresidual.memory import check_fits
+from tfresidual.machine.console import progress_bar
+from tfresidual.machine.files import check_folder, damaged, is_full, no_room
+from tfresidual.machine.memory import check_fits
 
 if TYPE_CHECKING:
     from tfresidual.types import Dataset, DatasetName, Pixels, StrPath

@@ -23,8 +23,6 @@ import tensorflow as tf
 
 from tfresidual import datasets, report, tuning
 from tfresidual.arguments import check_int, checked_path
-from tfresidual.console import say
-from tfresidual.files import replacing, written
 from tfresidual.jobs.probing import write_frames_and_figures
 from tfresidual.jobs.run_folder import (
     MODEL_FILE,
@@ -49,8 +47,10 @@ from tfresidual.jobs.settings import (
     prepare,
     used,
 )
-from tfresidual.locks import locked
-from tfresidual.memory import check_fits
+from tfresidual.machine.console import say
+from tfresidual.machine.files import replacing, written
+from tfresidual.machine.locks import locked
+from tfresidual.machine.memory import check_fits
 from tfresidual.probes.logs import log_key
 from tfresidual.training.progress import TrainingProgress
 from tfresidual.tuning.depth_search import load_trained
@@ -134,7 +134,7 @@ def run(
         ValueError: if a setting or the environment cannot be used, or the folder holds a run with
             other settings.
         FileNotFoundError: if the dataset is not on the disk.
-        tfresidual.locks.FolderInUseError: if another process is writing to the folder.
+        tfresidual.machine.locks.FolderInUseError: if another process is writing to the folder.
         ConnectionError: in a worker without a chief.
         tfresidual.tuning.SearchError: if too many trials fail in a row, or workers die.
     """

@@ -2,8 +2,8 @@
 
 import json
 
-from tfresidual.console import followed
-from tfresidual.files import read_json, written
+from tfresidual.machine.console import followed
+from tfresidual.machine.files import read_json, written
 
 # Records what each frame was measured on, by the name of the frame.
 RECORD = "probes.json"

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from tfresidual import datasets, sources
-from tfresidual.arguments import check_int, checked_path
-from tfresidual.console import say
-from tfresidual.files import check_folder
+from tfresidual.arguments import check_choice, check_int, checked_path
 from tfresidual.jobs.frames import known_records, record, write_frames_and_figures
 from tfresidual.jobs.settings import prepare
 from tfresidual.jobs.targets import check_fit, folder_of, network_of, settings_for, whole_series
-from tfresidual.locks import locked
+from tfresidual.machine.console import say
+from tfresidual.machine.files import check_folder
+from tfresidual.machine.locks import locked
 from tfresidual.registry import ENTRIES, ProbeOptions, possible
 from tfresidual.registry.figures import study_figures
 
@@ -76,7 +76,7 @@ def probe(
     Raises:
         FileNotFoundError: if there is no such network, or the dataset is not on the disk.
         NotADirectoryError: if `folder` cannot be a folder.
-        tfresidual.locks.FolderInUseError: if another process is writing to `folder`.
+        tfresidual.machine.locks.FolderInUseError: if another process is writing to `folder`.
         ValueError: if an argument cannot be used, a network or another file is damaged, or the
             data does not fit a network.
     """
@@ -93,11 +93,7 @@ def probe(
         )
     if images is not None:
         check_int("images", images, at_least=1)
-    if pixels not in datasets.PIXELS:
-        raise ValueError(
-            f"Argument `pixels` must be one of {', '.join(map(repr, datasets.PIXELS))}. "
-            f"Received: pixels={pixels!r}"
-        )
+    check_choice("pixels", pixels, datasets.PIXELS)
     options = options or ProbeOptions()
     if names is None:
         # Nobody asked for the indices, so a network at chance must not stop the other probes.

@@ -9,8 +9,8 @@ import platform
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from tfresidual.files import check_folder, damaged, read_json, replacing
 from tfresidual.jobs.settings import Settings, check
+from tfresidual.machine.files import check_folder, damaged, read_json, replacing
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping

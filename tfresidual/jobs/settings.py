@@ -11,10 +11,10 @@ import keras
 import numpy as np
 
 from tfresidual import datasets, layers, networks, training
-from tfresidual.arguments import check_bool, check_int, check_number, checked_path
-from tfresidual.console import say
+from tfresidual.arguments import check_bool, check_choice, check_int, check_number, checked_path
 from tfresidual.datasets.load import sizes_of
-from tfresidual.memory import TooLargeError, check_fits
+from tfresidual.machine.console import say
+from tfresidual.machine.memory import TooLargeError, check_fits
 from tfresidual.networks import weight_groups
 from tfresidual.registry.entry import check_epsilon
 
@@ -173,11 +173,7 @@ def build(settings: Settings, blocks: tuple[int, ...] | None = None) -> networks
         ValueError: if a setting cannot be used.
     """
     description = describe(settings)
-    if settings.network not in networks.PRESETS:
-        raise ValueError(
-            f"Argument `network` must be one of {', '.join(map(repr, networks.PRESETS))}. "
-            f"Received: network={settings.network!r}"
-        )
+    check_choice("network", settings.network, networks.PRESETS)
     try:
         keras.dtype_policies.get(settings.dtype)
     except ValueError as error:

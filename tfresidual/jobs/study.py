@@ -15,7 +15,6 @@ import numpy as np
 
 from tfresidual import datasets, plots, probes, sources, training
 from tfresidual.arguments import checked_path
-from tfresidual.console import say
 from tfresidual.jobs.frames import write_frames_and_figures
 from tfresidual.jobs.run_folder import claim, read_settings, refuse_other_settings
 from tfresidual.jobs.settings import (
@@ -30,7 +29,8 @@ from tfresidual.jobs.settings import (
     prepare,
     used,
 )
-from tfresidual.locks import locked
+from tfresidual.machine.console import say
+from tfresidual.machine.locks import locked
 from tfresidual.plots.style import RIGHT, WRONG
 from tfresidual.registry import ENTRIES, ProbeOptions, possible, watching
 from tfresidual.registry.figures import study_figures, study_sections
@@ -84,7 +84,7 @@ def run(
     Raises:
         ValueError: if a setting cannot be used, the folder holds a run with other settings, or a
             file in it is damaged.
-        tfresidual.locks.FolderInUseError: if another process is writing to the folder.
+        tfresidual.machine.locks.FolderInUseError: if another process is writing to the folder.
         FileNotFoundError: if the dataset is not on the disk.
     """
     settings, folder = settings or Settings(), checked_path("folder", folder)
@@ -141,7 +141,7 @@ def train(
     Raises:
         ValueError: if a setting cannot be used, the folder holds a run with other settings, or a
             file in it is damaged.
-        tfresidual.locks.FolderInUseError: if another process is writing to the folder.
+        tfresidual.machine.locks.FolderInUseError: if another process is writing to the folder.
         FileNotFoundError: if the dataset is not on the disk.
     """
     settings, folder = settings or Settings(), checked_path("folder", folder)

@@ -29,7 +29,7 @@ from tfresidual.layers.residual_unit import (
     fixed_norms,
 )
 from tfresidual.layers.shortcuts import get_shortcut
-from tfresidual.memory import check_fits
+from tfresidual.machine.memory import check_fits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

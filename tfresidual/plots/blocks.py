@@ -100,7 +100,7 @@ def _over_blocks(values, title, label):
         _reference_line(axes, rows, colour, marker)
 
     axes.set_xlim(-0.6, count - 0.4)
-    _mark_stages(axes, starts, stage_sizes)
+    mark_stages(axes, starts, stage_sizes)
     if count <= 24:
         axes.set_xticks(range(count))
     else:
@@ -134,7 +134,7 @@ def _reference_line(axes, rows, colour, marker=None, over_epochs=False):
         )
 
 
-def _mark_stages(axes, starts, stage_sizes):
+def mark_stages(axes, starts, stage_sizes):
     """Shades every second stage, draws the boundaries and labels the stages above the axes."""
     if len(starts) < 2:
         return
@@ -198,11 +198,11 @@ def _over_epochs(values, title, label):
     figure.supxlabel("epoch", fontsize=style.LABEL_SIZE, color=style.INK)
     figure.supylabel(label, fontsize=style.LABEL_SIZE, color=style.INK, ma="center")
     if blocks > 1:
-        _block_scale(figure, panels, colours)
+        block_scale(figure, panels, colours)
     return figure, panels, []
 
 
-def _block_scale(figure, panels, colours):
+def block_scale(figure, panels, colours):
     """Draws the colour scale of the blocks beside the panels."""
     blocks = len(colours)
     norm = BoundaryNorm(np.arange(blocks + 1) - 0.5, blocks)

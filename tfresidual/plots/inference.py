@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tfresidual.plots import frames, style
-from tfresidual.plots.blocks import _block_scale
+from tfresidual.plots.blocks import block_scale
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -87,7 +87,7 @@ def iterative_inference(frame: Frame, stages: Iterable[int] | None = None) -> Fi
                 axes.axhline(0.0, color=style.INK, linewidth=0.9, zorder=1.5, gid="zero")
     _scales(grid, table)
     if len(colours) > 1:
-        _block_scale(figure, list(grid.ravel()), colours)
+        block_scale(figure, list(grid.ravel()), colours)
     return figure
 
 

@@ -23,7 +23,7 @@ from keras import backend, ops
 
 from tfresidual import sources
 from tfresidual.arguments import check_int, check_number
-from tfresidual.probes.measure import measure
+from tfresidual.probes.measure import by_split, measure
 from tfresidual.probes.perturbation import ALL_STAGES
 from tfresidual.routing.batches import run_over, splits_of
 from tfresidual.routing.metrics import change_of, norm
@@ -255,11 +255,7 @@ def path_lengths_of(frame: Frame) -> Frame:
         The frame of `path_lengths`.
     """
     if "split" in frame:
-        parts = []
-        for split, part in frame.groupby("split", sort=False):
-            parts.append(path_lengths_of(part.drop(columns="split")))
-            parts[-1].insert(0, "split", split)
-        return pd.concat(parts, ignore_index=True)
+        return by_split(frame, path_lengths_of)
     # Count and sum leave out NaN, that is, blocks without a length.
     stages = frame.groupby("stage")["length"].agg(["count", "sum"])
     stages = pd.concat([stages, stages.sum().to_frame(ALL_STAGES).T]).rename_axis("stage")

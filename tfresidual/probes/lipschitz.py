@@ -8,7 +8,7 @@ import pandas as pd
 
 from tfresidual import sources
 from tfresidual.arguments import check_bool
-from tfresidual.console import progress_bar
+from tfresidual.machine.console import progress_bar
 
 if TYPE_CHECKING:
     from tfresidual.routing import Chain

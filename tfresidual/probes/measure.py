@@ -80,6 +80,18 @@ def _check_of(chain):
     return check
 
 
+def by_split(frame, function):
+    """Applies a function of frames to each split of a frame; returns the frames joined.
+
+    The column `split` comes first, and the splits stay in their order.
+    """
+    parts = []
+    for split, part in frame.groupby("split", sort=False):
+        parts.append(function(part.drop(columns="split")))
+        parts[-1].insert(0, "split", split)
+    return pd.concat(parts, ignore_index=True)
+
+
 def standard_error(values):
     """Returns the standard errors of the means over images of an array `(images, ...)`, in float64.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from tfresidual import sources
-from tfresidual.probes.measure import measure
+from tfresidual.probes.measure import by_split, measure
 from tfresidual.routing.block_values import PERTURBATION_METRICS, perturbation_values
 
 if TYPE_CHECKING:
@@ -100,11 +100,7 @@ def distances_of(frame: Frame) -> Frame:
         The frame of `computational_distance`.
     """
     if "split" in frame:
-        parts = []
-        for split, part in frame.groupby("split", sort=False):
-            parts.append(distances_of(part.drop(columns="split")))
-            parts[-1].insert(0, "split", split)
-        return pd.concat(parts, ignore_index=True)
+        return by_split(frame, distances_of)
     blocks = frame.groupby("stage")[list(PERTURBATION_METRICS)]
     # The sum leaves out NaN, that is, blocks without an F.
     stages = blocks.sum().set_axis(["distance", "scaled_distance"], axis="columns")

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
-from numbers import Real
 from typing import overload
 
 import numpy as np
+
+from tfresidual.arguments import is_number
 
 # Iterables that do not contain distances.
 NOT_DISTANCES = (str, bytes, bytearray, Mapping)
@@ -60,12 +61,12 @@ def depth_for(scaled_distance: float | Iterable[float], epsilon: float = 0.1) ->
     distances, epsilon = _plain(scaled_distance), _plain(epsilon)
     if isinstance(distances, Iterable) and not isinstance(distances, NOT_DISTANCES):
         return [depth_for(distance, epsilon) for distance in distances]
-    if not _is_finite(distances) or distances < 0:
+    if not is_number(distances) or distances < 0:
         raise ValueError(
             "Argument `scaled_distance` must be a finite number, 0 or more, that fits a float. "
             f"Received: scaled_distance={_shown(distances)}"
         )
-    if not _is_finite(epsilon) or epsilon <= 0:
+    if not is_number(epsilon) or epsilon <= 0:
         raise ValueError(
             "Argument `epsilon` must be a finite number over 0 that fits a float. "
             f"Received: epsilon={_shown(epsilon)}"
@@ -76,16 +77,6 @@ def depth_for(scaled_distance: float | Iterable[float], epsilon: float = 0.1) ->
 def _plain(value):
     """Returns the number in a zero-dimensional array, and anything else unchanged."""
     return value[()] if isinstance(value, np.ndarray) and not value.ndim else value
-
-
-def _is_finite(value):
-    """Returns whether a value is a finite number that fits a float."""
-    if not isinstance(value, Real) or isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
 
 
 def _shown(value):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import jinja2
 
-from tfresidual.files import replacing
+from tfresidual.machine.files import replacing
 from tfresidual.report import tables
 from tfresidual.report.section import Section, check_text
 

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfresidual.arguments import check_bool
-from tfresidual.console import progress_bar
+from tfresidual.machine.console import progress_bar
 from tfresidual.routing.agreement import check_agreement
 from tfresidual.routing.outputs import named_outputs
 

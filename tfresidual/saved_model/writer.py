@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tensorflow as tf
 
-from tfresidual.files import (
+from tfresidual.machine.files import (
     file_above,
     no_room,
     replacing_folder,

@@ -10,7 +10,7 @@ import zipfile
 import keras
 import pandas as pd
 
-from tfresidual.files import damaged, remove_unfinished, replacing
+from tfresidual.machine.files import damaged, remove_unfinished, replacing
 
 CHECKPOINT = re.compile(r"epoch-(\d+)\.keras")
 # Keras does not save the states of random generators (of dropout) in a .keras file.
@@ -60,8 +60,9 @@ class TrainingFolder:
             return pd.DataFrame()
         try:
             text = self.log_path.read_bytes().decode()
-            # pandas raises an error for an empty file.
-            log = pd.read_csv(self.log_path)
+            # pandas raises an error for an empty file. Which of its versions reads a number to its
+            # last digit differs, so the numbers are read as text.
+            texts = pd.read_csv(self.log_path, dtype=str)
             header, *rows = csv.reader(io.StringIO(text, newline=""), strict=True)
         except (ValueError, csv.Error) as error:
             raise damaged(self.log_path, error, REMEDY) from error
@@ -69,15 +70,21 @@ class TrainingFolder:
         if widths - {len(header)} or not text.endswith("\n"):
             raise damaged(self.log_path, "a row is cut", REMEDY)
         for column in ("epoch", self.monitor):
-            if column not in log:
+            if column not in texts:
                 raise damaged(self.log_path, f"it has no column {column!r}", REMEDY)
-        for column in log:
-            numbers = pd.to_numeric(log[column], errors="coerce").notna()
-            is_text = log[column].notna() & ~numbers
+        log = {}
+        for column in texts:
+            values = texts[column]
+            numbers = pd.to_numeric(values, errors="coerce").notna()
+            is_text = values.notna() & ~numbers
             # A callback may log text, but then it does so in every epoch.
             if is_text.any() and (numbers.any() or column in ("epoch", self.monitor)):
                 raise damaged(self.log_path, f"there is text in the column {column!r}", REMEDY)
-        return log
+            if not is_text.any():
+                is_whole = values.str.fullmatch(r"[+-]?\d{1,18}", na=False).all()
+                values = values.astype("int64" if is_whole else float)
+            log[column] = values
+        return pd.DataFrame(log)
 
     def best_epoch(self, log):
         """Returns the epoch with the highest monitored value, the earliest if there are several."""

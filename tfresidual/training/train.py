@@ -9,7 +9,7 @@ import keras
 import pandas as pd
 
 from tfresidual.arguments import check_bool, check_int, checked_path
-from tfresidual.locks import locked
+from tfresidual.machine.locks import locked
 from tfresidual.training.checkpoints import Checkpoints, TrainingFolder, opened
 from tfresidual.training.exact_match import ExactMatch
 from tfresidual.training.gradient_coupling import GradientCoupling
@@ -123,7 +123,7 @@ def train(
     Raises:
         ValueError: if `epochs` is not a positive int, the validation metric is NaN in every epoch,
             or a file in the folder is damaged.
-        tfresidual.locks.FolderInUseError: if another process is writing to the folder.
+        tfresidual.machine.locks.FolderInUseError: if another process is writing to the folder.
     """
     epochs = check_int("epochs", epochs, at_least=1)
     with locked(checked_path("folder", folder)):

@@ -18,7 +18,7 @@ import numpy as np
 from keras_tuner.src.engine.oracle import Display
 
 from tfresidual.arguments import check_bool, check_int, check_ints, is_int
-from tfresidual.files import damaged, read_json, written
+from tfresidual.machine.files import damaged, read_json, written
 from tfresidual.probes.logs import log_key
 from tfresidual.probes.stopping_rule import depth_for
 from tfresidual.tuning.proposals import Measurement, plan

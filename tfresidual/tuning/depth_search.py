@@ -18,8 +18,8 @@ from keras_tuner.engine.tuner import maybe_distribute
 
 from tfresidual import probes, sources
 from tfresidual.arguments import check_int, check_number
-from tfresidual.files import damaged, replacing
-from tfresidual.locks import LOCK, locked
+from tfresidual.machine.files import damaged, replacing
+from tfresidual.machine.locks import LOCK, locked
 from tfresidual.probes.logs import log_key
 from tfresidual.probes.perturbation import ALL_STAGES
 from tfresidual.routing.batches import batches_of, check_images

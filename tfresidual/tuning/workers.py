@@ -28,7 +28,7 @@ import grpc
 from keras_tuner import errors
 
 from tfresidual.arguments import check_int, checked_path
-from tfresidual.files import check_folder
+from tfresidual.machine.files import check_folder
 from tfresidual.tuning.depth_oracle import HEARTBEAT
 
 if TYPE_CHECKING:

@@ -7,9 +7,10 @@ import time
 
 import pytest
 
-from tfresidual import memory, networks
+from tfresidual import networks
 from tfresidual.jobs import depth_study, settings, study
 from tfresidual.jobs.settings import Settings
+from tfresidual.machine import memory
 from tfresidual.networks import residual_network
 
 GIB = 2**30

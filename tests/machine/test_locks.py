@@ -19,13 +19,13 @@ import filelock
 import pytest
 from bare_package import BARE
 
-from tfresidual.locks import FolderInUseError, locked, remove_abandoned
+from tfresidual.machine.locks import FolderInUseError, locked, remove_abandoned
 
 HOLD = (
     BARE
     + """
 import time
-from tfresidual.locks import locked
+from tfresidual.machine.locks import locked
 with locked(sys.argv[1], beside=len(sys.argv) > 2 and sys.argv[2] == "beside"):
     print("held", flush=True)
     time.sleep(60)
@@ -167,7 +167,7 @@ def test_a_link_is_the_folder_that_it_leads_to(tmp_path):
 WAIT = (
     BARE
     + """
-from tfresidual.locks import locked
+from tfresidual.machine.locks import locked
 with locked(sys.argv[1], wait=True):
     path = __import__("pathlib").Path(sys.argv[1], "order")
     path.write_text(path.read_text() + "b" if path.exists() else "b")
@@ -189,7 +189,7 @@ RACE = (
     BARE
     + """
 import pathlib
-from tfresidual.locks import FolderInUseError, locked
+from tfresidual.machine.locks import FolderInUseError, locked
 folder = pathlib.Path(sys.argv[1])
 done = 0
 while done < 40:

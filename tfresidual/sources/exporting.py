@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from tfresidual import sources
 from tfresidual.arguments import check_bool, checked_path
-from tfresidual.files import remove_unfinished
-from tfresidual.locks import locked, remove_abandoned
+from tfresidual.machine.files import remove_unfinished
+from tfresidual.machine.locks import locked, remove_abandoned
 from tfresidual.saved_model.writer import check_target, write
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ def export(
     Raises:
         FileExistsError: if something that may not be replaced exists at the path, or a parent of
             the path is not a folder.
-        tfresidual.locks.FolderInUseError: if another process is writing the same SavedModel.
+        tfresidual.machine.locks.FolderInUseError: if another process is writing the same
+            SavedModel.
         OSError: if the SavedModel cannot be written, for example because the disk is full.
         ValueError: if `net` cannot be probed, computes with something that a SavedModel cannot
             hold, or differs by more than rounding from the functions to be written, or if another

@@ -13,7 +13,7 @@ import time
 import pytest
 from bare_package import BARE
 
-from tfresidual.files import remove_unfinished, replacing, replacing_folder
+from tfresidual.machine.files import remove_unfinished, replacing, replacing_folder
 
 
 def test_the_target_changes_when_the_block_ends(tmp_path):
@@ -93,7 +93,7 @@ KILLED = (
     BARE
     + """
 import os, signal, sys
-from tfresidual.files import remove_unfinished, replacing, replacing_folder
+from tfresidual.machine.files import remove_unfinished, replacing, replacing_folder
 with replacing(sys.argv[1]) as written:
     with written.open("w") as file:
         file.write("half")
@@ -148,7 +148,7 @@ KILLED_BETWEEN = (
     BARE
     + """
 import os, signal, sys
-from tfresidual.files import replacing_folder
+from tfresidual.machine.files import replacing_folder
 
 def watch(event, arguments):
     if event == "os.rename":

@@ -13,7 +13,7 @@ import sys
 import filelock
 import psutil
 
-from tfresidual.files import check_folder, folders_above
+from tfresidual.machine.files import check_folder, folders_above
 
 # The locked file in the folder. It is removed when the folder is released; a process that is killed
 # leaves it behind, unlocked.

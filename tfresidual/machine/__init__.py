@@ -1,0 +1,4 @@
+"""What the package asks of the machine: files and locks, memory, the terminal, a quiet TensorFlow.
+
+Imports nothing of these itself: `quiet` must be loaded before TensorFlow.
+"""
