@@ -13,8 +13,6 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from tfresidual.types import StrPath
-
 # The largest count allowed, so that sums and products of a few counts fit into 64 bits.
 LARGEST_COUNT = 10**9
 
@@ -195,7 +193,7 @@ def is_number(value: Any) -> bool:
         return False
 
 
-def checked_path(name: str, value: StrPath) -> pathlib.Path:
+def checked_path(name: str, value: str | os.PathLike[str]) -> pathlib.Path:
     """Returns an argument as a `pathlib.Path`; raises a `ValueError` if it cannot be one."""
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str) or not text or "\0" in text:

@@ -150,9 +150,9 @@ class BatchNormalization(keras.layers.BatchNormalization):
         )
 
 
-# This function and the next are compiled on their own and shared by all layers: TensorFlow registers
-# a custom gradient forever, together with the graph it was traced in. That way it is this small
-# graph, and not that of a whole network.
+# This function and the next are compiled on their own and shared by all layers: TensorFlow
+# registers a custom gradient forever, together with the graph it was traced in. That way it is
+# this small graph, and not that of a whole network.
 @tf.function(autograph=False, reduce_retracing=True)
 def _normalize(inputs, gamma, beta, mean, variance, epsilon):
     """Applies the fused kernel with given statistics; computes only the requested gradients.

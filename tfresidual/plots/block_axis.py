@@ -3,7 +3,7 @@
 import numpy as np
 
 from tfresidual.plots import style
-from tfresidual.plots.blocks import mark_stages
+from tfresidual.plots.blocks import shade_stages
 
 # With more blocks than this, the dots are smaller.
 _FEW = 24
@@ -49,7 +49,7 @@ def marker_size(sizes):
 
 def mark_stages(axes, sizes):
     """Shades every second stage, draws the boundaries and labels the stages above the axes."""
-    mark_stages(axes, sizes.cumsum() - sizes, sizes)
+    shade_stages(axes, sizes.cumsum() - sizes, sizes)
 
 
 def finish(panels, sizes):

@@ -100,7 +100,7 @@ def _over_blocks(values, title, label):
         _reference_line(axes, rows, colour, marker)
 
     axes.set_xlim(-0.6, count - 0.4)
-    mark_stages(axes, starts, stage_sizes)
+    shade_stages(axes, starts, stage_sizes)
     if count <= 24:
         axes.set_xticks(range(count))
     else:
@@ -134,7 +134,7 @@ def _reference_line(axes, rows, colour, marker=None, over_epochs=False):
         )
 
 
-def mark_stages(axes, starts, stage_sizes):
+def shade_stages(axes, starts, stage_sizes):
     """Shades every second stage, draws the boundaries and labels the stages above the axes."""
     if len(starts) < 2:
         return

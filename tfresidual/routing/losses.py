@@ -122,8 +122,8 @@ def takes_signs(loss):
     return description["loss"].lower().replace("_", "") in ("hinge", "squaredhinge")
 
 
-# Compiled on its own: TensorFlow registers a custom gradient forever, together with the graph it was
-# traced in. That way it is this small graph, and not that of a whole network.
+# Compiled on its own: TensorFlow registers a custom gradient forever, together with the graph it
+# was traced in. That way it is this small graph, and not that of a whole network.
 @tf.function(autograph=False, reduce_retracing=True)
 @ops.custom_gradient
 def softmax_cross_entropy(labels, logits):
