@@ -38,8 +38,8 @@ def checked_path(name: str, value: StrPath) -> pathlib.Path:
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str) or not text or "\0" in text:
         raise ValueError(
-            f"Argument `{name}` must be a path, as a str without null characters that is not "
-            f"empty, or as a `pathlib.Path`. Received: {name}={value!r}"
+            f"Argument `{name}` must be a path: a non-empty str without null characters, or a "
+            f"`pathlib.Path`. Received: {name}={value!r}"
         )
     return pathlib.Path(text)
 
@@ -189,8 +189,8 @@ def no_room(path, error):
     codes = [code for code in FULL if os.strerror(code) in str(error)]
     reason = os.strerror(codes[0]) if codes else " ".join(str(error).split())
     return OSError(
-        f"{str(path)!r} could not be written: {reason}. What was there before is unchanged. Make "
-        "room for it, and do the same again"
+        f"{str(path)!r} could not be written: {reason}. Existing files are unchanged. Free some "
+        "space and try again"
     )
 
 
@@ -208,9 +208,9 @@ def read_json(path, remedy):
     text = pathlib.Path(path).read_bytes()
     try:
         content = json.loads(text)
-        reason = "what it holds is no dict"
+        reason = "its content is not a dict"
     except (ValueError, RecursionError) as error:
-        content, reason = None, f"it is no JSON, {error}"
+        content, reason = None, f"it is not JSON, {error}"
     if not isinstance(content, dict):
         raise damaged(path, reason, remedy)
     return content

@@ -100,7 +100,9 @@ def test_which_epochs(tmp_path, monkeypatch, settings, epochs, expected):
 
 def test_every_so_many_epochs_of_a_shorter_training(tmp_path, monkeypatch):
     calls = count_exports(monkeypatch)
-    with pytest.warns(UserWarning, match=r"every 5 epochs of a training that has 3: .*not export"):
+    with pytest.warns(
+        UserWarning, match=r"every 5 epochs, but the training has only 3: nothing will be export"
+    ):
         fit(network(), ExportForProbing(tmp_path / "series", every=5), epochs=3)
     assert calls == [] and names_in(tmp_path) == []
 
@@ -425,7 +427,7 @@ def test_a_network_that_has_no_chain_is_not_trained(tmp_path):
     assert_untrained(plain, before)
     assert names_in(tmp_path) == []
     # Where nothing is to be exported, nothing is in the way.
-    with pytest.warns(UserWarning, match="will not export anything"):
+    with pytest.warns(UserWarning, match="nothing will be exported"):
         fit(plain, ExportForProbing(tmp_path / "series", every=2), epochs=1)
 
 

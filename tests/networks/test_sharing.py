@@ -533,7 +533,7 @@ def test_bad_share_from(share_from):
 
 @pytest.mark.parametrize("batch_norm", SWITCHES[1:])
 def test_switches_need_something_shared(batch_norm):
-    with pytest.raises(ValueError, match=r"`batch_norm` .* `share_from`. Received: batch_norm="):
+    with pytest.raises(ValueError, match=r"`batch_norm` .* `share_from`: .*Received: batch_norm="):
         ResidualNetwork(**SMALL | {"share_from": None}, batch_norm=batch_norm)
 
 

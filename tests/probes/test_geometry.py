@@ -539,11 +539,11 @@ DATA = IMAGES, np.zeros(2, int)
         ),
         (
             lambda c: probes.metric_product(c, IMAGES, stage=1, block=0, vectors=IMAGES[:1]),
-            "a vector for each",
+            "one vector per image",
         ),
         (
             lambda c: probes.metric_product(c, IMAGES[:0], stage=1, block=0, vectors=IMAGES[:0]),
-            "one or more images",
+            "at least one image",
         ),
         (
             lambda c: probes.metric_product(c, IMAGES, stage=1, block=0, vectors=IMAGES[..., :1]),
@@ -567,8 +567,8 @@ DATA = IMAGES, np.zeros(2, int)
         ),
         (lambda c: probes.metric_eigenvalues(c, {}, stage=1, block=0), "`data` must not be empty"),
         (lambda c: probes.line_element(c, 3), "`data` must be"),
-        (lambda c: probes.line_between(c, IMAGES, IMAGES[:1]), "arrays of images of one shape"),
-        (lambda c: probes.line_between(c, IMAGES[0], IMAGES[0]), "arrays of images of one shape"),
+        (lambda c: probes.line_between(c, IMAGES, IMAGES[:1]), "arrays of the same shape"),
+        (lambda c: probes.line_between(c, IMAGES[0], IMAGES[0]), "arrays of the same shape"),
         (lambda c: probes.line_between(c, IMAGES, IMAGES, points=0), "`points` must be"),
         (
             lambda c: probes.line_between(c, IMAGES, IMAGES, stage=1, block=3),

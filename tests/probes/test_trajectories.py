@@ -157,7 +157,7 @@ class TestRefused:
         with pytest.raises(ValueError, match=r"`chain` must .*never change the shape.*Received: "):
             probes.trajectories(changed, points())
         narrow = Chain("narrow", chain.stem, chain.stages, lambda h: h[:, :1], None, (2,))
-        with pytest.raises(ValueError, match=r"`chain` must answer with points.*Received: narrow"):
+        with pytest.raises(ValueError, match=r"`chain` must return points.*Received: narrow"):
             probes.trajectories(narrow, points())
 
     def test_routes(self):
@@ -245,9 +245,9 @@ class TestSummary:
                 ValueError, match=f"`{name}` must be a frame.*Received: .*{message}"
             ):
                 probes.trajectory_summary(**good | {name: value})
-        with pytest.raises(ValueError, match=r"of one network.*Received: frames of 3, 3 and 5"):
+        with pytest.raises(ValueError, match=r"to one network.*Received: frames of 3, 3 and 5"):
             probes.trajectory_summary(**good | {"dropped": course(self.readout)})
-        with pytest.raises(ValueError, match=r"of one network.*Received: frames of 3, 2 and 3"):
+        with pytest.raises(ValueError, match=r"to one network.*Received: frames of 3, 2 and 3"):
             probes.trajectory_summary(**good | {"repeated": course(self.readout)})
         with pytest.raises(ValueError, match=r"`solutions` must be .*Received: .*\(2,\)"):
             probes.trajectory_summary(**good | {"solutions": [0, 0]})

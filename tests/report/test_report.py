@@ -287,7 +287,7 @@ class TestRefused:
     def test_texts(self, name, value):
         arguments = {"title": "T", "question": "Q?", "reading": "R.", name: value}
         with pytest.raises(
-            ValueError, match=f"`{name}` must be a text.*Received: {name}={value!r}"
+            ValueError, match=f"`{name}` must be a non-empty text.*Received: {name}={value!r}"
         ):
             report.Section(**arguments)
 

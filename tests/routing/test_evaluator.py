@@ -652,7 +652,7 @@ def test_bad_data(case, data, message):
 
 def test_endless_data(case):
     chain, routes, batch, _ = case
-    with pytest.raises(ValueError, match=r"`data` must end.*Received: "):
+    with pytest.raises(ValueError, match=r"`data` must be finite.*Received: "):
         evaluate(chain, tf.data.Dataset.from_tensors(batch).repeat(), routes)
 
 

@@ -298,7 +298,7 @@ class TestDamaged:
         path.unlink() if content is None else path.write_bytes(content)
         told = "are missing" if content is None else "is damaged: "
         with pytest.raises(
-            ValueError, match=rf"{told}.*Put a whole one [^\n]*path='{path}'$"
+            ValueError, match=rf"{told}.*Replace it by [^\n]*path='{path}'$"
         ) as raised:
             tuner.get_best_models()
         assert isinstance(raised.value, keras_tuner.errors.FatalError)
@@ -319,7 +319,7 @@ class TestMaxTrials:
         outcome = short.outcome()
         assert (outcome.status, outcome.trial) == ("searching", None)
         assert outcome.message.endswith("; 1 trials were allowed")
-        with pytest.raises(RuntimeError, match=r"no best network: the search .* not at its end"):
+        with pytest.raises(RuntimeError, match=r"no best network: the search .* not finished"):
             short.get_best_models()
         (checkpoint,) = tmp_path.rglob("*.h5")
         before = checkpoint.stat().st_mtime_ns
@@ -402,7 +402,9 @@ def test_several_executions(tmp_path, monkeypatch):
     tuner.oracle.score_trial(trial)
     assert tuner.get_best_hyperparameters()
     assert not tuner.oracle.is_kept_met(trial)
-    with pytest.raises(RuntimeError, match="do so on average, none of their networks alone does"):
+    with pytest.raises(
+        RuntimeError, match="do so only on average; none of their networks does on its own"
+    ):
         tuner.get_best_models()
 
 

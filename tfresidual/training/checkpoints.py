@@ -67,7 +67,7 @@ class TrainingFolder:
             raise damaged(self.log_path, error, ANEW) from error
         widths = {len(row) for row in rows}
         if widths - {len(header)} or not text.endswith("\n"):
-            raise damaged(self.log_path, "a row is cut", ANEW)
+            raise damaged(self.log_path, "a row is cut short", ANEW)
         for column in ("epoch", self.monitor):
             if column not in log:
                 raise damaged(self.log_path, f"it has no column {column!r}", ANEW)
