@@ -53,7 +53,7 @@ def of_epochs(*numbers):
 
 
 class Outputs(keras.callbacks.Callback):
-    """What the network returns behind every epoch, 0 for before the first."""
+    """What the network returns after every epoch; 0 is before the first."""
 
     def __init__(self):
         super().__init__()
@@ -183,7 +183,7 @@ def test_functions_are_compiled_once_for_the_series(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_it_shares_the_chain_of_other_callbacks(tmp_path):
-    """And what they measure behind an epoch is what is measured of the export."""
+    """And what they measure after an epoch equals what is measured on its export."""
     model = network()
     measured = callbacks.BlockMetrics((IMAGES, LABELS))
     history = fit(model, [measured, ExportForProbing(tmp_path)], epochs=2).history
@@ -306,7 +306,7 @@ def test_overwrite_replaces_them(tmp_path):
     assert names_in(tmp_path) == of_epochs(1)
 
 
-# Trainings that go on
+# Trainings that resume
 
 
 def test_a_training_that_goes_on_adds_to_the_series(tmp_path, monkeypatch):

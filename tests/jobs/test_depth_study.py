@@ -1,4 +1,4 @@
-"""The search of `tfresidual tune`: what it writes, and what it goes on from."""
+"""The search of `tfresidual tune`: what it writes, and what it resumes from."""
 
 import dataclasses
 import importlib.util
@@ -79,7 +79,7 @@ def test_what_is_written(done, settings):
 
 
 def test_the_answer_is_the_network_beside_it(done, settings):
-    """Measured anew on the validation images, it meets the rule; the error is its own."""
+    """Measured again on the validation images, it meets the rule; the error is its own."""
     folder, outcome = done
     network = keras.saving.load_model(folder / "model.keras")
     assert tuple(network.blocks) == outcome.blocks

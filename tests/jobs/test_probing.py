@@ -336,7 +336,7 @@ def data_changes(run):
 
 @pytest.fixture(scope="module")
 def series(tmp_path_factory):
-    """Before the first epoch, and behind the second and the fourth; the network of the last."""
+    """Before the first epoch, and after the second and the fourth; the network of the last."""
     folder = tmp_path_factory.mktemp("series")
     net = random_network(
         input_shape=(32, 32, 1),
@@ -384,7 +384,7 @@ def test_a_saved_model_on_its_own_needs_data(run, series, tmp_path):
 
 
 def test_a_series(run, series, tmp_path):
-    """Every network by itself, one behind the other, and figures over the epochs."""
+    """Every network by itself, one after the other, and figures over the epochs."""
     names = ["block_metrics", "readout", "drop_blocks"]
     changes = data_changes(run)
     frames, paths = probing.probe(series[0], names, tmp_path, images=32, changes=changes)

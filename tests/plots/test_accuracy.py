@@ -1,4 +1,4 @@
-"""Figures of the accuracy behind, and without, every block."""
+"""Figures of the accuracy after, and without, every block."""
 
 import numpy as np
 import pandas as pd

@@ -183,7 +183,7 @@ def either(condition, yes, no):
     return ops.where(condition, float(yes), float(no))
 
 
-# The counts behind the trained network are all 1. Every network below errs on 1/10.
+# The counts after the trained network are all 1. Every network below errs on 1/10.
 SOLVED = {
     # The first block does all: without it, chance; the others neither help nor harm.
     "instant convergence": (lambda n: either(n[:, 0] > 0, 0.1, 0.75), [1, 1 - 1 / 3, 0]),

@@ -122,7 +122,7 @@ def assert_near(measured, expected, tolerance):
     np.testing.assert_allclose(measured / scale, expected / scale, rtol=0, atol=tolerance)
 
 
-# Every layout, a place before, at and behind each kind of transition.
+# Every layout, a place before, at and after each kind of transition.
 PLACES = [(CASES[0], 1, 1), (CASES[9], 2, 0), (CASES[14], 1, 0), (CASES[23], 2, 1)]
 PLACES += [(CASES[26], 1, 1)]
 
@@ -296,7 +296,7 @@ def test_an_image_has_its_eigenvalues_in_every_batch():
 
 
 def numpy_line_element(states, jacobians):
-    """Both parts and the length for each image, of states before and behind each block.
+    """Both parts and the length per image, of states before and after each block.
 
     Args:
         states: the states before all blocks and the last one, `(images, features)`.

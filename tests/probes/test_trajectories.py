@@ -208,7 +208,7 @@ class TestSummary:
         dropped = readout[readout["step"] == 0]
         extra = [(0, 0), (1, 0), (2, 0)]
         repeated = pd.concat([course(extra).assign(input=i, z2=float(i)) for i in range(3)])
-        # The third input goes on ten times as fast.
+        # The third input continues ten times as fast.
         repeated.loc[(repeated["input"] == 2) & (repeated["step"] == 2), "z1"] = 11
         solutions = [[1, 0], [2, 1], [3, 2]]
         row = probes.trajectory_summary(readout, dropped, repeated, solutions).iloc[0]

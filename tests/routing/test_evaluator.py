@@ -1,6 +1,6 @@
-"""The evaluator against networks built anew, against NumPy in float64, and solved by hand.
+"""The evaluator against rebuilt networks, against NumPy in float64, and solved by hand.
 
-Not covered here: networks on a GPU, where the kernels of a network built anew need not be those of
+Not covered here: networks on a GPU, where the kernels of a rebuilt network need not be those of
 its blocks. How much memory is taken in truth is measured in test_memory.py.
 """
 
@@ -22,7 +22,7 @@ from tfresidual.routing.routes import drop, read_out, repeat_last, shuffle, swap
 SCORES = ("wrong", "cross_entropy", "entropy", "margin", "agreement", "distance", "outputs")
 
 
-# Against networks built anew
+# Against rebuilt networks
 
 
 class ScaledUnit(keras.layers.Layer):
@@ -284,7 +284,7 @@ def test_outputs_that_are_not_finite_are_wrong_and_agree_with_nothing(outputs):
     )
     routes = [unperturbed(chain), repeat_last(chain, 1, 1), repeat_last(chain, 1, 2)]
     labels = [[1, 0]] if outputs == "label_logits" else [0]
-    # 2e30 is finite, 2e60 not any more; the zero beside it becomes neither.
+    # 2e30 is finite, 2e60 not any more; the zero next to it becomes neither.
     values = evaluate(chain, at((1, 0), labels=labels), routes)
     np.testing.assert_array_equal(values.wrong, [[0], [1], [1]])
     np.testing.assert_array_equal(values.agreement, [[1], [0], [0]])
@@ -558,7 +558,7 @@ def test_each_block_is_traced_once():
     evaluate(chain, at((1, 2)), scaled)
     assert sorted(traced) == [0, 1, 2, 2]
     assert len(set(chain.compiled) - keys) == 1
-    # Images and labels of another type are compiled for anew, once.
+    # Images and labels of another type are compiled for again, once.
     images, labels = at((1, 2))
     for _ in range(2):
         evaluate(chain, (images.astype("float64"), labels), more)

@@ -41,7 +41,7 @@ def network(head, loss=None):
 
 
 def dense(activation=None, outputs=CLASSES):
-    """The function that puts a new layer behind a state, whose outputs are far from each other."""
+    """The function that puts a new layer after a state, whose outputs are far from each other."""
 
     def head(state):
         wide = keras.initializers.Orthogonal(2.0)

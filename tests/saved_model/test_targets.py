@@ -246,7 +246,7 @@ def test_one_export_at_a_time(chain, tmp_path, elsewhere):
         with pytest.raises(FolderInUseError, match=r"choose another `path`\. Received: path="):
             export(chain, tmp_path / "net")
         assert [path.name for path in tmp_path.iterdir()] == [".net.lock"]
-        # Another one beside it may be written, and one in it.
+        # Another one may be written next to it, and one inside it.
         export(chain, tmp_path / "other")
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
     export(chain, tmp_path / "net")

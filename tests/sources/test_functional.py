@@ -248,7 +248,7 @@ def other_additions(skip=()):
 
 
 def long_skip(skip=()):
-    """A shortcut around two blocks, which are then parts of its branch; a block behind it."""
+    """A shortcut around two blocks, which are then parts of its branch; a block after it."""
     inputs = images_input()
     state, states = convolution(4, "stem")(inputs), []
     for number in range(2):
@@ -263,7 +263,7 @@ def long_skip(skip=()):
 
 
 def narrow(skip=()):
-    """A branch with less parameters than the projection beside it, and a weightless shortcut."""
+    """A branch with fewer parameters than the projection next to it, and a weightless shortcut."""
     inputs = images_input()
     state, states = convolution(8, "stem")(inputs), []
     for number in range(2):
@@ -301,7 +301,7 @@ def side_by_side(skip=()):
 
 
 def mixed_dtypes(skip=()):
-    """States of two dtypes, one behind the other, and a stage that begins with the narrower."""
+    """States of two dtypes, one after the other, and a stage that begins with the narrower."""
     inputs = images_input()
     state, states = convolution(4, "stem", dtype="mixed_float16")(inputs), []
     for number, dtype in enumerate(["mixed_float16", "float32", "mixed_float16", "float32"]):
@@ -811,7 +811,7 @@ def test_an_anchor_from_elsewhere_is_refused():
     model = model_of(inputs, units[2](second, first))
     with pytest.raises(ValueError, match=r"anchor is the state.*Received: unit2"):
         tfr.chain(model)
-    # Nor is one beside the trunk.
+    # Nor is one next to the trunk.
     model = model_of(inputs, units[0](inputs) + units[1](inputs, inputs))
     with pytest.raises(ValueError, match=r"are on the trunk.*Received: unit1"):
         tfr.chain(model)

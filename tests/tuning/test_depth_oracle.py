@@ -605,7 +605,7 @@ class TestTorn:
         assert follow(self.reloaded(folder), EASY) == [(5,)]
 
     def assert_refused(self, folder, match):
-        """By who looks and by who goes on, in a line, with nothing written."""
+        """By those that look and those that resume, in one line, with nothing written."""
         before = contents_of(folder)
         for act in (lambda: read_search(folder / "search"), lambda: self.reloaded(folder)):
             with pytest.raises((ValueError, OSError), match=match) as raised:

@@ -82,7 +82,7 @@ def fit(tuner, **kwargs):
 
 
 def searched(folder, hypermodel=build, **kwargs):
-    """A search behind its end, in `folder/search`; by default of one trial."""
+    """A finished search, in `folder/search`; by default of one trial."""
     return fit(tuner_in(folder, hypermodel, **kwargs))
 
 
@@ -304,7 +304,7 @@ class TestDamaged:
         assert isinstance(raised.value, keras_tuner.errors.FatalError)
 
     def test_the_file_of_an_older_tuner(self, small, tmp_path):
-        """It held nothing; a search in a folder with one goes on."""
+        """It held nothing; a search in a folder with one resumes."""
         shutil.copytree(small.project_dir, tmp_path / "search")
         (tmp_path / "search" / "tuner0.json").write_text('{"')
         options = {"epsilon": 0.6, "max_blocks": 12, "max_trials": None}

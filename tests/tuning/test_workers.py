@@ -628,7 +628,7 @@ def test_trials_that_fail_at_a_worker(cluster):
 
 
 class Oracle:
-    """One that raises an error in a method, behind keras-tuner's lock, when it is called."""
+    """One that raises an error in a method, under keras-tuner's lock, when it is called."""
 
     failure, watch, left = None, None, 3
 
@@ -716,7 +716,7 @@ def test_an_oracle_that_raises_an_error(chief, fails):
         worker.start()
     with pytest.raises(chief.SearchError, match=r"The chief cannot continue.*OSError: .*No space"):
         in_time(lambda: chief.serve(oracle))
-    # Nobody holds keras-tuner's lock: the program may go on.
+    # Nobody holds keras-tuner's lock: the program may continue.
     oracle.fails, oracle.left = "nothing", 2
     in_time(lambda: chief.serve(oracle))
     if fails == "create_trial":
