@@ -90,12 +90,12 @@ def data_options(of_run=None):
         ("--train-size", "Images to train on.", "20000 of digitclutter, else all"),
         ("--validation", "Images held out to choose the best epoch.", 2000),
         ("--test-size", "Images of the test set.", "2000 of digitclutter, else all"),
-        ("--batch-size", "Images in a step.", 64),
+        ("--batch-size", "Images per training step.", 64),
     )
     return (
         option(
             "--digits",
-            "Digits on an image of digitclutter.",
+            "Digits per image of digitclutter.",
             of_run or 3,
             type=click.Choice(["3", "4", "5"]),
         ),
@@ -112,7 +112,7 @@ def data_options(of_run=None):
 
 DEPTH_OPTION = number(
     "--depth",
-    "Layers of resnet, 6 n + 2, or blocks a stage of hauser and resnet101.",
+    "Layers of resnet, 6 n + 2, or blocks per stage of hauser and resnet101.",
     "20, 6 and 16",
     MOST_BLOCKS,
 )
@@ -143,13 +143,13 @@ TRAINING_OPTIONS = (
     ),
     option(
         "--gamma",
-        "What the scale of batch normalization begins with.",
+        "Initial scale of batch normalization.",
         "0.1 with --batch-norm unshared, else 1",
         type=float,
         metavar="X",
     ),
     block_index(
-        "--share-from", "Block from which on the blocks of a stage are one, from 0.", "none"
+        "--share-from", "First block of a stage that is shared by all later ones, from 0.", "none"
     ),
     option(
         "--batch-norm",
@@ -161,13 +161,13 @@ TRAINING_OPTIONS = (
     ),
     option(
         "--recurrent",
-        "Let the blocks of a stage begin with equal weights.",
+        "Initialize the blocks of a stage with equal weights.",
         False,
         is_flag=True,
     ),
     option(
         "--coupling",
-        "How far the blocks of a stage share their gradients: 0 ordinary, 1 recurrent.",
+        "How much the blocks of a stage share their gradients: 0 ordinary, 1 recurrent.",
         "none",
         type=click.FloatRange(min=0, max=1),
         metavar="X",
@@ -193,7 +193,7 @@ TRAINING_OPTIONS = (
         "previous",
         type=click.Choice(["previous", "input"]),
     ),
-    number("--epochs", "How long to train.", 4),
+    number("--epochs", "Number of epochs to train.", 4),
     option(
         "--recipe",
         f"Learning rates of a paper: {', '.join(RECIPES)}.",
@@ -216,7 +216,7 @@ TRAINING_OPTIONS = (
     ),
     option(
         "--seed",
-        "The same seed gives the same numbers.",
+        "Random seed; the same seed gives the same numbers.",
         0,
         type=click.IntRange(min=0, max=2**32 - 1),
         metavar="N",
@@ -276,7 +276,7 @@ def study(out, **given):
       tfresidual study --recurrent --coupling 0.9 --out runs/coupled
       tfresidual study --recurrent --coupling 1 --lipschitz 0.95 --anchor input --out runs/pcr
     """
-    with _package(lambda: f"{_epochs_in(out)}; probes start again") as package:
+    with _package(lambda: f"{_epochs_in(out)}; probes start from scratch") as package:
         settings, out = _settings(package, given, out)
         report = package.study.run(out, settings, package.terminal())
     click.echo(f"report: {report}")
@@ -323,11 +323,11 @@ def train(out, **given):
     type=click.Choice(["train", "test"]),
     help="May be given twice.  [default: test]",
 )
-@number("--images", "Images of each split, whole batches of them.", "all test images")
+@number("--images", "Images of each split, in whole batches.", "all test images")
 @number("--times", "Extra applications of a stage's last block.", 16, MOST_TIMES)
 @option(
     "--scale",
-    "What its branch is multiplied by in them; the indices are measured without.",
+    "Factor of its branch in these applications; the indices are measured without it.",
     1.0,
     type=float,
     metavar="X",
@@ -347,7 +347,7 @@ def train(out, **given):
 )
 @option(
     "--memory-limit",
-    "MiB that states of images may take.",
+    "Memory for the states of images, in MiB.",
     1024,
     type=click.FloatRange(min=0, min_open=True),
     metavar="MIB",
@@ -356,14 +356,15 @@ def train(out, **given):
 @options(*data_options("that of the run"))
 @option(
     "--pixels",
-    "What the images hold. Networks from elsewhere may take others than those trained here.",
+    "Range of the pixels. Networks trained elsewhere may expect another one than those trained "
+    "here.",
     "standardized",
     type=click.Choice(["standardized", "0-1", "0-255"]),
 )
 @option(
     "--out",
     "Folder to write.",
-    "probes/ in the folder of the run or of the series, probes/NAME beside another network",
+    "probes/ in the folder of the run or of the series, probes/NAME next to another network",
     type=click.Path(file_okay=False),
     metavar="DIR",
 )
@@ -374,8 +375,9 @@ def probe(
 
     NETWORK is the folder of a run, a .keras file (of this package, or any functional Keras model
     with residual blocks), a SavedModel that `export` wrote, or the folder of a series of them,
-    which is drawn over the epochs. Writes what was measured as CSV, and the figures; probes.json
-    says of what network and which images. A network outside of the folder of a run needs --data.
+    whose results are drawn over the epochs. Writes the measurements as CSV, and the figures;
+    probes.json records the network and the images. A network outside the folder of a run needs
+    --data.
 
     \b
     Examples:
@@ -392,9 +394,7 @@ def probe(
         "epsilon": epsilon,
         "memory_limit": memory_limit,
     }
-    with _package(
-        lambda: "Probes that were done are written. The same command starts again"
-    ) as package:
+    with _package(lambda: "Completed probes are written. The same command starts again") as package:
         frames, paths = package.probing.probe(
             target,
             list(names) or None,
@@ -416,10 +416,10 @@ def probe(
 @cli.command()
 @click.argument("source", metavar="NETWORK", type=click.Path())
 @click.argument("path", metavar="DIR", type=click.Path())
-@click.option("--serving-only", is_flag=True, help="Leave out what probes read.")
-@click.option("--overwrite", is_flag=True, help="Replace a SavedModel that is there.")
+@click.option("--serving-only", is_flag=True, help="Leave out the functions for probing.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing SavedModel.")
 def export(source, path, serving_only, overwrite):
-    """Write a network as one SavedModel, to be served, and probed without its code.
+    """Write a network as one SavedModel that can be served, and probed without its code.
 
     NETWORK is the folder of a run, a .keras file, or a SavedModel that `export` wrote.
     `tfresidual probe DIR` probes the SavedModel; TensorFlow Serving serves it as it is.
@@ -447,7 +447,7 @@ class Depths(click.ParamType):
             depths = ()
         if not depths or min(depths) < 1 or max(depths) > MOST_BLOCKS:
             self.fail(
-                f"{value!r} is not a number from 1 to {MOST_BLOCKS}, or one a stage as in 4,4,6",
+                f"{value!r} is not a number from 1 to {MOST_BLOCKS}, or one per stage, as in 4,4,6",
                 param,
                 ctx,
             )
@@ -462,20 +462,25 @@ def depths(flag, meaning, default):
 @cli.command()
 @options(
     *TRAINING_OPTIONS,
-    depths("--start", "Blocks of each stage to begin with.", 4),
+    depths("--start", "Number of blocks per stage to start with.", 4),
     depths("--min-blocks", "The smallest depth of a stage.", 1),
     depths("--max-blocks", "The largest depth of a stage.", 128),
     option(
         "--tolerance",
-        "Blocks by which a stage may be deeper than it must.",
+        "Number of blocks by which a stage may be deeper than necessary.",
         0,
         type=click.IntRange(0, LARGEST_COUNT),
         metavar="N",
     ),
     number("--executions", "Trainings per depth, whose measurements are averaged.", 1),
-    number("--max-trials", "Most depths to train.", "as many as it takes"),
-    option("--warm-start", "Begin with the weights of a shallower one.", False, is_flag=True),
-    number("--workers", "Networks trained at once, by processes of their own.", 1),
+    number("--max-trials", "Largest number of depths to train.", "as many as it takes"),
+    option(
+        "--warm-start",
+        "Initialize each network with the weights of a shallower one.",
+        False,
+        is_flag=True,
+    ),
+    number("--workers", "Networks trained at the same time, each in its own process.", 1),
     option(
         "--out",
         "Folder to write.",
@@ -485,13 +490,13 @@ def depths(flag, meaning, default):
     ),
 )
 def tune(out, workers, **given):
-    """Search how deep a network must be: the fewest blocks a stage that are all small steps.
+    """Search for the depth of a network: the fewest blocks per stage that are all small steps.
 
     Trains networks until the mean scaled perturbation of every stage is epsilon or less, and more
-    with one block less. The folder holds report.html, what was tried (frames/trace.csv), the
-    network that was found (model.keras) and keras-tuner's project. An interrupted search resumes
+    with one block less. The folder holds report.html, the trials (frames/trace.csv), the network
+    that was found (model.keras) and the project of keras-tuner. An interrupted search resumes
     when the same command is given again; --max-blocks, --max-trials and --tolerance may change.
-    The exit code is 1 where the search ended and no depth meets the rule.
+    The exit code is 1 if the search ends without a depth that meets the rule.
 
     Several machines: run the same command on all of them, with one folder that all see, and
     KERASTUNER_ORACLE_IP and KERASTUNER_ORACLE_PORT set to where the chief listens;
@@ -538,8 +543,8 @@ def tune(out, workers, **given):
 def data(download, **given):
     """Prepare a dataset: digitclutter, cifar10, cifar100 or mnist.
 
-    Digitclutter is drawn on this machine, without any download. The others must be on the disk,
-    or may be downloaded with --download.
+    Digitclutter is generated on this machine, without any download. The others must be on disk, or
+    can be downloaded with --download.
 
     \b
     Examples:
@@ -553,7 +558,7 @@ def data(download, **given):
     size = "x".join(map(str, description.input_shape))
     for name, part in zip(("train", "validation", "test"), parts, strict=True):
         click.echo(f"{name}: {len(part)} batches of {settings.batch_size}, images {size}")
-    click.echo(f"classes: {description.classes}, error by chance {description.chance_error:.1%}")
+    click.echo(f"classes: {description.classes}, chance error {description.chance_error:.1%}")
 
 
 def main(arguments=None):

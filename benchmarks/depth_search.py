@@ -328,7 +328,7 @@ def compare_workers(problems, cap):
 
     def show(results):
         header = ["1 worker" if count == 1 else f"{count} workers" for count in WORKERS]
-        rows = [["law", "a trial lasts", *header]]
+        rows = [["law", "duration of a trial", *header]]
         for law, by_blocks in cases:
             row = ["" if by_blocks else f"`{law}`", "its blocks" if by_blocks else "1"]
             for workers in WORKERS:
@@ -352,9 +352,9 @@ def compare_workers(problems, cap):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--problems", type=int, default=30, help="problems of every law")
-    parser.add_argument("--trials", type=int, default=60, help="the most trials of a search")
-    parser.add_argument("--bayesian", type=int, default=2, help="problems of the slow method")
+    parser.add_argument("--problems", type=int, default=30, help="problems per law")
+    parser.add_argument("--trials", type=int, default=60, help="most trials per search")
+    parser.add_argument("--bayesian", type=int, default=2, help="problems for the slow method")
     arguments = parser.parse_args()
     methods, show_methods = compare_methods(
         arguments.problems, arguments.trials, arguments.bayesian

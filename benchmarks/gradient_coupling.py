@@ -41,7 +41,7 @@ def compare(blocks, batch, coupling, rounds):
     seconds = in_turn(steps, rounds)
     print(f"{blocks} blocks, batch {batch}, coupling {coupling}:")
     for name, values in seconds.items():
-        print(f"  {name}: {np.median(values):.3f} s a step")
+        print(f"  {name}: {np.median(values):.3f} s per step")
     show("coupled / inner optimizer", seconds["coupled"], seconds["inner optimizer"])
 
 

@@ -109,7 +109,8 @@ def compare(blocks, dtype, rounds):
     print(f"{blocks} blocks, {dtype}:")
     for name, values in seconds.items():
         print(
-            f"  {name}: {np.median(values):.3f} s a step, {BATCH / np.median(values):.0f} images/s"
+            f"  {name}: {np.median(values):.3f} s per step, "
+            f"{BATCH / np.median(values):.0f} images/s"
         )
     for name in list(steps)[1:]:
         show(f"{name} / tfresidual", seconds[name], seconds["tfresidual"])

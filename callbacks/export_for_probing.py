@@ -98,13 +98,13 @@ class ExportForProbing(keras.callbacks.Callback):
             return
         if self.epochs is not None and min(self.epochs) > last:
             raise ValueError(
-                f"Argument `epochs` must hold one of the epochs of the training, from 0 to {last}. "
-                f"Received: epochs={sorted(self.epochs)}"
+                "Argument `epochs` must hold at least one epoch of the training, from 0 to "
+                f"{last}. Received: epochs={sorted(self.epochs)}"
             )
         if self.epochs is None and self.every > last:
             warnings.warn(
-                f"ExportForProbing exports every {self.every} epochs of a training that has "
-                f"{last}: it will not export anything.",
+                f"ExportForProbing exports every {self.every} epochs, but the training has only "
+                f"{last}: nothing will be exported.",
                 stacklevel=2,
             )
 
@@ -157,16 +157,16 @@ class ExportForProbing(keras.callbacks.Callback):
         there = {number: path for number, path in named.items() if number in planned}
         if there and not self.overwrite:
             raise FileExistsError(
-                "Argument `folder` must hold no exports of the epochs to come, or "
-                f"`overwrite=True` be given. {received}, which holds those of epochs "
+                "Argument `folder` must hold no exports of the epochs to come, unless "
+                f"`overwrite=True` is given. {received}, which holds those of epochs "
                 f"{', '.join(map(str, there))}"
             )
         for path in there.values():
             obstacle = obstacle_at(path, self.overwrite)
             if obstacle is not None:
                 raise FileExistsError(
-                    "Argument `folder` must hold nothing but exports to replace under the names of "
-                    f"the epochs to come. {received} with {path.name}, {obstacle}"
+                    "Argument `folder` must hold only exports, which are replaced, under the "
+                    f"names of the epochs to come. {received} with {path.name}, {obstacle}"
                 )
 
     def _export(self, number):

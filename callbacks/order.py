@@ -28,13 +28,13 @@ def warn_of_earlier(callback, kind, keys):
     for place, earlier in enumerate(before):
         monitored = getattr(earlier, "monitor", None)
         if isinstance(earlier, LOGGERS) and all(place > other for other in publishers):
-            what = f"writes down nothing of what {name} publishes"
+            what = f"records nothing that {name} publishes"
         elif isinstance(monitored, str) and monitored in keys:
             what = f"does not see {monitored!r}, which {name} publishes"
         else:
             continue
         warnings.warn(
-            f"{type(earlier).__name__} stands before {name} in the list of callbacks, so that it "
+            f"{type(earlier).__name__} comes before {name} in the list of callbacks, so it "
             f"{what}. Move it after the callbacks that run probes.",
             stacklevel=2,
         )

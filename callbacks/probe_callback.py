@@ -111,8 +111,8 @@ class ProbeCallback(keras.callbacks.Callback):
         epochs = (self.params or {}).get("epochs")
         if epochs and epochs < self.every:
             warnings.warn(
-                f"{type(self).__name__} runs after every {self.every} epochs of a training that "
-                f"has {epochs}: it will not run at all.",
+                f"{type(self).__name__} runs every {self.every} epochs, but the training has only "
+                f"{epochs}: it will never run.",
                 stacklevel=2,
             )
         self._first = self._first_batches()

@@ -149,6 +149,6 @@ if __name__ == "__main__":
     parser.add_argument("--size", choices=["smoke", "small", "paper"], default="smoke")
     parser.add_argument("--data-dir", help="folder of tensorflow-datasets")
     parser.add_argument("--out", type=Path, default=Path("runs/depth_search"))
-    parser.add_argument("--workers", type=int, default=1, help="networks trained at once")
+    parser.add_argument("--workers", type=int, default=1, help="networks trained at the same time")
     arguments = parser.parse_args()
     main(arguments.size, arguments.data_dir, arguments.out, arguments.workers)

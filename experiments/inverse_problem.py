@@ -68,7 +68,7 @@ def frames_of(network, inputs):
 def shown(summary):
     """Returns the table for the terminal: means and ranges over the seeds."""
     seeds = summary["seed"].nunique()
-    table = Table(title=f"Mean of {seeds} seed{'s' * (seeds > 1)}, least to greatest")
+    table = Table(title=f"Mean of {seeds} seed{'s' * (seeds > 1)}, lowest to highest")
     table.add_column("")
     by_network = dict(list(summary.groupby("network", sort=False)))
     for name in by_network:
@@ -122,8 +122,8 @@ if __name__ == "__main__":
     parser.add_argument("--size", choices=list(SIZES), default="smoke")
     parser.add_argument(
         "--branch-initializer",
-        help="how the second layer of a block begins, such as he_normal; zeros by default, so that "
-        "residual blocks begin as the identity",
+        help="initializer of the second layer of a block, such as he_normal; zeros by default, so "
+        "that residual blocks start as the identity",
     )
     parser.add_argument("--out", type=Path, default=Path("runs/inverse_problem"))
     arguments = parser.parse_args()

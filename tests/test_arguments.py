@@ -324,7 +324,9 @@ def test_ints_of_stages(name, value):
 
 
 def test_arguments_of_a_coupling_without_one():
-    with pytest.raises(ValueError, match=r"must go with `coupling`.*Received: kernel='uniform', "):
+    with pytest.raises(
+        ValueError, match=r"must be given together with `coupling`.*Received: kernel='uniform', "
+    ):
         training.compile_network(None, "mnist", 1, 1, kernel="uniform")
 
 

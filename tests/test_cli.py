@@ -516,7 +516,7 @@ REFUSED_EXPORTS = {
     "a file in place": (["net.keras", "file"], "Received: DIR='file', which already exists"),
     "a folder in place": (
         ["net.keras", "mine", "--overwrite"],
-        "Received: DIR='mine', which holds something else",
+        "Received: DIR='mine', which is something else",
     ),
 }
 
@@ -572,7 +572,7 @@ def test_data(tmp_path, data_dir):
         "train: 2 batches of 32, images 32x32x1",
         "validation: 2 batches of 32, images 32x32x1",
         "test: 2 batches of 32, images 32x32x1",
-        "classes: 10, error by chance 99.2%",
+        "classes: 10, chance error 99.2%",
     ]
     assert_no_noise(result.stderr)
     assert list(tmp_path.iterdir()) == []

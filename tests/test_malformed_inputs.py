@@ -77,7 +77,7 @@ class TooLongError(BaseException):
 
 @contextlib.contextmanager
 def bounded():
-    """Ends whatever goes on for too long."""
+    """Ends whatever runs for too long."""
 
     def end(*_):
         raise TooLongError
@@ -98,7 +98,7 @@ def contents(folder):
         if path.is_file()
         else "folder"
         for path in folder.rglob("*")
-        # Who holds a folder is noted beside it; see tfresidual/machine/locks.py.
+        # The holder of a folder is noted next to it; see tfresidual/machine/locks.py.
         if not path.name.endswith(".lock")
     }
 

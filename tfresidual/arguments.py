@@ -198,7 +198,7 @@ def checked_path(name: str, value: str | os.PathLike[str]) -> pathlib.Path:
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str) or not text or "\0" in text:
         raise ValueError(
-            f"Argument `{name}` must be a path, as a str without null characters that is not "
-            f"empty, or as a `pathlib.Path`. Received: {name}={value!r}"
+            f"Argument `{name}` must be a path: a non-empty str without null characters, or a "
+            f"`pathlib.Path`. Received: {name}={value!r}"
         )
     return pathlib.Path(text)

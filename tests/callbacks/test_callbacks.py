@@ -101,7 +101,7 @@ def test_seen_by_early_stopping_and_tensorboard_order():
     stop = keras.callbacks.EarlyStopping("stage1/block0/l2_ratio", patience=1, mode="max",
                                          min_delta=1e6)  # fmt: skip
     history = fit(net, [callbacks.BlockMetrics(dataset(net)), stop], epochs=6)
-    # No epoch improves by a million, so that it stops behind the second.
+    # No epoch improves by a million, so that it stops after the second.
     assert len(history["loss"]) == 2
 
 

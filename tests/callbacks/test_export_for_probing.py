@@ -55,7 +55,7 @@ def of_epochs(*numbers):
 
 
 class Outputs(keras.callbacks.Callback):
-    """What the network returns behind every epoch, 0 for before the first."""
+    """What the network returns after every epoch; 0 is before the first."""
 
     def __init__(self):
         super().__init__()
@@ -103,7 +103,9 @@ def test_which_epochs(tmp_path, monkeypatch, settings, epochs, expected):
 
 def test_every_so_many_epochs_of_a_shorter_training(tmp_path, monkeypatch):
     calls = count_exports(monkeypatch)
-    with pytest.warns(UserWarning, match=r"every 5 epochs of a training that has 3: .*not export"):
+    with pytest.warns(
+        UserWarning, match=r"every 5 epochs, but the training has only 3: nothing will be export"
+    ):
         fit(network(), ExportForProbing(tmp_path / "series", every=5), epochs=3)
     assert calls == [] and names_in(tmp_path) == []
 
@@ -184,7 +186,7 @@ def test_functions_are_compiled_once_for_the_series(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_it_shares_the_chain_of_other_callbacks(tmp_path):
-    """And what they measure behind an epoch is what is measured of the export."""
+    """And what they measure after an epoch equals what is measured on its export."""
     model = network()
     measured = callbacks.BlockMetrics((IMAGES, LABELS))
     history = fit(model, [measured, ExportForProbing(tmp_path)], epochs=2).history
@@ -307,7 +309,7 @@ def test_overwrite_replaces_them(tmp_path):
     assert names_in(tmp_path) == of_epochs(1)
 
 
-# Trainings that go on
+# Trainings that resume
 
 
 def test_a_training_that_goes_on_adds_to_the_series(tmp_path, monkeypatch):
@@ -428,7 +430,7 @@ def test_a_network_that_has_no_chain_is_not_trained(tmp_path):
     assert_untrained(plain, before)
     assert names_in(tmp_path) == []
     # Where nothing is to be exported, nothing is in the way.
-    with pytest.warns(UserWarning, match="will not export anything"):
+    with pytest.warns(UserWarning, match="nothing will be exported"):
         fit(plain, ExportForProbing(tmp_path / "series", every=2), epochs=1)
 
 

@@ -95,8 +95,8 @@ NO_DATA = {
     "a file": ("test.csv", r"must be a `tf\.data\.Dataset`.*Received: data=\'test"),
     "a generator": ((batch for batch in ()), r"must be a `tf\.data\.Dataset`.*of type generator"),
     "nothing": ({}, r"must not be empty\. Received: data={}"),
-    "endless": (dataset(IMAGES, LABELS).repeat(), r"must end: .*Received: "),
-    "endless by place": (Sequence([], None), r"must end: .*Received: .*num_batches=None"),
+    "endless": (dataset(IMAGES, LABELS).repeat(), r"must be finite: .*Received: "),
+    "endless by place": (Sequence([], None), r"must be finite: .*Received: .*num_batches=None"),
     "images alone": (dataset(IMAGES).map(lambda images: images), r"must yield batches.*Received"),
     "dicts": (
         tf.data.Dataset.from_tensor_slices({"x": IMAGES, "y": LABELS}).batch(2),
@@ -281,12 +281,12 @@ def test_loggers_that_stand_before(net, tmp_path):
     log = keras.callbacks.CSVLogger(tmp_path / "log.csv")
     (only,) = warned(net, log, probe(data), callbacks.Readout(data))
     assert only == (
-        "CSVLogger stands before BlockMetrics in the list of callbacks, so that it writes down "
-        "nothing of what BlockMetrics publishes. Move it after the callbacks that run probes."
+        "CSVLogger comes before BlockMetrics in the list of callbacks, so it records nothing "
+        "that BlockMetrics publishes. Move it after the callbacks that run probes."
     )
     # Between two that publish it misses what the second one does.
     (only,) = warned(net, probe(data), log, callbacks.Readout(data))
-    assert only.startswith("CSVLogger stands before Readout")
+    assert only.startswith("CSVLogger comes before Readout")
     assert warned(net, probe(data), callbacks.Readout(data), log) == []
 
 
@@ -294,7 +294,7 @@ def test_a_tensorboard_that_stands_before(net, tmp_path):
     pytest.importorskip("tensorboard")
     board, probe = keras.callbacks.TensorBoard(tmp_path), callbacks.BlockMetrics((IMAGES, LABELS))
     (only,) = warned(net, board, probe)
-    assert only.startswith("TensorBoard stands before BlockMetrics")
+    assert only.startswith("TensorBoard comes before BlockMetrics")
     assert warned(net, probe, board) == []
 
 
@@ -304,7 +304,7 @@ def test_monitors_that_stand_before(net):
     own, other = "stage1/block0/l2_ratio", "loss"
     stop = keras.callbacks.EarlyStopping(own, mode="max")
     texts = warned(net, stop, probe)
-    assert "EarlyStopping stands before BlockMetrics" in texts[0] and repr(own) in texts[0]
+    assert "EarlyStopping comes before BlockMetrics" in texts[0] and repr(own) in texts[0]
     assert warned(net, probe, stop) == []
     assert warned(net, keras.callbacks.EarlyStopping(other), probe) == []
 
@@ -332,7 +332,7 @@ def test_every_so_many_epochs_of_a_shorter_training(net):
     data = (IMAGES, LABELS)
     (text,) = warned(net, callbacks.Perturbation(data, every=3), epochs=2)
     assert text == (
-        "Perturbation runs after every 3 epochs of a training that has 2: it will not run at all."
+        "Perturbation runs every 3 epochs, but the training has only 2: it will never run."
     )
     assert warned(net, callbacks.Perturbation(data, every=2), epochs=2) == []
 

@@ -26,7 +26,7 @@ KILLS = 30
 EPOCHS = 3
 IMAGES = np.random.default_rng(5).normal(size=(6, 4, 4, 1)).astype("float32")
 LABELS = np.arange(6) % 3
-# What a process may be killed at, beside any moment.
+# The points at which a process may be killed, in addition to random moments.
 EVENTS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")
 # What processes that were killed leave until the next export, and no longer.
 LOCKS = {".lock", ".net.lock", *(f".epoch{n:04d}.lock" for n in range(1, EPOCHS + 1))}
@@ -54,7 +54,7 @@ def lives(kind, folder, workers, kill_after=None, word="begun", kill_at=None, ti
 
     Args:
         kind: `"export"` or `"series"`.
-        folder: where to; what the processes say is beside it.
+        folder: where to; the output of the processes is next to it.
         workers: how many processes.
         kill_after: seconds after the first process has said a word.
         word: `"begun"`, or `"done"` after its first export or series.
@@ -84,7 +84,7 @@ def lives(kind, folder, workers, kill_after=None, word="begun", kill_at=None, ti
     codes = []
     for number, child in enumerate(children):
         if number and times is None:
-            # It goes on for a while after the first one is gone.
+            # It continues for a while after the first one is gone.
             wait_for("done", file, [child], more=1)
             os.kill(child, signal.SIGTERM)
         while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:

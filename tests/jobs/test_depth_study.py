@@ -1,4 +1,4 @@
-"""The search of `tfresidual tune`: what it writes, and what it goes on from."""
+"""The search of `tfresidual tune`: what it writes, and what it resumes from."""
 
 import dataclasses
 import importlib.util
@@ -79,7 +79,7 @@ def test_what_is_written(done, settings):
 
 
 def test_the_answer_is_the_network_beside_it(done, settings):
-    """Measured anew on the validation images, it meets the rule; the error is its own."""
+    """Measured again on the validation images, it meets the rule; the error is its own."""
     folder, outcome = done
     network = keras.saving.load_model(folder / "model.keras")
     assert tuple(network.blocks) == outcome.blocks
@@ -278,11 +278,11 @@ def test_the_log_of_a_worker(settings, tmp_path, monkeypatch, capfd):
     lines = [line for line in err.splitlines() if re.match(r"\d{4}-.* trial ", line)]
     number = r"\d+(\.\d+)?(e-\d+)?"
     patterns = [
-        "trial 1: 2 2 2 blocks begin",
-        f"trial 1: 2 2 2 blocks end, mean scaled perturbation {number} {number} {number}, "
+        "trial 1: 2 2 2 blocks, started",
+        f"trial 1: 2 2 2 blocks, finished, mean scaled perturbation {number} {number} {number}, "
         rf"error {number}%, \d+ s",
-        "trial 2: 6 6 6 blocks begin",
-        "trial 2: 6 6 6 blocks failed, FailedTrialError: too deep",
+        "trial 2: 6 6 6 blocks, started",
+        "trial 2: 6 6 6 blocks, failed: FailedTrialError: too deep",
     ]
     for line, pattern in zip(lines, patterns, strict=True):
         assert re.fullmatch(rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d {pattern}", line)
@@ -412,7 +412,7 @@ def test_workers_find_the_same(done, settings, tmp_path):
     outcome = depth_study.run(tmp_path, settings, SEARCH, workers=2)
     assert outcome.blocks == done[1].blocks
     logs = "".join(path.read_text() for path in (tmp_path / "logs").glob("worker*.log"))
-    assert len(re.findall(r" blocks end, mean ", logs)) == len(trace_of(tmp_path)) // 3
+    assert len(re.findall(r" blocks, finished, mean ", logs)) == len(trace_of(tmp_path)) // 3
     alone, together = (
         without_time(trace_of(folder)).query("status == 'completed'")
         for folder in (done[0], tmp_path)
@@ -448,21 +448,21 @@ def test_networks_too_shallow_to_couple_are_trained_without(settings, tmp_path):
 @pytest.mark.parametrize(
     ("change", "search", "message"),
     [
-        ({"depth": 20}, {}, r"`depth` must be left out.*Received: depth=20"),
+        ({"depth": 20}, {}, r"`depth` must not be given.*Received: depth=20"),
         ({"network": "wide"}, {}, r"`network` must be one of.*Received: network='wide'"),
         (
             {},
             {"start": (3, 3)},
-            r"`start` must be an int, or one for each.*Received: start=\(3, 3\)",
+            r"`start` must be an int, or one int for each.*Received: start=\(3, 3\)",
         ),
-        ({}, {"start": 9}, r"`start` must lie between.*Received: start=\(9, 9, 9\)"),
+        ({}, {"start": 9}, r"`start` must be between.*Received: start=\(9, 9, 9\)"),
         ({}, {"executions": 0}, r"`executions` must .*Received: executions=0"),
         ({}, {"max_trials": 0}, r"`max_trials` must .*Received: max_trials=0"),
         ({}, {"tolerance": -1}, r"`tolerance` must .*Received: tolerance=-1"),
         (
             {"coupling": 0.5, "coupling_from": 4},
             {"start": 2, "max_blocks": 5},
-            r"`coupling` must .*two blocks or more.*coupling_from=4, max_blocks=5",
+            r"`coupling` must .*at least two blocks.*coupling_from=4, max_blocks=5",
         ),
         ({"share_from": 1}, {"warm_start": True}, r"`warm_start` must .*Received: warm_start=True"),
     ],

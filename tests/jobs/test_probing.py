@@ -91,7 +91,7 @@ def test_everything_by_default_beside_the_network(run, tmp_path):
 
 
 def test_indices_that_were_asked_for_are_refused_at_chance(run, tmp_path):
-    with pytest.raises(ValueError, match=r"errs less than chance.*Received: an error of 1\.0"):
+    with pytest.raises(ValueError, match=r"error is below chance.*Received: an error of 1\.0"):
         probing.probe(run[0], ["convergence_indices"], tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -298,7 +298,7 @@ def test_files_that_hold_no_network(tmp_path):
     whole = tmp_path / "whole.keras"
     random_network().save(whole)
     (tmp_path / "half.keras").write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
-    with pytest.raises(ValueError, match=r"whole .keras file.*Received: "):
+    with pytest.raises(ValueError, match=r"complete .keras file.*Received: "):
         tfr.chain(tmp_path / "half.keras")
     inputs = keras.Input((3,))
     keras.Model(inputs, keras.layers.Dense(2)(inputs)).save(tmp_path / "dense.keras")
@@ -306,7 +306,7 @@ def test_files_that_hold_no_network(tmp_path):
         tfr.chain(tmp_path / "dense.keras")
     with zipfile.ZipFile(tmp_path / "empty.keras", "w") as archive:
         archive.writestr("settings.json", json.dumps({}))
-    with pytest.raises(ValueError, match=r"whole .keras file.*Received: "):
+    with pytest.raises(ValueError, match=r"complete .keras file.*Received: "):
         tfr.chain(tmp_path / "empty.keras")
 
 
@@ -336,7 +336,7 @@ def data_changes(run):
 
 @pytest.fixture(scope="module")
 def series(tmp_path_factory):
-    """Before the first epoch, and behind the second and the fourth; the network of the last."""
+    """Before the first epoch, and after the second and the fourth; the network of the last."""
     folder = tmp_path_factory.mktemp("series")
     net = random_network(
         input_shape=(32, 32, 1),
@@ -384,7 +384,7 @@ def test_a_saved_model_on_its_own_needs_data(run, series, tmp_path):
 
 
 def test_a_series(run, series, tmp_path):
-    """Every network by itself, one behind the other, and figures over the epochs."""
+    """Every network by itself, one after the other, and figures over the epochs."""
     names = ["block_metrics", "readout", "drop_blocks"]
     changes = data_changes(run)
     frames, paths = probing.probe(series[0], names, tmp_path, images=32, changes=changes)

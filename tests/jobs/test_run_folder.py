@@ -11,12 +11,12 @@ from tfresidual.jobs.settings import Settings
 
 WHOLE = json.dumps({"settings": dataclasses.asdict(Settings(depth=8, width=4))}, indent=2)
 DAMAGED = {
-    "cut": (WHOLE[:100].encode(), "it is no JSON"),
-    "empty": (b"", "it is no JSON"),
-    "binary": (b"\x00\xff\xfe" * 30, "it is no JSON"),
-    "null": (b"null", "what it holds is no dict"),
-    "a list": (b"[1, 2]", "what it holds is no dict"),
-    "nested without end": (b"[" * 100_000, "it is no JSON"),
+    "cut": (WHOLE[:100].encode(), "it is not JSON"),
+    "empty": (b"", "it is not JSON"),
+    "binary": (b"\x00\xff\xfe" * 30, "it is not JSON"),
+    "null": (b"null", "its content is not a dict"),
+    "a list": (b"[1, 2]", "its content is not a dict"),
+    "nested without end": (b"[" * 100_000, "it is not JSON"),
     "no settings": (b"{}", "it does not hold the settings of the run"),
     "settings that are a list": (b'{"settings": []}', "it does not hold the settings"),
     "an unknown key": (

@@ -206,7 +206,7 @@ def test_report(done, saved):
     assert f"{error:.1%}" in text
     assert "3 blocks" in text
     # Answers are told by marks too, and counted.
-    assert re.search(r"\d+ of these 16 answers are right", text)
+    assert re.search(r"\d+ of these 16 answers are correct", text)
     assert "\N{CHECK MARK} in blue" in text and "\N{BALLOT X} in orange" in text
     blocks = pd.read_csv(done[0] / "frames" / "block_metrics.csv").query("split == 'test'")
     certain = (blocks["cosine_loss"] + 2 * blocks["cosine_loss_se"] < 0).sum()
@@ -465,7 +465,7 @@ def test_depth_of_hauser(settings):
 
 def test_a_coupling_of_nothing_leaves_no_folder(tmp_path):
     settings = study.Settings(data_dir=str(tmp_path / "data"), depth=8, width=4, coupling=0.5)
-    with pytest.raises(ValueError, match=r"two blocks or more to couple.*Received: coupling="):
+    with pytest.raises(ValueError, match=r"at least two blocks to couple.*Received: coupling="):
         study.train(tmp_path / "run", settings)
     assert not (tmp_path / "run").exists()
     assert not (tmp_path / "data").exists()
@@ -474,8 +474,14 @@ def test_a_coupling_of_nothing_leaves_no_folder(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kernel": "triangular"}, r"`kernel` .*must go with `coupling`.*Received: kernel='tri"),
-        ({"coupling_from": 2}, r"`coupling_from` .*must go with `coupling`.*coupling_from=2"),
+        (
+            {"kernel": "triangular"},
+            r"`kernel` .*must be given together with `coupling`.*Received: kernel='tri",
+        ),
+        (
+            {"coupling_from": 2},
+            r"`coupling_from` .*must be given together with `coupling`.*coupling_from=2",
+        ),
         (
             {"coupling": 2.0},
             r"`coupling` must be a finite number .*Received: coupling=2",

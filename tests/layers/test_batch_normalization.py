@@ -348,7 +348,7 @@ all_shares = pytest.mark.parametrize(
 
 
 def sharing(other, **kwargs):
-    """A layer that holds weights of another one, and draws its own anew."""
+    """A layer that holds weights of another one, and draws its own again."""
     layer = BatchNormalization(name="sharing")
     layer.share(other, **kwargs)
     layer.build(SHAPE)

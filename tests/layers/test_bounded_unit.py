@@ -684,7 +684,7 @@ def test_numbers_of_any_kind_are_constants():
 
 @pytest.mark.parametrize("shape", [(None, None, 8), (4, None, 8), (None, 4, 8)], ids=str)
 def test_an_unknown_grid_has_no_bound(shape):
-    message = r"Argument `lipschitz` must be None where height.*Received: lipschitz=0.5 and"
+    message = r"Argument `lipschitz` must be None if the height.*Received: lipschitz=0.5 and"
     with pytest.raises(ValueError, match=message):
         ResidualUnit(8, lipschitz=0.5).build((None, *shape))
     with pytest.raises(ValueError, match=message):

@@ -240,7 +240,7 @@ def test_identity(strides):
 
 @pytest.mark.parametrize("grid", [(4, 4), (5, 9), (1, 6)])
 def test_ones(grid):
-    """A matrix of ones beside its diagonal has the eigenvalues 1 + 2 cos(k pi / (n + 1))."""
+    """A matrix of ones next to its diagonal has the eigenvalues 1 + 2 cos(k pi / (n + 1))."""
     kernel = np.ones((3, 3, 1, 1), "float32")
     angles = [np.pi / (pixels + 1) for pixels in grid]
     expected = np.prod([1 + 2 * np.cos(angle) for angle in angles])

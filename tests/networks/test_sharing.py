@@ -312,7 +312,7 @@ def at_initialisation(seed, **kwargs):
     """How the 18 blocks of the first stage lengthen the state, and shorten the gradient after it.
 
     In training, so that the statistics are those of the batch. The second number is the gradient at
-    the state behind the first block over that at the first block of the last stage.
+    the state after the first block over that at the first block of the last stage.
     """
     keras.utils.set_random_seed(seed)
     net = ResidualNetwork((8, 8, 3), 10, blocks=18, widths=(4, 8, 16), **kwargs)
@@ -478,7 +478,7 @@ def test_units_in_a_model_of_ones_own(batch_norm, tmp_path):
         assert unit.shares is loaded.get_layer("first")
         apart = {role for role, variable in roles_of(unit).items() if variable is not leader[role]}
         assert apart == {f"normalization{k}/{own}" for k in (1, 2) for own in OWN[batch_norm]}
-    # And goes on as one: a change of the leader's kernel is one of all.
+    # And they stay one: a change of the leader's kernel is a change of all of them.
     before = np.asarray(loaded.get_layer("third")(x))
     loaded.get_layer("first").convolution1.kernel.assign_add(rng.normal(size=(3, 3, 4, 4)))
     assert np.any(np.asarray(loaded.get_layer("third")(x)) != before)
@@ -535,7 +535,7 @@ def test_bad_share_from(share_from):
 
 @pytest.mark.parametrize("batch_norm", SWITCHES[1:])
 def test_switches_need_something_shared(batch_norm):
-    with pytest.raises(ValueError, match=r"`batch_norm` .* `share_from`. Received: batch_norm="):
+    with pytest.raises(ValueError, match=r"`batch_norm` .* `share_from`: .*Received: batch_norm="):
         ResidualNetwork(**SMALL | {"share_from": None}, batch_norm=batch_norm)
 
 

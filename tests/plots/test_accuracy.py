@@ -1,4 +1,4 @@
-"""Figures of the accuracy behind, and without, every block."""
+"""Figures of the accuracy after, and without, every block."""
 
 import numpy as np
 import pandas as pd
@@ -69,9 +69,9 @@ class TestBoth:
             function(frame.drop(columns="error"))
         with pytest.raises(ValueError, match=r"pandas.DataFrame.*Received: .*dict"):
             function({})
-        with pytest.raises(ValueError, match=r"`error`.*finite number.*Received: 9 rows"):
+        with pytest.raises(ValueError, match=r"finite number.*`error`.*Received: 9 rows"):
             function(frame.assign(error=np.nan))
-        with pytest.raises(ValueError, match=r"`error`.*must hold numbers.*Received: \['high'\]"):
+        with pytest.raises(ValueError, match=r"must hold numbers.*`error`.*Received: \['high'\]"):
             function(frame.assign(error="high"))
         with pytest.raises(ValueError, match=r"one row per stage and block.*Received: several"):
             function(pd.concat([frame, frame]))

@@ -50,7 +50,7 @@ class TestFixedPoint:
         (level,) = lines_with(figure.axes[2], "mu")
         assert list(level.get_ydata()) == [0.95, 0.95]
         assert figure.axes[2].get_ylim()[1] > 0.95
-        assert legend_texts(figure)[-1] == "μ = 0.95 a step"
+        assert legend_texts(figure)[-1] == "μ = 0.95 per step"
         assert lines_with(plots.fixed_point(frame).axes[0], "slope") == []
 
     def test_the_slope_begins_where_the_changes_do(self):
@@ -74,7 +74,7 @@ class TestFixedPoint:
         lines = metric_lines(figure.axes[0])
         assert [line.get_label() for line in lines[::3]] == ["stage 1, train", "stage 1, test"]
         assert [line.get_linestyle() for line in lines] == ["-"] * 3 + ["--"] * 3
-        assert legend_texts(figure) == [*STAGES, "train", "test", "μ = 0.9 a step"]
+        assert legend_texts(figure) == [*STAGES, "train", "test", "μ = 0.9 per step"]
         draws(figure)
 
     def test_gaps_and_stages_that_do_not_move(self):
@@ -168,5 +168,5 @@ class TestLipschitzBounds:
             function(frame.drop(columns="certified"))
         with pytest.raises(ValueError, match=r"one row per stage and block.*Received: several"):
             function(pd.concat([frame, frame]))
-        with pytest.raises(ValueError, match=r"`estimate`.*numbers.*Received: \['high'\]"):
+        with pytest.raises(ValueError, match=r"numbers.*`estimate`.*Received: \['high'\]"):
             function(frame.assign(estimate="high"))

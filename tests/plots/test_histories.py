@@ -159,9 +159,9 @@ def test_refused():
         function(frame, metrics=())
     with pytest.raises(ValueError, match=r"`histories`.*network and seed.*Received: several rows"):
         function(pd.concat([frame, frame]))
-    with pytest.raises(ValueError, match=r"`gradient_ratio` of `histories`.*finite.*Received: "):
+    with pytest.raises(ValueError, match=r"`histories` must.*finite.*`gradient_ratio`.*Received: "):
         function(frame.assign(gradient_ratio=np.nan))
-    with pytest.raises(ValueError, match=r"`epoch` of `histories`.*whole.*Received: \[0.5\]"):
+    with pytest.raises(ValueError, match=r"`histories` must.*whole.*`epoch`.*Received: \[0.5\]"):
         function(frame.assign(epoch=0.5))
     with pytest.raises(ValueError, match=r"`propagation`.*missing: `network`\. Received: "):
         function(frame, propagation=propagation_frame())

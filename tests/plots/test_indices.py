@@ -106,12 +106,12 @@ def test_refused():
     with pytest.raises(ValueError, match=r"missing: `basis`\. Received: columns="):
         function(frame.drop(columns="basis"))
     with pytest.raises(
-        ValueError, match=r"`basis`.*'labels' or 'agreement'.*Received: \['truth'\]"
+        ValueError, match=r"'labels' or 'agreement'.*`basis`.*Received: \['truth'\]"
     ):
         function(frame.assign(basis="truth"))
     with pytest.raises(ValueError, match=r"one row per stage and basis.*Received: .*stage='1'"):
         function(pd.concat([frame, frame]))
-    with pytest.raises(ValueError, match=r"`recurrence_index`.*finite number.*Received: 8 rows"):
+    with pytest.raises(ValueError, match=r"finite number.*`recurrence_index`.*Received: 8 rows"):
         function(frame.assign(**dict.fromkeys(INDICES, np.nan)))
-    with pytest.raises(ValueError, match=r"`recurrence_index`.*numbers.*Received: \['high'\]"):
+    with pytest.raises(ValueError, match=r"numbers.*`recurrence_index`.*Received: \['high'\]"):
         function(frame.assign(recurrence_index="high"))

@@ -83,9 +83,9 @@ class TestEfficiency:
             function(frame.drop(columns="effective_parameters"))
         with pytest.raises(ValueError, match=r"missing: `width`\. Received: "):
             function(frame.drop(columns="width"))
-        with pytest.raises(ValueError, match=r"`raw_parameters`.*positive.*Received: 0"):
+        with pytest.raises(ValueError, match=r"positive.*`raw_parameters`.*Received: 0"):
             function(frame.assign(raw_parameters=0))
-        with pytest.raises(ValueError, match=r"`error`.*finite number.*Received: 15 rows"):
+        with pytest.raises(ValueError, match=r"finite number.*`error`.*Received: 15 rows"):
             function(frame.assign(error=np.nan))
         with pytest.raises(ValueError, match=r"must not mix.*`gamma`.*Received: gamma="):
             function(pd.concat([frame, frame.assign(gamma=0.1, seed=5)]))
@@ -112,7 +112,7 @@ class TestDeviationOfRuns:
     def test_refused(self):
         with pytest.raises(ValueError, match=r"missing: `deviation`\. Received: columns="):
             plots.deviation_of_runs(run_frame(widths=(8,)).drop(columns="deviation"))
-        with pytest.raises(ValueError, match=r"`deviation`.*finite.*Received: 15 rows"):
+        with pytest.raises(ValueError, match=r"finite.*`deviation`.*Received: 15 rows"):
             plots.deviation_of_runs(run_frame(widths=(8,)).assign(deviation=np.nan))
 
 
@@ -171,7 +171,7 @@ class TestWeightDeviations:
             function(frame.drop(columns="role"))
         with pytest.raises(ValueError, match=r"one row per stage and block and role.*Received: "):
             function(pd.concat([frame, frame]))
-        with pytest.raises(ValueError, match=r"`deviation`.*finite.*Received: 72 rows"):
+        with pytest.raises(ValueError, match=r"finite.*`deviation`.*Received: 72 rows"):
             function(frame.assign(deviation=np.nan))
-        with pytest.raises(ValueError, match=r"`block`.*whole numbers.*Received: \[0.5\]"):
+        with pytest.raises(ValueError, match=r"whole numbers.*`block`.*Received: \[0.5\]"):
             function(frame.assign(block=0.5))

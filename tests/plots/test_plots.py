@@ -248,7 +248,7 @@ class TestDistance:
             plots.computational_distance(frame.drop(columns="scaled_distance"))
         with pytest.raises(ValueError, match=r"one row per stage.*Received: .*stage='1'"):
             plots.computational_distance(pd.concat([frame, frame]))
-        with pytest.raises(ValueError, match=r"`distance`.*finite number.*Received:"):
+        with pytest.raises(ValueError, match=r"finite number.*`distance`.*Received:"):
             plots.computational_distance(frame.assign(distance=np.nan))
 
 
@@ -314,7 +314,7 @@ class TestTraining:
             plots.training_curves({"loss": [1.0]})
         with pytest.raises(ValueError, match=r"at least one row.*Received:"):
             plots.training_curves(history_frame(5).iloc[:0])
-        with pytest.raises(ValueError, match=r"`val_loss`.*finite number.*Received:"):
+        with pytest.raises(ValueError, match=r"finite number.*`val_loss`.*Received:"):
             plots.training_curves(history_frame(5).assign(val_loss=np.nan))
 
 
@@ -338,11 +338,11 @@ class TestRefused:
             getattr(plots, name)(block_frame(3).iloc[:0])
 
     def test_nothing_but_nan(self, name):
-        with pytest.raises(ValueError, match=rf"`{name}`.*finite number.*Received: 9 rows"):
+        with pytest.raises(ValueError, match=rf"finite number.*`{name}`.*Received: 9 rows"):
             getattr(plots, name)(block_frame(3).assign(**{name: np.nan}))
 
     def test_text(self, name):
-        with pytest.raises(ValueError, match=rf"`{name}`.*must hold numbers.*Received: \['high'\]"):
+        with pytest.raises(ValueError, match=rf"must hold numbers.*`{name}`.*Received: \['high'\]"):
             getattr(plots, name)(block_frame(3).assign(**{name: "high"}))
 
     def test_rows_that_repeat(self, name):
@@ -351,7 +351,7 @@ class TestRefused:
             getattr(plots, name)(frame)
 
     def test_broken_block_numbers(self, name):
-        with pytest.raises(ValueError, match=r"`block`.*whole numbers.*Received: \[0.5\]"):
+        with pytest.raises(ValueError, match=r"whole numbers.*`block`.*Received: \[0.5\]"):
             getattr(plots, name)(block_frame(3).assign(block=0.5))
 
 

@@ -98,5 +98,5 @@ def test_refused():
         function(frame.assign(**dict.fromkeys(METRICS, np.nan)))
     with pytest.raises(ValueError, match=r"one row per stage and block.*Received: several"):
         function(pd.concat([frame, frame]))
-    with pytest.raises(ValueError, match=r"`state_norm`.*must hold numbers.*Received: \['high'\]"):
+    with pytest.raises(ValueError, match=r"must hold numbers.*`state_norm`.*Received: \['high'\]"):
         function(frame.assign(state_norm="high"))

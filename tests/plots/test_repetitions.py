@@ -63,7 +63,7 @@ class TestConvergenceCurves:
         bottom, top = distance.get_ylim()
         assert bottom < 0
         assert top > repeat_frame()["distance"].max()
-        assert [axes.get_xlabel() for axes in figure.axes] == ["number of applied blocks"] * 2
+        assert [axes.get_xlabel() for axes in figure.axes] == ["number of blocks applied"] * 2
 
     def test_similar_values_stay_linear(self):
         readout = readout_frame(5).assign(distance=[1.0, 1.5, 2.0, 2.5, 0.0] * 3)

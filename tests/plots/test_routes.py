@@ -127,7 +127,7 @@ class TestRouteErrors:
             ValueError, match=r"`readout`.*one row per stage and block.*Received: several rows"
         ):
             function(pd.concat([readout, readout]), dropped, repeated)
-        with pytest.raises(ValueError, match=r"`error` of `readout`.*finite.*Received: 30 rows"):
+        with pytest.raises(ValueError, match=r"`readout` must.*finite.*`error`.*Received: 30 rows"):
             function(readout.assign(error=np.nan), dropped, repeated)
 
 
@@ -174,9 +174,9 @@ class TestShuffleBlocks:
         frame = shuffle_frame()
         with pytest.raises(ValueError, match=r"missing: `kendall_tau`\. Received: columns="):
             plots.shuffle_blocks(frame.drop(columns="kendall_tau"))
-        with pytest.raises(ValueError, match=r"`error`.*finite number.*Received: 60 rows"):
+        with pytest.raises(ValueError, match=r"finite number.*`error`.*Received: 60 rows"):
             plots.shuffle_blocks(frame.assign(error=np.inf))
-        with pytest.raises(ValueError, match=r"`stage`.*numbers.*Received: \['first'\]"):
+        with pytest.raises(ValueError, match=r"numbers.*`stage`.*Received: \['first'\]"):
             plots.shuffle_blocks(frame.assign(stage="first"))
 
 

@@ -240,7 +240,7 @@ class TestErrorAgainstIndices:
             plots.error_against_indices(run_frame(widths=(8,)), indices=indices)
 
     def test_an_index_that_no_run_has(self):
-        with pytest.raises(ValueError, match=r"`divergence`.*finite number.*Received: 15 rows"):
+        with pytest.raises(ValueError, match=r"finite number.*`divergence`.*Received: 15 rows"):
             plots.error_against_indices(run_frame(widths=(8,)).assign(divergence=np.nan))
 
 
@@ -259,7 +259,7 @@ class TestRefused:
 
     def test_values(self, name):
         function, frame = getattr(plots, name), run_frame(widths=(8,))
-        with pytest.raises(ValueError, match=r"`coupling`.*from 0 to 1.*Received: \[2\]"):
+        with pytest.raises(ValueError, match=r"from 0 to 1.*`coupling`.*Received: \[2\]"):
             function(frame.assign(coupling=2))
         with pytest.raises(ValueError, match=r"`initialization`.*Received: \['zeros'\]"):
             function(frame.assign(initialization="zeros"))

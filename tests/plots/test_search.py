@@ -127,7 +127,7 @@ class TestOverBlocks:
         edge = shade.get_paths()[0].vertices[:, 1]
         assert edge.max() == pytest.approx(max(heights))
         assert edge.min() == pytest.approx(axes.get_ylim()[0])
-        assert axes.get_title() == "in the shade the rule is met"
+        assert axes.get_title() == "shaded: the rule is met"
 
     def test_no_trial_completed(self, panel, column):
         frame = search_frame(DEPTHS[:2], statuses={0: "failed", 1: "running"})
@@ -358,15 +358,15 @@ class TestRefused:
 
     def test_values(self):
         frame = search_frame()
-        with pytest.raises(ValueError, match=r"`status`.*'completed'.*Received: \['paused'\]"):
+        with pytest.raises(ValueError, match=r"'completed'.*`status`.*Received: \['paused'\]"):
             plots.depth_search(frame.assign(status="paused"))
         with pytest.raises(ValueError, match=r"`status`.*Received: \[nan\]"):
             plots.depth_search(frame.assign(status=np.nan))
         with pytest.raises(ValueError, match=r"`status`.*Received: \[<NA>\]"):
             plots.depth_search(frame.assign(status=pd.array([pd.NA] * 12, dtype="string")))
-        with pytest.raises(ValueError, match=r"`meets_rule`.*True, False.*Received: \['maybe'\]"):
+        with pytest.raises(ValueError, match=r"True, False.*`meets_rule`.*Received: \['maybe'\]"):
             plots.depth_search(frame.assign(meets_rule="maybe"))
-        with pytest.raises(ValueError, match=r"`blocks`.*whole numbers.*Received: \[2.5\]"):
+        with pytest.raises(ValueError, match=r"whole numbers.*`blocks`.*Received: \[2.5\]"):
             plots.depth_search(frame.assign(blocks=2.5))
-        with pytest.raises(ValueError, match=r"`scaled_distance`.*numbers.*Received: \['far'\]"):
+        with pytest.raises(ValueError, match=r"numbers.*`scaled_distance`.*Received: \['far'\]"):
             plots.depth_search(frame.assign(scaled_distance="far"))

@@ -205,10 +205,15 @@ def test_refused():
     refused(r"`readout`.*missing: `z2`", readout=tables["readout"].drop(columns="z2"))
     refused(r"`dropped`.*missing: `route`", dropped=tables["dropped"].drop(columns="route"))
     refused(r"`repeated` must be a pandas.DataFrame", repeated=[1])
-    refused(r"`step` of `readout` must hold whole", readout=tables["readout"].assign(step=0.5))
-    refused(r"`z1`, `z2` of `dropped`", dropped=tables["dropped"].assign(z1=np.nan, z2=np.inf))
+    refused(
+        r"`readout` must hold whole numbers in the column `step`",
+        readout=tables["readout"].assign(step=0.5),
+    )
+    refused(
+        r"`dropped` must hold .* `z1`, `z2`", dropped=tables["dropped"].assign(z1=np.nan, z2=np.inf)
+    )
     refused("one row per route and input and step", readout=pd.concat([tables["readout"]] * 2))
     refused("same networks", dropped=tables["dropped"].query("network != 'ResNet'"))
     refused("same networks and inputs", repeated=tables["repeated"].query("input == 0"))
     for solutions in ([[1, 1]], [1, 1], [[1, 1], [np.nan, 1]]):
-        refused(r"`solutions` must be finite numbers of the shape \(2, 2\)", solutions=solutions)
+        refused(r"`solutions` must be finite numbers of shape \(2, 2\)", solutions=solutions)

@@ -222,5 +222,5 @@ def test_bad_data(data, message):
 
 def test_endless_data():
     endless = tf.data.Dataset.from_tensors(random_batch(random_network())).repeat()
-    with pytest.raises(ValueError, match="must end"):
+    with pytest.raises(ValueError, match="must be finite"):
         probes.block_metrics(random_network(), endless)

@@ -143,9 +143,9 @@ def entropy(difference):
 
 def test_groups_are_decided_where_a_curve_begins():
     # The first class, which is the label, is ahead by
-    #   -0.1, 3, -5, -1   behind block 0,
-    #   1.9, 5, -3, 1     behind block 1, at the trained network,
-    #   3.9, 7, -1, 3     behind one repetition, and so on.
+    #   -0.1, 3, -5, -1   after block 0,
+    #   1.9, 5, -3, 1     after block 1, at the trained network,
+    #   3.9, 7, -1, 3     after one repetition, and so on.
     chain = output_chain(same, lambda h: h + np.array([2, 0], "float32"))
     frame = probes.borderline(chain, (ahead(-0.1, 3, -5, -1), np.zeros(4, int)), times=2)
     curves = {

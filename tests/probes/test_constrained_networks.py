@@ -130,7 +130,7 @@ AT_ITS_ANCHOR = pytest.mark.xfail(strict=True, raises=AssertionError)
     "name", [BOUNDED, SEVERAL, pytest.param(SHORT, marks=AT_ITS_ANCHOR), BEHIND]
 )
 def test_repeated_blocks_equal_numpy(name):
-    """They go on with the batch norm of the last block, and with the stage's input."""
+    """They continue with the batch norm of the last step, and with the stage's input."""
     net, batch = network(NETWORKS[name])
     scale = 1.0 if net.lipschitz else 0.25
     frame = probes.repeat_last_block(net, batch, times=3, scale=scale)

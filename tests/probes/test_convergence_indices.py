@@ -164,7 +164,7 @@ def test_splits_with_a_chance_of_their_own():
 
 @pytest.mark.parametrize("chance", [0.1, 0.05], ids=["at", "above"])
 def test_frames_at_chance_or_above(chance):
-    with pytest.raises(ValueError, match=r"errs less than chance.*Received: an error of 0\.1000"):
+    with pytest.raises(ValueError, match=r"error is below chance.*Received: an error of 0\.1000"):
         indices_of(**FRAMES, chance=chance)
     table = indices_of(**FRAMES, chance=chance, at_chance="nan")
     assert table[INDEX_NAMES].isna().all(axis=None)
@@ -185,7 +185,7 @@ def either(condition, yes, no):
     return ops.where(condition, float(yes), float(no))
 
 
-# The counts behind the trained network are all 1. Every network below errs on 1/10.
+# The counts after the trained network are all 1. Every network below errs on 1/10.
 SOLVED = {
     # The first block does all: without it, chance; the others neither help nor harm.
     "instant convergence": (lambda n: either(n[:, 0] > 0, 0.1, 0.75), [1, 1 - 1 / 3, 0]),
@@ -359,7 +359,7 @@ def test_chance_of_splits():
 
 
 def test_guessing_that_never_errs():
-    with pytest.raises(ValueError, match=r"errs less than chance.*chance is 0.0000"):
+    with pytest.raises(ValueError, match=r"error is below chance.*chance is 0.0000"):
         chance_of(np.array([2, 2, 2]), "largest class")
 
 
@@ -367,7 +367,7 @@ def test_guessing_that_never_errs():
 def test_network_at_chance(share):
     with pytest.raises(
         ValueError,
-        match=rf"errs less than chance.*Received: an error of {share:.4f}, .* 0.7",
+        match=rf"error is below chance.*Received: an error of {share:.4f}, .* 0.7",
     ):
         chance_of(np.arange(20) % 4, share=share)
 
@@ -376,7 +376,7 @@ def test_network_at_chance(share):
 def test_network_at_chance_of_any_number_of_classes(classes):
     # Rounding must not put the error of guessing a hair under that of chance.
     labels = np.arange(classes * 3) % classes
-    with pytest.raises(ValueError, match="errs less than chance"):
+    with pytest.raises(ValueError, match="error is below chance"):
         chance_of(labels, classes=classes, share=1 - 1 / classes)
 
 
@@ -387,7 +387,7 @@ def test_network_at_chance_of_the_largest_class(largest):
     if largest < 5:
         labels[: 10 - largest] = np.arange(10 - largest) % 3 + 1
     share = 1 - np.unique(labels, return_counts=True)[1].max() / 10
-    with pytest.raises(ValueError, match="errs less than chance"):
+    with pytest.raises(ValueError, match="error is below chance"):
         chance_of(labels, "largest class", share=share)
 
 

@@ -166,7 +166,8 @@ def test_memory_limit_changes_nothing():
     net, batch = network(NETWORKS["original"], images=9)
     chain = tfr.chain(net)
     calls = probe_calls(chain, batch)
-    # An image takes 0.01 to 0.02 MiB beside what the runtime takes: nine do not go at once.
+    # An image takes 0.01 to 0.02 MiB in addition to what the runtime takes:
+    # nine do not fit at once.
     with pytest.raises(ValueError, match="`memory_limit` must be"):
         calls["readout"](memory_limit=RUNTIME_MIB + 0.01)
     for name, call in calls.items():

@@ -122,7 +122,7 @@ def assert_near(measured, expected, tolerance):
     np.testing.assert_allclose(measured / scale, expected / scale, rtol=0, atol=tolerance)
 
 
-# Every layout, a place before, at and behind each kind of transition.
+# Every layout, a place before, at and after each kind of transition.
 PLACES = [(CASES[0], 1, 1), (CASES[9], 2, 0), (CASES[14], 1, 0), (CASES[23], 2, 1)]
 PLACES += [(CASES[26], 1, 1)]
 
@@ -296,7 +296,7 @@ def test_an_image_has_its_eigenvalues_in_every_batch():
 
 
 def numpy_line_element(states, jacobians):
-    """Both parts and the length for each image, of states before and behind each block.
+    """Both parts and the length per image, of states before and after each block.
 
     Args:
         states: the states before all blocks and the last one, `(images, features)`.
@@ -539,11 +539,11 @@ DATA = IMAGES, np.zeros(2, int)
         ),
         (
             lambda c: probes.metric_product(c, IMAGES, stage=1, block=0, vectors=IMAGES[:1]),
-            "a vector for each",
+            "one vector per image",
         ),
         (
             lambda c: probes.metric_product(c, IMAGES[:0], stage=1, block=0, vectors=IMAGES[:0]),
-            "one or more images",
+            "at least one image",
         ),
         (
             lambda c: probes.metric_product(c, IMAGES, stage=1, block=0, vectors=IMAGES[..., :1]),
@@ -567,8 +567,8 @@ DATA = IMAGES, np.zeros(2, int)
         ),
         (lambda c: probes.metric_eigenvalues(c, {}, stage=1, block=0), "`data` must not be empty"),
         (lambda c: probes.line_element(c, 3), "`data` must be"),
-        (lambda c: probes.line_between(c, IMAGES, IMAGES[:1]), "arrays of images of one shape"),
-        (lambda c: probes.line_between(c, IMAGES[0], IMAGES[0]), "arrays of images of one shape"),
+        (lambda c: probes.line_between(c, IMAGES, IMAGES[:1]), "arrays of the same shape"),
+        (lambda c: probes.line_between(c, IMAGES[0], IMAGES[0]), "arrays of the same shape"),
         (lambda c: probes.line_between(c, IMAGES, IMAGES, points=0), "`points` must be"),
         (
             lambda c: probes.line_between(c, IMAGES, IMAGES, stage=1, block=3),

@@ -91,7 +91,7 @@ def test_equals_numpy(settings, scale):
 
 
 def test_solved_by_hand():
-    # Each application halves the plane: (3, 4) is at (3, 4) / 2^(k+1) behind k repetitions. The
+    # Each application halves the plane: (3, 4) is at (3, 4) / 2^(k+1) after k repetitions. The
     # loss |h|^2 / 2 falls along -h, the step is -h / 2.
     frame = probes.repeat_last_block(plane_chain(lambda h: -h / 2), at(3, 4), times=3)
     assert frame["repetition"].tolist() == [0, 1, 2, 3]

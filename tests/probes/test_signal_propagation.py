@@ -180,7 +180,7 @@ def test_r_compares_the_first_blocks_of_first_and_last_stage():
     r = frame[(frame["stage"] == 3) & (frame["block"] == 0)]["gradient_ratio"].item()
     assert r == pytest.approx((first / last).mean(), rel=1e-5)
     assert frame["gradient_ratio"][0] == 1
-    # The state behind a block is that before the next one of its stage.
+    # The state after a block is that before the next one of its stage.
     means = sizes.groupby(["stage", "block"])["gradient_norm"].mean()
     for stage in (1, 2, 3):
         behind = frame[(frame["stage"] == stage) & (frame["block"] == 0)]

@@ -159,7 +159,7 @@ class TestRefused:
         with pytest.raises(ValueError, match=r"`chain` must .*never change the shape.*Received: "):
             probes.trajectories(changed, points())
         narrow = Chain("narrow", chain.stem, chain.stages, lambda h: h[:, :1], None, (2,))
-        with pytest.raises(ValueError, match=r"`chain` must answer with points.*Received: narrow"):
+        with pytest.raises(ValueError, match=r"`chain` must return points.*Received: narrow"):
             probes.trajectories(narrow, points())
 
     def test_routes(self):
@@ -210,7 +210,7 @@ class TestSummary:
         dropped = readout[readout["step"] == 0]
         extra = [(0, 0), (1, 0), (2, 0)]
         repeated = pd.concat([course(extra).assign(input=i, z2=float(i)) for i in range(3)])
-        # The third input goes on ten times as fast.
+        # The third input continues ten times as fast.
         repeated.loc[(repeated["input"] == 2) & (repeated["step"] == 2), "z1"] = 11
         solutions = [[1, 0], [2, 1], [3, 2]]
         row = probes.trajectory_summary(readout, dropped, repeated, solutions).iloc[0]
@@ -247,9 +247,9 @@ class TestSummary:
                 ValueError, match=f"`{name}` must be a frame.*Received: .*{message}"
             ):
                 probes.trajectory_summary(**good | {name: value})
-        with pytest.raises(ValueError, match=r"of one network.*Received: frames of 3, 3 and 5"):
+        with pytest.raises(ValueError, match=r"to one network.*Received: frames of 3, 3 and 5"):
             probes.trajectory_summary(**good | {"dropped": course(self.readout)})
-        with pytest.raises(ValueError, match=r"of one network.*Received: frames of 3, 2 and 3"):
+        with pytest.raises(ValueError, match=r"to one network.*Received: frames of 3, 2 and 3"):
             probes.trajectory_summary(**good | {"repeated": course(self.readout)})
         with pytest.raises(ValueError, match=r"`solutions` must be .*Received: .*\(2,\)"):
             probes.trajectory_summary(**good | {"solutions": [0, 0]})

@@ -274,7 +274,7 @@ def lipschitz_bound(config, weights, grid, stride=1):
     """Product of the spectral norms of what stands between the ReLUs of a branch, BN folded in.
 
     A ReLU multiplies by zeros and ones, so that the slopes of a normalization in front of the first
-    convolution may be taken behind it.
+    convolution may be taken after it.
     """
     matrices, slope_before = [], None
     branch, _ = ORDERS[config["layout"], bool(config["bottleneck"])].split("+")
@@ -417,7 +417,7 @@ class NumpyNetwork:
             applied: pairs (unit, what its branch is multiplied by), in order; by default all units.
 
         Returns:
-            A tuple `(states, backward)`. The first of the states is that behind the transition, and
+            A tuple `(states, backward)`. The first of the states is that after the transition, and
             one follows for every unit. `backward` takes the gradient with respect to the last one
             and returns the gradients with respect to all of them, and to the stage's input.
         """

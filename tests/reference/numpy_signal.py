@@ -1,4 +1,4 @@
-"""What of the gradient comes through the shortcuts, and stages whose last block goes on and on.
+"""How much of the gradient comes through the shortcuts, and stages whose last block is repeated.
 
 In plain NumPy and float64, with the blocks of `numpy_network`. A block that is given a state to
 join its branch to pulls a gradient back in two parts: through the branch, and to that state.
@@ -87,8 +87,8 @@ def applied_on(net, run, times):
     """The states of the stages whose last block can be applied again.
 
     Returns:
-        A dict from stage (from 0) to a list: the state before the last block, the state behind it,
-        and those behind each of `times` extra applications.
+        A dict from stage (from 0) to a list: the state before the last block, the state after it,
+        and those after each of `times` extra applications.
     """
     stages = {}
     for s, states in enumerate(run.states):

@@ -122,7 +122,7 @@ def counting_chain(share_wrong, *depths, changes=(), classes=4, outputs="logits"
     """A chain whose blocks count how often they were applied, and whose head errs as asked.
 
     The state holds an image's row of labels, its place in the data from 0 to 1, and a count for
-    each block. A wrong prediction names the classes behind the right ones.
+    each block. A wrong prediction names the classes after the right ones.
 
     Args:
         share_wrong: `counts -> share`, of the counts of all blocks `(images, blocks)`, how much

@@ -163,11 +163,11 @@ def scaling_weights(first, second, slopes):
         # Both slopes stand around the first convolution, whose channels keep to themselves: 4 * 3,
         # 3 * 2, 2 * 2 and 1 * 5.
         ("full_preactivation", (2 * 12) * 3),
-        # One slope behind each: at most 4 and 5.
+        # One slope after each: at most 4 and 5.
         ("original", (2 * 4) * (3 * 5)),
         ("relu_before_addition", (2 * 4) * (3 * 5)),
         ("relu_only_preactivation", (2 * 4) * (3 * 5)),
-        # The second one stands behind the addition.
+        # The second one comes after the addition.
         ("bn_after_addition", (2 * 4) * 3),
     ],
 )
@@ -360,7 +360,7 @@ GRADIENT_CASES = [
     CASES[21] | {"classifier_activation": None},
     CASES[25] | {"pooling": 2},
     CASES[29] | {"pooling": 1, "input_shape": (12, 8, 2)},
-    # Blocks joined to their stage's input: with and without bounds, behind every transition.
+    # Blocks joined to their stage's input: with and without bounds, after every transition.
     *(CONSTRAINED_CASES[i] for i in (5, 17, 18, 26)),
 ]
 

@@ -154,7 +154,7 @@ class TestRepetitions:
             "repetition_metrics_scaled": repetitions(scaled, scale=0.3),
         }
         text = findings.of_scaled_repetition_metrics(frames)
-        assert text.endswith(f"Compared with the whole branch: {words}")
+        assert text.endswith(f"Compared with the unscaled branch: {words}")
 
     def test_stages_are_told_apart(self):
         frames = {
@@ -162,7 +162,7 @@ class TestRepetitions:
             "repetition_metrics_scaled": repetitions(LONG, SHORT, [ABOVE] * 4, LONG),
         }
         text = findings.of_scaled_repetition_metrics(frames)
-        assert text.endswith("whole branch: longer in stages 1, 4, shorter in stage 2.")
+        assert text.endswith("unscaled branch: longer in stages 1, 4, shorter in stage 2.")
 
     def test_without_anything_to_compare(self):
         scaled = repetitions(SHORT)
@@ -200,7 +200,7 @@ def test_indices_need_an_error_below_chance(error, chance, images, is_less):
     text = findings.of_indices(frames)
     assert (text is None) == is_less
     if text:
-        assert text.startswith("On the test images the error of the whole network is not below ")
+        assert text.startswith("On the test images, the error of the whole network is not below ")
 
 
 def test_indices_of_unknown_images_say_nothing():
@@ -219,7 +219,7 @@ def test_findings_stand_in_their_sections():
     measured = frame["cosine_loss"].dropna()
     section = sections["Do blocks move down the loss gradient?"]
     assert f"{(measured < 0).sum()} of {len(measured)} blocks lie below zero" in section.finding
-    assert sections["Where is the gradient?"].finding is None
+    assert sections["How large is the gradient?"].finding is None
     # The frame of another network, and other words.
     frames = {"block_metrics": frame.assign(cosine_loss=-frame["cosine_loss"])}
     others = {s.title: s for s in study_sections(frames, study_figures(frames, 0.1))}

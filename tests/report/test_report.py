@@ -171,7 +171,7 @@ class TestPage:
         assert all(attributes.get("scope") in ("col", "row") for attributes in page.all("th"))
         assert len(page.all("caption")) == len(page.all("table")) == 3
         assert page.text("summary") == ["Table of 54 rows"]
-        # A heading may break behind each of its words.
+        # A heading may break after each of its words.
         assert "scaled_distance" in "".join(page.text("th"))
         assert "3.690" in page.text("td")
         assert DASH in page.text("td")
@@ -287,7 +287,7 @@ class TestRefused:
     def test_texts(self, name, value):
         arguments = {"title": "T", "question": "Q?", "reading": "R.", name: value}
         with pytest.raises(
-            ValueError, match=f"`{name}` must be a text.*Received: {name}={value!r}"
+            ValueError, match=f"`{name}` must be a non-empty text.*Received: {name}={value!r}"
         ):
             report.Section(**arguments)
 

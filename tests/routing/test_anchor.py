@@ -75,7 +75,7 @@ def test_every_route_equals_numpy_and_the_followed_chain(case):
     for route, outputs in list(zip(routes, values.outputs, strict=True))[::4]:
         followed = follow(chain, route)
         np.testing.assert_allclose(outputs, followed(images), atol=1e-6, err_msg=str(route))
-    # The routes do differ, but for read-outs behind the last block.
+    # The routes do differ, except for read-outs after the last block.
     distinct = {row.tobytes() for row in values.outputs}
     assert len(distinct) >= 0.7 * len({route.stages for route in routes})
 

@@ -1,6 +1,6 @@
-"""The evaluator against networks built anew, against NumPy in float64, and solved by hand.
+"""The evaluator against rebuilt networks, against NumPy in float64, and solved by hand.
 
-Not covered here: networks on a GPU, where the kernels of a network built anew need not be those of
+Not covered here: networks on a GPU, where the kernels of a rebuilt network need not be those of
 its blocks. How much memory is taken in truth is measured in test_memory.py.
 """
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.eager
 SCORES = ("wrong", "cross_entropy", "entropy", "margin", "agreement", "distance", "outputs")
 
 
-# Against networks built anew
+# Against rebuilt networks
 
 
 class ScaledUnit(keras.layers.Layer):
@@ -288,7 +288,7 @@ def test_outputs_that_are_not_finite_are_wrong_and_agree_with_nothing(outputs):
     )
     routes = [unperturbed(chain), repeat_last_block(chain, 1, 1), repeat_last_block(chain, 1, 2)]
     labels = [[1, 0]] if outputs == "label_logits" else [0]
-    # 2e30 is finite, 2e60 not any more; the zero beside it becomes neither.
+    # 2e30 is finite, 2e60 not any more; the zero next to it becomes neither.
     values = evaluate(chain, at((1, 0), labels=labels), routes)
     np.testing.assert_array_equal(values.wrong, [[0], [1], [1]])
     np.testing.assert_array_equal(values.agreement, [[1], [0], [0]])
@@ -565,7 +565,7 @@ def test_each_block_is_traced_once():
     evaluate(chain, at((1, 2)), scaled)
     assert sorted(traced) == [0, 1, 2, 2]
     assert len(set(chain.compiled) - keys) == 1
-    # Images and labels of another type are compiled for anew, once.
+    # Images and labels of another type are compiled for again, once.
     images, labels = at((1, 2))
     for _ in range(2):
         evaluate(chain, (images.astype("float64"), labels), more)
@@ -659,7 +659,7 @@ def test_bad_data(case, data, message):
 
 def test_endless_data(case):
     chain, routes, batch, _ = case
-    with pytest.raises(ValueError, match=r"`data` must end.*Received: "):
+    with pytest.raises(ValueError, match=r"`data` must be finite.*Received: "):
         evaluate(chain, tf.data.Dataset.from_tensors(batch).repeat(), routes)
 
 

@@ -43,7 +43,7 @@ def network(head, loss=None):
 
 
 def dense(activation=None, outputs=CLASSES):
-    """The function that puts a new layer behind a state, whose outputs are far from each other."""
+    """The function that puts a new layer after a state, whose outputs are far from each other."""
 
     def head(state):
         wide = keras.initializers.Orthogonal(2.0)
@@ -446,7 +446,7 @@ def test_a_loss_of_the_whole_batch(loss, tmp_path):
     name = "OfTheBatch" if isinstance(loss, OfTheBatch) else "of_the_batch"
     for probe in (probes.block_metrics, probes.signal_propagation):
         with pytest.raises(
-            ValueError, match=f"`loss` .*one number for each.*Received: loss={name}"
+            ValueError, match=f"`loss` .*one number per image.*Received: loss={name}"
         ):
             probe(model, (IMAGES, INDICES))
     tfr.export(model, tmp_path / "net")
@@ -683,7 +683,7 @@ def test_the_loss_is_the_one_of_compile(name):
 
 def test_a_loss_over_the_images_is_refused():
     model = network(softmax, keras.losses.CosineSimilarity(axis=0))
-    with pytest.raises(ValueError, match="one number for each image, not one for all"):
+    with pytest.raises(ValueError, match="one number per image, not one for all"):
         probes.block_metrics(model, (IMAGES, np.eye(CLASSES)[INDICES]))
 
 
@@ -727,7 +727,7 @@ def test_routes_are_not_scored_on_outputs_of_other_shapes(name):
     state = state + layers.Conv2D(3, 3, padding="same")(state)
     chain = tfr.chain(keras.Model(inputs, head(state)))
     routes = [unperturbed(chain)]
-    with pytest.raises(ValueError, match="Where a row of outputs for each image stands for"):
+    with pytest.raises(ValueError, match="If each image's row of outputs stands for"):
         evaluate(chain, (IMAGES, INDICES), routes)
     # What the message says, though there is no row.
     for outputs in ("logits", "label_probabilities"):
@@ -777,11 +777,11 @@ WRONG_DATA = {
     "complex images": ((IMAGES.astype(complex), INDICES), "images of numbers"),
     "too few": (Batches((IMAGES, INDICES[:4])), "as many labels as images"),
     "too many": (Batches((IMAGES[:4], INDICES)), "as many labels as images"),
-    "other shape": (Batches(SMALL, (IMAGES, INDICES[:, None])), "one dtype and one shape"),
-    "rows then": (Batches(SMALL, (IMAGES, ROWS)), "one dtype and one shape"),
-    "floats then": (Batches(SMALL, (IMAGES, INDICES / 1)), "one dtype and one shape"),
-    "double images": (Batches(SMALL, (np.float64(IMAGES), INDICES)), "one dtype and one shape"),
-    "other size": (Batches(SMALL, (IMAGES[:, :3], INDICES)), "one dtype and one shape"),
+    "other shape": (Batches(SMALL, (IMAGES, INDICES[:, None])), "the same dtype and shape"),
+    "rows then": (Batches(SMALL, (IMAGES, ROWS)), "the same dtype and shape"),
+    "floats then": (Batches(SMALL, (IMAGES, INDICES / 1)), "the same dtype and shape"),
+    "double images": (Batches(SMALL, (np.float64(IMAGES), INDICES)), "the same dtype and shape"),
+    "other size": (Batches(SMALL, (IMAGES[:, :3], INDICES)), "the same dtype and shape"),
     "nothing": (Batches((IMAGES[:0], INDICES[:0])), "at least one batch"),
 }
 

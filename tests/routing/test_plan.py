@@ -166,7 +166,7 @@ def test_the_unperturbed_route_comes_first(routes):
 
 
 def test_by_hand():
-    # stem, 0, 1 and the head; then block 1 straight behind the stem, its distance and the head.
+    # stem, 0, 1 and the head; then block 1 directly after the stem, its distance and the head.
     chain = plane_chain(2)
     plan = plan_of(chain, [drop(chain, (1, 0))])
     steps = [(s.operation.kind, s.source, s.target, s.reference, s.frees) for s in plan.steps]
@@ -190,7 +190,7 @@ def test_by_hand():
 
 
 def test_printing():
-    # Dropping block 0 leaves 3 blocks to be applied anew, dropping block 2 one.
+    # Dropping block 0 leaves 3 blocks to be applied again, dropping block 2 one.
     chain = plane_chain(4)
     plan = plan_of(chain, [drop(chain, (1, 0)), drop(chain, (1, 2))])
     assert (plan.applications, plan.plain_applications) == (4 + 3 + 1, 4 + 3 + 3)

@@ -208,8 +208,8 @@ def test_blocks_that_change_the_shape_keep_their_places():
 
 
 BAD = {
-    "drop nothing": (lambda c: drop(c), "`blocks` must be pairs"),
-    "drop twice": (lambda c: drop(c, (1, 1), (2, 1), (1, 1)), "none of them twice"),
+    "drop nothing": (lambda c: drop(c), "`blocks` must be one or more different pairs"),
+    "drop twice": (lambda c: drop(c, (1, 1), (2, 1), (1, 1)), "one or more different pairs"),
     "drop an int": (lambda c: drop(c, 1), "`blocks` must be pairs"),
     "drop ints": (lambda c: drop(c, 1, 2), "`blocks` must be pairs"),
     "drop a triple": (lambda c: drop(c, (1, 1, 1)), "`blocks` must be pairs"),
@@ -257,7 +257,7 @@ BAD = {
     "swap: shape, first": (lambda c: swap(c, 2, 0, 1), "`first` .* stage 2 block 0 .* moved"),
     "swap: shape, second": (lambda c: swap(c, 2, 1, 0), "`second` .* stage 2 block 0 .* moved"),
     "shuffle: no such stage": (lambda c: shuffle(c, 4), "`stage` must be a stage"),
-    "shuffle: one block": (lambda c: shuffle(c, 3), "`stage` must have two blocks or more"),
+    "shuffle: one block": (lambda c: shuffle(c, 3), "`stage` must have at least two blocks"),
     "shuffle: negative seed": (lambda c: shuffle(c, 1, -1), "`seed` must be an int, 0 or more"),
     "shuffle: float seed": (lambda c: shuffle(c, 1, 1.0), "`seed` must be an int"),
     "shuffle: no seed": (lambda c: shuffle(c, 1, None), "`seed` must be an int"),

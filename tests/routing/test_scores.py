@@ -301,7 +301,7 @@ def test_outputs_that_are_not_finite_name_nothing(kind, value):
 )
 @pytest.mark.parametrize("logit", [np.inf, -np.inf], ids=str)
 def test_a_network_whose_logits_overflow_names_nothing(activation, kind, logit):
-    # The sigmoid of infinity is 1, finite again; so is a softmax beside minus infinity.
+    # The sigmoid of infinity is 1, finite again; so is a softmax next to minus infinity.
     outputs = keras.activations.get(activation)(tf.constant([[logit, 0.0, 1.0]]))
     labels = np.array([[1, 0, 0]]) if kind.startswith("label") else np.zeros(1, int)
     scores = as_numpy(prediction_scores(kind, labels, outputs))

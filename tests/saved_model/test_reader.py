@@ -667,9 +667,9 @@ def test_what_is_no_exported_network(tmp_path):
 
 def test_saved_models_of_others(tmp_path):
     small_network().export(tmp_path / "keras", verbose=False)
-    assert_refused(tmp_path / "keras", "only such a one holds what probes read")
+    assert_refused(tmp_path / "keras", "only these hold what probes need")
     tf.saved_model.save(tf.Module(), str(tmp_path / "tf"))
-    assert_refused(tmp_path / "tf", "only such a one holds what probes read")
+    assert_refused(tmp_path / "tf", "only these hold what probes need")
 
 
 def test_a_saved_model_to_serve_alone(tmp_path):
@@ -853,7 +853,9 @@ def test_a_layout_without_a_loss_needs_the_functions(damaged):
     """That of a network whose loss is traced, of which the functions are gone."""
     change_layout(damaged, loss=None)
     chain = tfr.chain(damaged)
-    with pytest.raises(ValueError, match=r"`chain` must be of a network whose loss.*Received: "):
+    with pytest.raises(
+        ValueError, match=r"`chain` must belong to a network whose loss.*Received: "
+    ):
         probes.block_metrics(chain, (small_images(), INDICES))
     assert len(probes.perturbation(chain, (small_images(), INDICES))) == 1
 

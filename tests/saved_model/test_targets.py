@@ -74,7 +74,7 @@ def test_a_folder_with_more_than_a_saved_model_is_not_replaced(chain, tmp_path, 
     path = tmp_path / "net"
     export(chain, path)
     (path / name).write_text("mine")
-    assert_is_refused(chain, path, "which holds something else", overwrite=True)
+    assert_is_refused(chain, path, "which is something else", overwrite=True)
     (path / name).unlink()
     export(chain, path, overwrite=True)
 
@@ -217,7 +217,7 @@ def test_a_full_disk_leaves_nothing_and_loses_nothing(chain, tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
     try:
         for path in (tmp_path / "net", tmp_path / "new" / "net"):
-            with pytest.raises(OSError, match=r"could not be written: .*Make room") as raised:
+            with pytest.raises(OSError, match=r"could not be written: .*Free some space") as raised:
                 export(chain, path, overwrite=True)
             assert str(raised.value).startswith(repr(str(path)))
     finally:
@@ -246,7 +246,7 @@ def test_one_export_at_a_time(chain, tmp_path, elsewhere):
         with pytest.raises(FolderInUseError, match=r"choose another `path`\. Received: path="):
             export(chain, tmp_path / "net")
         assert [path.name for path in tmp_path.iterdir()] == [".net.lock"]
-        # Another one beside it may be written, and one in it.
+        # Another one may be written next to it, and one inside it.
         export(chain, tmp_path / "other")
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
     export(chain, tmp_path / "net")

@@ -362,7 +362,7 @@ def test_impossible_numbers_are_errors(called, name):
         if key == "too few counts":
             continue
         assert kind == "InvalidArgumentError", key
-        assert "Arguments must be possible: `" in message
+        assert "Arguments must be valid: `" in message
         assert "Received:" in message
     messages = {key: message for key, (_, message) in called.errors[name].items()}
     assert "`applications` must be 0 or more for each block" in messages["a negative count"]
@@ -612,7 +612,7 @@ def test_overwrite_leaves_what_is_no_saved_model(chain, tmp_path):
     (tmp_path / "mine" / "text").write_text("mine")
     (tmp_path / "file").write_text("mine")
     for name in ("mine", "file"):
-        assert_is_refused(chain, tmp_path / name, "holds something else", overwrite=True)
+        assert_is_refused(chain, tmp_path / name, "is something else", overwrite=True)
     assert (tmp_path / "mine" / "text").read_text() == "mine"
     assert (tmp_path / "file").read_text() == "mine"
 

@@ -84,7 +84,7 @@ def test_damaged_files(saved, tmp_path, name):
     path = tmp_path / "net.keras"
     shutil.copy(saved, path)
     DAMAGES[name](path)
-    with pytest.raises(ValueError, match=r"Argument `source` must be .* whole .*Received: source="):
+    with pytest.raises(ValueError, match=r"`source` must be .* complete .*Received: source="):
         tfr.chain(path)
 
 
@@ -106,7 +106,7 @@ def test_a_loss_that_is_not_known_here(tmp_path):
     model.save(tmp_path / "net.keras")
     chain = tfr.chain(tmp_path / "net.keras")
     (note,) = chain.notes
-    assert note.startswith("what the model was compiled with cannot be loaded")
+    assert note.startswith("the settings of `compile` cannot be loaded")
     assert note in str(chain)
     labels = np.array([0, 1, 2, 0])
     expected = tfr.chain(model).loss(labels, model(images()))
@@ -122,6 +122,8 @@ class Own(layers.Layer):
 def test_layers_that_are_not_known_here(tmp_path, branch):
     model = small_model(branch=branch())
     model.save(tmp_path / "net.keras")
-    with pytest.raises(ValueError, match=r"`keras.saving.load_model` and handed over.*Received: "):
+    with pytest.raises(
+        ValueError, match=r"`keras.saving.load_model` and pass the model.*Received: "
+    ):
         tfr.chain(tmp_path / "net.keras")
     assert len(tfr.chain(model).blocks) == 1

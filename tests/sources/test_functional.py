@@ -250,7 +250,7 @@ def other_additions(skip=()):
 
 
 def long_skip(skip=()):
-    """A shortcut around two blocks, which are then parts of its branch; a block behind it."""
+    """A shortcut around two blocks, which are then parts of its branch; a block after it."""
     inputs = images_input()
     state, states = convolution(4, "stem")(inputs), []
     for number in range(2):
@@ -265,7 +265,7 @@ def long_skip(skip=()):
 
 
 def narrow(skip=()):
-    """A branch with less parameters than the projection beside it, and a weightless shortcut."""
+    """A branch with fewer parameters than the projection next to it, and a weightless shortcut."""
     inputs = images_input()
     state, states = convolution(8, "stem")(inputs), []
     for number in range(2):
@@ -303,7 +303,7 @@ def side_by_side(skip=()):
 
 
 def mixed_dtypes(skip=()):
-    """States of two dtypes, one behind the other, and a stage that begins with the narrower."""
+    """States of two dtypes, one after the other, and a stage that begins with the narrower."""
     inputs = images_input()
     state, states = convolution(4, "stem", dtype="mixed_float16")(inputs), []
     for number, dtype in enumerate(["mixed_float16", "float32", "mixed_float16", "float32"]):
@@ -556,7 +556,7 @@ def test_layers_of_ones_own_are_named():
     chain = tfr.chain(own_layers())
     assert list(chain.blocks[0].weights)[2:] == ["1/Scale/scale"]
     (note,) = chain.notes
-    assert note == "what is inside of these layers cannot be seen: Scale (1: scale)"
+    assert note == "the inside of these layers cannot be seen: Scale (1: scale)"
     assert str(chain).splitlines()[-1] == f"  note: {note}"
 
 
@@ -586,7 +586,7 @@ def test_the_overview():
 def test_a_branch_of_two_can_be_scaled():
     model, _ = side_by_side()
     chain = tfr.chain(model)
-    assert chain.notes[0].startswith("additions that are no blocks of their own: off the trunk (")
+    assert chain.notes[0].startswith("additions that are not blocks themselves: off the trunk (")
     state = chain.stem(batch_of(model)[0])
     for block in chain.blocks:
         np.testing.assert_array_equal(block(state, None, 0.0), state)
@@ -816,9 +816,9 @@ def test_an_anchor_from_elsewhere_is_refused():
     model = model_of(inputs, units[2](second, first))
     with pytest.raises(ValueError, match=r"anchor is the state.*Received: unit2"):
         tfr.chain(model)
-    # Nor is one beside the trunk.
+    # Nor is one next to the trunk.
     model = model_of(inputs, units[0](inputs) + units[1](inputs, inputs))
-    with pytest.raises(ValueError, match=r"stand on the trunk. Received: unit1"):
+    with pytest.raises(ValueError, match=r"are on the trunk.*Received: unit1"):
         tfr.chain(model)
 
 
@@ -1087,7 +1087,7 @@ def several(inputs, outputs):
         ),
         (
             lambda: keras.Sequential([layers.Dense(3)]),
-            r"a `keras.Sequential` that has its input.*Received: .*type Sequential",
+            r"a `keras.Sequential` with a defined input.*Received: .*type Sequential",
         ),
         (lambda: several(2, 1), r"one input and.*Received: source=several with 2 inputs and 1 out"),
         (lambda: several(1, 3), r"one input and.*Received: source=several with 1 inputs and 3 out"),

@@ -90,7 +90,7 @@ def transformer(branch, mask_zero=True, add="layer", before=in_place, head=None)
 def test_a_mask_that_leads_into_a_block_is_refused(settings, reader):
     with pytest.raises(
         ValueError,
-        match=r"`source` must be .* masks .*cannot be probed yet.*mask_zero=False.*"
+        match=r"`source` must be .* mask .*cannot be probed yet.*mask_zero=False.*"
         rf"Received: source=tokens, where ids \(Embedding\) makes a mask and {reader} reads it",
     ):
         tfr.chain(transformer(**settings))

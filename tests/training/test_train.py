@@ -314,7 +314,7 @@ def test_the_best_network_is_made_again_from_its_checkpoint(tmp_path, data, unin
 
 
 def without_generators(path):
-    """What `model.save` alone writes: dropout would not go on from where it was."""
+    """What `model.save` alone writes: dropout would not resume where it stopped."""
     content = io.BytesIO()
     with zipfile.ZipFile(path) as archive, zipfile.ZipFile(content, "w") as copy:
         for name in archive.namelist():
@@ -333,7 +333,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path, data, kind):
     damaged["no states of dropout"] = without_generators(path)
     path.write_bytes(damaged[kind])
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    # The only checkpoint: there is nothing older to go back to, and starting anew is not asked for.
+    # The only checkpoint: there is nothing older to go back to, and nobody asked to start again.
     with pytest.raises(ValueError, match="damaged") as raised:
         train(tmp_path, data)
     assert str(raised.value).split("Received: ")[1].strip() == f"path={str(path)!r}"
@@ -417,7 +417,7 @@ def test_a_log_with_a_column_of_text_is_whole(tmp_path, data, uninterrupted):
 
 
 def changed_archive(path, name, content):
-    """Writes a file in an archive anew; the archive is whole."""
+    """Rewrites a file in an archive; the archive is intact."""
     with zipfile.ZipFile(path) as archive:
         files = {member: archive.read(member) for member in archive.namelist()}
     with zipfile.ZipFile(path, "w") as archive:
@@ -660,7 +660,7 @@ def test_mixed_precision_goes_on(tmp_path, clutter):
 
 @pytest.mark.slow
 def test_killed_again_and_again_at_any_moment(tmp_path, clutter, whole):
-    """Kills by the clock, each a little behind the start or behind a new checkpoint."""
+    """Kills by the clock, each a little after the start or after a new checkpoint."""
     rng = random.Random(5)
     command = [sys.executable, small_training.__file__, str(clutter), str(tmp_path), "never"]
     folder = tmp_path / "0"

@@ -186,7 +186,7 @@ def quiet_oracle(folder, start=(4,), **kwargs):
 
 
 def search(folder, stages, start=(4,), hypermodel=None, interrupt_at=None, **kwargs):
-    """Searches in `folder/search`, or goes on there; returns the tuner."""
+    """Searches in `folder/search`, or resumes there; returns the tuner."""
     own = {name: kwargs.pop(name) for name in ("overwrite",) if name in kwargs}
     oracle = quiet_oracle(folder, start, **kwargs)
     tuner = SyntheticSearch(

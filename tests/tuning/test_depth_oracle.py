@@ -137,7 +137,7 @@ class TestSearch:
         assert tuner.ran == [(40,), (6,)]
         assert (outcome.status, outcome.blocks, outcome.trial) == ("searching", (6,), 1)
         assert outcome.message == (
-            "the search for a mean scaled perturbation of 0.1 is not at its end: 6 blocks meet "
+            "the search for a mean scaled perturbation of 0.1 is not finished: 6 blocks meet "
             "it; 2 trials were allowed"
         )
         assert tuner.remaining_trials == 0
@@ -602,12 +602,12 @@ class TestTorn:
         path = folder / "search" / name
         whole = path.read_bytes()
         path.write_bytes(content(whole) if callable(content) else content)
-        self.assert_refused(folder, rf"is damaged: .* Put a whole one .*path='{path}'")
+        self.assert_refused(folder, rf"is damaged: .* Replace it by .*path='{path}'")
         path.write_bytes(whole)
         assert follow(self.reloaded(folder), EASY) == [(5,)]
 
     def assert_refused(self, folder, match):
-        """By who looks and by who goes on, in a line, with nothing written."""
+        """By those that look and those that resume, in one line, with nothing written."""
         before = contents_of(folder)
         for act in (lambda: read_search(folder / "search"), lambda: self.reloaded(folder)):
             with pytest.raises((ValueError, OSError), match=match) as raised:
@@ -631,13 +631,13 @@ class TestTorn:
     def test_a_file_of_something_else(self, folder, name, wrong):
         path = folder / "search" / name
         path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
-        self.assert_refused(folder, rf"is damaged: .* Put a whole one .*path='{path}'")
+        self.assert_refused(folder, rf"is damaged: .* Replace it by .*path='{path}'")
 
     @pytest.mark.filterwarnings("ignore:All-NaN:RuntimeWarning")
     def test_a_measurement_that_is_no_number(self, folder):
         path = folder / "search" / "trial_0001" / "trial.json"
         path.write_text(path.read_text().replace("0.6", "NaN"))
-        self.assert_refused(folder, rf"is damaged: .* Put a whole one .*path='{path}'")
+        self.assert_refused(folder, rf"is damaged: .* Replace it by .*path='{path}'")
 
     def test_a_trial_that_is_not_there(self, folder):
         report(oracle := self.reloaded(folder), oracle.create_trial("a"), EASY)
@@ -1287,7 +1287,7 @@ class TestOutcomes:
         (outcome,) = outcomes_of(read_search(tmp_path / "search"))
         assert (outcome.status, outcome.blocks, outcome.trial) == ("searching", None, None)
         assert outcome.message == (
-            "the search for a mean scaled perturbation of 0.1 is not at its end: no trained "
+            "the search for a mean scaled perturbation of 0.1 is not finished: no trained "
             "network meets it"
         )
 
@@ -1357,7 +1357,7 @@ class TestDeaths:
         begun = [wire.create_trial("a") for _ in range(1 + depth_oracle.MOST_DEATHS)]
         assert [trial.trial_id for trial in begun] == ["0000"] * depth_oracle.MOST_DEATHS + ["0001"]
         assert oracle.trials["0000"].status == "FAILED"
-        assert "did not live to end it" in oracle.trials["0000"].message
+        assert "died before finishing it" in oracle.trials["0000"].message
         assert blocks(begun[-1].hyperparameters) == (4,)
         report(wire, begun[-1], EASY)
         assert follow(wire, EASY) == [(6,), (5,)]

@@ -84,7 +84,7 @@ def fit(tuner, **kwargs):
 
 
 def searched(folder, hypermodel=build, **kwargs):
-    """A search behind its end, in `folder/search`; by default of one trial."""
+    """A finished search, in `folder/search`; by default of one trial."""
     return fit(tuner_in(folder, hypermodel, **kwargs))
 
 
@@ -300,13 +300,13 @@ class TestDamaged:
         path.unlink() if content is None else path.write_bytes(content)
         told = "are missing" if content is None else "is damaged: "
         with pytest.raises(
-            ValueError, match=rf"{told}.*Put a whole one [^\n]*path='{path}'$"
+            ValueError, match=rf"{told}.*Replace it by [^\n]*path='{path}'$"
         ) as raised:
             tuner.get_best_models()
         assert isinstance(raised.value, keras_tuner.errors.FatalError)
 
     def test_the_file_of_an_older_tuner(self, small, tmp_path):
-        """It held nothing; a search in a folder with one goes on."""
+        """It held nothing; a search in a folder with one resumes."""
         shutil.copytree(small.project_dir, tmp_path / "search")
         (tmp_path / "search" / "tuner0.json").write_text('{"')
         options = {"epsilon": 0.6, "max_blocks": 12, "max_trials": None}
@@ -321,7 +321,7 @@ class TestMaxTrials:
         outcome = short.outcome()
         assert (outcome.status, outcome.trial) == ("searching", None)
         assert outcome.message.endswith("; 1 trials were allowed")
-        with pytest.raises(RuntimeError, match=r"no best network: the search .* not at its end"):
+        with pytest.raises(RuntimeError, match=r"no best network: the search .* not finished"):
             short.get_best_models()
         (checkpoint,) = tmp_path.rglob("*.h5")
         before = checkpoint.stat().st_mtime_ns
@@ -404,7 +404,9 @@ def test_several_executions(tmp_path, monkeypatch):
     tuner.oracle.score_trial(trial)
     assert tuner.get_best_hyperparameters()
     assert not tuner.oracle.is_kept_met(trial)
-    with pytest.raises(RuntimeError, match="do so on average, none of their networks alone does"):
+    with pytest.raises(
+        RuntimeError, match="do so only on average; none of their networks does on its own"
+    ):
         tuner.get_best_models()
 
 

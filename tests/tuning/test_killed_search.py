@@ -297,7 +297,7 @@ def test_the_search_that_is_killed(never_killed):
 def random_lives(seed):
     """Lives that end at random, in all their parts, before the search can be through."""
     rng = random.Random(seed)
-    # Killed behind the beginning of the process, of its first trial, or of its second.
+    # Killed after the beginning of the process, of its first trial, or of its second.
     trials = [*[0] * 6, *[1] * 6, *[2] * 8]
     rng.shuffle(trials)
     shares = [rng.random() for _ in trials]
@@ -339,7 +339,7 @@ def assert_survives_every_moment(tmp_path, live, expected, events, size):
 def test_killed_before_and_after_every_move_of_a_file(tmp_path, live, never_killed):
     expected = result_of(never_killed("small"))
     moments = assert_survives_every_moment(tmp_path, live, expected, "moves", "small")
-    # Each file is moved into place, and what was written beside it removed.
+    # Each file is moved into place, and what was written next to it removed.
     assert moments >= 2 * 5 * len(expected["trials"])
 
 

@@ -527,7 +527,7 @@ class TestLaws:
     def test_a_constant_distance_takes_three_trials(self, stages):
         # One at the start, one with the answer, one with less. A fourth where a stage has begun
         # with its answer: it is then known to meet before the others are, and measured with one
-        # block less beside them.
+        # block less next to them.
         most = collections.Counter()
         for start, _, settings, answer in searches("constant", stages, 80):
             is_begun = any(a == b for a, b in zip(start, answer, strict=True))

@@ -1,6 +1,6 @@
 """Searches with workers that are started on a machine that has no time for them.
 
-Several at once, beside processes that are always busy, so that chief, workers, and whoever watches
+Several at once, next to processes that are always busy, so that chief, workers, and whoever watches
 them come to their turns in any order.
 """
 

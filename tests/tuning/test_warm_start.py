@@ -77,7 +77,7 @@ class TestTheSameAtZero:
 
     @pytest.mark.parametrize("layout", ["original", "relu_before_addition"])
     def test_layouts_whose_states_are_positive(self, layout):
-        """A ReLU behind the addition does nothing to them."""
+        """A ReLU after the addition does nothing to them."""
         shallow, deep = pair((2, 3), (3, 6), layout=layout)
         interleave(shallow, deep, nearness=0)
         np.testing.assert_allclose(deep(IMAGES), shallow(IMAGES), rtol=1e-5, atol=1e-6)
@@ -218,7 +218,7 @@ class TestNearness:
 def last_layer(unit):
     """The name of the layer with weights that ends the branch."""
     count = 3 if unit.bottleneck else 2
-    # Figure 4 of He et al. 2016: behind the last convolution stand normalization and ReLU in the
+    # Figure 4 of He et al. 2016: after the last convolution come normalization and ReLU in the
     # first three layouts, of which so much comes after the addition.
     ends_in_normalization = {
         "original": True,

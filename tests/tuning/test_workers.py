@@ -524,8 +524,8 @@ def test_a_chief_without_space_on_the_disk(cluster, answers, moment):
     cluster.start("chief", full_disk_at=moment, size="small")
     cluster.start("worker0", sleep=0, size="small")
     output = cluster.output_of_failure("chief")
-    assert "SearchError: The chief cannot go on. Started again, " in output
-    assert "What went wrong is OSError: [Errno 28] No space left on device" in output
+    assert "SearchError: The chief cannot continue. When started again, " in output
+    assert "The error was OSError: [Errno 28] No space left on device" in output
     # The worker waits for another chief.
     assert cluster.poll("worker0") is None
     cluster.start("chief", size="small")
@@ -538,7 +538,10 @@ def test_a_worker_without_a_chief(cluster):
     cluster.start("worker0", chief_timeout=2)
     output = cluster.output_of_failure("worker0")
     assert 2 <= time.monotonic() - begun < 10
-    assert f"ConnectionError: No chief answers at 127.0.0.1:{cluster.port}, for 2 seconds" in output
+    assert (
+        f"ConnectionError: No chief has answered at 127.0.0.1:{cluster.port} for 2 seconds"
+        in output
+    )
     assert "Received: KERASTUNER_TUNER_ID='worker0', KERASTUNER_ORACLE_IP='127.0.0.1'" in output
 
 
@@ -602,7 +605,7 @@ def test_two_chiefs_on_one_port(cluster, tmp_path, launcher, answer):
         second.start("chief")
         output = second.output_of_failure("chief")
         address = f"127.0.0.1:{cluster.port}"
-        assert "OSError: The chief cannot listen: is another one there already? " in output
+        assert "OSError: The chief cannot listen: is another one already running? " in output
         assert f"Received: KERASTUNER_ORACLE_IP and KERASTUNER_ORACLE_PORT of '{address}'" in output
         # It has let go of the folder.
         second.start("alone")
@@ -625,7 +628,7 @@ def test_trials_that_fail_at_a_worker(cluster):
 
 
 class Oracle:
-    """One that raises an error in a method, behind keras-tuner's lock, when it is called."""
+    """One that raises an error in a method, under keras-tuner's lock, when it is called."""
 
     failure, watch, left = None, None, 3
 
@@ -711,14 +714,14 @@ def test_an_oracle_that_raises_an_error(chief, fails):
     worker = threading.Thread(target=ask, daemon=True)
     if fails == "create_trial":
         worker.start()
-    with pytest.raises(chief.SearchError, match=r"The chief cannot go on.*OSError: .*No space"):
+    with pytest.raises(chief.SearchError, match=r"The chief cannot continue.*OSError: .*No space"):
         in_time(lambda: chief.serve(oracle))
-    # Nobody holds keras-tuner's lock: the program may go on.
+    # Nobody holds keras-tuner's lock: the program may continue.
     oracle.fails, oracle.left = "nothing", 2
     in_time(lambda: chief.serve(oracle))
     if fails == "create_trial":
         worker.join(10)
-        assert "No chief answers" in str(*refused)
+        assert "No chief has answered" in str(*refused)
 
 
 def test_a_worker_of_another_search_does_no_harm(chief):

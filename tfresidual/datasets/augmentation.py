@@ -83,12 +83,12 @@ def _checked(images, seed):
     images, seed = tf.convert_to_tensor(images), tf.convert_to_tensor(seed)
     if images.shape.rank != 4:
         raise ValueError(
-            "`images` must be a batch of images, of shape [N, H, W, C]. "
-            f"Received: images.shape={images.shape}"
+            "Argument `images` must be a batch of images, of shape [N, H, W, C]. Received: "
+            f"images.shape={images.shape}"
         )
     if not seed.shape.is_compatible_with([2]):
         raise ValueError(
-            f"`seed` must be two integers, of shape [2]. Received: seed.shape={seed.shape}"
+            f"Argument `seed` must be two integers, of shape [2]. Received: seed.shape={seed.shape}"
         )
     return images, seed
 

@@ -234,7 +234,7 @@ class Digitclutter(tfds.core.GeneratorBasedBuilder):
             builder=self,
             description=(
                 "Grey images of several digits at random places, black with a white outline, the "
-                "later ones covering the earlier ones. All digits are to be named."
+                "later ones covering the earlier ones. The task is to name all digits."
             ),
             features=tfds.features.FeaturesDict(
                 {

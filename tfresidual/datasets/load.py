@@ -305,7 +305,8 @@ def _remembered(train, name):
     """Returns an attribute that `load` set on a training pipeline."""
     if not hasattr(train, name):
         raise ValueError(
-            f"`train` must be the training dataset that `load` returned. Received: train={train!r}"
+            "Argument `train` must be the training dataset that `load` returned. Received: "
+            f"train={train!r}"
         )
     return getattr(train, name)
 
@@ -313,7 +314,7 @@ def _remembered(train, name):
 def _check_name(name, digits):
     check_choice("name", name, _TITLES)
     if name == "digitclutter" and not (is_int(digits) and digits in (3, 4, 5)):
-        raise ValueError(f"`digits` must be 3, 4 or 5. Received: digits={digits!r}")
+        raise ValueError(f"Argument `digits` must be 3, 4 or 5. Received: digits={digits!r}")
 
 
 def sizes_of(name, train_size, validation, test_size):
@@ -332,9 +333,9 @@ def sizes_of(name, train_size, validation, test_size):
         held_out = round(validation * pool) if 0 < validation < 1 else 0
         if not 0 < held_out < pool:
             raise ValueError(
-                "`validation` as a float must be a fraction of the training images between 0 and "
-                f"1, exclusive, and leave images on both sides of {pool}. "
-                f"Received: validation={validation!r}"
+                "Argument `validation`, if it is a float, must be a fraction between 0 and 1, "
+                f"exclusive, that divides the {pool} training images into two parts with at least "
+                f"one image each. Received: validation={validation!r}"
             )
     else:
         held_out = check_int("validation", validation, at_least=1)
@@ -343,14 +344,14 @@ def sizes_of(name, train_size, validation, test_size):
         return train_size, held_out, test_size
     if test_size > available_test:
         raise ValueError(
-            f"`test_size` must be at most {available_test}, the test images of {_TITLES[name]}. "
-            f"Received: test_size={test_size!r}"
+            f"Argument `test_size` must be at most {available_test}, the number of test images of "
+            f"{_TITLES[name]}. Received: test_size={test_size!r}"
         )
     if (train_size or 1) + held_out > available:
         raise ValueError(
-            "`train_size` and `validation` must leave each other room in the "
-            f"{available} training images of {_TITLES[name]}. "
-            f"Received: train_size={train_size!r}, validation={validation!r}"
+            f"Arguments `train_size` and `validation` must together fit into the {available} "
+            f"training images of {_TITLES[name]}. Received: train_size={train_size!r}, "
+            f"validation={validation!r}"
         )
     return train_size or available - held_out, held_out, test_size
 
@@ -363,7 +364,8 @@ def _digitclutter(digits, train_size, validation_size, test_size, data_dir):
     check_fits(
         # The images are read into memory as bytes.
         drawn * 32 * 32,
-        "Arguments `train_size`, `validation` and `test_size` must fit the machine: the images",
+        "Arguments `train_size`, `validation` and `test_size` must fit into the memory of this "
+        "machine: the images",
         f"train_size={train_size}, validation={validation_size}, test_size={test_size}",
     )
     config = DigitclutterConfig(
@@ -391,9 +393,9 @@ def _downloaded(name, data_dir, download):
     if not download:
         where = "" if data_dir is None else f", data_dir={str(data_dir)!r}"
         raise FileNotFoundError(
-            f"{_TITLES[name]} is not prepared: there is no {builder.data_path}. Pass download=True "
-            f"to `load`, or run `tfresidual data {name} --download`, or run this on a machine with "
-            "a connection and copy the folder over: "
+            f"{_TITLES[name]} is not prepared: there is no {builder.data_path}. Pass "
+            f"download=True to `load`, or run `tfresidual data {name} --download`, or run the "
+            "following on a machine with an internet connection and copy the folder to this one: "
             f'python -c "import tensorflow_datasets as tfds; tfds.load({name!r}{where})". '
             f"Received: name={name!r}, data_dir={data_dir!r}"
         )

@@ -143,14 +143,14 @@ def run(
     check_int("workers", workers, at_least=1)
     check_fits(
         workers * WORKER_BYTES,
-        "Argument `workers` must fit the machine: so many processes",
+        "Argument `workers` must fit into the memory of this machine: this many processes",
         f"workers={workers}",
     )
     if workers > 1 and IP in os.environ:
         raise ValueError(
-            f"Argument `workers` must be 1 where {IP} says that this process is a chief or a "
-            "worker; give each worker a process of its own. "
-            f"Received: workers={workers}, {IP}={os.environ[IP]!r}"
+            f"Argument `workers` must be 1 if {IP} is set, since this process is then a chief or "
+            f"a worker; start each worker as its own process. Received: workers={workers}, "
+            f"{IP}={os.environ[IP]!r}"
         )
     check(settings)
     check_any_depth(settings)
@@ -176,7 +176,7 @@ def _run(folder, settings, search, console, workers):
     claim(folder, parts)
     begun = time.monotonic()
     if workers > 1:
-        say(console, f"{workers} workers; what they say is in {folder / LOGS}")
+        say(console, f"{workers} workers; their output is in {folder / LOGS}")
         # -P: import this package, whatever the working directory contains.
         command = [sys.executable, "-P", "-m", "tfresidual.jobs.depth_study", str(folder)]
         tuning.supervise(command, workers, folder / LOGS, watch)
@@ -224,17 +224,17 @@ class _Logged(tuning.DepthSearch):
     def run_trial(self, trial, *args, **kwargs):
         depths = tuning.blocks(trial.hyperparameters)
         text = f"trial {int(trial.trial_id) + 1}: {' '.join(map(str, depths))} blocks"
-        _log(f"{text} begin")
+        _log(f"{text}, started")
         try:
             measured = super().run_trial(trial, *args, **kwargs)
         except Exception as error:
             # Error messages of TensorFlow may take pages.
-            _log(f"{text} failed, {type(error).__name__}: {' '.join(str(error).split())[:400]}")
+            _log(f"{text}, failed: {type(error).__name__}: {' '.join(str(error).split())[:400]}")
             raise
         stages = range(1, len(depths) + 1)
         means = [measured.get(log_key("mean_scaled_perturbation", s), math.nan) for s in stages]
         test_error = measured.get("error", math.nan)
-        _log(f"{text} end{_measured_text(means, test_error, measured['seconds'])}")
+        _log(f"{text}, finished{_measured_text(means, test_error, measured['seconds'])}")
         return measured
 
 
@@ -385,7 +385,7 @@ def _summary(settings, outcome, trace, error, seconds):
         (
             "Trials",
             str(int((trials["status"] == "completed").sum())),
-            f"completed, {trials['seconds'].sum() / 60:.1f} min in all",
+            f"completed, {trials['seconds'].sum() / 60:.1f} min in total",
         ),
     ]
     if error is not None:
@@ -405,15 +405,15 @@ def _check_search(settings, search):
         depths = getattr(search, name)
         if isinstance(depths, tuple) and len(depths) != STAGES:
             raise ValueError(
-                f"Argument `{name}` must be an int, or one for each of the {STAGES} stages. "
+                f"Argument `{name}` must be an int, or one int for each of the {STAGES} stages. "
                 f"Received: {name}={depths!r}"
             )
         for depth in _depths(depths):
             check_int(name, depth, at_least=1, at_most=MOST_BLOCKS)
     if settings.share_from is not None and settings.share_from >= max(_depths(search.max_blocks)):
         raise ValueError(
-            "Argument `share_from` must be a block of networks that may be tried, less than "
-            f"`max_blocks`. Received: share_from={settings.share_from!r}, "
+            "Argument `share_from` must be a block of the networks that the search may try, less "
+            f"than `max_blocks`. Received: share_from={settings.share_from!r}, "
             f"max_blocks={search.max_blocks!r}"
         )
     if settings.coupling is not None:
@@ -433,7 +433,7 @@ def _check_search(settings, search):
     )
     if search.warm_start and settings.share_from is not None:
         raise ValueError(
-            "Argument `warm_start` must be left out where blocks are shared. Received: "
+            "Argument `warm_start` must not be given if blocks are shared. Received: "
             f"warm_start=True, share_from={settings.share_from!r}"
         )
 

@@ -38,7 +38,7 @@ def write_frames_and_figures(folder, frames, figures, flat=False, console=None):
 def known_records(folder):
     """Returns the records of an earlier probe, a dict by frame name; empty if there are none."""
     path = folder / RECORD
-    return read_json(path, "Remove it, to probe again") if path.exists() else {}
+    return read_json(path, "Remove it to probe again") if path.exists() else {}
 
 
 def record(folder, known, frames, what):

@@ -71,7 +71,7 @@ def refuse_other_settings(
         )
     if changed:
         raise ValueError(
-            "Argument `folder` must be new, or hold a run of the same settings. "
+            "Argument `folder` must be new, or hold a run with the same settings. "
             + ", ".join(f"{key} was {before[key]!r}" for key in changed)
             + f". Received: folder={str(folder)!r} with "
             + ", ".join(f"{key}={changed[key]!r}" for key in changed)

@@ -139,8 +139,8 @@ def check(settings: Settings) -> None:
     for name in ("kernel", "coupling_from"):
         if settings.coupling is None and getattr(settings, name) != getattr(Settings, name):
             raise ValueError(
-                f"Argument `{name}` says how gradients are coupled, so it must go with `coupling`. "
-                f"Received: {name}={getattr(settings, name)!r}, coupling=None"
+                f"Argument `{name}` must be given together with `coupling`: it says how gradients "
+                f"are coupled. Received: {name}={getattr(settings, name)!r}, coupling=None"
             )
     check_number("gamma", settings.gamma, at_least=-1e9, at_most=1e9, or_none=True)
     check_number("lipschitz", settings.lipschitz, at_least=1e-9, at_most=1e9, or_none=True)
@@ -219,15 +219,15 @@ def build(settings: Settings, blocks: tuple[int, ...] | None = None) -> networks
     for name in unused:
         if getattr(settings, name) != getattr(Settings, name):
             raise ValueError(
-                f"Argument `{name}` must be left out: {settings.network} has one of its own. "
-                f"Received: {name}={getattr(settings, name)!r}"
+                f"Argument `{name}` must not be given: {settings.network} has its own. Received: "
+                f"{name}={getattr(settings, name)!r}"
             )
     try:
         return getattr(networks, settings.network)(**kwargs)
     except TooLargeError as error:
         raise ValueError(
-            f"Arguments `depth` and `width` must fit the machine: the weights {error.amounts}. "
-            f"Received: depth={settings.depth!r}, width={settings.width!r}"
+            "Arguments `depth` and `width` must fit into the memory of this machine: the weights "
+            f"{error.amounts}. Received: depth={settings.depth!r}, width={settings.width!r}"
         ) from error
 
 
@@ -250,7 +250,8 @@ def check_training_fits(network: networks.ResidualNetwork, settings: Settings) -
     named = {"width": settings.width, "depth": settings.depth, "batch_size": settings.batch_size}
     check_fits(
         network.count_params() * 4 * 3 + images * kept * bytes_each,
-        f"Arguments {', '.join(f'`{name}`' for name in named)} must fit the machine: the training",
+        f"Arguments {', '.join(f'`{name}`' for name in named)} must fit into the memory of this "
+        "machine: the training",
         ", ".join(f"{name}={value!r}" for name, value in named.items()),
     )
 
@@ -331,10 +332,9 @@ def nothing_to_couple(settings: Settings, where: str) -> ValueError:
         where: str, the argument that determines the network, as `name=value`.
     """
     return ValueError(
-        "Argument `coupling` must go with a network that has two blocks or more to couple in a "
-        "stage, from block `coupling_from` on, of those that keep the shape of the state. "
-        f"Received: coupling={settings.coupling!r}, coupling_from={settings.coupling_from!r}, "
-        f"{where}"
+        "Argument `coupling` must be used with a network that has at least two blocks to couple "
+        "in a stage: blocks from `coupling_from` on that keep the shape of the state. Received: "
+        f"coupling={settings.coupling!r}, coupling_from={settings.coupling_from!r}, {where}"
     )
 
 
@@ -342,13 +342,13 @@ def check_any_depth(settings: Settings) -> None:
     """Raises a `ValueError` unless the stages of the network can have any number of blocks."""
     if settings.network not in ANY_DEPTH:
         raise ValueError(
-            f"Argument `network` must be one of {', '.join(map(repr, ANY_DEPTH))} for a search of "
-            f"its depth. Received: network={settings.network!r}"
+            f"Argument `network` must be one of {', '.join(map(repr, ANY_DEPTH))} for a depth "
+            f"search. Received: network={settings.network!r}"
         )
     if settings.depth is not None:
         raise ValueError(
-            "Argument `depth` must be left out where the depth is searched. "
-            f"Received: depth={settings.depth!r}"
+            "Argument `depth` must not be given for a depth search. Received: "
+            f"depth={settings.depth!r}"
         )
 
 

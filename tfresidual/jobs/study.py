@@ -222,12 +222,12 @@ def _examples(result, data):
     )
     return Section(
         "Images",
-        "The first test images, and the classes that the network names.",
+        "The first test images, and the classes that the network predicts.",
         figure=figure,
-        reading=f"{RIGHT} in blue: a right answer; {WRONG} in orange, with a broken "
-        "frame: a wrong one"
+        reading=f"{RIGHT} in blue: a correct answer; {WRONG} in orange, with a dashed frame: a "
+        "wrong one"
         + ("; all classes of an image must be named." if data.description.multi_label else "."),
-        finding=f"{sum(are_right)} of these {len(are_right)} answers are right.",
+        finding=f"{sum(are_right)} of these {len(are_right)} answers are correct.",
     )
 
 

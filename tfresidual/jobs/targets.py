@@ -48,8 +48,8 @@ def whole_series(target):
     lost = [path.name for epoch, path in named.items() if epoch not in series]
     if lost:
         raise ValueError(
-            "Argument `target` must be the folder of a series of whole SavedModels. "
-            f"Received: target={str(target)!r}, in which {', '.join(lost)} cannot be opened"
+            "Argument `target` must be the folder of a series of complete SavedModels. Received: "
+            f"target={str(target)!r}, in which {', '.join(lost)} cannot be opened"
         )
     for path in series.values():
         check_whole(path)
@@ -84,8 +84,8 @@ def settings_for(target, path, changes):
         settings = Settings()
     else:
         raise ValueError(
-            "Argument `data` must be given for a network outside of the folder of a run. "
-            f"Received: target={str(target)!r}, data=None"
+            "Argument `data` must be given for a network outside the folder of a run. Received: "
+            f"target={str(target)!r}, data=None"
         )
     unknown = set(changes) - {field.name for field in dataclasses.fields(Settings)}
     if unknown:

@@ -57,7 +57,7 @@ PARAMETERS = ("kernel", "bias", "gamma", "beta")
 # Iterations of power iteration per training step, and the noise that is added to its vector.
 ITERATIONS = 2
 NOISE = 0.01
-_is_fixed = contextvars.ContextVar("whether norms are taken as they are kept", default=False)
+_is_fixed = contextvars.ContextVar("whether stored norms are used as they are", default=False)
 BOTTLENECK_REDUCTION = 4
 
 
@@ -254,8 +254,9 @@ class ResidualUnit(keras.layers.Layer):
         """
         if self.shares is not None:
             raise ValueError(
-                "Only a unit with convolutions of its own can have its branch scaled. Received: "
-                f"factor={factor!r} for {self.name}, which shares those of {self.shares.name}"
+                "Argument `factor` must be given to a unit with convolutions of its own. "
+                f"Received: factor={factor!r} for {self.name}, which shares those of "
+                f"{self.shares.name}"
             )
         names = [operation for operation in self._branch_operations if operation[:4] != "relu"]
         last = getattr(self, names[-1])
@@ -290,7 +291,7 @@ class ResidualUnit(keras.layers.Layer):
             if own != others:
                 raise ValueError(
                     f"Argument `shares` must be a unit that takes inputs of shape {own}, as this "
-                    f"one. Received: one that takes {others}"
+                    f"one does. Received: one that takes {others}"
                 )
             self.resizing, self.joining = shares.resizing, shares.joining
         elif not self.keeps_shape(input_shape):
@@ -359,9 +360,9 @@ class ResidualUnit(keras.layers.Layer):
         grid, channels = tuple(shape)[first : first + 2], shape[self._channel_axis]
         if None in grid:
             raise ValueError(
-                "Argument `lipschitz` must be None where height and width of the images are not "
-                f"known: the bound is that of their grid. Received: lipschitz={self.lipschitz} "
-                f"and inputs of shape {tuple(shape)}"
+                "Argument `lipschitz` must be None if the height and width of the images are "
+                "unknown, since the bound depends on their grid. Received: "
+                f"lipschitz={self.lipschitz} and inputs of shape {tuple(shape)}"
             )
         # The norm of a 1x1 convolution is that of its matrix and does not depend on the grid.
         grid = (1, 1) if convolution.kernel_size == (1, 1) else grid
@@ -388,7 +389,7 @@ class ResidualUnit(keras.layers.Layer):
         if given != known:
             raise ValueError(
                 "Argument `inputs` must have the shape that the unit was built for, since its "
-                f"bound is that of one grid: {known}. Received: inputs of shape {given}"
+                f"bound holds for one grid only: {known}. Received: inputs of shape {given}"
             )
         branch, slopes = inputs, {}
         for operation in self._branch_operations:

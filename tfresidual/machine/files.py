@@ -174,8 +174,8 @@ def no_room(path, error):
     codes = [code for code in DISK_FULL if os.strerror(code) in str(error)]
     reason = os.strerror(codes[0]) if codes else " ".join(str(error).split())
     return OSError(
-        f"{str(path)!r} could not be written: {reason}. What was there before is unchanged. Make "
-        "room for it, and do the same again"
+        f"{str(path)!r} could not be written: {reason}. Existing files are unchanged. Free some "
+        "space and try again"
     )
 
 
@@ -193,9 +193,9 @@ def read_json(path, remedy):
     text = pathlib.Path(path).read_bytes()
     try:
         content = json.loads(text)
-        reason = "what it holds is no dict"
+        reason = "its content is not a dict"
     except (ValueError, RecursionError) as error:
-        content, reason = None, f"it is no JSON, {error}"
+        content, reason = None, f"it is not JSON, {error}"
     if not isinstance(content, dict):
         raise damaged(path, reason, remedy)
     return content

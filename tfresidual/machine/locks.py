@@ -77,7 +77,7 @@ def locked(folder, argument="folder", beside=False, wait=False):
                 raise
             raise OSError(
                 f"Argument `{argument}` must be a folder on a file system that can lock files; "
-                f"this one answers: {error.strerror}. Received: {argument}={str(folder)!r}"
+                f"this one reports: {error.strerror}. Received: {argument}={str(folder)!r}"
             ) from error
         try:
             if is_first:

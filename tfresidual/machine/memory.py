@@ -34,7 +34,7 @@ def check_fits(needed, what, received):
     limit = _limit()
     if needed <= limit or needed <= limit + GPU_BYTES * len(tf.config.list_physical_devices("GPU")):
         return
-    amounts = f"would take {_shown(needed)} of memory or more, and this machine has {_shown(limit)}"
+    amounts = f"would take at least {_shown(needed)} of memory; this machine has {_shown(limit)}"
     raise TooLargeError(what, amounts, received)
 
 

@@ -164,9 +164,9 @@ class ResidualNetwork(keras.Model):
         share_from = check_int("share_from", share_from, at_least=0, or_none=True)
         if share_from is None and batch_norm != "shared":
             raise ValueError(
-                "Argument `batch_norm` says what applications of a shared block have of their own, "
-                "so it must go with `share_from`. "
-                f"Received: batch_norm={batch_norm!r}, share_from=None"
+                "Argument `batch_norm` must be given together with `share_from`: it says what "
+                "each application of a shared block has of its own. Received: "
+                f"batch_norm={batch_norm!r}, share_from=None"
             )
         bottleneck = check_bool("bottleneck", bottleneck)
         recurrent_initialization = check_bool("recurrent_initialization", recurrent_initialization)
@@ -459,7 +459,8 @@ def _check_size(channels, classes, blocks, widths, stem_width, bottleneck, share
     check_fits(
         # Variables are float32 under every policy.
         4 * (weights + entering * classes),
-        "Arguments `blocks` and `widths` must make a network that fits the machine: its weights",
+        "Arguments `blocks` and `widths` must describe a network that fits into the memory of "
+        "this machine: its weights",
         f"blocks={blocks}, widths={widths}",
     )
 

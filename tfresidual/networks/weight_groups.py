@@ -76,9 +76,9 @@ def blocks_of(variables):
         weights = blocks.setdefault(place, {})
         if weights.setdefault(match["role"], variable) is not variable:
             raise ValueError(
-                "Argument `variables` must not hold two variables of the same path: it does not "
-                "tell which network they belong to. Hand in those of one network at a time. "
-                f"Received: two variables of path {variable.path!r}"
+                "Argument `variables` must not hold two variables with the same path, which does "
+                "not show to which network they belong. Pass the variables of one network at a "
+                f"time. Received: two variables of path {variable.path!r}"
             )
     return [BlockWeights(*place, blocks[place]) for place in sorted(blocks)]
 

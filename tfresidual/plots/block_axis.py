@@ -69,7 +69,7 @@ def finish(panels, sizes):
         name = "residual block index"
     else:
         # The blocks are not counted as in figures of all blocks.
-        name = "block of the stages shown, in a row"
+        name = "blocks of the stages shown, one stage after another"
     style.axis_labels(lowest, below=name)
     if len(panels) > 1:
         lowest.figure.align_ylabels(panels)

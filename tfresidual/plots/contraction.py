@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from tfresidual.types import Figure, Frame
 
 _CURVES = (
-    ("change", "change of the state in a step"),
-    ("distance", "distance to the last of the states"),
+    ("change", "change of the state per step"),
+    ("distance", "distance to the last state"),
 )
 
 
@@ -91,13 +91,13 @@ def fixed_point(frame: Frame, mu: float | None = None) -> Figure:
         else:
             style.no_values(axes)
         style.axis_labels(axes, beside=label)
-    style.axis_labels(grid[2], beside="contraction: change over\nthe change before")
+    style.axis_labels(grid[2], beside="contraction: change over\nthe previous change")
     handles = style.stage_handles(looks)
     if splits != [""]:
         handles += [style.line_handle(split, linestyle=lines[split]) for split in splits]
     if mu is not None:
         grid[2].axhline(mu, color=style.INK, linewidth=1.0, linestyle=":", gid="mu")
-        handles.append(style.line_handle(f"μ = {mu:g} a step", linestyle=":", color=style.INK))
+        handles.append(style.line_handle(f"μ = {mu:g} per step", linestyle=":", color=style.INK))
     if table[["contraction", "largest_contraction"]].isna().all(axis=None):
         style.no_values(grid[2])
     grid[2].set_ylim(bottom=min(0, grid[2].get_ylim()[0]))

@@ -22,29 +22,29 @@ def require_columns(frame, columns, name="frame"):
     expected = ", ".join(f"`{column}`" for column in columns)
     if not isinstance(frame, pd.DataFrame):
         raise ValueError(
-            f"`{name}` must be a pandas.DataFrame with the columns {expected}. "
-            f"Received: {name}={frame!r} (of type {type(frame).__name__})"
+            f"Argument `{name}` must be a pandas.DataFrame with the columns {expected}. Received: "
+            f"{name}={frame!r} (of type {type(frame).__name__})"
         )
     missing = [column for column in columns if column not in frame.columns]
     if missing:
         present = [str(column) for column in frame.columns[:_MOST_SHOWN]]
         more = len(frame.columns) - len(present)
         raise ValueError(
-            f"`{name}` must have the columns {expected}; missing: "
-            f"{', '.join(f'`{column}`' for column in missing)}. "
-            f"Received: columns={present}{f' and {more} more' if more else ''}"
+            f"Argument `{name}` must have the columns {expected}; missing: "
+            f"{', '.join(f'`{column}`' for column in missing)}. Received: "
+            f"columns={present}{f' and {more} more' if more else ''}"
         )
     if len(frame) == 0:
         raise ValueError(
-            f"`{name}` must have at least one row with the columns {expected}. "
-            f"Received: a frame of shape {frame.shape}"
+            f"Argument `{name}` must have at least one row with the columns {expected}. Received: "
+            f"a frame of shape {frame.shape}"
         )
 
 
 def listed(values: Iterable[Thing], name: str, what: str) -> tuple[Thing, ...]:
     """Returns a list argument as a tuple; raises a `ValueError` if it is not a list of things."""
     if isinstance(values, (str, bytes)) or not np.iterable(values):
-        raise ValueError(f"`{name}` must be a list of {what}. Received: {name}={values!r}")
+        raise ValueError(f"Argument `{name}` must be a list of {what}. Received: {name}={values!r}")
     return tuple(values)
 
 
@@ -54,8 +54,8 @@ def numbers_or_gaps(frame, column, name="frame"):
         values = pd.to_numeric(frame[column]).to_numpy(dtype=float)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"The column `{column}` of `{name}` must hold numbers. "
-            f"Received: {frame[column].unique()[:_MOST_SHOWN].tolist()!r}"
+            f"Argument `{name}` must hold numbers in the column `{column}`. Received: "
+            f"{frame[column].unique()[:_MOST_SHOWN].tolist()!r}"
         ) from error
     return np.where(np.isfinite(values), values, np.nan)
 
@@ -65,7 +65,7 @@ def numbers(frame, column, name="frame"):
     values = numbers_or_gaps(frame, column, name)
     if np.isnan(values).all():
         raise ValueError(
-            f"The column `{column}` of `{name}` must hold at least one finite number. "
+            f"Argument `{name}` must hold at least one finite number in the column `{column}`. "
             f"Received: {len(values)} rows, every one NaN or infinite"
         )
     return values
@@ -76,8 +76,8 @@ def whole_numbers(frame, column, name="frame"):
     values = numbers(frame, column, name)
     if (values != np.round(values)).any():
         raise ValueError(
-            f"The column `{column}` of `{name}` must hold whole numbers. "
-            f"Received: {frame[column].unique()[:_MOST_SHOWN].tolist()!r}"
+            f"Argument `{name}` must hold whole numbers in the column `{column}`. Received: "
+            f"{frame[column].unique()[:_MOST_SHOWN].tolist()!r}"
         )
     return values.astype(int)
 
@@ -110,8 +110,8 @@ def require_same_splits(tables):
     if len({frozenset(found) for found in splits.values()}) > 1:
         received = ", ".join(f"{name} with {found!r}" for name, found in splits.items())
         raise ValueError(
-            f"{', '.join(f'`{name}`' for name in splits)} must have the same splits; select those "
-            f"that all of them have. Received: {received}"
+            f"Arguments {', '.join(f'`{name}`' for name in splits)} must have the same splits; "
+            f"select those that all of them have. Received: {received}"
         )
 
 
@@ -120,8 +120,9 @@ def refuse_nothing(table, columns, name="frame"):
     if table[list(columns)].isna().all(axis=None):
         one_of = "column" if len(columns) == 1 else "columns"
         raise ValueError(
-            f"The {one_of} {', '.join(f'`{column}`' for column in columns)} of `{name}` must hold "
-            f"at least one finite number. Received: {len(table)} rows, every one NaN or infinite"
+            f"Argument `{name}` must hold at least one finite number in the {one_of} "
+            f"{', '.join(f'`{column}`' for column in columns)}. Received: {len(table)} rows, "
+            "every one NaN or infinite"
         )
 
 
@@ -135,8 +136,9 @@ def refuse_twice(table, keys, name="frame", also=("split",)):
             for key in (*keys, *also)
         )
         raise ValueError(
-            f"`{name}` must have one row per {' and '.join(keys)} (and {' and '.join(also)}); "
-            f"select or average the rows before drawing. Received: several rows for {place}"
+            f"Argument `{name}` must have one row per {' and '.join(keys)} (and "
+            f"{' and '.join(also)}); select or average the rows before drawing. Received: several "
+            f"rows for {place}"
         )
 
 

@@ -106,13 +106,14 @@ def _group_table(frame, along):
     present = frame["along"].unique().tolist()
     if along not in present:
         raise ValueError(
-            f"`frame` must have rows with along={along!r}. Received: rows with along in {present!r}"
+            f"Argument `frame` must have rows with along={along!r}. Received: rows with along in "
+            f"{present!r}"
         )
     frame = frame[frame["along"] == along]
     unknown = sorted(set(frame["group"]) - set(_GROUP_LOOKS))
     if unknown:
         raise ValueError(
-            "The column `group` of `frame` must hold 'borderline', 'correct' or 'all'. "
+            "Argument `frame` must hold 'borderline', 'correct' or 'all' in the column `group`. "
             f"Received: {unknown!r}"
         )
     table = pd.DataFrame(

@@ -63,7 +63,7 @@ def network_curves(
     """
     metrics = frames.listed(metrics, "metrics", "columns")
     if not metrics or len(set(metrics)) < len(metrics):
-        raise ValueError(f"`metrics` must hold columns, each once. Received: {metrics!r}")
+        raise ValueError(f"Argument `metrics` must hold columns, each once. Received: {metrics!r}")
     table = _history_table(histories, metrics)
     networks = list(dict.fromkeys(histories["network"].map(str)))
     norms = None

@@ -42,17 +42,17 @@ def images(
         pictures = np.asarray(pictures, dtype=float)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"`pictures` must be an array of numbers. Received: pictures={pictures!r}"
+            f"Argument `pictures` must be an array of numbers. Received: pictures={pictures!r}"
         ) from error
     if pictures.ndim != 4 or pictures.shape[-1] not in (1, 3) or len(pictures) == 0:
         raise ValueError(
-            "`pictures` must have the shape (images, height, width, channels), with 1 or 3 "
-            f"channels and at least one image. Received: an array of shape {pictures.shape}"
+            "Argument `pictures` must have the shape (images, height, width, channels), with 1 "
+            f"or 3 channels and at least one image. Received: an array of shape {pictures.shape}"
         )
     if not np.isfinite(pictures).all():
         raise ValueError(
-            "`pictures` must hold finite numbers. "
-            f"Received: {(~np.isfinite(pictures)).sum()} that are not"
+            "Argument `pictures` must hold finite numbers. Received: "
+            f"{(~np.isfinite(pictures)).sum()} that are not"
         )
     captions = frames.listed(captions, "captions", "texts")
     marks: tuple[bool | None, ...] = (None,) * len(pictures)
@@ -61,8 +61,8 @@ def images(
     for name, values in (("captions", captions), ("right", marks)):
         if len(values) != len(pictures):
             raise ValueError(
-                f"`{name}` must have one entry per image. "
-                f"Received: {len(values)} for {len(pictures)} images"
+                f"Argument `{name}` must have one entry per image. Received: {len(values)} for "
+                f"{len(pictures)} images"
             )
     low, high = pictures.min(), pictures.max()
     shown = (pictures - low) / (high - low if high > low else 1)

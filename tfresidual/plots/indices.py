@@ -115,8 +115,8 @@ def _index_table(frame):
     unknown = [basis for basis in table["basis"].unique() if basis not in _BASES]
     if unknown:
         raise ValueError(
-            "The column `basis` of `frame` must hold 'labels' or 'agreement'. "
-            f"Received: {unknown!r}"
+            "Argument `frame` must hold 'labels' or 'agreement' in the column `basis`. Received: "
+            f"{unknown!r}"
         )
     frames.refuse_nothing(table, _INDICES)
     frames.refuse_twice(table, ("stage", "basis"))

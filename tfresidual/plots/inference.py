@@ -54,7 +54,9 @@ def iterative_inference(frame: Frame, stages: Iterable[int] | None = None) -> Fi
     found = sorted(set(table["stage"]))
     stages = [found[-1]] if stages is None else list(frames.listed(stages, "stages", "stages"))
     if not stages or not set(stages) <= set(found):
-        raise ValueError(f"`stages` must hold stages of `frame`: {found}. Received: {stages!r}")
+        raise ValueError(
+            f"Argument `stages` must hold stages of `frame`: {found}. Received: {stages!r}"
+        )
     table = table[table["stage"].isin(stages)]
     metrics = [metric for metric, _ in _PANELS]
     frames.refuse_nothing(table, metrics)

@@ -53,8 +53,8 @@ def parameter_efficiency(frame: Frame, dash: str | None = None) -> Figure:
     for column in _COUNTS:
         if (table[column] <= 0).any():
             raise ValueError(
-                f"The column `{column}` of `frame` must hold positive numbers. "
-                f"Received: {table[column].min():g}"
+                f"Argument `frame` must hold positive numbers in the column `{column}`. Received: "
+                f"{table[column].min():g}"
             )
     settings, dashes = table["setting"].cat.categories, table["dash"].cat.categories
     looks, lines = run_groups.looks_of(settings), run_groups.dashes_of(dashes)

@@ -59,8 +59,9 @@ def convergence_curves(readout: Frame, repeat_last_block: Frame) -> Figure:
     surplus = sorted(set(repeated["stage"]) - set(lengths.index))
     if surplus:
         raise ValueError(
-            "The stages of `repeat_last_block` must be stages of `readout`, which tells how many "
-            f"blocks they have. Received: stages {surplus!r} besides {lengths.index.tolist()!r}"
+            "Argument `repeat_last_block` must hold only stages of `readout`, which shows how "
+            f"many blocks they have. Received: stages {surplus!r} besides "
+            f"{lengths.index.tolist()!r}"
         )
     blocks["applied"] = blocks["block"] + 1
     repeated = repeated[repeated["repetition"] > 0]
@@ -100,7 +101,7 @@ def convergence_curves(readout: Frame, repeat_last_block: Frame) -> Figure:
         elif style.wide_scale(axes, drawn):
             label = f"{label} (log scale)"
         style.whole_numbers(axes.xaxis)
-        style.axis_labels(axes, "number of applied blocks", label)
+        style.axis_labels(axes, "number of blocks applied", label)
 
     handles = style.stage_handles(looks)
     if splits != [""]:

@@ -54,7 +54,7 @@ def route_errors(
         is_number(value) and 0 < value <= 1 for value in chances.values()
     ):
         raise ValueError(
-            f"`chance` must be an error above 0, at most 1, or None. Received: {chance!r}"
+            f"Argument `chance` must be an error above 0, at most 1, or None. Received: {chance!r}"
         )
     tables = {
         "readout": frames.keyed_values(readout, ("stage", "block"), ("error",), "readout"),

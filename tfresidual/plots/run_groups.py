@@ -70,7 +70,9 @@ def run_table(frame, columns, hue=None, dash=None, panels=None):
     named = {"hue": hue, "dash": dash, "panel": panels}
     for key, name in (("hue", hue), ("dash", dash), ("panels", panels)):
         if name is not None and not isinstance(name, str):
-            raise ValueError(f"`{key}` must be the name of a column, or None. Received: {name!r}")
+            raise ValueError(
+                f"Argument `{key}` must be the name of a column, or None. Received: {name!r}"
+            )
     own = [name for name in named.values() if name not in (None, VARIATION)]
     frames.require_columns(frame, ("coupling", "initialization", *columns, *own))
     frame = _filled(frame)
@@ -101,15 +103,15 @@ def _settings(frame):
     couplings = frames.numbers(frame, "coupling")
     if not ((couplings >= 0) & (couplings <= 1)).all():
         raise ValueError(
-            "The column `coupling` of `frame` must hold numbers from 0 to 1. "
-            f"Received: {frame['coupling'].unique().tolist()!r}"
+            "Argument `frame` must hold numbers from 0 to 1 in the column `coupling`. Received: "
+            f"{frame['coupling'].unique().tolist()!r}"
         )
     initializations = frame["initialization"].to_numpy(object)
     unknown = [name for name in dict.fromkeys(initializations) if name not in _INITIALIZATIONS]
     if unknown:
         raise ValueError(
-            "The column `initialization` of `frame` must hold 'non-recurrent' or 'recurrent'. "
-            f"Received: {unknown!r}"
+            "Argument `frame` must hold 'non-recurrent' or 'recurrent' in the column "
+            f"`initialization`. Received: {unknown!r}"
         )
     pairs = list(zip(couplings, initializations, strict=True))
     names = {
@@ -199,15 +201,16 @@ def _refuse_mixtures(frame, table, named):
                 values = here[column].unique().tolist()
                 if len(values) > 1:
                     raise ValueError(
-                        f"A mean over runs of `frame` must not mix networks with different "
-                        f"`{column}`; select some of them, or let an argument of the figure tell "
-                        f"them apart. Received: {column}={values!r} for {place}"
+                        f"Argument `frame` must not mix networks with different `{column}` in a "
+                        "mean over runs; select some of them, or let an argument of the figure "
+                        f"distinguish them. Received: {column}={values!r} for {place}"
                     )
         if "seed" in frame.columns and here["seed"].duplicated().any():
             seed = here.loc[here["seed"].duplicated(), "seed"].iloc[0]
             raise ValueError(
-                "`frame` must have one row per network and seed; select rows, or let an argument "
-                f"of the figure tell them apart. Received: several rows for {place}, seed={seed}"
+                "Argument `frame` must have one row per network and seed; select rows, or let an "
+                f"argument of the figure distinguish them. Received: several rows for {place}, "
+                f"seed={seed}"
             )
 
 

@@ -113,7 +113,8 @@ def error_of_runs(
     errors = frames.listed(errors, "errors", "columns")
     if not errors or len(set(errors)) < len(errors) or not set(errors) <= set(_SPLITS):
         raise ValueError(
-            f"`errors` must hold 'error', 'train_error' or both, each once. Received: {errors!r}"
+            "Argument `errors` must hold 'error', 'train_error' or both, each once. Received: "
+            f"{errors!r}"
         )
     table = run_groups.run_table(frame, errors, hue, dash, panels)
     titles = [
@@ -188,8 +189,8 @@ def error_against_indices(
     indices = frames.listed(indices, "indices", "indices")
     if not indices or len(set(indices)) < len(indices) or not set(indices) <= set(_INDICES):
         raise ValueError(
-            "`indices` must hold 'convergence', 'recurrence' or 'divergence', each at most once. "
-            f"Received: {indices!r}"
+            "Argument `indices` must hold 'convergence', 'recurrence' or 'divergence', each at "
+            f"most once. Received: {indices!r}"
         )
     table = run_groups.run_table(frame, ("error", *indices), hue)
     for column in ("error", *indices):

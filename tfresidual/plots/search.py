@@ -124,8 +124,8 @@ def _search_table(frame):
     unknown = frame.loc[~frame["status"].isin(_STATUSES), "status"].unique().tolist()
     if unknown:
         raise ValueError(
-            "The column `status` of `frame` must hold 'completed', 'failed' or 'running'. "
-            f"Received: {unknown!r}"
+            "Argument `frame` must hold 'completed', 'failed' or 'running' in the column "
+            f"`status`. Received: {unknown!r}"
         )
     verdicts = [_VERDICTS.get(truth, _NOT_MEASURED) for truth in _truths(frame, "meets_rule")]
     table["state"] = [
@@ -138,13 +138,13 @@ def _search_table(frame):
     if twice.any():
         row = table[twice].iloc[0]
         raise ValueError(
-            "`frame` must have one row per trial and stage; select the rows of one search. "
-            f"Received: several rows for trial={row['trial']}, stage={row['stage']}"
+            "Argument `frame` must have one row per trial and stage; select the rows of one "
+            f"search. Received: several rows for trial={row['trial']}, stage={row['stage']}"
         )
     found = sorted(set(table.loc[table["found"], "trial"]))
     if len(found) > 1:
         raise ValueError(
-            "The column `found` of `frame` must be true for one trial at most. "
+            "Argument `frame` must be true in the column `found` for one trial at most. "
             f"Received: the trials {found!r}"
         )
     return table.sort_values(["trial", "stage"], ignore_index=True)
@@ -159,7 +159,7 @@ def _truths(frame, column):
         known = _TRUTHS.get(str(value))
         if known is None:
             raise ValueError(
-                f"The column `{column}` of `frame` must hold True, False or nothing. "
+                f"Argument `frame` must hold True, False or nothing in the column `{column}`. "
                 f"Received: {frame[column].astype(object).unique().tolist()!r}"
             )
         return known
@@ -241,7 +241,7 @@ def _draw_rule_panel(axes, table, column, looks, size, rule, label, span=_SPAN):
         color=style.INK,
         annotation_clip=False,
     )
-    style.panel_title(axes, "in the shade the rule is met")
+    style.panel_title(axes, "shaded: the rule is met")
     style.axis_labels(axes, beside=label)
 
 

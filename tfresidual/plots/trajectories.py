@@ -62,8 +62,8 @@ def trajectories(
         same = set(table["network"]) == set(networks) and set(table["input"]) == set(inputs.index)
         if not same:
             raise ValueError(
-                "`readout`, `dropped` and `repeated` must have the same networks and inputs. "
-                f"Received: {name} with the networks {sorted(set(table['network']))} and "
+                "Arguments `readout`, `dropped` and `repeated` must have the same networks and "
+                f"inputs. Received: {name} with the networks {sorted(set(table['network']))} and "
                 f"{table['input'].nunique()} inputs"
             )
     if solutions is not None:
@@ -121,12 +121,12 @@ def _checked_solutions(solutions, count):
         solutions = np.asarray(solutions, dtype=float)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"`solutions` must be numbers, or None. Received: solutions={solutions!r}"
+            f"Argument `solutions` must be numbers, or None. Received: solutions={solutions!r}"
         ) from error
     if solutions.shape != (count, 2) or not np.isfinite(solutions).all():
         raise ValueError(
-            f"`solutions` must be finite numbers of the shape ({count}, 2), a row per input. "
-            f"Received: solutions={solutions.tolist()!r}"
+            f"Argument `solutions` must be finite numbers of shape ({count}, 2), one row per "
+            f"input. Received: solutions={solutions.tolist()!r}"
         )
     return solutions
 

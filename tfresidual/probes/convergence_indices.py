@@ -203,9 +203,9 @@ def _refuse_chance(error, chance, split):
     if _reaches(error, chance):
         of_split = "" if split is None else f" on {split}"
         raise ValueError(
-            "Argument `chain` must be a network that errs less than chance: the indices compare "
-            "to what is left of the error up to chance. "
-            f"Received: an error of {error:.4f}{of_split}, where chance is {chance:.4f}"
+            "Argument `chain` must be a network whose error is below chance: the indices divide "
+            "by the difference between chance and error. Received: an error of "
+            f"{error:.4f}{of_split}, where chance is {chance:.4f}"
         )
 
 
@@ -279,8 +279,8 @@ def check_chance(choice):
     is_choice = isinstance(choice, str) and choice in CHANCES
     if not is_choice and not (is_number(choice) and 0 < choice <= 1):
         raise ValueError(
-            f"Argument `chance` must be one of {', '.join(map(repr, CHANCES))}, or a number "
-            f"over 0, up to 1. Received: chance={choice!r}"
+            f"Argument `chance` must be one of {', '.join(map(repr, CHANCES))}, or a number over "
+            f"0 and at most 1. Received: chance={choice!r}"
         )
 
 

@@ -148,9 +148,9 @@ def _coupled(chain, first_block):
     ]
     if not chain.weights or not any(block.weights for block in chain.blocks):
         raise ValueError(
-            "Argument `chain` must know the trainable weights of its blocks, as that of a "
-            "`tfresidual.networks.ResidualNetwork` does. "
-            f"Received: {chain.name}, whose blocks have none"
+            "Argument `chain` must know the trainable weights of its blocks, as the chain of a "
+            f"`tfresidual.networks.ResidualNetwork` does. Received: {chain.name}, whose blocks "
+            "have none"
         )
     deepest = max(block.index for block in chain.blocks)
     first_block = check_int("first_block", first_block, at_least=0)

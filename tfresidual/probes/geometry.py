@@ -85,8 +85,8 @@ def metric_product(
     images, vectors = np.asarray(images), np.asarray(vectors)
     if images.ndim == 0 or vectors.ndim == 0 or len(images) != len(vectors) or not len(images):
         raise ValueError(
-            "Arguments `images` and `vectors` must hold a vector for each of one or more images. "
-            f"Received: images of shape {images.shape} and vectors of shape {vectors.shape}"
+            "Arguments `images` and `vectors` must hold one vector per image, for at least one "
+            f"image. Received: images of shape {images.shape} and vectors of shape {vectors.shape}"
         )
     function = functools.partial(_products, chain, stage, block)
     name = f"metric product at stage {stage} block {block}"
@@ -316,8 +316,8 @@ def line_between(
     pairs = np.asarray(first_images), np.asarray(second_images)
     if pairs[0].shape != pairs[1].shape or pairs[0].ndim != 4 or not len(pairs[0]):
         raise ValueError(
-            "Arguments `first_images` and `second_images` must be arrays of images of one shape, "
-            f"one or more. Received: shapes {pairs[0].shape} and {pairs[1].shape}"
+            "Arguments `first_images` and `second_images` must be arrays of the same shape, with "
+            f"at least one image. Received: shapes {pairs[0].shape} and {pairs[1].shape}"
         )
     function = functools.partial(_lines, chain, stage, block, points)
     name = f"line from stage {stage} block {block} in {points} points"

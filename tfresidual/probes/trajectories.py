@@ -105,8 +105,8 @@ def _of_route(chain, inputs, route):
     estimates = np.stack([ops.convert_to_numpy(chain.head(state)) for state in states], axis=1)
     if estimates.shape[2:] != (2,):
         raise ValueError(
-            "Argument `chain` must answer with points of the plane. "
-            f"Received: {chain.name}, whose outputs have the shape {estimates.shape[2:]}"
+            f"Argument `chain` must return points of the plane. Received: {chain.name}, whose "
+            f"outputs have the shape {estimates.shape[2:]}"
         )
     stages = [chain.stages[0].index, *(block.stage for block in followed.blocks)]
     count, length = estimates.shape[:2]
@@ -168,8 +168,8 @@ def trajectory_summary(
     extra = extended.shape[1] - 1 - blocks
     if blocks < 1 or extra < 1 or without.shape[2] != blocks:
         raise ValueError(
-            "Arguments `readout`, `dropped` and `repeated` must be of one network: with n blocks, "
-            "without one of them, and with more applications than n. Received: frames of "
+            "Arguments `readout`, `dropped` and `repeated` must belong to one network: with n "
+            "blocks, without one of them, and with more than n applications. Received: frames of "
             f"{blocks}, {without.shape[2] - 1} and {blocks + extra} applications"
         )
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -204,9 +204,9 @@ def _estimates(name, frame, solutions, routes=None):
     if not is_whole or counts[1] != len(solutions) or counts[0] != (routes or counts[0]):
         raise ValueError(
             f"Argument `{name}` must be a frame of `trajectories` on {routes or 'some'} "
-            f"route{'' if routes == 1 else 's'} of one length, with as many inputs as `solutions` "
-            f"has. Received: {len(frame)} rows of {counts[0]} routes, {counts[1]} inputs and "
-            f"{counts[2]} steps, and {len(solutions)} solutions"
+            f"route{'' if routes == 1 else 's'} of one length, with as many inputs as "
+            f"`solutions`. Received: {len(frame)} rows of {counts[0]} routes, {counts[1]} inputs "
+            f"and {counts[2]} steps, and {len(solutions)} solutions"
         )
     return frame[["z1", "z2"]].to_numpy(np.float64).reshape(*counts, 2)
 

@@ -140,8 +140,8 @@ def _checked(sections):
     for section in sections:
         if not isinstance(section, Section):
             raise ValueError(
-                "`sections` must be a list of tfresidual.report.Section. Received: an entry "
-                f"{section!r} (of type {type(section).__name__})"
+                "Argument `sections` must be a list of tfresidual.report.Section. Received: an "
+                f"entry {section!r} (of type {type(section).__name__})"
             )
     return sections
 
@@ -151,7 +151,8 @@ def _checked_summary(summary):
     for fact in summary:
         if isinstance(fact, str) or not hasattr(fact, "__len__") or len(fact) != 3:
             raise ValueError(
-                f"`summary` must be a list of triples (label, value, note). Received: {fact!r}"
+                "Argument `summary` must be a list of triples (label, value, note). Received: "
+                f"{fact!r}"
             )
     return [tuple("" if text is None else str(text) for text in fact) for fact in summary]
 
@@ -160,5 +161,7 @@ def _checked_settings(settings):
     if settings is None:
         return {}
     if not isinstance(settings, Mapping):
-        raise ValueError(f"`settings` must be a dictionary or None. Received: {settings!r}")
+        raise ValueError(
+            f"Argument `settings` must be a dictionary or None. Received: {settings!r}"
+        )
     return settings

@@ -84,7 +84,7 @@ def of_scaled_repetition_metrics(frames):
         if here[stage][0] >= 0:
             compared.setdefault(_compare(here[stage], there[stage]), []).append(stage)
     parts = [f"{length} in {_stages(stages)}" for length, stages in compared.items()]
-    return f"{found} Compared with the whole branch: {', '.join(parts)}." if parts else found
+    return f"{found} Compared with the unscaled branch: {', '.join(parts)}." if parts else found
 
 
 def of_indices(frames):
@@ -95,8 +95,8 @@ def of_indices(frames):
     if errs_less_than_chance(frames):
         return None
     return (
-        f"{images} the error of the whole network is not below chance {_BEYOND}: the indices, "
-        "which divide by that difference, tell nothing here."
+        f"{images}, the error of the whole network is not below chance {_BEYOND}: the indices, "
+        "which divide by that difference, are meaningless here."
     )
 
 

@@ -39,8 +39,8 @@ def search_sections(trace: Frame, epsilon: float) -> list[Section]:
     return [
         Section(
             "The search",
-            "How far does each stage carry the state at the depths that were tried, and which "
-            "depths were tried after one another?",
+            "How far does each stage carry the state at the depths that were tried, and in which "
+            "order were depths tried?",
             figure=plots.depth_search(trace, epsilon),
             reading="Filled: the stage meets the rule, its mean scaled perturbation is epsilon or "
             "less. Where the distance no longer grows with depth, the mean falls as one over "
@@ -55,9 +55,9 @@ def search_sections(trace: Frame, epsilon: float) -> list[Section]:
                 trial=trace["trial"] + 1
             ),
             reading="The trial counts from 1, as in the figure; the frame and the files count from "
-            "0. The depth asked for is the number of blocks to measure at which the rule would "
-            "be met if the distance stayed what it is. Blocks that change the shape of the state "
-            "are not measured.",
+            "0. The depth asked for is the number of blocks to measure at which the rule "
+            "would be met if the distance stayed the same. Blocks that change the shape of "
+            "the state are not measured.",
             source="Hauser 2019, equation 11",
         ),
     ]

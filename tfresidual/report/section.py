@@ -57,12 +57,13 @@ class Section:
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
                 raise ValueError(
-                    f"`{name}` must be a {kind.__module__.partition('.')[0]} {kind.__name__} or "
-                    f"None. Received: {name}={value!r} (of type {type(value).__name__})"
+                    f"Argument `{name}` must be a {kind.__module__.partition('.')[0]} "
+                    f"{kind.__name__} or None. Received: {name}={value!r} (of type "
+                    f"{type(value).__name__})"
                 )
 
 
 def check_text(value, name):
     """Raises a `ValueError` unless `value` is text that is not empty."""
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"`{name}` must be a text that is not empty. Received: {name}={value!r}")
+        raise ValueError(f"Argument `{name}` must be a non-empty text. Received: {name}={value!r}")

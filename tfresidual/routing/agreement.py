@@ -36,17 +36,17 @@ def check_agreement(chain, images, found):
     again = _difference(expected, function(images))
     if again[0] > allowed:
         raise ValueError(
-            "Argument `chain` must be of a network that gives the same outputs for the same "
-            "images whenever it is called without training: what is drawn at random cannot be "
-            f"told from what a route does. Received: {chain.name}, whose outputs differ by "
-            f"up to {again[1]:.3g} from one call to the next"
+            "Argument `chain` must belong to a network that always gives the same outputs for "
+            "the same images outside of training: otherwise random differences cannot be "
+            f"distinguished from the effect of a route. Received: {chain.name}, whose "
+            f"outputs differ by up to {again[1]:.3g} from one call to the next"
         )
     raise ValueError(
-        "Argument `chain` must compute what its network does. On the unperturbed route some of "
-        "these images have other outputs than from the network itself, by more than rounding: "
-        "what the network computes is lost where it is parted into blocks, or an image's outputs "
-        "depend on the other images. A chain whose functions were replaced on purpose has no "
-        "reference: `dataclasses.replace(chain, reference=None)`. "
+        "Argument `chain` must compute what its network does. On the unperturbed route, the "
+        "outputs for some of these images differ from those of the network itself by more than "
+        "rounding: dividing the network into blocks loses part of what it computes, or an "
+        "image's outputs depend on the other images. Remove the reference of a chain whose "
+        "functions were replaced on purpose: `dataclasses.replace(chain, reference=None)`. "
         f"Received: {chain.name}, whose outputs differ by up to {difference:.3g}, of up to "
         f"{largest:.3g}"
     )

@@ -56,15 +56,15 @@ def check_data(data):
     if isinstance(data, tf.data.Dataset):
         if data.cardinality() == tf.data.INFINITE_CARDINALITY:
             raise ValueError(
-                "Argument `data` must end: a probe runs over all of it. Use `data.take(n)`. "
-                f"Received: data={data!r}"
+                "Argument `data` must be finite: a probe runs over all of it. Use "
+                f"`data.take(n)`. Received: data={data!r}"
             )
         _pair(data.element_spec)
     elif isinstance(data, keras.utils.PyDataset):
         if data.num_batches is None:
             raise ValueError(
-                "Argument `data` must end: a probe runs over all of it. "
-                f"Received: data={data!r} with num_batches=None"
+                "Argument `data` must be finite: a probe runs over all of it. Received: "
+                f"data={data!r} with num_batches=None"
             )
     elif isinstance(data, (list, tuple)) and len(data) in (2, 3):
         images, labels = _pair(data)
@@ -167,8 +167,8 @@ def _checked(batches):
         first = specs if first is None else first
         if specs != first:
             raise ValueError(
-                "Argument `data` must hold batches of one dtype and one shape, but for the number "
-                f"of images. Received: images and labels as {_listed(first)}, and then as "
+                "Argument `data` must hold batches of the same dtype and shape, except for the "
+                f"number of images. Received: images and labels as {_listed(first)}, and then as "
                 f"{_listed(specs)}"
             )
         if len(images):

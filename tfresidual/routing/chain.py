@@ -257,8 +257,8 @@ def checked_chain(chain):
     """Returns an argument that must be a `Chain`; raises a `ValueError` if it is something else."""
     if not isinstance(chain, Chain):
         raise ValueError(
-            "Argument `chain` must be a `tfresidual.routing.Chain`, as `tfresidual.chain` makes it "
-            f"of a network. Received: chain={chain!r} of type {type(chain).__name__}"
+            "Argument `chain` must be a `tfresidual.routing.Chain`, as `tfresidual.chain` "
+            f"returns it. Received: chain={chain!r} of type {type(chain).__name__}"
         )
     return chain
 

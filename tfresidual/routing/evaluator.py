@@ -143,8 +143,8 @@ def evaluate(
     at_once = int(min(MOST_IMAGES, (memory_limit - RUNTIME_MIB) / of_image))
     if at_once < 1:
         raise ValueError(
-            f"Argument `memory_limit` must be {math.ceil(RUNTIME_MIB + of_image)} MiB or more: so "
-            f"much takes one image. Received: memory_limit={memory_limit!r}"
+            f"Argument `memory_limit` must be {math.ceil(RUNTIME_MIB + of_image)} MiB or more: "
+            f"one image needs that much. Received: memory_limit={memory_limit!r}"
         )
     parts, all_labels = [], []
     with progress_bar("routes" if progress else None, count) as advance:
@@ -180,10 +180,10 @@ def check_scored(chain):
     """Raises a `ValueError` unless the outputs of a chain can be right or wrong."""
     if chain.outputs == "values":
         raise ValueError(
-            "Argument `chain` must return classes or labels: what is right and wrong on a route "
-            "is not defined for other outputs. Where a row of outputs for each image stands for "
-            "classes all the same, `dataclasses.replace(chain, outputs='logits')` says so. "
-            f"Received: {chain.name}, whose outputs are values"
+            "Argument `chain` must return classes or labels: errors on a route are not defined "
+            "for other outputs. If each image's row of outputs stands for classes nevertheless, "
+            "declare it with `dataclasses.replace(chain, outputs='logits')`. Received: "
+            f"{chain.name}, whose outputs are values"
         )
 
 
@@ -326,9 +326,9 @@ def _head_values(chain, state, labels):
     outputs = chain.head(state)
     if len(outputs.shape) != 2:
         raise ValueError(
-            "Argument `chain` must return one row of outputs for each image: what is right and "
-            "wrong on a route is not defined for outputs of other shapes. "
-            f"Received: {chain.name}, whose outputs have the shape {tuple(outputs.shape)}"
+            "Argument `chain` must return one row of outputs per image: errors on a route are "
+            f"not defined for outputs of other shapes. Received: {chain.name}, whose outputs have "
+            f"the shape {tuple(outputs.shape)}"
         )
     scores = prediction_scores(chain.outputs, labels, outputs)
     named = named_outputs(outputs)

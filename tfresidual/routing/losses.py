@@ -262,7 +262,7 @@ def _cross_entropy(from_logits):
         logits = ops.cast(logits, "float32")
         if is_sparse:
             if math.prod(labels.shape[1:]) != math.prod(logits.shape[1:-1]):
-                raise ValueError("There must be one index for each row of outputs.")
+                raise ValueError("There must be one index per row of outputs.")
             indices = ops.reshape(labels, ops.shape(logits)[:-1])
             rows = ops.one_hot(indices, logits.shape[-1], dtype=logits.dtype)
         else:
@@ -298,8 +298,8 @@ def _per_image(function):
         is_fixed = numbers is not None and images is None
         if is_fixed or (numbers is not None and images and numbers % images):
             raise ValueError(
-                "Argument `loss` of `compile` must be a loss that returns one number for each "
-                f"image, not one for all of them. Received: loss={_name_of(function)}"
+                "Argument `loss` of `compile` must be a loss that returns one number per image, "
+                f"not one for all images. Received: loss={_name_of(function)}"
             )
         return ops.mean(ops.reshape(values, (ops.shape(outputs)[0], -1)), axis=-1)
 

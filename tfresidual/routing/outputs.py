@@ -39,7 +39,7 @@ def check_labels(kind, labels, outputs, with_signs=False):
     is_index = shape in ((), (1,)) and labels.max() <= highest and is_whole
     lowest = -1 if with_signs and kind.startswith("label") else 0
     if not (is_row or is_index) or not labels.min() >= lowest or not np.isfinite(numbers).all():
-        rows = f", or a row of {outputs} for each image" if outputs > 1 else ""
+        rows = f", or a row of {outputs} per image" if outputs > 1 else ""
         raise ValueError(
             f"Argument `data` must hold labels from 0 to {highest}{rows}. Received: labels of "
             f"shape {labels.shape} from {labels.min()} to {labels.max()}"

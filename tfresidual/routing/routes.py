@@ -99,8 +99,8 @@ def drop(chain: Chain, *blocks: tuple[int, int]) -> Route:
     dropped = [_movable(chain, "blocks", *pair, "dropped", received) for pair in blocks]
     if not dropped or len(set(dropped)) < len(dropped):
         raise ValueError(
-            "Argument `blocks` must be pairs (stage, block), at least one and none of them twice. "
-            f"Received: {received}"
+            "Argument `blocks` must be one or more different pairs (stage, block). Received: "
+            f"{received}"
         )
     route = unperturbed(chain)
     stages = tuple(
@@ -202,7 +202,7 @@ def swap(chain: Chain, stage: int, first: int, second: int) -> Route:
     parts = _parts(chain.stages[stage - 1])
     if first == second or parts[first] != parts[second]:
         raise ValueError(
-            "Arguments `first` and `second` must be two blocks without one between them that "
+            "Arguments `first` and `second` must be two blocks with no block between them that "
             f"changes the shape of the state. Received: first={first}, second={second}"
         )
     order = [a.block for a in unperturbed(chain).stages[stage - 1]]
@@ -243,8 +243,8 @@ def shuffle(chain: Chain, stage: int, seed: int = 0, swaps: int | None = None) -
     runs = movable_runs(chain.stages[stage - 1])
     if not runs:
         raise ValueError(
-            "Argument `stage` must have two blocks or more that can change places: that keep the "
-            f"shape of the state. Received: stage={stage} of {chain.name}"
+            "Argument `stage` must have at least two blocks that can change places, that is, "
+            f"blocks that keep the shape of the state. Received: stage={stage} of {chain.name}"
         )
     rng = np.random.default_rng(seed)
     order = [block.index for block in blocks]
@@ -388,8 +388,8 @@ def _movable(chain, name, stage, index, what, received):
     block = _block(chain, name, stage, index, received)
     if not block.keeps_shape:
         raise ValueError(
-            f"Argument `{name}` asks for {block} of {chain.name} to be {what}, but it changes the "
-            f"shape of the state, and what follows needs the new one. Received: {received}"
+            f"Argument `{name}` must not name {block} of {chain.name} to be {what}: it changes "
+            f"the shape of the state, and what follows needs the new shape. Received: {received}"
         )
     return block.stage, block.index
 

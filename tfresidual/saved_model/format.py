@@ -85,9 +85,8 @@ def layout_of(path):
         )
     if not (path / LAYOUT_FILE).exists():
         raise ValueError(
-            "Argument `source` must be a SavedModel that `tfresidual.export` wrote: only such a "
-            "one holds what probes read. This one has no "
-            f"{LAYOUT_FILE}. Received: source={str(path)!r}"
+            "Argument `source` must be a SavedModel that `tfresidual.export` wrote: only these "
+            f"hold what probes need. This one has no {LAYOUT_FILE}. Received: source={str(path)!r}"
         )
     try:
         layout = json.loads((path / LAYOUT_FILE).read_text("utf-8"))
@@ -149,7 +148,7 @@ def _check_layout(layout):
 
 def _require(is_right, name):
     if not is_right:
-        raise ValueError(f"{LAYOUT_FILE.name}: {name!r} is not what it must be")
+        raise ValueError(f"{LAYOUT_FILE.name}: {name!r} is not as expected")
 
 
 def _is_list(value):
@@ -164,6 +163,6 @@ def damaged(path, error):
     """Returns the error of a SavedModel that is damaged or incomplete."""
     reason = str(error).strip().splitlines()
     return ValueError(
-        "Argument `source` must be a whole SavedModel; this one is damaged or incomplete "
+        "Argument `source` must be a complete SavedModel; this one is damaged or incomplete "
         f"({type(error).__name__}: {reason[0] if reason else ''}). Received: source={str(path)!r}"
     )

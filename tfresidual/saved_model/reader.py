@@ -144,8 +144,9 @@ def _loss(layout, pieces):
             labels = tf.reshape(labels, [-1])
         if not by_rank:
             raise ValueError(
-                "Argument `chain` must be of a network whose loss gives one number for each image. "
-                f"Received: {layout['name']}, whose loss took no labels when it was exported"
+                "Argument `chain` must belong to a network whose loss returns one number per "
+                f"image. Received: {layout['name']}, whose loss took no labels when it was "
+                "exported"
             )
         if len(labels.shape) not in by_rank:
             raise ValueError(

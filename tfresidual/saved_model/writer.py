@@ -81,8 +81,8 @@ def _save(root, folder, signatures, chain, path):
     except (AssertionError, KeyError, NotImplementedError, TypeError, ValueError) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise ValueError(
-            "Argument `net` must compute with what a SavedModel can hold. TensorFlow says: "
-            f"{reason} Received: net={chain.name}"
+            "Argument `net` must compute only with objects that a SavedModel can hold. "
+            f"TensorFlow says: {reason} Received: net={chain.name}"
         ) from error
     except tf.errors.OpError as error:
         raise no_room(path, error) from error
@@ -114,7 +114,7 @@ def obstacle_at(path, overwrite):
         return "which has no name of its own"
     names = set(os.listdir(path)) if path.is_dir() else {""}
     is_whole = names <= SAVED_MODEL_FILES and is_saved_model(path)
-    return "which holds something else" if names and not is_whole else None
+    return "which is something else" if names and not is_whole else None
 
 
 def parts_to_save(chain, probing=True):
@@ -230,11 +230,11 @@ def _compare(chain, written):
     images = sample_images(chain)
     if images is None:
         raise ValueError(
-            "Argument `net` must take images of numbers from 0 to 2, or of zeros: on these, what "
-            "is written is compared with the network itself. It is written without a comparison "
-            "if the chain has no reference: "
-            "`dataclasses.replace(tfresidual.chain(net), reference=None)`. "
-            f"Received: net={chain.name}, for images of shape {tuple(chain.input_shape)}"
+            "Argument `net` must accept images with values from 0 to 2, or of zeros: on these, "
+            "the export is compared with the network itself. To export without the comparison, "
+            "remove the reference of the chain: `dataclasses.replace(tfresidual.chain(net), "
+            f"reference=None)`. Received: net={chain.name}, for images of shape "
+            f"{tuple(chain.input_shape)}"
         )
     check_agreement(chain, images, named_outputs(written(images)))
 
@@ -474,7 +474,7 @@ class _Routes:
         is_possible = (applications >= 0) & (self.keeps_shape | (applications == 1))
         _check(
             tf.reduce_all(is_possible),
-            "`applications` must be 0 or more for each block, and 1 for those that change the "
+            "`applications` must be 0 or more for each block, and 1 for blocks that change the "
             "shape of the state",
             applications,
         )
@@ -535,4 +535,4 @@ def _repeated(block, state, anchor, count, scale=None):
 
 
 def _check(is_right, message, value):
-    tf.debugging.Assert(is_right, [f"Arguments must be possible: {message}. Received:", value])
+    tf.debugging.Assert(is_right, [f"Arguments must be valid: {message}. Received:", value])

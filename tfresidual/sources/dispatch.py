@@ -80,7 +80,7 @@ def _of_file(path):
         )
     # Keras says that a damaged file does not exist.
     if not _is_archive(path):
-        raise _unreadable(path, "it is no archive, or has no config.json")
+        raise _unreadable(path, "it is not an archive, or has no config.json")
     model, notes = _loaded(path)
     found = chain(model)
     return dataclasses.replace(found, notes=(*found.notes, *notes))
@@ -107,18 +107,18 @@ def _loaded(path):
     except DAMAGED:
         raise _unreadable(path, failure) from failure
     return model, (
-        "what the model was compiled with cannot be loaded: the usual loss for its outputs "
-        "stands for its own",
+        "the settings of `compile` cannot be loaded: the usual loss for its outputs is used "
+        "instead",
     )
 
 
 def _unreadable(path, reason):
     (reason, *_) = str(reason).strip().splitlines() or [""]
     return ValueError(
-        "Argument `source` must be the path of a whole .keras file, of classes that are known "
-        "here; a model with layers of your own, or with `Lambda`, has to be loaded by "
-        "`keras.saving.load_model` and handed over. "
-        f"Received: source={str(path)!r}, which is damaged, or not known here: {reason}"
+        "Argument `source` must be the path of a complete .keras file whose classes are known "
+        "here; load a model with custom layers, or with `Lambda`, by `keras.saving.load_model` "
+        f"and pass the model. Received: source={str(path)!r}, which is damaged, or has unknown "
+        f"classes: {reason}"
     )
 
 

@@ -669,9 +669,9 @@ def _is_opaque(node):
 
 def _other_anchor(unit):
     return ValueError(
-        "Argument `source` must hold units whose anchor is the state with which the blocks of "
-        "their stage that keep its shape begin, and that stand on the trunk. "
-        f"Received: {unit.name}, whose anchor is another tensor"
+        "Argument `source` must hold units that are on the trunk and whose anchor is the state "
+        f"at which the shape-keeping blocks of their stage begin. Received: {unit.name}, whose "
+        "anchor is another tensor"
     )
 
 
@@ -687,11 +687,11 @@ def _notes(additions, opaque):
     notes = []
     if additions:
         notes.append(
-            f"additions that are no blocks of their own: {_listed(additions)}; they are computed "
-            "as a part of what they stand in"
+            f"additions that are not blocks themselves: {_listed(additions)}; they are computed "
+            "as part of what contains them"
         )
     if opaque:
-        notes.append(f"what is inside of these layers cannot be seen: {_listed(opaque)}")
+        notes.append(f"the inside of these layers cannot be seen: {_listed(opaque)}")
     return tuple(notes)
 
 
@@ -700,7 +700,7 @@ def _no_block(graph, model, additions, opaque):
     if opaque:
         found += f"; layers that may hide some: {_listed(opaque)}"
     if any(keras.tree.flatten(node.kwargs.get("mask")) != [None] for node in graph.nodes):
-        found += "; masks, which lead past every place where the others meet"
+        found += "; masks, which bypass every place where the other paths meet"
     return ValueError(
         "Argument `source` must be a model with residual additions on one trunk: of tensors of "
         "one shape, where all paths from input to output meet. "

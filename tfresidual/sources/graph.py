@@ -123,9 +123,9 @@ def graph_of(model):
     """
     if not has_graph(model):
         raise ValueError(
-            "Argument `source` must be a functional `keras.Model`, or a `keras.Sequential` that "
-            "has its input: of other models, such as subclassed ones, the blocks cannot be seen. "
-            f"Received: source={model.name} of type {type(model).__name__}"
+            "Argument `source` must be a functional `keras.Model`, or a `keras.Sequential` with "
+            "a defined input: the blocks of other models, such as subclassed ones, cannot be "
+            f"seen. Received: source={model.name} of type {type(model).__name__}"
         )
     if len(model.inputs) != 1 or len(model.outputs) != 1:
         raise ValueError(

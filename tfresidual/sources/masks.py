@@ -33,13 +33,12 @@ def check_masks(model, graph, borders):
             if makers and _may_read_mask(node.operation):
                 maker = graph.nodes[min(makers)]
                 raise ValueError(
-                    "Argument `source` must be a model whose implicit masks of Keras do not lead "
-                    "from one part of it to another: a chain's parts are computed one by one, and "
-                    "such models cannot be probed yet. Without the mask, such as by "
-                    "`mask_zero=False` or without a `Masking` layer, the model can be probed; "
-                    "padding then counts as any other input. "
-                    f"Received: source={model.name}, where {_named(maker)} makes a mask "
-                    f"and {_named(node)} reads it"
+                    "Argument `source` must be a model in which no implicit mask of Keras leads "
+                    "from one part to another: a chain's parts are computed one by one, so such "
+                    "models cannot be probed yet. Without the mask, such as by `mask_zero=False` "
+                    "or without a `Masking` layer, the model can be probed; padding is then "
+                    f"treated as any other input. Received: source={model.name}, where "
+                    f"{_named(maker)} makes a mask and {_named(node)} reads it"
                 )
 
 

@@ -68,7 +68,7 @@ class TrainingFolder:
             raise damaged(self.log_path, error, REMEDY) from error
         widths = {len(row) for row in rows}
         if widths - {len(header)} or not text.endswith("\n"):
-            raise damaged(self.log_path, "a row is cut", REMEDY)
+            raise damaged(self.log_path, "a row is cut short", REMEDY)
         for column in ("epoch", self.monitor):
             if column not in texts:
                 raise damaged(self.log_path, f"it has no column {column!r}", REMEDY)

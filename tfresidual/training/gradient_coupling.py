@@ -167,14 +167,14 @@ class GradientCoupling(keras.optimizers.Optimizer):
         if not groups:
             paths = [getattr(v, "path", v.name) for v in variables]
             raise ValueError(
-                "GradientCoupling found no two weights to couple. It looks for weights of the same "
-                "role and shape in several blocks of a stage, by paths such as "
-                "'stage1_block0/convolution1/kernel' and 'stage1_block1/convolution1/kernel', from "
-                "block `first_block` on, in blocks that keep the shape of the state. Use a "
-                "`tfresidual.networks.ResidualNetwork` with more blocks in a stage; equal initial "
-                "weights come from its `recurrent_initialization=True`. "
-                f"Received: first_block={self.first_block}, {len(paths)} variables, the first of "
-                f"paths {paths[:4]}"
+                "GradientCoupling found no two weights to couple. It looks for weights of the "
+                "same role and shape in several blocks of a stage, by paths such as "
+                "'stage1_block0/convolution1/kernel' and 'stage1_block1/convolution1/kernel', "
+                "from block `first_block` on, in blocks that keep the shape of the state. Use a "
+                "`tfresidual.networks.ResidualNetwork` with more blocks in a stage; equal "
+                "initial weights come from its `recurrent_initialization=True`. Received: "
+                f"first_block={self.first_block}, {len(paths)} variables, of which the first have "
+                f"the paths {paths[:4]}"
             )
         self.inner.build(variables)
         super().build(variables)
@@ -319,9 +319,9 @@ class GradientCoupling(keras.optimizers.Optimizer):
 def _checked_inner(inner):
     if isinstance(inner, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
-            "Argument `inner` must not be a LossScaleOptimizer: that goes around the coupling, "
-            "LossScaleOptimizer(GradientCoupling(...)), and `compile` puts it there by itself. "
-            f"Received: inner={inner!r}"
+            "Argument `inner` must not be a LossScaleOptimizer, which must wrap the coupling "
+            "instead: LossScaleOptimizer(GradientCoupling(...)); `compile` adds it "
+            f"automatically. Received: inner={inner!r}"
         )
     if not isinstance(inner, (str, dict, keras.optimizers.Optimizer)):
         raise ValueError(

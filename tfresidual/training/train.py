@@ -77,8 +77,8 @@ def compile_network(
     if coupling is None and kwargs:
         received = ", ".join(f"{name}={value!r}" for name, value in kwargs.items())
         raise ValueError(
-            f"Arguments of `GradientCoupling` must go with `coupling`. Received: {received}, "
-            "coupling=None"
+            "Arguments of `GradientCoupling` must be given together with `coupling`. Received: "
+            f"{received}, coupling=None"
         )
     optimizer = recipe_of(recipe).optimizer(epochs, steps_per_epoch)
     if coupling is not None:

@@ -44,7 +44,7 @@ KEPT_DISTANCE = "kept_scaled_distance"
 # Files in the folder of a trial: its measurements, and the error message of a failed worker.
 TRIAL_FILE, FAILURE_FILE = "trial.json", "failure.txt"
 # What to do about a damaged file.
-REMEDY = "Put a whole one in its place, or search in another folder"
+REMEDY = "Replace it by an intact copy, or search in another folder"
 # A trial is not repeated after a worker has died this many times while running it.
 MOST_DEATHS = 3
 MOST_COMBINATIONS = 1000
@@ -73,8 +73,8 @@ def blocks(hyperparameters: keras_tuner.HyperParameters) -> tuple[int, ...]:
     stages = range(1, 1 + sum(1 for name in values if _is_depth(name)))
     if not stages or not all(_name(stage) in values for stage in stages):
         raise ValueError(
-            "Argument `hyperparameters` must be those that a `tfresidual.tuning.DepthSearch` "
-            f"gives. Received: hyperparameters with the values {values!r}"
+            "Argument `hyperparameters` must be those of a `tfresidual.tuning.DepthSearch`. "
+            f"Received: hyperparameters with the values {values!r}"
         )
     return tuple(int(values[_name(stage)]) for stage in stages)
 
@@ -164,7 +164,7 @@ class DepthOracle(keras_tuner.Oracle):
                 if _is_depth(name):
                     raise ValueError(
                         "Argument `hyperparameters` must not name the depths, which `start`, "
-                        f"`min_blocks` and `max_blocks` do. Received: {name!r}"
+                        f"`min_blocks` and `max_blocks` determine. Received: {name!r}"
                     )
             space.merge(hyperparameters)
         self.settings: dict[str, Any] = {"warm_start": self.warm_start, **(settings or {})}
@@ -240,13 +240,13 @@ class DepthOracle(keras_tuner.Oracle):
                 continue
             if any(_is_depth(condition.name) for condition in parameter.conditions):
                 raise ValueError(
-                    "Hyperparameters beside the depths must not depend on them: each combination "
-                    f"of their values has depths of its own. Received: {parameter!r} under "
-                    f"{parameter.conditions!r}"
+                    "Hyperparameters other than the depths must not depend on them: each "
+                    f"combination of their values has depths of its own. Received: {parameter!r} "
+                    f"under {parameter.conditions!r}"
                 )
             if getattr(parameter, "step", 1) is None:
                 raise ValueError(
-                    "Hyperparameters beside the depths must have finitely many values: give "
+                    "Hyperparameters other than the depths must have finitely many values: give "
                     f"`{parameter.name}` a `step`, or use `hp.Choice`. Received: {parameter!r}"
                 )
             grown = []
@@ -262,9 +262,9 @@ class DepthOracle(keras_tuner.Oracle):
                     grown[-1].values[parameter.name] = int(value) if is_int else value
             if len(grown) > MOST_COMBINATIONS:
                 raise ValueError(
-                    "Hyperparameters beside the depths must have at most "
-                    f"{MOST_COMBINATIONS} combinations: each has a search of its own. "
-                    f"Received: more with {parameter!r}"
+                    f"Hyperparameters other than the depths must have at most {MOST_COMBINATIONS} "
+                    "combinations: each has a search of its own. Received: more with "
+                    f"{parameter!r}"
                 )
             found = grown
         return [dict(space.values) for space in found]
@@ -354,7 +354,7 @@ class DepthOracle(keras_tuner.Oracle):
                 self._display.on_trial_begin(trial)
                 return trial
             trial.status = FAILED
-            trial.message = f"the worker that ran it did not live to end it, {MOST_DEATHS} times"
+            trial.message = f"its worker died before finishing it, {MOST_DEATHS} times"
             self.end_trial(trial)
         trial = super().create_trial(tuner_id)
         if trial.status == "STOPPED":
@@ -402,8 +402,8 @@ class DepthOracle(keras_tuner.Oracle):
             self._retry_queue.remove(trial.trial_id)
         if self.end_order and not self._knows(trial.hyperparameters):
             self._give_up(
-                "Hyperparameters beside the depths must not depend on them, but be asked for in "
-                "every trial. Received: new ones in the trial with the values "
+                "Hyperparameters other than the depths must not depend on them, and must be "
+                "requested in every trial. Received: new ones in the trial with the values "
                 f"{trial.hyperparameters.values!r}"
             )
             return
@@ -545,8 +545,8 @@ class DepthOracle(keras_tuner.Oracle):
             if before.get(name, value) != value:
                 raise ValueError(
                     f"Argument `{name}` must be what it was when the search in the folder began, "
-                    f"{before[name]!r}, or `overwrite=True` be given. Received: {name}={value!r}, "
-                    f"folder={str(folder)!r}"
+                    f"{before[name]!r}, or `overwrite=True` must be given. Received: "
+                    f"{name}={value!r}, folder={str(folder)!r}"
                 )
         trials = [self._read_trial(path) for path in sorted(folder.glob(f"trial_*/{TRIAL_FILE}"))]
         self.trials: dict[str, keras_tuner.engine.trial.Trial] = {t.trial_id: t for t in trials}
@@ -568,7 +568,7 @@ class DepthOracle(keras_tuner.Oracle):
             ]
         if lost:
             raise ValueError(
-                "The folder of the search must hold all of its trials. Bring them back, or give "
+                "The folder of the search must hold all of its trials. Restore them, or give "
                 f"`overwrite=True`. Received: folder={str(folder)!r} without trial "
                 f"{', '.join(dict.fromkeys(lost))}"
             )
@@ -607,7 +607,7 @@ class DepthOracle(keras_tuner.Oracle):
         with reading(path):
             trial = keras_tuner.engine.trial.Trial.from_state(state)
             if path.parent.name != f"trial_{trial.trial_id}":
-                raise ValueError(f"it is that of trial {trial.trial_id}")
+                raise ValueError(f"it belongs to trial {trial.trial_id}")
             if len(blocks(trial.hyperparameters)) != len(self.start):
                 raise ValueError("it has another number of stages")
             if trial.status == COMPLETED or trial.metrics.exists(OBJECTIVE):
@@ -702,7 +702,7 @@ def _checked_limits(start, min_blocks, max_blocks):
     limits = list(zip(*bounds.values(), strict=True))
     if not all(low <= depth <= high for depth, (low, high) in zip(start, limits, strict=True)):
         raise ValueError(
-            "Argument `start` must lie between `min_blocks` and `max_blocks`. Received: "
+            "Argument `start` must be between `min_blocks` and `max_blocks`. Received: "
             f"start={start!r}, min_blocks={min_blocks!r}, max_blocks={max_blocks!r}"
         )
     return limits

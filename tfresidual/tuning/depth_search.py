@@ -202,7 +202,7 @@ class DepthSearch(keras_tuner.Tuner):
         if self.probe_data is None and fit_kwargs.get("validation_data") is None:
             raise ValueError(
                 "Argument `validation_data` must hold the images to measure on, or `probe_data` "
-                "be given to `DepthSearch`. Received: validation_data=None"
+                "must be given to `DepthSearch`. Received: validation_data=None"
             )
         data, name = self._images(fit_kwargs)
         try:
@@ -448,8 +448,8 @@ class DepthSearch(keras_tuner.Tuner):
         kept = [trial for trial in trials if self._current().is_kept_met(trial)][:num_models]
         if not kept:
             raise RuntimeError(
-                "There is no best network: the trials that meet the rule do so on average, none "
-                "of their networks alone does"
+                "There is no best network: the trials that meet the rule do so only on average; "
+                "none of their networks does on its own"
             )
         return [self.load_model(trial) for trial in kept]
 

@@ -201,8 +201,9 @@ def _message(oracle, plan, others):
         if shallower:
             return f"{reached}. Shallower networks could not be trained: {_reason(shallower)}"
         return (
-            f"{reached}. No shallower network that was trained has, though single stages have with "
-            "fewer blocks: the measurements contradict one another; average more trainings a trial"
+            f"{reached}. No shallower network that was trained meets the rule, although single "
+            "stages meet it with fewer blocks: the measurements contradict one another; average "
+            "more trainings per trial"
         )
     if plan.status == "not satisfied":
         capped = ", ".join(f"stage {s} at {oracle.limits[s - 1][1]} blocks" for s in plan.capped)
@@ -216,7 +217,7 @@ def _message(oracle, plan, others):
     so_far = f"{depths} blocks meet it" if depths else "no trained network meets it"
     why = f"; {oracle.max_trials} trials were allowed" if oracle.is_full() else ""
     goal = f"the search for a mean scaled perturbation of {epsilon}"
-    return f"{goal} is not at its end: {so_far}{why}"
+    return f"{goal} is not finished: {so_far}{why}"
 
 
 def _failed(oracle, others):

@@ -90,13 +90,14 @@ def check_environment():
         if not value:
             others = " and ".join(other for other in given if other != name)
             raise ValueError(
-                f"Environment variable `{name}` must be set where {others} are, for a search by a "
-                f"chief and workers; for one by a single process set none of them. {received}"
+                f"Environment variable `{name}` must be set if {others} are, for a search by a "
+                "chief and workers; for a search by a single process, set none of them. "
+                f"{received}"
             )
     if "chief" in given[ID] and given[ID] != "chief":
         raise ValueError(
-            f"Environment variable `{ID}` must be 'chief', or the name of a worker without this "
-            f"word in it, as 'worker0'. {received}"
+            f"Environment variable `{ID}` must be 'chief', or the name of a worker that does not "
+            f"contain this word, such as 'worker0'. {received}"
         )
     port = given[PORT]
     if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
@@ -150,8 +151,8 @@ class _Deadline(grpc.UnaryUnaryClientInterceptor):
         call = continuation(details, request)
         if call.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             raise ChiefConnectionError(
-                f"No chief answers at {chief_address()}, for {self.timeout:g} seconds. Start one: "
-                f"the same program with {ID}=chief, where {IP} and {PORT} say. "
+                f"No chief has answered at {chief_address()} for {self.timeout:g} seconds. Start "
+                f"one: the same program with {ID}=chief, at the address given by {IP} and {PORT}. "
                 f"Received: {_environment()}"
             )
         return call
@@ -185,8 +186,8 @@ def serve(oracle):
         bound = 0
     if not bound:
         raise OSError(
-            "The chief cannot listen: is another one there already? Received: "
-            f"{IP} and {PORT} of {chief_address()!r}"
+            f"The chief cannot listen: is another one already running? Received: {IP} and {PORT} "
+            f"of {chief_address()!r}"
         )
     server.start()
     try:
@@ -226,8 +227,8 @@ class _Answers:
             pass
         if self.failed.is_set():
             raise SearchError(
-                "The chief cannot go on. Started again, it has all trials that are on the disk. "
-                f"What went wrong is {type(self.error).__name__}: {self.error}"
+                "The chief cannot continue. When started again, it has all trials that are on "
+                f"disk. The error was {type(self.error).__name__}: {self.error}"
             ) from self.error
         return future.result()
 
@@ -243,7 +244,7 @@ class _Answers:
     def _answer(self, method, request, context):
         answer = self._guarded(method, request, context)
         if self.failed.is_set():
-            context.abort(grpc.StatusCode.UNAVAILABLE, "The chief cannot go on.")
+            context.abort(grpc.StatusCode.UNAVAILABLE, "The chief cannot continue.")
         return answer
 
     def _guarded(self, function, *args):

@@ -43,10 +43,10 @@ ENTRY = Entry(
                 "there, averaged over images."
             ),
             reading=(
-                "Below zero, a block moves the state so that the loss falls, to first order. Near "
-                "zero, its step is across the gradient. The columns that end in _se are standard "
-                "errors over the images. Blocks that change the shape of the state add nothing to "
-                "the state they take, and are left out."
+                "Below zero, a block moves the state so that the loss falls, to first order. "
+                "Near zero, its step is perpendicular to the gradient. Columns whose names end "
+                "in _se are standard errors over the images. Blocks that change the shape of the "
+                "state do not add to their input and are left out."
             ),
             source=f"{INFERENCE}, figure 4",
             has_table=True,
@@ -58,11 +58,11 @@ ENTRY = Entry(
             column="l2_ratio",
             draw=lambda frame, epsilon: plots.l2_ratio(frame),
             title="How much does a block change?",
-            question="The norm of what a block adds, divided by the norm of the state it takes.",
+            question="The norm of what a block adds, divided by the norm of its input.",
             reading=(
-                "A block with a ratio near or over 1 replaces much of the state, one with a small "
-                "ratio adjusts it. The smaller the ratio, the better the cosine above tells how "
-                "the loss changes."
+                "A block with a ratio near or above 1 replaces much of the state; one with a "
+                "small ratio adjusts it. The smaller the ratio, the better the cosine above "
+                "predicts how the loss changes."
             ),
             source=f"{INFERENCE}, figure 2",
         ),
@@ -71,11 +71,11 @@ ENTRY = Entry(
             frames=("block_metrics",),
             column="gradient_norm",
             draw=lambda frame, epsilon: plots.gradient_norm(frame),
-            title="Where is the gradient?",
-            question="The norm of the gradient of an image's loss at the state before each block.",
+            title="How large is the gradient?",
+            question="The norm of the loss gradient of an image at the state before each block.",
             reading=(
-                "A norm that grows or shrinks by orders of magnitude along the network marks "
-                "gradients that explode or vanish."
+                "A norm that grows or shrinks by orders of magnitude along the network indicates "
+                "exploding or vanishing gradients."
             ),
         ),
         Figure(
@@ -86,8 +86,8 @@ ENTRY = Entry(
             title="Perturbation",
             question="The norm of what each block adds to the state.",
             reading=(
-                "The heights are steps on the way of an image through the network; all steps of a "
-                "stage together are the distance it travels there."
+                "The heights are an image's steps on its way through the network; the steps of a "
+                "stage add up to the distance it travels there."
             ),
             source=f"{HAUSER}, figure 2",
         ),
@@ -101,8 +101,8 @@ ENTRY = Entry(
                 "The same, divided by the norm of the state: the step relative to where it starts."
             ),
             reading=(
-                "The broken line is the mean that the stopping rule asks of a stage. The nearer "
-                "to 0 a block is, the nearer it is to the identity."
+                "The dashed line is the mean that the stopping rule allows for a stage. The "
+                "closer a block is to 0, the closer it is to the identity."
             ),
             source=f"{HAUSER}, figure 5",
         ),
@@ -113,8 +113,9 @@ ENTRY = Entry(
             draw=lambda frame, epsilon: plots.computational_distance(frame),
             title="Distance through each stage",
             question=(
-                "The steps of all blocks of a stage added up, absolute and scaled, and the number "
-                "of blocks at which the mean scaled step would be down at the broken line above."
+                "The steps of all blocks of a stage added up, absolute and scaled, and the "
+                "number of blocks at which the mean scaled step would fall to the dashed line "
+                "above."
             ),
             reading=(
                 "A stage with fewer blocks than the depth asked for takes larger steps than the "

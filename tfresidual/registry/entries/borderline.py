@@ -39,13 +39,12 @@ ENTRY = Entry(
             title="Which images do the last blocks help?",
             question=(
                 "Accuracy, cross-entropy and entropy after the last blocks, for images that are "
-                "near the decision at the first of them, for those that are right there, and for "
-                "all."
+                "near the decision boundary at the first of them, for images that are classified "
+                "correctly there, and for all images."
             ),
             reading=(
-                "The first point decides on the groups: there the accuracy of the correct ones is "
-                "1, and can only fall from there. What to look for is whether that of the "
-                "borderline ones rises."
+                "The first point determines the groups, so the accuracy of the correct images is "
+                "1 there and can only fall. Check whether that of the borderline images rises."
             ),
             source=f"{INFERENCE}, figure 6",
         ),
@@ -55,8 +54,8 @@ ENTRY = Entry(
             column="accuracy",
             draw=lambda frame, epsilon: plots.borderline(frame, along="repetitions"),
             title="Which images does repeating the last block help?",
-            question="The same along extra applications of the last block.",
-            reading="The first point is the trained network, which decides on the groups.",
+            question="The same over extra applications of the last block.",
+            reading="The first point is the trained network, which determines the groups.",
             source=f"{INFERENCE}, figure 7",
             select=lambda frame: frame[frame["along"] == "repetitions"],
         ),

@@ -47,9 +47,9 @@ ENTRY = Entry(
                 "when its last block is applied again and again."
             ),
             reading=(
-                "An iterative method would come nearer to the answer with every block, would not "
-                "mind which block is dropped, and would stay where it is when its last step is "
-                "repeated."
+                "An iterative method would come closer to the answer with every block, would "
+                "hardly depend on which block is dropped, and would stay where it is when its "
+                "last step is repeated."
             ),
             source=f"{CONVERGENCE}, figure 2a",
         ),
@@ -79,14 +79,14 @@ ENTRY = Entry(
             draw=lambda read, repeat, epsilon: plots.convergence_curves(read, repeat),
             title="On the way to the last state, and past it",
             question=(
-                "The cross-entropy, and the distance of the state that leaves a stage to the one "
-                "that leaves it in the whole network, over the blocks applied and the repetitions "
-                "of the last."
+                "The cross-entropy, and the distance between the state that leaves a stage and "
+                "the one that leaves it in the whole network, over the number of blocks applied "
+                "and the repetitions of the last block."
             ),
             reading=(
-                "The distance is 0 at the trained number of blocks, by definition. Where it rises "
-                "after that as fast as it fell, the state passes by; where it stays near 0, it "
-                "has converged."
+                "By definition, the distance is 0 at the trained number of blocks. If it then "
+                "rises as fast as it fell, the state moves past its final value; if it stays "
+                "near 0, the state has converged."
             ),
             source=f"{CONVERGENCE}, figures 6b and 6c",
         ),

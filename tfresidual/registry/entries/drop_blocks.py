@@ -24,11 +24,11 @@ ENTRY = Entry(
             frames=("drop_blocks",),
             column="error",
             draw=lambda frame, epsilon: plots.drop_blocks(frame),
-            title="Which block is missed?",
+            title="Which blocks are needed?",
             question="The accuracy of the network without each of its blocks.",
             reading=(
-                "The nearer a point is to the dotted line of the whole network, the less the "
-                "block is missed. Blocks that change the shape of the state cannot be dropped."
+                "The closer a point is to the dotted line of the whole network, the less the "
+                "block is needed. Blocks that change the shape of the state cannot be dropped."
             ),
             source=f"{INFERENCE}, figures 3 and 12",
         ),
@@ -40,8 +40,8 @@ ENTRY = Entry(
             title="Dropped blocks over training",
             question="The accuracy without one block, epoch by epoch.",
             reading=(
-                f"{LINES} Dotted is the whole network. The lower a line falls below it, the more "
-                "the block is missed."
+                f"{LINES} The dotted line is the whole network. The further a line falls below "
+                "it, the more the block is needed."
             ),
             source=f"{INFERENCE}, figure 3",
         ),

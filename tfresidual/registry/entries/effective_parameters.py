@@ -28,7 +28,7 @@ ENTRY = Entry(
                 "standard deviations of the stage's weights."
             ),
             reading=(
-                "0 for blocks that are one, about 0.8 for many blocks with weights drawn "
+                "0 for blocks with equal weights, about 0.8 for many blocks with weights drawn "
                 "independently from a normal distribution."
             ),
             source=f"{CONVERGENCE}, appendix C",

@@ -33,9 +33,9 @@ ENTRY = Entry(
                 "How far the state moves with every further application of a stage's last block."
             ),
             reading=(
-                "A straight line down on the logarithmic axis is what a contraction gives, on the "
-                "way to a fixed point. A change that levels off far above rounding leads on and "
-                "on."
+                "A contraction approaches a fixed point, with a straight falling line on the "
+                "logarithmic axis. If the change levels off far above rounding, the state keeps "
+                "moving."
             ),
             source=f"{CONVERGENCE}, section 4.2",
         ),

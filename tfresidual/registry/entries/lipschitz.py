@@ -20,12 +20,12 @@ ENTRY = Entry(
             frames=("lipschitz",),
             column="estimate",
             draw=lambda frame, epsilon: plots.lipschitz_bounds(frame, mu=frame["lipschitz"].max()),
-            title="What bounds the blocks",
+            title="What bounds the blocks?",
             question=(
-                "The bound on the Lipschitz constant of every branch before it is divided, from "
-                "below and from above, and the divisor."
+                "Lower and upper bounds on the Lipschitz constant of every branch before it is "
+                "divided, and the divisor."
             ),
-            reading="Where the divisor is over 1, the bound is at work.",
+            reading="Where the divisor is above 1, the bound takes effect.",
             source=f"{CONVERGENCE}, section 4.2",
             has_table=True,
         ),

@@ -27,12 +27,12 @@ ENTRY = Entry(
             title="Reading out early",
             question=(
                 "The accuracy of the network when a stage is left after each of its blocks and "
-                "the next stage, or the classifier, follows at once."
+                "the next stage, or the classifier, follows immediately."
             ),
             reading=(
-                "A stage whose line rises in small steps comes nearer to its result with every "
-                "block; one that stays low until the last block builds something that only then "
-                "can be read."
+                "A stage whose line rises in small steps comes closer to its result with every "
+                "block; one whose line stays low until the last block builds something that can "
+                "be read out only then."
             ),
             source=f"{INFERENCE}, figure 5, at the end of training",
         ),
@@ -47,8 +47,8 @@ ENTRY = Entry(
                 "epoch by epoch."
             ),
             reading=(
-                f"{LINES} Lines one above the other in this order mean that each further block "
-                "comes nearer to the answer."
+                f"{LINES} If the lines are one above the other in this order, each further block "
+                "comes closer to the answer."
             ),
             source=f"{INFERENCE}, figure 5, and the same for the earlier stages",
             select=lambda frame: frame.rename(columns={"readout_error": "error"}),

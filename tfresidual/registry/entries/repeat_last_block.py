@@ -46,14 +46,14 @@ ENTRY = Entry(
             frames=("repetition_metrics",),
             column="l2_ratio",
             draw=lambda frame, epsilon: plots.repetition_metrics(frame),
-            title="Does a repeated block go on refining?",
+            title="Does a repeated block keep refining?",
             question=(
                 "Cosine loss and l2 ratio of the last application, when the last block of a stage "
                 "is applied again and again."
             ),
             reading=(
                 "As long as the cosine is below zero, one more application lowers the loss to "
-                "first order. Repetition 0 is the block where it was trained."
+                "first order. Repetition 0 is the block as trained."
             ),
             source=f"{INFERENCE}, figure 20, left",
             finding=findings.of_repetition_metrics,
@@ -69,8 +69,8 @@ ENTRY = Entry(
                 "the title of the figure."
             ),
             reading=(
-                "Under 1, the extra steps are smaller. Compare with the figure above: at how many "
-                "repetitions does the cosine leave the side below zero?"
+                "Below 1, the extra steps are smaller. Compare with the figure above: after how "
+                "many repetitions is the cosine no longer below zero?"
             ),
             source=f"{INFERENCE}, figure 20, right",
             finding=findings.of_scaled_repetition_metrics,

@@ -27,9 +27,9 @@ ENTRY = Entry(
             title="Does the order matter?",
             question=(
                 "The error when blocks of a stage change places, over how much of their order is "
-                "left."
+                "preserved."
             ),
-            reading="Where the error hardly rises, the order of the blocks matters little.",
+            reading="If the error hardly rises, the order of the blocks matters little.",
             source=f"{VEIT}, on reordering",
         ),
     ),

@@ -26,8 +26,8 @@ ENTRY = Entry(
                 "alone."
             ),
             reading=(
-                "Norms that change by orders of magnitude along the network mark states and "
-                "gradients that explode or vanish. A share of 1 means that the branches add "
+                "Norms that change by orders of magnitude along the network indicate exploding "
+                "or vanishing states and gradients. A share of 1 means that the branches add "
                 "nothing along the gradient."
             ),
             source="He et al. 2016, equations 5 and 8",
