@@ -52,7 +52,7 @@ def pytest_runtest_protocol(item, nextitem):
     every probe.
     """
     marks = {mark.name for mark in item.iter_markers()}
-    is_eager = "eager" in marks and "compiled" not in marks
+    is_eager = "eager" in marks and "compiled" not in marks and not _has_bounds(item)
     gc.disable()
     _run_eagerly(is_eager)
     try:
@@ -62,6 +62,13 @@ def pytest_runtest_protocol(item, nextitem):
         if gc.get_count()[0] > MOST_OBJECTS:
             gc.collect()
         gc.enable()
+
+
+def _has_bounds(item):
+    """Whether a network of the test's parameters has bounds: searching for them, in loops of many
+    operations, takes long without compiling."""
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    return "lipschitz" in str(parameters)
 
 
 def _run_eagerly(is_eager):

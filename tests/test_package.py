@@ -74,6 +74,7 @@ def imported():
     return json.loads(python(IMPORTED))
 
 
+@pytest.mark.system
 def test_import_loads_little(imported):
     # Keras itself loads what of pandas, matplotlib and Pillow it finds, and the most of rich.
     light = {"tfresidual", "rich", "filelock", "psutil"}
@@ -83,6 +84,7 @@ def test_import_loads_little(imported):
     assert {"tfresidual.layers", "tfresidual.networks"} <= set(imported["first"])
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("level", [None, "0"])
 def test_import_says_nothing(level):
     """Unless the environment says how much TensorFlow logs."""
@@ -117,6 +119,7 @@ def test_what_else_is_said_while_tensorflow_is_loaded_is_kept():
     assert (first, last) == ("mine", "ValueError: also mine")
 
 
+@pytest.mark.system
 def test_all_names_are_there(imported):
     kinds = imported["kinds"]
     assert {kinds.pop(name) for name in ("chain", "export")} == {"function"}
@@ -163,6 +166,7 @@ print("opened")
 """
 
 
+@pytest.mark.system
 def test_a_saved_network_opens_after_a_bare_import(tmp_path):
     paths = tmp_path / "model.keras", tmp_path / "outputs.npy"
     python(SAVE, *paths)

@@ -207,6 +207,7 @@ def test_config_errors(argument, value):
         DigitclutterConfig(**{argument: value})
 
 
+@pytest.mark.system
 def test_two_processes_prepare_at_once(tmp_path):
     program = textwrap.dedent(
         """

@@ -363,6 +363,7 @@ def test_describe():
         cifar.name = "cifar10"
 
 
+@pytest.mark.system
 def test_heavy_packages_are_imported_when_needed():
     program = (
         "import sys, tfresidual.datasets as d; "

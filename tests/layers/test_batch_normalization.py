@@ -588,6 +588,7 @@ def test_the_graph_of_a_function_ends_with_the_function(training):
     assert graph() is None
 
 
+@pytest.mark.system
 def test_under_a_mirrored_strategy_with_two_devices():
     environment = os.environ | {
         "PYTHONPATH": str(pathlib.Path(__file__).parents[2]),

@@ -435,6 +435,7 @@ for name in sys.argv[2:]:
 """
 
 
+@pytest.mark.system
 def test_files_in_a_fresh_process(tmp_path):
     nets = {}
     for i, kwargs in enumerate(KINDS[::2]):

@@ -244,6 +244,7 @@ def is_exact(kind):
     return kind not in ("convergent", "bounded", "functional")
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", DEFAULT)
 def test_frames_of_a_saved_model_are_those_of_the_network(elsewhere, name):
     kind, dtype = DEFAULT[name]
@@ -275,6 +276,7 @@ def test_frames_of_a_keras_file_are_those_of_the_network(tmp_path, kind, dtype):
     assert_frames_agree(frames, expected, dtype)
 
 
+@pytest.mark.system
 def test_routes_on_a_keras_file_are_those_of_the_network(elsewhere, tmp_path):
     """The other probes, and networks, are among the slow tests."""
     elsewhere.live["shared"].save(tmp_path / "net.keras")
@@ -286,6 +288,7 @@ def test_routes_on_a_keras_file_are_those_of_the_network(elsewhere, tmp_path):
     assert_frames_agree(frames, expected)
 
 
+@pytest.mark.system
 def test_the_chain_says_what_the_live_one_says(elsewhere):
     for name, net in elsewhere.live.items():
         live, loaded = tfr.chain(net), tfr.chain(elsewhere.folder / name)
@@ -302,6 +305,7 @@ def test_the_chain_says_what_the_live_one_says(elsewhere):
                 assert any(weight is known for known in loaded.weights)
 
 
+@pytest.mark.system
 def test_shared_weights_are_shared(elsewhere):
     chain = tfr.chain(elsewhere.folder / "shared")
     one, other = chain.stages[1].blocks
@@ -484,6 +488,7 @@ def exported_and_opened(chain, path):
     return tfr.chain(path)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", ["shared", pytest.param("convergent", marks=pytest.mark.slow)])
 def test_a_chain_of_a_saved_model_is_exported_again(elsewhere, tmp_path, name):
     first = tfr.chain(elsewhere.folder / name)
@@ -511,6 +516,7 @@ def routes_of(chain):
     }
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("source", "name"),
     [
@@ -610,6 +616,7 @@ def bytes_of_image(chain):
     return runner.bytes_per_image
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "name",
     [

@@ -258,6 +258,7 @@ all_networks = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.system
 @all_networks
 def test_serving_is_predict(called, name):
     images, _ = called.data[name]
@@ -268,6 +269,7 @@ def test_serving_is_predict(called, name):
         np.testing.assert_array_equal(outputs, expected)
 
 
+@pytest.mark.system
 @all_networks
 def test_names_and_shapes(called, name):
     chain = tfr.chain(called.live[name])
@@ -301,6 +303,7 @@ def metric_names():
     return [column for column in frame if column not in ("stage", "block", "image")]
 
 
+@pytest.mark.system
 @all_networks
 def test_states_are_those_of_the_walk(called, name):
     chain = tfr.chain(called.live[name])
@@ -322,6 +325,7 @@ def test_states_are_those_of_the_walk(called, name):
         assert np.linalg.norm(measured - state) <= allowed * np.linalg.norm(state)
 
 
+@pytest.mark.system
 @all_networks
 def test_block_metrics_are_those_of_the_probe(called, name):
     frame = probes.block_metrics(called.live[name], called.data[name], per_image=True)
@@ -336,6 +340,7 @@ def test_block_metrics_are_those_of_the_probe(called, name):
         assert difference <= allowed, metric
 
 
+@pytest.mark.system
 @all_networks
 def test_routes_are_those_of_the_evaluator(called, name):
     chain = tfr.chain(called.live[name])
@@ -352,6 +357,7 @@ def test_routes_are_those_of_the_evaluator(called, name):
     assert np.abs(dropped - served).max() > 1e-3
 
 
+@pytest.mark.system
 @all_networks
 def test_impossible_numbers_are_errors(called, name):
     chain = tfr.chain(called.live[name])
@@ -370,6 +376,7 @@ def test_impossible_numbers_are_errors(called, name):
     assert "`times` 0 or more" in messages["negative times"]
 
 
+@pytest.mark.system
 @all_networks
 def test_gradients_flow_through_what_was_loaded(called, name):
     chain = tfr.chain(called.live[name])
@@ -744,6 +751,7 @@ def run_killed(folder, *moments):
     return dict(line.rsplit(" ", 1) for line in result.stdout.splitlines())
 
 
+@pytest.mark.system
 def test_a_killed_process_leaves_no_half_of_a_target(chain, tmp_path):
     """The old one, none, or the new one; and the next export works."""
     for moment in MOMENTS:

@@ -688,6 +688,7 @@ def test_weights_left_out_of_weight_decay():
         np.testing.assert_array_equal(plain, coupled)
 
 
+@pytest.mark.system
 def test_a_training_with_loss_scale_goes_on_from_its_file(tmp_path):
     def optimizer():
         return GradientCoupling(OPTIMIZERS["adam"](), 0.5, "triangular")
@@ -719,6 +720,7 @@ print("resumed")
 """
 
 
+@pytest.mark.system
 @pytest.mark.compiled
 def test_a_training_goes_on_in_a_fresh_process(tmp_path):
     def optimizer():

@@ -627,10 +627,12 @@ def killed(tmp_path_factory, clutter, whole):
     return folder
 
 
+@pytest.mark.system
 def test_a_seeded_training_repeats_in_another_process(killed, whole):
     assert_same_training(killed / "0", whole)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_killed_training_goes_on(tmp_path, killed, clutter, whole, moment):
     shutil.copytree(killed / str(1 + MOMENTS.index(moment)), tmp_path, dirs_exist_ok=True)

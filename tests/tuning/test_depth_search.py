@@ -825,6 +825,7 @@ def devices(tmp_path_factory):
     return json.loads(line.removeprefix("told "))
 
 
+@pytest.mark.system
 class TestDevices:
     def test_two(self, devices):
         """Batch normalization sees half of a batch on each, so that the two differ a little."""
