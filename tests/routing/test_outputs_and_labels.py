@@ -737,6 +737,7 @@ def test_routes_are_not_scored_on_outputs_of_other_shapes(name):
     assert probes.perturbation(chain, (IMAGES, INDICES))["perturbation"].gt(0).all()
 
 
+@pytest.mark.compiled
 def test_one_index_for_many_positions():
     inputs = keras.Input((4, 4, 1))
     state = layers.Conv2D(3, 3, padding="same")(inputs)
