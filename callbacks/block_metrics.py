@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tfresidual.callbacks.probe_callback import ProbeCallback
-
 from tfresidual.probes import block_metrics
 from tfresidual.probes.block_metrics import metrics_of
 from tfresidual.probes.logs import block_logs, log_key

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tfresidual.callbacks.probe_callback import ProbeCallback
-
 from tfresidual.probes import borderline
 from tfresidual.probes.borderline import GROUPS, check_arguments, last_blocks
 from tfresidual.probes.logs import log_key

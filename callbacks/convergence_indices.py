@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tfresidual.callbacks.probe_callback import ProbeCallback
-
 from tfresidual.probes.convergence_indices import (
     BASES,
     INDICES,

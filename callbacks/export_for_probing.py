@@ -9,9 +9,9 @@ import warnings
 from typing import TYPE_CHECKING
 
 import keras
-from tfresidual.callbacks.probe_callback import chain_in_training
 
 from tfresidual.arguments import check_bool, check_int, check_ints, checked_path
+from tfresidual.callbacks.probe_callback import chain_in_training
 from tfresidual.machine.files import remove_unfinished
 from tfresidual.machine.locks import locked, remove_abandoned
 from tfresidual.saved_model.format import series_of, series_path

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tfresidual.callbacks.probe_callback import ProbeCallback
-
 from tfresidual.probes import lipschitz
 from tfresidual.probes.lipschitz import METRICS, bounded_blocks
 from tfresidual.probes.logs import block_logs, log_key

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
-from tfresidual.callbacks.order import warn_of_earlier
 
 from tfresidual import sources
 from tfresidual.arguments import check_int
+from tfresidual.callbacks.order import warn_of_earlier
 from tfresidual.probes.measure import takes_any_labels
 from tfresidual.routing.batches import check_data, check_images, first_batch, splits_of
 from tfresidual.routing.evaluator import check_scored

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tfresidual.callbacks.probe_callback import ProbeCallback
-
 from tfresidual.probes import signal_propagation
 from tfresidual.probes.logs import block_logs, log_key
 from tfresidual.probes.signal_propagation import METRICS

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from reference.random_network import random_batch, random_network
-from tfresidual.callbacks.order import callbacks_before
 
 from tfresidual import callbacks
+from tfresidual.callbacks.order import callbacks_before
 
 pytestmark = pytest.mark.eager
 

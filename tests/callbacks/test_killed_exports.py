@@ -132,9 +132,9 @@ def one_life(kind, folder, file, kill_at, times):
 
 def export(kind, folder, file, kill_at, times):
     import keras
-    from tfresidual.callbacks import ExportForProbing
 
     import tfresidual
+    from tfresidual.callbacks import ExportForProbing
     from tfresidual.machine.files import remove_unfinished
     from tfresidual.machine.locks import FolderInUseError
 

@@ -89,13 +89,15 @@ def test_files(done):
     figures = [name for name in names if name.startswith("figures/")]
     assert len(figures) >= 8
     assert {"figures/cosine_loss.png", "figures/computational_distance.png"} <= set(figures)
-    assert set(names) - set(figures) == {
+    frames = {name for name in names if name.startswith("frames/")}
+    assert frames >= {f"frames/{name}.csv" for name in FRAMES}
+    assert all(re.fullmatch(r"frames/\w+\.csv", name) for name in frames)
+    assert set(names) - set(figures) - frames == {
         "settings.json",
         "log.csv",
         "model.keras",
         "checkpoints/epoch-0001.keras",
         "report.html",
-        *(f"frames/{name}.csv" for name in FRAMES),
     }
 
 
