@@ -54,6 +54,7 @@ def test_signal_propagation_is_that_of_the_probe():
     assert history["stage1/block0/state_norm"][0] != history["stage1/block0/state_norm"][1]
 
 
+@pytest.mark.compiled
 def test_lipschitz_is_that_of_the_probe():
     net = network(lipschitz=0.9)
     callback = callbacks.Lipschitz()
@@ -74,6 +75,7 @@ def test_lipschitz_is_that_of_the_probe():
     assert len(read) == 2 * 2
 
 
+@pytest.mark.compiled
 def test_every_key_from_the_first_epoch_on(tmp_path):
     net = network(lipschitz=0.9)
     data = {split: random_batch(net, images=4, seed=seed) for seed, split in enumerate("ab")}
@@ -91,6 +93,7 @@ def test_every_key_from_the_first_epoch_on(tmp_path):
     assert table.loc[1, own].notna().all()
 
 
+@pytest.mark.compiled
 def test_no_key_of_another_callback():
     net = network(lipschitz=0.9)
     chain, data = tfr.chain(net), random_batch(net)

@@ -456,6 +456,7 @@ def test_files_in_a_fresh_process(tmp_path):
             np.testing.assert_array_equal(found[f"arr_{i}"], weight, err_msg=weight.path)
 
 
+@pytest.mark.compiled
 @all_switches
 def test_units_in_a_model_of_ones_own(batch_norm, tmp_path):
     inputs = keras.Input((8, 8, 4))

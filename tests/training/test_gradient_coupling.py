@@ -366,7 +366,7 @@ def test_weights_that_start_equal_stay_equal_for_hundreds_of_steps(kernel, epoch
 
 @optimizers
 def test_weights_stay_equal_with_every_optimizer(name):
-    net = fitted(GradientCoupling(OPTIMIZERS[name](), 1), epochs=6)
+    net = fitted(GradientCoupling(OPTIMIZERS[name](), 1), epochs=3)
     assert spread(net) == 0
     keras.utils.set_random_seed(0)
     start = recurrent_network()

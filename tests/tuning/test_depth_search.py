@@ -26,7 +26,7 @@ import tfresidual
 from tfresidual import networks, probes, tuning
 from tfresidual.tuning import depth_search
 
-pytestmark = pytest.mark.eager
+pytestmark = [pytest.mark.eager, pytest.mark.system]
 
 STAGE_METRICS = ("distance", "scaled_distance", "mean_perturbation", "mean_scaled_perturbation")
 
