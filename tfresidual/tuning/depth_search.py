@@ -32,6 +32,7 @@ from tfresidual.tuning.depth_oracle import (
     is_served,
 )
 from tfresidual.tuning.search_files import FAILURE_FILE, REMEDY
+from tfresidual.tuning.supervision import end_with_supervisor, was_started_before
 from tfresidual.tuning.trace import DEVIATION, STAGE_METRICS, outcomes_of, read_search, trace_of
 from tfresidual.tuning.warm_start import interleave
 from tfresidual.tuning.workers import (
@@ -39,11 +40,9 @@ from tfresidual.tuning.workers import (
     ChiefConnectionError,
     SearchError,
     check_environment,
-    end_with_supervisor,
     heartbeat,
     serve,
     wait_for_chief,
-    was_started_before,
 )
 
 if TYPE_CHECKING:
