@@ -15,7 +15,7 @@ import tfresidual as tfr
 from tfresidual import callbacks, probes
 from tfresidual.layers import ResidualUnit
 from tfresidual.machine.locks import LOCK, FolderInUseError
-from tfresidual.saved_model import writer
+from tfresidual.saved_model import pieces, signatures
 from tfresidual.saved_model.format import LAYOUT_FILE, series_of, series_path
 
 pytestmark = pytest.mark.eager
@@ -166,13 +166,14 @@ def count_exports(monkeypatch):
 
 def test_functions_are_compiled_once_for_the_series(tmp_path, monkeypatch):
     compiled = []
-    inner = writer._compiled
+    inner = pieces.compile_function
 
     def counted(function, *specs):
         compiled.append(names_in(tmp_path))
         return inner(function, *specs)
 
-    monkeypatch.setattr(writer, "_compiled", counted)
+    for module in (pieces, signatures):
+        monkeypatch.setattr(module, "compile_function", counted)
     model = network()
     fit(model, ExportForProbing(tmp_path), epochs=3)
     assert names_in(tmp_path) == of_epochs(1, 2, 3)

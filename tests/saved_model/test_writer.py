@@ -23,7 +23,7 @@ from reference.small_networks import BFLOAT16, functional_network, small_images,
 import tfresidual as tfr
 from tfresidual import probes
 from tfresidual.routing import Block, Chain, Stage, evaluate, routes
-from tfresidual.saved_model import writer
+from tfresidual.saved_model import pieces, signatures, writer
 from tfresidual.saved_model.format import LAYOUT_FILE
 from tfresidual.sources.exporting import export
 
@@ -493,7 +493,8 @@ def test_later_weights_are_exported_without_compiling_anew(tmp_path, monkeypatch
     net = small_network()
     chain = tfr.chain(net)
     export(chain, tmp_path / "one")
-    monkeypatch.setattr(writer, "_compiled", None)
+    for module in (pieces, signatures, writer):
+        monkeypatch.setattr(module, "compile_function", None)
     net.layers[1].kernel.assign(-2 * net.layers[1].kernel)
     export(chain, tmp_path / "two")
     outputs = [tfr.chain(tmp_path / name)(small_images()).numpy() for name in ("one", "two")]

@@ -974,9 +974,9 @@ def test_an_interrupted_supervisor_ends_all(tmp_path, left_running):
 
 def test_a_worker_that_does_not_want_to_end(tmp_path, monkeypatch, left_running):
     from tfresidual import tuning
-    from tfresidual.tuning import workers
+    from tfresidual.tuning import supervision
 
-    monkeypatch.setattr(workers, "GRACE", 0.5)
+    monkeypatch.setattr(supervision, "GRACE", 0.5)
     pids = str(tmp_path / "search-pids.txt")
     worker = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     worker += f"open({pids!r}, 'w').write(f'{{name}} {{os.getpid()}}\\n')\n"

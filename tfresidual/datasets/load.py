@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
 import math
-import pathlib
-import re
-import sys
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import tensorflow as tf
 
 from tfresidual.arguments import check_bool, check_choice, check_int, checked_path, is_int
-from tfresidual.datasets.augmentation import flip_and_crop
-from tfresidual.machine.console import progress_bar
-from tfresidual.machine.files import check_folder, damaged, is_full, no_room
-from tfresidual.machine.memory import check_fits
+from tfresidual.datasets.builders import digitclutter_builder, folder_of, public_builder, read_split
+from tfresidual.datasets.pipelines import (
+    epoch_counter,
+    fixed_pipeline,
+    in_memory,
+    training_pipeline,
+)
+from tfresidual.machine.files import check_folder
 
 if TYPE_CHECKING:
     from tfresidual.types import Dataset, DatasetName, Pixels, StrPath
@@ -231,13 +230,13 @@ def load(
 
     if data_dir is not None:
         checked_path("data_dir", data_dir)
-    check_folder("data_dir", _folder(data_dir))
+    check_folder("data_dir", folder_of(data_dir))
     if name == "digitclutter":
-        builder = _digitclutter(digits, train_size, validation_size, test_size, data_dir)
+        builder = digitclutter_builder(digits, train_size, validation_size, test_size, data_dir)
         held_out = f"validation[:{validation_size}]"
         mean, deviation = _STATISTICS[name][digits]
     else:
-        builder = _downloaded(name, data_dir, download)
+        builder = public_builder(name, _TITLES[name], data_dir, download)
         held_out = f"train[-{validation_size}:]"
         mean, deviation = _STATISTICS[name]
     if augment is None:
@@ -253,13 +252,13 @@ def load(
         return images, tf.cast(labels, tf.float32 if labels.shape.rank == 2 else tf.int64)
 
     def fixed(split):
-        return _fixed_pipeline(*_in_memory(*_read(builder, split)), batch_size, normalise)
+        return fixed_pipeline(*in_memory(*read_split(builder, split)), batch_size, normalise)
 
-    epoch = _epoch_counter()
-    images, labels = _in_memory(*_read(builder, f"train[:{train_size}]"))
-    train = _training_pipeline(images, labels, batch_size, epoch, seed, shuffle, augment, normalise)
+    epoch = epoch_counter()
+    images, labels = in_memory(*read_split(builder, f"train[:{train_size}]"))
+    train = training_pipeline(images, labels, batch_size, epoch, seed, shuffle, augment, normalise)
     train._tfresidual_epoch = epoch
-    train._tfresidual_plain = _fixed_pipeline(images, labels, batch_size, normalise)
+    train._tfresidual_plain = fixed_pipeline(images, labels, batch_size, normalise)
     test = fixed(f"test[:{test_size}]")
     if validation is None:
         return train, test
@@ -354,176 +353,3 @@ def sizes_of(name, train_size, validation, test_size):
             f"validation={validation!r}"
         )
     return train_size or available - held_out, held_out, test_size
-
-
-def _digitclutter(digits, train_size, validation_size, test_size, data_dir):
-    """Returns the builder of Digitclutter after drawing its images."""
-    from tfresidual.datasets.digitclutter import Digitclutter, DigitclutterConfig
-
-    drawn = train_size + 2 * max(validation_size, test_size)
-    check_fits(
-        # The images are read into memory as bytes.
-        drawn * 32 * 32,
-        "Arguments `train_size`, `validation` and `test_size` must fit into the memory of this "
-        "machine: the images",
-        f"train_size={train_size}, validation={validation_size}, test_size={test_size}",
-    )
-    config = DigitclutterConfig(
-        digits=int(digits),
-        train_size=train_size,
-        # At least as many as test images, so that requesting them later does not redraw everything.
-        validation_size=max(validation_size, test_size),
-        test_size=test_size,
-    )
-    with _damaged(_folder(data_dir, "digitclutter", config.name)):
-        builder = Digitclutter(config=config, data_dir=data_dir)
-    with _with_room(builder):
-        builder.download_and_prepare()
-    return builder
-
-
-def _downloaded(name, data_dir, download):
-    """Returns the builder of a public dataset whose files are on disk."""
-    import tensorflow_datasets as tfds
-
-    with _damaged(_folder(data_dir, name)):
-        builder = tfds.builder(name, data_dir=data_dir)
-    if builder.data_path.exists():
-        return builder
-    if not download:
-        where = "" if data_dir is None else f", data_dir={str(data_dir)!r}"
-        raise FileNotFoundError(
-            f"{_TITLES[name]} is not prepared: there is no {builder.data_path}. Pass "
-            f"download=True to `load`, or run `tfresidual data {name} --download`, or run the "
-            "following on a machine with an internet connection and copy the folder to this one: "
-            f'python -c "import tensorflow_datasets as tfds; tfds.load({name!r}{where})". '
-            f"Received: name={name!r}, data_dir={data_dir!r}"
-        )
-    # tensorflow-datasets prints to stdout, which is reserved for the caller's output, and would
-    # write progress bars into logs.
-    terminal = sys.stderr
-    bars = terminal if terminal.isatty() else io.StringIO()
-    with (
-        contextlib.redirect_stdout(terminal),
-        contextlib.redirect_stderr(bars),
-        _with_room(builder),
-    ):
-        builder.download_and_prepare()
-    return builder
-
-
-def _folder(data_dir, *names):
-    """Returns the folder in which tensorflow-datasets stores the data of these names."""
-    import tensorflow_datasets as tfds
-
-    return pathlib.Path(data_dir or tfds.core.constants.DATA_DIR).expanduser().joinpath(*names)
-
-
-@contextlib.contextmanager
-def _damaged(path):
-    """Reports errors of tensorflow-datasets on reading a folder as damaged or unreadable data."""
-    try:
-        yield
-    except (PermissionError, tf.errors.PermissionDeniedError) as error:
-        raise PermissionError(f"The data cannot be read. Received: path={str(path)!r}") from error
-    except Exception as error:
-        # tensorflow-datasets passes on errors of many kinds from its dependencies.
-        reason = re.sub(r"{{.*}}|\[Op:.*", "", getattr(error, "message", str(error)))
-        raise damaged(path, reason, "Remove the folder and prepare the data again") from error
-
-
-@contextlib.contextmanager
-def _with_room(builder):
-    """Reports errors of tensorflow-datasets that are caused by a full disk as such."""
-    try:
-        yield
-    except Exception as error:
-        if is_full(error):
-            raise no_room(builder.data_path, error) from error
-        raise
-
-
-def _read(builder, split):
-    """Reads a split into memory: images uint8 `[N, H, W, C]`; labels int64 `[N]`, or k-hot."""
-    with _damaged(builder.data_path):
-        return _read_all(builder, split)
-
-
-def _read_all(builder, split):
-    import tensorflow_datasets as tfds
-
-    config = tfds.ReadConfig(try_autocache=False, interleave_cycle_length=1)
-    dataset = builder.as_dataset(split=split, read_config=config).batch(1024)
-    batches = []
-    with progress_bar(f"Reading {builder.name} {split}", len(dataset)) as advance:
-        for batch in dataset.as_numpy_iterator():
-            batches.append(batch)
-            advance()
-    images = np.concatenate([batch["image"] for batch in batches])
-    if "label" in batches[0]:
-        return images, np.concatenate([batch["label"] for batch in batches]).astype(np.int64)
-    digits = np.concatenate([batch["digits"] for batch in batches])
-    return images, np.eye(10, dtype=np.uint8)[digits].sum(axis=1, dtype=np.uint8)
-
-
-def _in_memory(images, labels):
-    # tf.data runs on the CPU.
-    with tf.device("CPU:0"):
-        return tf.constant(images), tf.constant(labels)
-
-
-def _epoch_counter():
-    with tf.device("CPU:0"):
-        return tf.Variable(0, dtype=tf.int64, trainable=False, name="epoch")
-
-
-def _training_pipeline(images, labels, batch_size, epoch, seed, shuffle, augment, finish):
-    """Returns batches in a new order each epoch, augmented and passed through `finish`."""
-    count = len(images)
-    steps = math.ceil(count / batch_size)
-
-    def begin(_):
-        current = epoch.read_value()
-        epoch.assign_add(1)
-        return tf.stack([tf.constant(seed, tf.int64), current])
-
-    def places(epoch_seed):
-        order = tf.range(count)
-        if shuffle:
-            order = tf.random.experimental.stateless_shuffle(order, epoch_seed)
-        return tf.data.Dataset.range(steps).map(
-            lambda step: (
-                tf.random.fold_in(epoch_seed, step),
-                order[step * batch_size : (step + 1) * batch_size],
-            )
-        )
-
-    def batch(batch_seed, indices):
-        chosen = tf.gather(images, indices)
-        if augment:
-            chosen = flip_and_crop(chosen, batch_seed)
-        return finish(chosen, tf.gather(labels, indices))
-
-    return (
-        tf.data.Dataset.range(1)
-        .map(begin)
-        .flat_map(places)
-        .map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        .apply(tf.data.experimental.assert_cardinality(steps))
-        .prefetch(tf.data.AUTOTUNE)
-    )
-
-
-def _fixed_pipeline(images, labels, batch_size, finish):
-    """Returns batches in the order of the images, passed through `finish`."""
-    steps = math.ceil(len(images) / batch_size)
-
-    def batch(step):
-        here = slice(step * batch_size, (step + 1) * batch_size)
-        return finish(images[here], labels[here])
-
-    return (
-        tf.data.Dataset.range(steps)
-        .map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        .prefetch(tf.data.AUTOTUNE)
-    )

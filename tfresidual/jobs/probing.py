@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from tfresidual.jobs.settings import Settings
     from tfresidual.types import Frame, Pixels, StrPath
 
 SPLITS = ("train", "test")
@@ -80,6 +81,29 @@ def probe(
         ValueError: if an argument cannot be used, a network or another file is damaged, or the
             data does not fit a network.
     """
+    asked = _checked(target, names, folder, splits, images, changes, options, pixels)
+    with locked(asked.folder):
+        return _run(asked, console)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """What `probe` was asked for, after all checks; the `networks` are paths by epoch."""
+
+    target: pathlib.Path
+    networks: dict[int | None, pathlib.Path]
+    is_series: bool
+    names: list[str] | None
+    folder: pathlib.Path
+    splits: list[str]
+    images: int | None
+    settings: Settings
+    options: ProbeOptions
+    pixels: Pixels
+
+
+def _checked(target, names, folder, splits, images, changes, options, pixels):
+    """Returns the arguments of `probe` as an `_Asked`; raises its errors, and writes nothing."""
     names, splits = _listed(names) or None, _listed(splits)
     for name in names or ():
         if name not in ENTRIES:
@@ -104,59 +128,64 @@ def probe(
     settings = settings_for(target, next(iter(networks.values())), changes or {})
     folder = folder_of(target if series else networks[None]) if folder is None else folder
     folder = checked_path("folder", folder)
-    # An incomplete series leaves the complete frames of an earlier probe as they are.
-    written_to = folder / UNFINISHED if series else folder
     check_folder("folder", folder, UNFINISHED if series else "")
     options = dataclasses.replace(
         options,
         epsilon=settings.epsilon if options.epsilon is None else options.epsilon,
         seed=settings.seed if options.seed is None else options.seed,
     )
-    with locked(folder):
-        known = known_records(folder)
-        frames: dict[str, Frame] = {}
-        paths: dict[pathlib.Path, None] = {}
-        data, last = None, [*networks.values()][-1]
-        for epoch, path in networks.items():
-            say(console, f"opening {path}")
-            chain = sources.chain(path)
-            if data is None:
-                say(console, str(chain))
-            check_fit(chain, settings, path)
-            if data is None:
-                data = _data(settings, splits, images, pixels, console)
-                counts = {split: _count(part) for split, part in data.items()}
-                say(console, f"on {counts} images of {settings.data}, pixels {pixels}")
-                what = {
-                    "network": str(target),
-                    "tfresidual": metadata.version("tfresidual"),
-                    "data": settings.data,
-                    "images": counts,
-                    "pixels": pixels,
-                    "options": dataclasses.asdict(options),
-                }
-            for name in names or _measured_at_once(chain):
-                say(console, f"running {name}")
-                measured = ENTRIES[name].run(chain, data, options, console is not None)
-                # Only the last network of a series is drawn.
-                figures = study_figures(measured, options.epsilon) if path == last else {}
-                if epoch is not None:
-                    measured = _with_epoch(measured, epoch, frames)
-                # Written at once, so that an interruption loses only the current probe.
-                written_now = write_frames_and_figures(written_to, measured, figures, flat=True)
-                paths |= dict.fromkeys(written_now)
-                frames |= measured
-                if not series:
-                    paths[record(folder, known, measured, what)] = None
-        if series:
-            figures = study_figures(_by_epoch(frames), options.epsilon)
-            paths |= dict.fromkeys(write_frames_and_figures(written_to, {}, figures, flat=True))
-            paths = {path.replace(folder / path.name): None for path in paths}
-            paths[record(folder, known, frames, what)] = None
-            # Files that an interrupted run of other probes left there stay.
-            with contextlib.suppress(OSError):
-                written_to.rmdir()
-        return frames, list(paths)
+    return _Asked(
+        target, networks, bool(series), names, folder, splits, images, settings, options, pixels
+    )
+
+
+def _run(asked, console):
+    """Returns what `probe` returns; the folder is locked."""
+    known = known_records(asked.folder)
+    # An incomplete series leaves the complete frames of an earlier probe as they are.
+    written_to = asked.folder / UNFINISHED if asked.is_series else asked.folder
+    frames, paths = {}, {}
+    data, last = None, [*asked.networks.values()][-1]
+    for epoch, path in asked.networks.items():
+        say(console, f"opening {path}")
+        chain = sources.chain(path)
+        if data is None:
+            say(console, str(chain))
+        check_fit(chain, asked.settings, path)
+        if data is None:
+            data = _data(asked.settings, asked.splits, asked.images, asked.pixels, console)
+            counts = {split: _count(part) for split, part in data.items()}
+            say(console, f"on {counts} images of {asked.settings.data}, pixels {asked.pixels}")
+            what = {
+                "network": str(asked.target),
+                "tfresidual": metadata.version("tfresidual"),
+                "data": asked.settings.data,
+                "images": counts,
+                "pixels": asked.pixels,
+                "options": dataclasses.asdict(asked.options),
+            }
+        for name in asked.names or _measured_at_once(chain):
+            say(console, f"running {name}")
+            measured = ENTRIES[name].run(chain, data, asked.options, console is not None)
+            # Only the last network of a series is drawn.
+            figures = study_figures(measured, asked.options.epsilon) if path == last else {}
+            if epoch is not None:
+                measured = _with_epoch(measured, epoch, frames)
+            # Written at once, so that an interruption loses only the current probe.
+            written_now = write_frames_and_figures(written_to, measured, figures, flat=True)
+            paths |= dict.fromkeys(written_now)
+            frames |= measured
+            if not asked.is_series:
+                paths[record(asked.folder, known, measured, what)] = None
+    if asked.is_series:
+        figures = study_figures(_by_epoch(frames), asked.options.epsilon)
+        paths |= dict.fromkeys(write_frames_and_figures(written_to, {}, figures, flat=True))
+        paths = {path.replace(asked.folder / path.name): None for path in paths}
+        paths[record(asked.folder, known, frames, what)] = None
+        # Files that an interrupted run of other probes left there stay.
+        with contextlib.suppress(OSError):
+            written_to.rmdir()
+    return frames, list(paths)
 
 
 def _measured_at_once(chain):

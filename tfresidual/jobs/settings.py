@@ -200,28 +200,11 @@ def build(settings: Settings, blocks: tuple[int, ...] | None = None) -> networks
     }
     if settings.gamma is not None:
         kwargs["gamma_initializer"] = keras.initializers.Constant(settings.gamma)
-    unused = {"depth", "width"}
     if blocks is not None:
         check_any_depth(settings)
-    if settings.network == "resnet":
-        kwargs["widths"] = tuple(settings.width * 2**stage for stage in range(3))
-        if blocks is not None:
-            return networks.ResidualNetwork(blocks=blocks, name="resnet", **kwargs)
-        kwargs["depth"] = settings.depth or DEPTHS["resnet"]
-        unused = set()
-    elif settings.network == "hauser":
-        kwargs["blocks"] = blocks or settings.depth or DEPTHS["hauser"]
-        unused = {"width"}
-    elif settings.network == "resnet101":
-        kwargs["width"] = settings.width
-        kwargs["blocks"] = blocks or settings.depth or DEPTHS["resnet101"]
-        unused = set()
-    for name in unused:
-        if getattr(settings, name) != getattr(Settings, name):
-            raise ValueError(
-                f"Argument `{name}` must not be given: {settings.network} has its own. Received: "
-                f"{name}={getattr(settings, name)!r}"
-            )
+    kwargs |= _depth_and_width(settings, blocks)
+    if settings.network == "resnet" and blocks is not None:
+        return networks.ResidualNetwork(name="resnet", **kwargs)
     try:
         return getattr(networks, settings.network)(**kwargs)
     except TooLargeError as error:
@@ -229,6 +212,35 @@ def build(settings: Settings, blocks: tuple[int, ...] | None = None) -> networks
             "Arguments `depth` and `width` must fit into the memory of this machine: the weights "
             f"{error.amounts}. Received: depth={settings.depth!r}, width={settings.width!r}"
         ) from error
+
+
+def _depth_and_width(settings, blocks):
+    """Returns the arguments of a network that determine its depth and its width.
+
+    Args:
+        settings: a `Settings`.
+        blocks: the number of blocks of each stage, or `None`, as in `build`.
+
+    Raises:
+        ValueError: if the settings give a depth or a width to a network that has its own.
+    """
+    if settings.network == "resnet":
+        widths = tuple(settings.width * 2**stage for stage in range(3))
+        if blocks is not None:
+            return {"widths": widths, "blocks": blocks}
+        return {"widths": widths, "depth": settings.depth or DEPTHS["resnet"]}
+    if settings.network == "resnet101":
+        return {"width": settings.width, "blocks": blocks or settings.depth or DEPTHS["resnet101"]}
+    kwargs, unused = {}, ["depth", "width"]
+    if settings.network == "hauser":
+        kwargs, unused = {"blocks": blocks or settings.depth or DEPTHS["hauser"]}, ["width"]
+    for name in unused:
+        if getattr(settings, name) != getattr(Settings, name):
+            raise ValueError(
+                f"Argument `{name}` must not be given: {settings.network} has its own. Received: "
+                f"{name}={getattr(settings, name)!r}"
+            )
+    return kwargs
 
 
 def check_training_fits(network: networks.ResidualNetwork, settings: Settings) -> None:

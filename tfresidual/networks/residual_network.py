@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import types
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -148,140 +149,50 @@ class ResidualNetwork(keras.Model):
         dtype: DType | None = None,
         name: str = "residual_network",
     ) -> None:
-        widths = check_ints("widths", widths, at_least=1)
-        if not np.iterable(blocks):
-            blocks = [check_int("blocks", blocks, at_least=1)] * len(widths)
-        blocks = check_ints("blocks", blocks, at_least=1)
-        if len(blocks) != len(widths):
-            raise ValueError(
-                "Arguments `blocks` and `widths` must name the same number of stages. "
-                f"Received: blocks={blocks}, widths={widths}"
-            )
-        check_choice("transition", transition, TRANSITIONS)
-        check_choice("batch_norm", batch_norm, BATCH_NORMS)
-        check_choice("anchor", anchor, ANCHORS)
-        lipschitz = check_number("lipschitz", lipschitz, over=0, or_none=True)
-        share_from = check_int("share_from", share_from, at_least=0, or_none=True)
-        if share_from is None and batch_norm != "shared":
-            raise ValueError(
-                "Argument `batch_norm` must be given together with `share_from`: it says what "
-                "each application of a shared block has of its own. Received: "
-                f"batch_norm={batch_norm!r}, share_from=None"
-            )
-        bottleneck = check_bool("bottleneck", bottleneck)
-        recurrent_initialization = check_bool("recurrent_initialization", recurrent_initialization)
-        if gamma_initializer is None:
-            is_shared = share_from is not None and share_from < max(blocks) - 1
-            is_small = is_shared and batch_norm == "unshared"
-            gamma_initializer = keras.initializers.Constant(UNSHARED_GAMMA) if is_small else "ones"
-        classes = check_int("classes", classes, at_least=1)
-        data_format = data_format or keras.config.image_data_format()
-        if pooling != "global":
-            pooling = _checked_pooling(pooling)
-        input_shape = _checked_input_shape(input_shape, len(widths), pooling, data_format)
-        stem_width = check_int("stem_width", stem_width, at_least=1, or_none=True)
-        stem_width = stem_width or (widths[0] // 4 if bottleneck else widths[0])
-        if share_from is not None and share_from >= max(blocks):
-            raise ValueError(
-                "Argument `share_from` must be one of the blocks of a stage, counted from 0. "
-                f"Received: share_from={share_from}, blocks={blocks}"
-            )
-        channels = input_shape[-1 if data_format == "channels_last" else 0]
-        _check_size(channels, classes, blocks, widths, stem_width, bottleneck, share_from)
-        policy = keras.dtype_policies.get(dtype or keras.config.dtype_policy())
-        common = {"data_format": data_format, "dtype": policy}
-        axis = -1 if data_format == "channels_last" else 1
-
-        def activated(state, prefix):
-            state = BatchNormalization(axis=axis, dtype=policy, name=f"{prefix}_normalization")(
-                state
-            )
-            return keras.layers.ReLU(dtype=policy, name=f"{prefix}_relu")(state)
-
-        def unit(width, name, **kwargs):
-            return ResidualUnit(
-                width,
-                layout=layout,
-                bottleneck=bottleneck,
-                shortcut=shortcut,
-                gamma_initializer=gamma_initializer,
-                name=name,
-                **common,
-                **kwargs,
-            )
-
-        inputs = keras.Input(input_shape, name="images")
-        state = keras.layers.Conv2D(
-            stem_width, 3, padding="same", kernel_initializer="he_normal", name="stem", **common
-        )(inputs)
-        if layout not in PREACTIVATION_LAYOUTS:
-            state = activated(state, "stem")
-        for stage, (depth, width) in enumerate(zip(blocks, widths, strict=True), start=1):
-            prefix = f"stage{stage}"
-            if stage > 1 and transition == "convolution":
-                state = PointwiseConvolution(
-                    width,
-                    strides=2,
-                    kernel_initializer="he_normal",
-                    name=f"{prefix}_transition",
-                    **common,
-                )(state)
-            elif stage > 1 and transition == "average_pooling":
-                state = keras.layers.AveragePooling2D(2, name=f"{prefix}_transition", **common)(
-                    state
-                )
-            elif stage > 1 and transition == "downsampling_block":
-                state = unit(width, f"{prefix}_transition", strides=2, resize="zero_padding")(state)
-            shared, entry = None, state
-            for index in range(depth):
-                halves = stage > 1 and index == 0 and transition == "projection"
-                place = f"{prefix}_block{index}"
-                if halves or state.shape[axis] != width:
-                    state = entry = unit(width, place, strides=2 if halves else 1)(state)
-                    continue
-                block = unit(
-                    width, place, lipschitz=lipschitz, shares=shared, batch_norm=batch_norm
-                )
-                state = block(state) if anchor == "previous" else block(state, entry)
-                if shared is None and share_from is not None and index >= share_from:
-                    shared = block
-        if layout in PREACTIVATION_LAYOUTS:
-            state = activated(state, "head")
-        if pooling == "global":
-            state = keras.layers.GlobalAveragePooling2D(name="head_pooling", **common)(state)
-        else:
-            state = keras.layers.AveragePooling2D(pooling, name="head_pooling", **common)(state)
-            state = keras.layers.Flatten(
-                name="head_flatten", data_format=data_format, dtype=policy
-            )(state)
-        outputs = keras.layers.Dense(
-            classes,
-            activation=classifier_activation,
-            kernel_initializer="he_normal",
-            dtype="float32",
-            name="classifier",
-        )(state)
+        given = types.SimpleNamespace(
+            input_shape=input_shape,
+            classes=classes,
+            blocks=blocks,
+            widths=widths,
+            stem_width=stem_width,
+            layout=layout,
+            bottleneck=bottleneck,
+            shortcut=shortcut,
+            transition=transition,
+            pooling=pooling,
+            classifier_activation=classifier_activation,
+            gamma_initializer=gamma_initializer,
+            share_from=share_from,
+            batch_norm=batch_norm,
+            recurrent_initialization=recurrent_initialization,
+            lipschitz=lipschitz,
+            anchor=anchor,
+            data_format=data_format,
+            dtype=dtype,
+        )
+        checked = _checked(given)
+        inputs, outputs = _graph(checked)
         super().__init__(inputs, outputs, name=name)
-        self.dtype_policy = policy
+        self.dtype_policy = checked.dtype
 
-        self.classes: int = classes
-        self.blocks: tuple[int, ...] = blocks
-        self.widths: tuple[int, ...] = widths
-        self.stem_width: int = stem_width
-        self.layout: Layout = layout
-        self.bottleneck: bool = bottleneck
-        self.shortcut: ShortcutName | Shortcut | dict[str, Any] = shortcut
-        self.transition: Transition = transition
-        self.pooling: Literal["global"] | int = pooling
-        self.classifier_activation: str | Callable[..., Any] | None = classifier_activation
-        self.gamma_initializer: Initializer = gamma_initializer
-        self.share_from: int | None = share_from
-        self.batch_norm: BatchNorm = batch_norm
-        self.recurrent_initialization: bool = recurrent_initialization
-        self.lipschitz: float | None = lipschitz
-        self.anchor: Anchor = anchor
-        self.data_format: DataFormat = data_format
-        if recurrent_initialization:
+        self.classes: int = checked.classes
+        self.blocks: tuple[int, ...] = checked.blocks
+        self.widths: tuple[int, ...] = checked.widths
+        self.stem_width: int = checked.stem_width
+        self.layout: Layout = checked.layout
+        self.bottleneck: bool = checked.bottleneck
+        self.shortcut: ShortcutName | Shortcut | dict[str, Any] = checked.shortcut
+        self.transition: Transition = checked.transition
+        self.pooling: Literal["global"] | int = checked.pooling
+        self.classifier_activation: str | Callable[..., Any] | None = checked.classifier_activation
+        self.gamma_initializer: Initializer = checked.gamma_initializer
+        self.share_from: int | None = checked.share_from
+        self.batch_norm: BatchNorm = checked.batch_norm
+        self.recurrent_initialization: bool = checked.recurrent_initialization
+        self.lipschitz: float | None = checked.lipschitz
+        self.anchor: Anchor = checked.anchor
+        self.data_format: DataFormat = checked.data_format
+        if checked.recurrent_initialization:
             self._begin_equal()
 
     def _begin_equal(self):
@@ -435,6 +346,157 @@ class ResidualNetwork(keras.Model):
         network = cls(**config)
         network.trainable = trainable
         return network
+
+
+def _checked(given):
+    """Returns the arguments of a `ResidualNetwork` with all defaults filled in.
+
+    Args:
+        given: the arguments as attributes; they are changed in place.
+
+    Raises:
+        ValueError: if an argument is invalid.
+    """
+    given.widths = check_ints("widths", given.widths, at_least=1)
+    if not np.iterable(given.blocks):
+        given.blocks = [check_int("blocks", given.blocks, at_least=1)] * len(given.widths)
+    given.blocks = check_ints("blocks", given.blocks, at_least=1)
+    if len(given.blocks) != len(given.widths):
+        raise ValueError(
+            "Arguments `blocks` and `widths` must name the same number of stages. "
+            f"Received: blocks={given.blocks}, widths={given.widths}"
+        )
+    check_choice("transition", given.transition, TRANSITIONS)
+    check_choice("batch_norm", given.batch_norm, BATCH_NORMS)
+    check_choice("anchor", given.anchor, ANCHORS)
+    given.lipschitz = check_number("lipschitz", given.lipschitz, over=0, or_none=True)
+    given.share_from = check_int("share_from", given.share_from, at_least=0, or_none=True)
+    if given.share_from is None and given.batch_norm != "shared":
+        raise ValueError(
+            "Argument `batch_norm` must be given together with `share_from`: it says what "
+            "each application of a shared block has of its own. Received: "
+            f"batch_norm={given.batch_norm!r}, share_from=None"
+        )
+    given.bottleneck = check_bool("bottleneck", given.bottleneck)
+    given.recurrent_initialization = check_bool(
+        "recurrent_initialization", given.recurrent_initialization
+    )
+    if given.gamma_initializer is None:
+        is_shared = given.share_from is not None and given.share_from < max(given.blocks) - 1
+        is_small = is_shared and given.batch_norm == "unshared"
+        given.gamma_initializer = (
+            keras.initializers.Constant(UNSHARED_GAMMA) if is_small else "ones"
+        )
+    given.classes = check_int("classes", given.classes, at_least=1)
+    given.data_format = given.data_format or keras.config.image_data_format()
+    if given.pooling != "global":
+        given.pooling = _checked_pooling(given.pooling)
+    given.input_shape = _checked_input_shape(
+        given.input_shape, len(given.widths), given.pooling, given.data_format
+    )
+    given.stem_width = check_int("stem_width", given.stem_width, at_least=1, or_none=True)
+    if given.stem_width is None:
+        given.stem_width = given.widths[0] // (4 if given.bottleneck else 1)
+    if given.share_from is not None and given.share_from >= max(given.blocks):
+        raise ValueError(
+            "Argument `share_from` must be one of the blocks of a stage, counted from 0. "
+            f"Received: share_from={given.share_from}, blocks={given.blocks}"
+        )
+    channels = given.input_shape[-1 if given.data_format == "channels_last" else 0]
+    _check_size(
+        channels,
+        given.classes,
+        given.blocks,
+        given.widths,
+        given.stem_width,
+        given.bottleneck,
+        given.share_from,
+    )
+    given.dtype = keras.dtype_policies.get(given.dtype or keras.config.dtype_policy())
+    return given
+
+
+def _graph(checked):
+    """Returns the symbolic inputs and outputs of a network.
+
+    Args:
+        checked: the arguments of the network, see `_checked`.
+    """
+    data_format, policy = checked.data_format, checked.dtype
+    common = {"data_format": data_format, "dtype": policy}
+    axis = -1 if data_format == "channels_last" else 1
+
+    def activated(state, prefix):
+        state = BatchNormalization(axis=axis, dtype=policy, name=f"{prefix}_normalization")(state)
+        return keras.layers.ReLU(dtype=policy, name=f"{prefix}_relu")(state)
+
+    def unit(width, name, **kwargs):
+        return ResidualUnit(
+            width,
+            layout=checked.layout,
+            bottleneck=checked.bottleneck,
+            shortcut=checked.shortcut,
+            gamma_initializer=checked.gamma_initializer,
+            name=name,
+            **common,
+            **kwargs,
+        )
+
+    inputs = keras.Input(checked.input_shape, name="images")
+    state = keras.layers.Conv2D(
+        checked.stem_width, 3, padding="same", kernel_initializer="he_normal", name="stem", **common
+    )(inputs)
+    if checked.layout not in PREACTIVATION_LAYOUTS:
+        state = activated(state, "stem")
+    stages = zip(checked.blocks, checked.widths, strict=True)
+    for stage, (depth, width) in enumerate(stages, start=1):
+        prefix = f"stage{stage}"
+        if stage > 1 and checked.transition == "convolution":
+            state = PointwiseConvolution(
+                width,
+                strides=2,
+                kernel_initializer="he_normal",
+                name=f"{prefix}_transition",
+                **common,
+            )(state)
+        elif stage > 1 and checked.transition == "average_pooling":
+            state = keras.layers.AveragePooling2D(2, name=f"{prefix}_transition", **common)(state)
+        elif stage > 1 and checked.transition == "downsampling_block":
+            state = unit(width, f"{prefix}_transition", strides=2, resize="zero_padding")(state)
+        shared, entry = None, state
+        for index in range(depth):
+            halves = stage > 1 and index == 0 and checked.transition == "projection"
+            place = f"{prefix}_block{index}"
+            if halves or state.shape[axis] != width:
+                state = entry = unit(width, place, strides=2 if halves else 1)(state)
+                continue
+            block = unit(
+                width,
+                place,
+                lipschitz=checked.lipschitz,
+                shares=shared,
+                batch_norm=checked.batch_norm,
+            )
+            state = block(state) if checked.anchor == "previous" else block(state, entry)
+            if shared is None and checked.share_from is not None and index >= checked.share_from:
+                shared = block
+    if checked.layout in PREACTIVATION_LAYOUTS:
+        state = activated(state, "head")
+    if checked.pooling == "global":
+        state = keras.layers.GlobalAveragePooling2D(name="head_pooling", **common)(state)
+    else:
+        state = keras.layers.AveragePooling2D(checked.pooling, name="head_pooling", **common)(state)
+        state = keras.layers.Flatten(name="head_flatten", data_format=data_format, dtype=policy)(
+            state
+        )
+    outputs = keras.layers.Dense(
+        checked.classes,
+        activation=checked.classifier_activation,
+        kernel_initializer="he_normal",
+        dtype="float32",
+        name="classifier",
+    )(state)
+    return inputs, outputs
 
 
 def _checked_pooling(pooling):

@@ -70,18 +70,7 @@ def fixed_point(frame: Frame, mu: float | None = None) -> Figure:
             "linewidth": 1.3,
             "label": ", ".join(filter(None, (f"stage {stage}", split))),
         }
-        for axes, (metric, _) in zip(grid, _CURVES, strict=False):
-            axes.plot(rows["step"], rows[metric].where(rows[metric] > 0), **look)
-        grid[2].plot(rows["step"], rows["contraction"], **look)
-        grid[2].fill_between(
-            rows["step"],
-            rows["contraction"],
-            rows["largest_contraction"],
-            color=colour,
-            alpha=0.15,
-            linewidth=0,
-            gid=f"stage {stage}",
-        )
+        _draw_steps(grid, rows, look, stage)
         if mu is not None:
             _draw_slope(grid[0], rows, mu, colour)
     for axes, (metric, label) in zip(grid, _CURVES, strict=False):
@@ -103,6 +92,22 @@ def fixed_point(frame: Frame, mu: float | None = None) -> Figure:
     grid[2].set_ylim(bottom=min(0, grid[2].get_ylim()[0]))
     style.legend(figure, handles)
     return figure
+
+
+def _draw_steps(grid, rows, look, stage):
+    """Draws the steps of a stage: their size, what is left of the way, and the contraction."""
+    for axes, (metric, _) in zip(grid, _CURVES, strict=False):
+        axes.plot(rows["step"], rows[metric].where(rows[metric] > 0), **look)
+    grid[2].plot(rows["step"], rows["contraction"], **look)
+    grid[2].fill_between(
+        rows["step"],
+        rows["contraction"],
+        rows["largest_contraction"],
+        color=look["color"],
+        alpha=0.15,
+        linewidth=0,
+        gid=f"stage {stage}",
+    )
 
 
 def _draw_slope(axes, rows, mu, colour):

@@ -64,31 +64,7 @@ def training_curves(history: Frame, metrics: Iterable[str] | None = None) -> Fig
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, metric in zip(grid, panels, strict=False):
         style.clean_axes(axes)
-        drawn = [name for name in (metric, f"val_{metric}") if name in curves]
-        for name in drawn:
-            validation = name != metric
-            gaps = np.isnan(curves[name]).any()
-            axes.plot(
-                epochs,
-                curves[name],
-                color=style.VERMILION if validation else style.BLUE,
-                linestyle="--" if validation else "-",
-                linewidth=1.5,
-                marker="os"[validation] if len(epochs) <= 20 or gaps else None,
-                markersize=3.5,
-                label="validation" if validation else "training",
-            )
-        axes.axvline(epochs[best], color=style.INK, linewidth=0.9, linestyle=":", gid="best")
-        axes.plot(
-            epochs[best],
-            curves[drawn[-1]][best],
-            "o",
-            color="none",
-            markeredgecolor=style.INK,
-            markersize=9,
-            markeredgewidth=1.3,
-            gid="best",
-        )
+        drawn = _draw_metric(axes, metric, epochs, curves, best)
         _mark_drops(axes, drops, epochs)
         if style.log_scale_helps(np.concatenate([curves[name] for name in drawn])):
             style.log_scale(axes)
@@ -100,6 +76,47 @@ def training_curves(history: Frame, metrics: Iterable[str] | None = None) -> Fig
 
     style.legend(figure, _legend_handles(figure, epochs, best, best_of, curves, drops))
     return figure
+
+
+def _draw_metric(axes, metric, epochs, curves, best):
+    """Draws a metric for training and validation, and marks the best epoch.
+
+    Args:
+        axes: The axes.
+        metric: Name of the metric, without `val_`.
+        epochs: Array of the epochs.
+        curves: Dictionary of arrays, by name of the metric, also with `val_`.
+        best: Index of the best epoch.
+
+    Returns:
+        The list of the names that were drawn.
+    """
+    drawn = [name for name in (metric, f"val_{metric}") if name in curves]
+    for name in drawn:
+        validation = name != metric
+        gaps = np.isnan(curves[name]).any()
+        axes.plot(
+            epochs,
+            curves[name],
+            color=style.VERMILION if validation else style.BLUE,
+            linestyle="--" if validation else "-",
+            linewidth=1.5,
+            marker="os"[validation] if len(epochs) <= 20 or gaps else None,
+            markersize=3.5,
+            label="validation" if validation else "training",
+        )
+    axes.axvline(epochs[best], color=style.INK, linewidth=0.9, linestyle=":", gid="best")
+    axes.plot(
+        epochs[best],
+        curves[drawn[-1]][best],
+        "o",
+        color="none",
+        markeredgecolor=style.INK,
+        markersize=9,
+        markeredgewidth=1.3,
+        gid="best",
+    )
+    return drawn
 
 
 def _default_metrics(history):

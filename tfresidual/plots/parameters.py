@@ -202,20 +202,7 @@ def weight_deviations(frame: Frame) -> Figure:
     figure = style.new_figure(width, 4.2, "Weight deviations")
     axes = figure.subplots()
     style.clean_axes(axes, grid="y")
-    layers = list(dict.fromkeys(role.rpartition("/")[0] for role in roles))
-    # Kernels come first and have solid lines, because they hold most parameters.
-    variables = list(dict.fromkeys(role.rpartition("/")[2] for role in roles))
-    variables.sort(key=lambda name: name != "kernel")
-    colours = {
-        layer: _LAYER_COLOURS[number % len(_LAYER_COLOURS)] for number, layer in enumerate(layers)
-    }
-    markers = {
-        layer: _LAYER_MARKERS[number % len(_LAYER_MARKERS)] for number, layer in enumerate(layers)
-    }
-    lines = {
-        variable: _VARIABLE_LINES[number % len(_VARIABLE_LINES)]
-        for number, variable in enumerate(variables)
-    }
+    colours, markers, lines = _role_looks(roles)
     for role, number in place.items():
         layer, _, variable = role.rpartition("/")
         here = table[table["role"] == number]
@@ -251,3 +238,26 @@ def weight_deviations(frame: Frame) -> Figure:
     handles += [style.line_handle(name, linestyle=line) for name, line in lines.items()]
     style.legend(figure, handles)
     return figure
+
+
+def _role_looks(roles):
+    """Returns the colours and markers of layers, and the line styles of their variables, as dicts.
+
+    Args:
+        roles: list of str, such as "convolution1/kernel".
+    """
+    layers = list(dict.fromkeys(role.rpartition("/")[0] for role in roles))
+    # Kernels come first and have solid lines, because they hold most parameters.
+    variables = list(dict.fromkeys(role.rpartition("/")[2] for role in roles))
+    variables.sort(key=lambda name: name != "kernel")
+    colours = {
+        layer: _LAYER_COLOURS[number % len(_LAYER_COLOURS)] for number, layer in enumerate(layers)
+    }
+    markers = {
+        layer: _LAYER_MARKERS[number % len(_LAYER_MARKERS)] for number, layer in enumerate(layers)
+    }
+    lines = {
+        variable: _VARIABLE_LINES[number % len(_VARIABLE_LINES)]
+        for number, variable in enumerate(variables)
+    }
+    return colours, markers, lines

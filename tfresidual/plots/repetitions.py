@@ -49,24 +49,7 @@ def convergence_curves(readout: Frame, repeat_last_block: Frame) -> Figure:
         "Iterative convergent computation is not a useful inductive bias for ResNets", figures 6b
         and 6c.
     """
-    metrics = tuple(metric for metric, _ in _CURVES)
-    blocks = frames.keyed_values(readout, ("stage", "block"), metrics, "readout")
-    repeated = frames.keyed_values(
-        repeat_last_block, ("stage", "repetition"), metrics, "repeat_last_block"
-    )
-    frames.require_same_splits({"readout": blocks, "repeat_last_block": repeated})
-    lengths = blocks.groupby("stage")["block"].max() + 1
-    surplus = sorted(set(repeated["stage"]) - set(lengths.index))
-    if surplus:
-        raise ValueError(
-            "Argument `repeat_last_block` must hold only stages of `readout`, which shows how "
-            f"many blocks they have. Received: stages {surplus!r} besides "
-            f"{lengths.index.tolist()!r}"
-        )
-    blocks["applied"] = blocks["block"] + 1
-    repeated = repeated[repeated["repetition"] > 0]
-    repeated = repeated.assign(applied=repeated["stage"].map(lengths) + repeated["repetition"])
-
+    blocks, repeated, lengths = _applied_blocks(readout, repeat_last_block)
     looks = style.stage_looks(lengths.index)
     splits = frames.order_splits(blocks["split"])
     lines = style.split_lines(splits)
@@ -111,6 +94,31 @@ def convergence_curves(readout: Frame, repeat_last_block: Frame) -> Figure:
     )
     style.legend(figure, handles)
     return figure
+
+
+def _applied_blocks(readout, repeat_last_block):
+    """Returns the values of both frames of `convergence_curves`, and the lengths of the stages.
+
+    The tables have a column `applied`, the number of blocks applied; repetition 0 is left out.
+    """
+    metrics = tuple(metric for metric, _ in _CURVES)
+    blocks = frames.keyed_values(readout, ("stage", "block"), metrics, "readout")
+    repeated = frames.keyed_values(
+        repeat_last_block, ("stage", "repetition"), metrics, "repeat_last_block"
+    )
+    frames.require_same_splits({"readout": blocks, "repeat_last_block": repeated})
+    lengths = blocks.groupby("stage")["block"].max() + 1
+    surplus = sorted(set(repeated["stage"]) - set(lengths.index))
+    if surplus:
+        raise ValueError(
+            "Argument `repeat_last_block` must hold only stages of `readout`, which shows how "
+            f"many blocks they have. Received: stages {surplus!r} besides "
+            f"{lengths.index.tolist()!r}"
+        )
+    blocks["applied"] = blocks["block"] + 1
+    repeated = repeated[repeated["repetition"] > 0]
+    repeated = repeated.assign(applied=repeated["stage"].map(lengths) + repeated["repetition"])
+    return blocks, repeated, lengths
 
 
 def _mark_lengths(axes, lengths, looks):

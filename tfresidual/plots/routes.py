@@ -56,16 +56,7 @@ def route_errors(
         raise ValueError(
             f"Argument `chance` must be an error above 0, at most 1, or None. Received: {chance!r}"
         )
-    tables = {
-        "readout": frames.keyed_values(readout, ("stage", "block"), ("error",), "readout"),
-        "drop_blocks": frames.keyed_values(
-            drop_blocks, ("stage", "block"), ("error", "unperturbed_error"), "drop_blocks"
-        ),
-        "repeat_last_block": frames.keyed_values(
-            repeat_last_block, ("stage", "repetition"), ("error",), "repeat_last_block"
-        ),
-    }
-    frames.require_same_splits(tables)
+    tables = _route_tables(readout, drop_blocks, repeat_last_block)
     panels = (
         ("convergence", tables["readout"], "block", 1, "number of evaluated blocks"),
         ("recurrence", tables["drop_blocks"], "block", 0, "dropped block"),
@@ -87,19 +78,8 @@ def route_errors(
         for axes, (name, table, key, first, label) in zip(row, panels, strict=True):
             style.clean_axes(axes)
             _stage_lines(axes, table[table["split"] == split], key, first, looks)
-            if np.isfinite(unperturbed[split]):
-                axes.axhline(
-                    unperturbed[split],
-                    color=style.INK,
-                    linewidth=1.0,
-                    linestyle=":",
-                    gid="unperturbed",
-                )
             level = chances.get(split, chances.get(None))
-            if level is not None:
-                axes.axhline(
-                    level, color=style.INK, linewidth=1.0, linestyle=(0, (6, 3)), gid="chance"
-                )
+            _reference_lines(axes, unperturbed[split], level)
             style.panel_title(axes, name, split)
             style.whole_numbers(axes.xaxis, bins=8)
             if split == splits[-1]:
@@ -120,6 +100,29 @@ def route_errors(
         handles.append(style.line_handle("chance", linestyle=(0, (6, 3)), color=style.INK))
     style.legend(figure, handles)
     return figure
+
+
+def _route_tables(readout, drop_blocks, repeat_last_block):
+    """Returns the values of the frames of `route_errors`, by the name of the argument."""
+    tables = {
+        "readout": frames.keyed_values(readout, ("stage", "block"), ("error",), "readout"),
+        "drop_blocks": frames.keyed_values(
+            drop_blocks, ("stage", "block"), ("error", "unperturbed_error"), "drop_blocks"
+        ),
+        "repeat_last_block": frames.keyed_values(
+            repeat_last_block, ("stage", "repetition"), ("error",), "repeat_last_block"
+        ),
+    }
+    frames.require_same_splits(tables)
+    return tables
+
+
+def _reference_lines(axes, unperturbed, chance):
+    """Draws the error of the unperturbed network if it is finite, and that of guessing if known."""
+    if np.isfinite(unperturbed):
+        axes.axhline(unperturbed, color=style.INK, linewidth=1.0, linestyle=":", gid="unperturbed")
+    if chance is not None:
+        axes.axhline(chance, color=style.INK, linewidth=1.0, linestyle=(0, (6, 3)), gid="chance")
 
 
 def _stage_lines(axes, rows, key, first, looks):

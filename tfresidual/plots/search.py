@@ -181,7 +181,6 @@ def _draw_rule_panel(axes, table, column, looks, size, rule, label, span=_SPAN):
         label: Label of the value axis.
         span: Factor between values above which the value axis is logarithmic.
     """
-    bound, name = rule
     measured = table[table["state"].isin((_MEETS, _DOES_NOT, _NOT_MEASURED))]
     measured = measured[(measured["measured_blocks"] > 0) & measured[column].notna()]
     style.axis_labels(axes, below="measured blocks L of the stage")
@@ -211,15 +210,28 @@ def _draw_rule_panel(axes, table, column, looks, size, rule, label, span=_SPAN):
             )
     _draw_states(axes, measured, measured["measured_blocks"], column, looks, size)
 
-    left, right = _block_axis(axes, measured["measured_blocks"])
+    _, right = _block_axis(axes, measured["measured_blocks"])
     ends = np.array([measured["measured_blocks"].min(), right])
-    values = [measured[column].to_numpy(), bound(ends)]
+    values = [measured[column].to_numpy(), rule[0](ends)]
     if column == "scaled_distance":
         deviations = measured["deviation"].fillna(0.0)
         values.append((measured[column] + deviations).to_numpy())
         values.append((measured[column] - deviations).clip(measured[column].min() / 2).to_numpy())
     if _value_axis(axes, np.concatenate(values), span):
         label += " (log scale)"
+    _draw_rule(axes, *rule)
+    style.axis_labels(axes, beside=label)
+
+
+def _draw_rule(axes, bound, name):
+    """Draws the limit that the rule sets, and shades what meets it, on axes that have their limits.
+
+    Args:
+        axes: The axes, with blocks on the horizontal one.
+        bound: Function from blocks to the largest value that meets the rule.
+        name: Name of the line.
+    """
+    left, right = axes.get_xlim()
     blocks = np.linspace(left, right, 400)
     if axes.get_xscale() == "log":
         blocks = np.geomspace(left, right, 400)
@@ -242,7 +254,6 @@ def _draw_rule_panel(axes, table, column, looks, size, rule, label, span=_SPAN):
         annotation_clip=False,
     )
     style.panel_title(axes, "shaded: the rule is met")
-    style.axis_labels(axes, beside=label)
 
 
 def _draw_states(axes, rows, places, column, looks, size):

@@ -5,16 +5,12 @@ TensorFlow only.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import gc
-import itertools
 import json
 import os
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-import numpy as np
 import tensorflow as tf
 
 from tfresidual.machine.files import (
@@ -22,21 +18,11 @@ from tfresidual.machine.files import (
     no_room,
     replacing_folder,
 )
-from tfresidual.routing import Stage
 from tfresidual.routing.agreement import check_agreement, sample_images
-from tfresidual.routing.block_values import block_values
-from tfresidual.routing.outputs import LOGITS, OUTPUTS, named_outputs
-from tfresidual.saved_model.format import (
-    FORMAT,
-    HEAD,
-    LAYOUT_FILE,
-    LOSS,
-    SERVE,
-    STEM,
-    block_name,
-    is_saved_model,
-    transition_name,
-)
+from tfresidual.routing.outputs import OUTPUTS, named_outputs
+from tfresidual.saved_model.format import FORMAT, LAYOUT_FILE, SERVE, is_saved_model
+from tfresidual.saved_model.pieces import compile_function, cut_chain, images_of, variables_of
+from tfresidual.saved_model.signatures import signatures_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,8 +34,6 @@ SAVED_MODEL_FILES = {
     *("saved_model.pb", "fingerprint.pb", "keras_metadata.pb"),
     *("variables", "assets", "assets.extra"),
 }
-# Kinds of labels.
-INDICES, ROWS = "indices", "rows"
 
 
 def write(chain: Chain, path: Path, probing: bool = True) -> None:
@@ -174,9 +158,9 @@ def _holder(handle):
 
 def _to_serve(chain):
     root = tf.Module()
-    images = _images_of(chain)
-    serve = _compiled(lambda images: {OUTPUTS: chain(images)}, images)
-    root.variables_of_network = _variables([serve])
+    images = images_of(chain)
+    serve = compile_function(lambda images: {OUTPUTS: chain(images)}, images)
+    root.variables_of_network = variables_of([serve])
     _compare(chain, chain)
     return root, {SERVE: serve}, _header(chain, probing=False)
 
@@ -197,12 +181,12 @@ def _with_probes(chain):
     # Kept on the chain, so that a series of exports compiles nothing twice.
     key = ("export", chain.input_shape)
     if key not in chain.compiled:
-        twin, pieces, labels_taken = _cut(chain)
+        twin, pieces, labels_taken = cut_chain(chain)
         root = tf.Module()
         root.pieces = pieces
         root.parameters = [_variable(weight) for weight in parameters.values()]
-        root.variables_of_network = _variables(pieces.values())
-        chain.compiled[key] = twin, root, pieces, _signatures(twin, labels_taken)
+        root.variables_of_network = variables_of(pieces.values())
+        chain.compiled[key] = twin, root, pieces, signatures_of(twin, labels_taken)
     twin, root, pieces, signatures = chain.compiled[key]
     _compare(chain, twin)
     layout = _header(chain, probing=True) | {
@@ -258,281 +242,6 @@ def _floats(values):
     return {name: float(value) for name, value in values.items()}
 
 
-# The chain, cut into compiled functions
-
-
-def _cut(chain):
-    """Returns the chain made of compiled functions, these by name, and the labels the loss takes.
-
-    Stages and blocks are numbered by their place, as the reader numbers them.
-    """
-    pieces = {}
-
-    def cut(name, function, *specs):
-        # The lambda gives the function parameters that TensorFlow can write.
-        pieces[name] = _compiled(lambda *tensors: function(*tensors), *specs)
-        return pieces[name], _result(pieces[name])
-
-    stem, state = cut(STEM, chain.stem, _images_of(chain))
-    stages = []
-    for index, stage in enumerate(chain.stages, start=1):
-        transition = None
-        if stage.transition is not None:
-            name = transition_name(index)
-            transition, state = cut(name, stage.transition, state)
-        anchor, blocks = state, []
-        for place, block in enumerate(stage.blocks):
-            block = dataclasses.replace(block, stage=index, index=place)
-            functions, state = _cut_block(block, state, anchor, cut)
-            anchor = anchor if block.keeps_shape else state
-            blocks.append(dataclasses.replace(block, **functions))
-        stages.append(Stage(index, tuple(blocks), transition))
-    head, values = cut(HEAD, lambda state: named_outputs(chain.head(state)), state)
-    labels_taken = _labels_taken(chain, head)
-    if getattr(chain.loss, "description", None) is None:
-        given = [_result(head, name) for name in values]
-        for name, labels in labels_taken.items():
-            cut(f"{LOSS}/{name}", _loss_of(chain, list(values)), labels, *given)
-    twin = dataclasses.replace(
-        chain,
-        stem=stem,
-        stages=tuple(stages),
-        head=lambda state: _without_logits(head(state)),
-        prepare=None,
-        compiled={},
-    )
-    return twin, pieces, labels_taken
-
-
-def _cut_block(block, state, anchor, cut):
-    """Returns the compiled functions of a block by field name, and the spec of its next state."""
-
-    def name(part):
-        return block_name(block.stage, block.index, part)
-
-    takes = (state, anchor) if block.takes_anchor else (state,)
-    apply, after = cut(name("apply"), block.apply, *takes)
-    functions = {"apply": apply}
-    if block.join is not None:
-        branch, of_branch = cut(name("branch"), block.branch, state)
-        join, _ = cut(name("join"), block.join, takes[-1], of_branch)
-        functions |= {"branch": branch, "join": join}
-    return functions, after
-
-
-def _compiled(function, *specs):
-    compiled = tf.function(function, input_signature=specs, autograph=False)
-    compiled.get_concrete_function()
-    return compiled
-
-
-def _loss_of(chain, names):
-    """Returns the loss as a function of labels and of the values of the head with these names."""
-
-    def of_outputs(labels, outputs):
-        return chain.loss(labels, outputs)
-
-    def of_outputs_and_logits(labels, *values):
-        return chain.loss(labels, _without_logits(dict(zip(names, values, strict=True))))
-
-    return of_outputs if names == [OUTPUTS] else of_outputs_and_logits
-
-
-def _images_of(chain):
-    return tf.TensorSpec([None, *chain.input_shape], tf.float32, name="images")
-
-
-def _result(function, name=None):
-    """Returns the `tf.TensorSpec` of the result of a compiled function, or the dict of results."""
-    results = function.get_concrete_function().structured_outputs
-    result = results if name is None else results[name]
-    return result if isinstance(result, dict) else tf.TensorSpec(result.shape, result.dtype)
-
-
-def _without_logits(values):
-    outputs = values[OUTPUTS]
-    if LOGITS in values:
-        outputs._keras_logits = values[LOGITS]
-    return outputs
-
-
-def _possible_labels(chain, outputs):
-    """Returns the possible specs of labels by kind, the usual kind for such outputs first."""
-    has_classes = chain.outputs in ("probabilities", "logits") and outputs.shape[-1] != 1
-    # Without classes, one number per image may also be a value or a share.
-    of_index = tf.int64 if has_classes else tf.float32
-    possible = {
-        INDICES: tf.TensorSpec([None], of_index, name="labels"),
-        ROWS: tf.TensorSpec([None, *outputs.shape[1:]], tf.float32, name="labels"),
-    }
-    return possible if has_classes else dict(reversed(possible.items()))
-
-
-def _labels_taken(chain, head):
-    """Returns the possible labels for which the loss gives one number for each image.
-
-    A trace does not show this, because unknown sizes match each other. The loss is therefore tried
-    on a number of images that differs from the size of every other axis.
-
-    Args:
-        chain: a `tfresidual.routing.Chain`.
-        head: its compiled head, which returns values by the names of `named_outputs`.
-    """
-    names = list(_result(head))
-    given = [_result(head, name) for name in names]
-    loss = _loss_of(chain, names)
-    possible = _possible_labels(chain, given[0])
-    images = next(size for size in itertools.count(2) if size not in given[0].shape)
-
-    def filled(spec, value):
-        sizes = [images, *(size or images + 1 for size in spec.shape[1:])]
-        return tf.cast(tf.fill(sizes, value), spec.dtype)
-
-    def is_taken(labels):
-        try:
-            compiled = _compiled(lambda *tensors: loss(*tensors), labels, *given)
-            losses = compiled(filled(labels, 0.0), *(filled(spec, 0.5) for spec in given))
-            return tuple(losses.shape) == (images,)
-        except Exception:
-            # A loss written by a user may raise any error on labels that it was not made for.
-            return False
-
-    return {kind: labels for kind, labels in possible.items() if is_taken(labels)}
-
-
-def _variables(functions):
-    """Returns all variables that compiled functions read, each of them once."""
-    found = {}
-    for function in functions:
-        for variable in function.get_concrete_function().variables:
-            found.setdefault(id(variable), variable)
-    return list(found.values())
-
-
 def _variable(weight):
     """Returns the TensorFlow variable inside a Keras variable."""
     return weight if isinstance(weight, tf.Variable) else weight.value
-
-
-# The signatures
-
-
-def _signatures(chain, labels_taken):
-    images = _images_of(chain)
-    number = {name: tf.TensorSpec([], tf.int32, name=name) for name in ("stage", "block", "times")}
-    scale = tf.TensorSpec([], tf.float32, name="scale")
-    every = tf.TensorSpec([len(chain.blocks)], tf.int32, name="applications")
-    run = _Routes(chain)
-    serve = _compiled(lambda images: {OUTPUTS: chain(images)}, images)
-    signatures = {
-        SERVE: serve,
-        "states": _compiled(lambda images: _states(chain, images), images),
-        "route": _compiled(run.route, images, every),
-        "readout": _compiled(run.readout, images, number["stage"], number["block"]),
-        "repeat_last_block": _compiled(
-            run.repeat_last_block, images, number["stage"], number["times"], scale
-        ),
-    }
-    labels = next(iter(labels_taken.values()), None)
-    if chain.outputs != "values" and labels is not None:
-        # If the loss has no gradient, this signature is left out.
-        with contextlib.suppress(ValueError, LookupError):
-            signatures["block_metrics"] = _compiled(
-                lambda images, labels: block_values(chain, images, labels), images, labels
-            )
-    return signatures
-
-
-def _states(chain, images):
-    state = chain.stem(images)
-    pairs, _ = chain.walk(state)
-    after = {
-        f"stage{block.stage}/block{block.index}": after
-        for block, (_, after) in zip(chain.blocks, pairs, strict=True)
-    }
-    return {STEM: state} | after
-
-
-class _Routes:
-    """Routes through a chain, all computed by one graph whose inputs determine the route."""
-
-    def __init__(self, chain):
-        self.chain = chain
-        blocks = chain.blocks
-        self.stages = np.array([block.stage for block in blocks], np.int32)
-        self.indices = np.array([block.index for block in blocks], np.int32)
-        self.keeps_shape = np.array([block.keeps_shape for block in blocks])
-        exits = {(stage.index, block) for stage in chain.stages for block in stage.exits}
-        self.is_exit = np.array([(block.stage, block.index) in exits for block in blocks])
-        self.can_repeat = np.array([stage.can_repeat for stage in chain.stages])
-        counts = tf.TensorSpec([len(blocks)], tf.int32)
-        repeats = tf.TensorSpec([len(chain.stages)], tf.int32)
-        images, scale = _images_of(chain), tf.TensorSpec([], tf.float32)
-        self.run = _compiled(self._run, images, counts, repeats, scale)
-
-    def route(self, images, applications):
-        is_possible = (applications >= 0) & (self.keeps_shape | (applications == 1))
-        _check(
-            tf.reduce_all(is_possible),
-            "`applications` must be 0 or more for each block, and 1 for blocks that change the "
-            "shape of the state",
-            applications,
-        )
-        return self._outputs(images, applications)
-
-    def readout(self, images, stage, block):
-        is_place = (self.stages == stage) & (self.indices == block) & self.is_exit
-        _check(
-            tf.reduce_any(is_place),
-            "`stage` (from 1) and `block` (from 0) must name a block after which the stage can be "
-            "left",
-            tf.stack([stage, block]),
-        )
-        is_left = (self.stages == stage) & (self.indices > block)
-        return self._outputs(images, 1 - tf.cast(is_left, tf.int32))
-
-    def repeat_last_block(self, images, stage, times, scale):
-        is_stage = np.arange(1, 1 + len(self.can_repeat), dtype=np.int32) == stage
-        _check(
-            tf.reduce_any(is_stage & self.can_repeat) & (times >= 0),
-            "`stage` (from 1) must be one whose last block keeps the shape of the state, and "
-            "`times` 0 or more",
-            tf.stack([stage, times]),
-        )
-        applications = tf.ones([len(self.stages)], tf.int32)
-        return self._outputs(images, applications, tf.where(is_stage, times, 0), scale)
-
-    def _outputs(self, images, applications, repeats=None, scale=1.0):
-        if repeats is None:
-            repeats = tf.zeros([len(self.can_repeat)], tf.int32)
-        return {OUTPUTS: self.run(images, applications, repeats, tf.convert_to_tensor(scale))}
-
-    def _run(self, images, applications, repeats, scale):
-        chain = self.chain
-        counts = iter(tf.unstack(applications))
-        state = chain.stem(images)
-        for stage, extra in zip(chain.stages, tf.unstack(repeats), strict=True):
-            state = anchor = state if stage.transition is None else stage.transition(state)
-            for block in stage.blocks:
-                count = next(counts)
-                if block.keeps_shape:
-                    state = _repeated(block, state, anchor, count)
-                else:
-                    state = anchor = block(state, anchor)
-            if stage.can_repeat:
-                state = _repeated(stage.blocks[-1], state, anchor, extra, scale)
-        return chain.head(state)
-
-
-def _repeated(block, state, anchor, count, scale=None):
-    """Applies a block `count` times; a loop that is not entered costs nothing."""
-
-    def once(place, state):
-        return place + 1, block(state, anchor, scale)
-
-    _, state = tf.while_loop(lambda place, _: place < count, once, (0, state))
-    return state
-
-
-def _check(is_right, message, value):
-    tf.debugging.Assert(is_right, [f"Arguments must be valid: {message}. Received:", value])

@@ -7,117 +7,27 @@ together are the branch.
 """
 
 import collections
-import dataclasses
 import functools
-import inspect
-import itertools
-import math
-import re
 
 import keras
 from keras import ops
 
-from tfresidual.layers import ResidualUnit
-from tfresidual.layers.residual_unit import PARAMETERS
-from tfresidual.layers.shortcuts import SHORTCUTS
 from tfresidual.routing.chain import Block, Chain, Stage
 from tfresidual.routing.losses import loss_of
-from tfresidual.sources.graph import (
-    Entry,
-    Graph,
-    Node,
-    graph_of,
-    is_of_keras,
-    reference_of,
-    replay,
-    replayed,
+from tfresidual.sources.blocks import (
+    blocks_of,
+    is_unit,
+    join_gaps,
+    other_anchor,
+    path_to,
+    shortcut_of_unit,
+    trunk_of,
 )
+from tfresidual.sources.graph import graph_of, reference_of, replay, replayed
 from tfresidual.sources.masks import check_masks
+from tfresidual.sources.notes import is_opaque, no_block, notes_of, other_additions
 from tfresidual.sources.outputs import kind_of, last_operation, outputs_of
-
-# Layers that have weights but, like layers without weights, do not separate blocks: normalizations
-# and activations.
-PLAIN = (
-    keras.layers.BatchNormalization,
-    keras.layers.GroupNormalization,
-    keras.layers.LayerNormalization,
-    keras.layers.Normalization,
-    keras.layers.PReLU,
-    keras.layers.RMSNormalization,
-    keras.layers.UnitNormalization,
-)
-# Layers that do nothing at inference.
-SILENT = (
-    keras.layers.ActivityRegularization,
-    keras.layers.AlphaDropout,
-    keras.layers.Dropout,
-    keras.layers.GaussianDropout,
-    keras.layers.GaussianNoise,
-    keras.layers.Identity,
-    keras.layers.SpatialDropout1D,
-    keras.layers.SpatialDropout2D,
-    keras.layers.SpatialDropout3D,
-)
-# The names of weights of Keras layers that are not learned.
-STATISTICS = ("moving_mean", "moving_variance", "mean", "variance", "count", "vector_u")
-IDENTITY = "identity"
-PROJECTION = "projection"
-RESAMPLING = "resampling"
-WEIGHTLESS = "weightless"
-TWO_BRANCHES = "two branches"
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Place:
-    """A place on the trunk.
-
-    Attributes:
-        index: int, the index of the node just before it; -1 for the input.
-        tensor: `keras.KerasTensor`, the only one that passes this place.
-    """
-
-    index: int
-    tensor: keras.KerasTensor
-
-
-@dataclasses.dataclass(eq=False)
-class _FoundBlock:
-    """A block in the graph.
-
-    Attributes:
-        begin: the `_Place` where the branch begins.
-        end: the `_Place` of the addition.
-        shortcut: str, see `tfresidual.routing.Block`.
-        carried: the `keras.KerasTensor` at the end of the shortcut, or `None` if the block is a
-            unit, or if shortcut and branch cannot be told apart.
-        branches: the tensors that are added to `carried`, as a tuple; empty if `carried` is
-            `None`.
-        sums: tuple of the `Node`s that add them, or of the node of the unit.
-        unit: the `ResidualUnit` that is the whole block, or `None`.
-        anchor: the `keras.KerasTensor` that the unit joins its branch to, or `None`.
-        before: the `_Place` of the state that the block takes, at `begin` or before it.
-        after: the `_Place` of the state that the block returns, at `end` or later.
-        transition_from: the `_Place` after the previous block, if a transition leads from there
-            to `before`; otherwise `None`.
-    """
-
-    begin: _Place
-    end: _Place
-    shortcut: str
-    carried: keras.KerasTensor | None = None
-    branches: tuple[keras.KerasTensor, ...] = ()
-    sums: tuple[Node, ...] = ()
-    unit: ResidualUnit | None = None
-    anchor: keras.KerasTensor | None = None
-    before: _Place | None = None
-    after: _Place | None = None
-    transition_from: _Place | None = None
-
-    @property
-    def adds_to_state(self):
-        """Whether the branch is added to the state or, in a unit, to a tensor of its shape."""
-        is_identity = self.shortcut == IDENTITY
-        return is_identity if self.unit is None else self.unit.resizing is None
+from tfresidual.sources.weights import parameters_of, weights_by_role
 
 
 def functional_chain(model):
@@ -155,22 +65,22 @@ def functional_chain(model):
     """
     graph = graph_of(model)
     last = last_operation(graph)
-    trunk = _trunk(graph)
-    found = list(_blocks(graph, trunk))
-    additions = _other_additions(graph, found)
+    trunk = trunk_of(graph)
+    found = list(blocks_of(graph, trunk))
+    additions = other_additions(graph, found)
     opaque = collections.defaultdict(list)
-    for node in filter(_is_opaque, graph.nodes):
+    for node in filter(is_opaque, graph.nodes):
         opaque[type(node.operation).__name__].append(node.operation.name)
     if not found:
         if additions:
             # A layer may take its mask as an argument, which bypasses the trunk.
             everywhere = [(i, made) for i, node in enumerate(graph.nodes) for made in node.outputs]
             check_masks(model, graph, everywhere)
-        raise _no_block(graph, model, additions, opaque)
-    _join_gaps(graph, trunk, found)
+        raise no_block(graph, model, additions, opaque)
+    join_gaps(graph, trunk, found)
     check_masks(model, graph, _borders(found))
     axis = 1 if _is_channels_first(graph) else -1
-    prepare = preparation(node.operation for node in graph.nodes if _is_unit(node))
+    prepare = preparation(node.operation for node in graph.nodes if is_unit(node))
     if prepare is not None:
         prepare()
     return Chain(
@@ -181,10 +91,10 @@ def functional_chain(model):
         loss=loss_of(model, kind_of(model, last)),
         input_shape=tuple(model.inputs[0].shape[1:]),
         outputs=outputs_of(model, last) if len(graph.output.shape) == 2 else "values",
-        weights=_parameters(graph.nodes),
+        weights=parameters_of(graph.nodes),
         prepare=prepare,
         reference=reference_of(model),
-        notes=_notes(additions, opaque),
+        notes=notes_of(additions, opaque),
     )
 
 
@@ -197,7 +107,7 @@ def unit_parts(unit, takes_anchor):
         "takes_anchor": takes_anchor,
         "weights": unit.weights_by_role(),
         "lipschitz": None if unit.lipschitz is None else unit.lipschitz_bound,
-        "shortcut": _shortcut_of_unit(unit),
+        "shortcut": shortcut_of_unit(unit),
     }
 
 
@@ -214,254 +124,6 @@ def preparation(units):
             unit.converge()
 
     return converge if bounded else None
-
-
-def _shortcut_of_unit(unit):
-    if unit.resizing is not None:
-        return PROJECTION if unit.resize == "projection" else RESAMPLING
-    kind = type(unit.shortcut)
-    return next((name for name, known in SHORTCUTS.items() if known is kind), kind.__name__)
-
-
-# Finding the blocks
-
-
-def _trunk(graph):
-    """Returns the places that every path from input to output passes, in order."""
-    producer = {id(graph.input): -1}
-    for index, node in enumerate(graph.nodes):
-        producer |= {id(tensor): index for tensor in node.outputs}
-    # For every node, the last node that uses one of its outputs, and the outputs that are used.
-    last_use = dict.fromkeys(range(-1, len(graph.nodes)), -1)
-    used = {index: {} for index in last_use}
-    uses = [(index, tensor) for index, node in enumerate(graph.nodes) for tensor in _taken(node)]
-    for index, tensor in [*uses, (len(graph.nodes), graph.output)]:
-        source = producer[id(tensor)]
-        last_use[source] = max(last_use[source], index)
-        used[source][id(tensor)] = tensor
-    places, furthest = [], -1
-    for index in last_use:
-        # No earlier tensor is used after this place.
-        if furthest <= index and len(used[index]) == 1:
-            places.append(_Place(index, *used[index].values()))
-        furthest = max(furthest, last_use[index])
-    return places
-
-
-def _taken(node):
-    """Returns the tensors that a node takes, without the anchor of a unit."""
-    return [_call_of(node)["inputs"]] if _is_unit(node) else node.inputs
-
-
-def _call_of(node):
-    """Returns the arguments of the call of a unit, by name."""
-    signature = inspect.signature(node.operation.call)
-    return signature.bind(*node.args, **node.kwargs).arguments
-
-
-def _blocks(graph, trunk):
-    """Yields all blocks on the trunk, in order."""
-    ends = {place.index for place in trunk[1:]}
-    for index, node in enumerate(graph.nodes):
-        if _is_unit(node) and index not in ends and _call_of(node).get("anchor") is not None:
-            raise _other_anchor(node.operation)
-    for begin, end in itertools.pairwise(trunk):
-        node = graph.nodes[end.index]
-        if _is_unit(node):
-            yield _FoundBlock(
-                begin,
-                end,
-                _shortcut_of_unit(node.operation),
-                sums=(node,),
-                unit=node.operation,
-                anchor=_call_of(node).get("anchor"),
-            )
-        elif _is_residual_sum(node) and (block := _block_of_sum(graph, begin, end)):
-            yield block
-
-
-def _is_unit(node):
-    return isinstance(node.operation, ResidualUnit)
-
-
-def _is_addition(node):
-    """Returns whether a node adds tensors of the graph: an `Add` layer, `ops.add` or `+`."""
-    is_add = isinstance(node.operation, keras.layers.Add) or is_of_keras(node.operation, "Add")
-    return is_add and len(node.inputs) > 1
-
-
-def _is_residual_sum(node):
-    """Returns whether a node adds different tensors of one shape."""
-    if not _is_addition(node):
-        return False
-    first, *others = node.inputs
-    has_two = any(tensor is not first for tensor in others)
-    return has_two and all(tensor.shape == first.shape for tensor in others)
-
-
-def _summands(nodes, addition):
-    """Returns the summands of an addition, and the nodes of the additions that were expanded.
-
-    A summand that is itself a sum, and is used only here, is replaced by its own summands.
-    """
-    uses = collections.Counter(id(tensor) for node in nodes for tensor in node.inputs)
-    sums = {id(node.outputs[0]): node for node in nodes if _is_residual_sum(node)}
-    summands, taken_apart = [], [addition]
-    for node in taken_apart:
-        for tensor in node.inputs:
-            if id(tensor) in sums and uses[id(tensor)] == 1:
-                taken_apart.append(sums[id(tensor)])
-            else:
-                summands.append(tensor)
-    return summands, tuple(taken_apart)
-
-
-def _block_of_sum(graph, begin, end):
-    """Returns the block between two places that ends in an addition, or `None`.
-
-    With two summands, shortcut and branch are told apart by size. With more of them, one must be
-    the state itself.
-    """
-    nodes, addition = graph.nodes[begin.index + 1 : end.index], graph.nodes[end.index]
-    summands, sums = _summands([*nodes, addition], addition)
-    origins = [_origin(nodes, tensor) is begin.tensor for tensor in summands]
-    if any(origins):
-        return _FoundBlock(begin, end, IDENTITY, *_parted(summands, origins.index(True)), sums)
-    operands, sums = addition.inputs, (addition,)
-    if len(operands) > 2:
-        return None
-    paths = [_path(nodes, tensor) for tensor in operands]
-    # A shortcut has fewer layers with kernels than a branch; if both have the same number, it has
-    # fewer parameters, and if these are equal too, fewer operations.
-    sizes = [
-        (
-            sum(not _is_plain(node) for node in path),
-            sum(math.prod(weight.shape) for weight in _parameters(path)),
-            sum(not isinstance(node.operation, Entry) for node in path),
-        )
-        for path in paths
-    ]
-    if sizes.count(min(sizes)) > 1:
-        return _FoundBlock(begin, end, TWO_BRANCHES, sums=sums)
-    which = sizes.index(min(sizes))
-    kind = WEIGHTLESS if begin.tensor.shape == operands[which].shape else RESAMPLING
-    kind = PROJECTION if sizes[which][1] > 0 else kind
-    return _FoundBlock(begin, end, kind, *_parted(operands, which), sums)
-
-
-def _parted(tensors, which):
-    """Returns one of some tensors, and a tuple of the others."""
-    return tensors[which], tuple(tensors[:which] + tensors[which + 1 :])
-
-
-def _origin(nodes, tensor):
-    """Returns the tensor that a tensor equals, followed back through layers that do nothing."""
-    for node in reversed(nodes):
-        if tensor is node.outputs[0] and _is_identity(node):
-            (tensor,) = node.inputs
-    return tensor
-
-
-def _is_identity(node):
-    operation = node.operation
-    is_linear = isinstance(operation, keras.layers.Activation) and (
-        operation.activation is keras.activations.linear
-    )
-    return is_linear or type(operation) in (*SILENT, Entry)
-
-
-def _path(nodes, *tensors):
-    """Returns the nodes that lead to some tensors."""
-    needed, path = set(map(id, tensors)), []
-    for node in reversed(nodes):
-        if any(id(output) in needed for output in node.outputs):
-            path.append(node)
-            needed |= {id(taken) for taken in node.inputs}
-    return path[::-1]
-
-
-def _is_plain(node):
-    """Returns whether a node has no weights except those of a normalization or an activation."""
-    return isinstance(node.operation, PLAIN) or not _parameters([node])
-
-
-# Assigning what is between two blocks to the blocks
-
-
-def _join_gaps(graph, trunk, found):
-    """Sets the states that the blocks take and return, by assigning them parts of the gaps."""
-    for block in found:
-        block.before = _before_entries(graph, trunk, block.begin)
-    gaps = [
-        _Gap(graph, trunk, one.end, other.before, other.adds_to_state)
-        for one, other in itertools.pairwise(found)
-    ]
-    signatures = {gap.signature(gap.stop) for gap in gaps if gap.is_joined_whole}
-    head = _Gap(graph, trunk, found[-1].end, trunk[-1], False)
-    for block, gap in zip(found, [*gaps, head], strict=True):
-        block.after = gap.stop if gap.is_joined_whole else gap.longest_prefix(signatures)
-    for (block, other), gap in zip(itertools.pairwise(found), gaps, strict=True):
-        keeps_shape = block.after.tensor.shape == other.before.tensor.shape
-        if keeps_shape and not gap.is_before_identity:
-            other.before = block.after
-        elif block.after is not other.before:
-            other.transition_from = block.after
-
-
-def _before_entries(graph, trunk, place):
-    """Returns the place before a nested model casts the state to its own dtype.
-
-    This way states have one dtype, whether or not a block is in a nested model.
-    """
-    index = trunk.index(place)
-    while trunk[index].index > 0 and isinstance(graph.nodes[trunk[index].index].operation, Entry):
-        index -= 1
-    return trunk[index]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Gap:
-    """The part of the trunk between two places, after a block."""
-
-    graph: Graph
-    trunk: list[_Place]
-    start: _Place
-    stop: _Place
-    is_before_identity: bool
-
-    def nodes(self, place):
-        """Returns the nodes of the gap up to a place."""
-        return self.graph.nodes[self.start.index + 1 : place.index + 1]
-
-    @property
-    def is_joined_whole(self):
-        """Whether the whole gap belongs to the block before it.
-
-        This is so if the next block adds its branch to the state after the gap, and the gap keeps
-        the shape and has only plain nodes.
-        """
-        return (
-            self.is_before_identity
-            and self.start.tensor.shape == self.stop.tensor.shape
-            and all(map(_is_plain, self.nodes(self.stop)))
-        )
-
-    def signature(self, place):
-        """Returns the types of the operations up to a place."""
-        kinds = (type(node.operation) for node in self.nodes(place))
-        return tuple(kind for kind in kinds if kind is not Entry)
-
-    def longest_prefix(self, signatures):
-        """Returns the furthest place of the gap that has a given signature and the same shape."""
-        for place in reversed(self.trunk):
-            inside = self.start.index < place.index <= self.stop.index
-            keeps_shape = place.tensor.shape == self.start.tensor.shape
-            if inside and keeps_shape and self.signature(place) in signatures:
-                return place
-        return self.start
-
-
-# Putting the chain together
 
 
 def _function_between(graph, start, stop, dtype=None):
@@ -510,7 +172,7 @@ def _stages(graph, found, axis):
         anchor = anchor if blocks else block.before
         keeps_shape = block.before.tensor.shape == after
         if block.anchor is not None and not (keeps_shape and block.anchor is anchor.tensor):
-            raise _other_anchor(block.unit)
+            raise other_anchor(block.unit)
         place = {"stage": len(stages) + 1, "index": len(blocks), "keeps_shape": keeps_shape}
         blocks.append(Block(**place, **_parts(graph, block, dtype)))
         anchor = anchor if keeps_shape else block.after
@@ -538,11 +200,11 @@ def _parts(graph, found, dtype):
     """Returns the parts of a block, as keyword arguments of `Block`."""
     nodes = graph.nodes[found.before.index + 1 : found.after.index + 1]
     if found.unit is None:
-        parts = _sum_parts(graph, found) | {"weights": _weights_by_role(nodes)}
+        parts = _sum_parts(graph, found) | {"weights": weights_by_role(nodes)}
     else:
         parts = unit_parts(found.unit, found.anchor is not None)
         around = [node for node in nodes if node.operation is not found.unit]
-        parts["weights"] |= _weights_by_role(around)
+        parts["weights"] |= weights_by_role(around)
     start = _function_between(graph, found.before, found.begin)
     end = _function_between(graph, found.end, found.after, dtype)
     functions = {
@@ -565,9 +227,9 @@ def _sum_parts(graph, found):
         "shortcut": found.shortcut,
     }
     if found.carried is not None:
-        carry = replayed(_path(nodes, found.carried), source, found.carried)
+        carry = replayed(path_to(nodes, found.carried), source, found.carried)
         parts["join"] = lambda base, branch: _sum([carry(base), branch], target.dtype)
-        paths = _path(nodes, *found.branches)
+        paths = path_to(nodes, *found.branches)
 
         def branch(state):
             values = replay(paths, {id(source): state})
@@ -584,125 +246,3 @@ def _sum(tensors, dtype):
 def _is_channels_first(graph):
     formats = {getattr(node.operation, "data_format", None) for node in graph.nodes}
     return "channels_first" in formats
-
-
-# Weights
-
-
-def _parameters(nodes):
-    """Returns all parameters of some nodes, trainable or frozen, each variable once, as a tuple."""
-    layers = {id(node.operation): node.operation for node in nodes}.values()
-    found = {}
-    for layer in layers:
-        for weight in getattr(layer, "weights", ()):
-            if _is_parameter(layer, weight):
-                found[id(weight)] = weight
-    return tuple(found.values())
-
-
-def _is_parameter(layer, weight):
-    """Returns whether a weight is learned, or was learned before it was frozen.
-
-    A weight itself does not show whether it was frozen or never meant to be trained. This is
-    determined by its name or, if the whole layer is frozen, by whether it is a known statistic.
-    """
-    if weight.trainable or weight.name.endswith(PARAMETERS):
-        return True
-    is_float = keras.backend.is_float_dtype(weight.dtype)
-    frozen = not layer.trainable and is_float and not isinstance(layer, ResidualUnit)
-    return frozen and weight.name not in STATISTICS
-
-
-def _weights_by_role(nodes):
-    """Returns the parameters by role: number of the layer in the block, its class, their name."""
-    layers = {id(node.operation): node for node in nodes}.values()
-    weighted = [(node.operation, _parameters([node])) for node in layers]
-    roles = {}
-    for number, (layer, weights) in enumerate(item for item in weighted if item[1]):
-        names = collections.Counter()
-        for weight in weights:
-            # Keras numbers weights that have no name.
-            name = re.sub(r"^variable_\d+$", "variable", weight.name)
-            names[name] += 1
-            again = f"_{names[name]}" if names[name] > 1 else ""
-            roles[f"{number}/{type(layer).__name__}/{name}{again}"] = weight
-    return roles
-
-
-# Additions that are not blocks, and layers that cannot be looked into
-
-
-def _other_additions(graph, found):
-    """Returns the names of the additions that are not blocks, by kind."""
-    known = {id(node) for block in found for node in block.sums}
-    others = collections.defaultdict(list)
-    for node in graph.nodes:
-        if id(node) in known:
-            continue
-        if _is_residual_sum(node) and len(node.inputs) > 2:
-            others["of several tensors, none of them the state"].append(node.operation.name)
-        elif _is_residual_sum(node) or _is_unit(node):
-            others["off the trunk"].append(node.operation.name)
-        elif _is_addition(node):
-            others["of other shapes, or of the same tensor"].append(node.operation.name)
-    return others
-
-
-def _is_opaque(node):
-    """Returns whether a node is a layer that may contain additions."""
-    layer = node.operation
-    while isinstance(layer, keras.layers.Wrapper):
-        layer = layer.layer
-    if not isinstance(layer, keras.layers.Layer):
-        return False
-    kind = type(layer)
-    if isinstance(layer, (keras.Model, keras.layers.Lambda)):
-        return True
-    package = kind.__module__.partition(".")[0]
-    if getattr(keras.layers, kind.__name__, None) is kind or package == "tfresidual":
-        return False
-    # Other layers of Keras, such as those of its applications, are opaque if they could add two
-    # tensors.
-    alike = [taken for taken in node.inputs if taken.shape == node.outputs[0].shape]
-    return package != "keras" or len(alike) > 1
-
-
-def _other_anchor(unit):
-    return ValueError(
-        "Argument `source` must hold units that are on the trunk and whose anchor is the state "
-        f"at which the shape-keeping blocks of their stage begin. Received: {unit.name}, whose "
-        "anchor is another tensor"
-    )
-
-
-def _listed(names_by_kind):
-    """Returns a text with the number of names of every kind and the first of them."""
-    return ", ".join(
-        f"{kind} ({len(names)}: {', '.join([*names[:3], *(['...'] if len(names) > 3 else [])])})"
-        for kind, names in sorted(names_by_kind.items())
-    )
-
-
-def _notes(additions, opaque):
-    notes = []
-    if additions:
-        notes.append(
-            f"additions that are not blocks themselves: {_listed(additions)}; they are computed "
-            "as part of what contains them"
-        )
-    if opaque:
-        notes.append(f"the inside of these layers cannot be seen: {_listed(opaque)}")
-    return tuple(notes)
-
-
-def _no_block(graph, model, additions, opaque):
-    found = f"additions: {_listed(additions)}" if additions else "no addition"
-    if opaque:
-        found += f"; layers that may hide some: {_listed(opaque)}"
-    if any(keras.tree.flatten(node.kwargs.get("mask")) != [None] for node in graph.nodes):
-        found += "; masks, which bypass every place where the other paths meet"
-    return ValueError(
-        "Argument `source` must be a model with residual additions on one trunk: of tensors of "
-        "one shape, where all paths from input to output meet. "
-        f"Received: source={model.name} with {found}"
-    )

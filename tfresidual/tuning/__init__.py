@@ -3,9 +3,10 @@
 from tfresidual.probes.stopping_rule import depth_for
 from tfresidual.tuning.depth_oracle import DepthOracle, blocks
 from tfresidual.tuning.depth_search import DepthSearch
+from tfresidual.tuning.supervision import supervise
 from tfresidual.tuning.trace import Outcome, outcomes_of, read_search, trace_of
 from tfresidual.tuning.warm_start import interleave
-from tfresidual.tuning.workers import SearchError, supervise
+from tfresidual.tuning.workers import SearchError
 
 __all__ = [
     "DepthOracle",

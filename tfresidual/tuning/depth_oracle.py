@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import itertools
-import json
 import os
 import pathlib
 import time
@@ -18,10 +16,19 @@ import numpy as np
 from keras_tuner.src.engine.oracle import Display
 
 from tfresidual.arguments import check_bool, check_int, check_ints, is_int
-from tfresidual.machine.files import damaged, read_json, written
+from tfresidual.machine.files import read_json
 from tfresidual.probes.logs import log_key
 from tfresidual.probes.stopping_rule import depth_for
 from tfresidual.tuning.proposals import Measurement, plan
+from tfresidual.tuning.search_files import (
+    REMEDY,
+    is_begun,
+    message_of_worker,
+    reading,
+    trial_file,
+    trial_files,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -41,10 +48,6 @@ OBJECTIVE = "blocks"
 SOURCE = "tuner/warm_start"
 # Scaled distance of the network whose weights are kept, if several executions were averaged.
 KEPT_DISTANCE = "kept_scaled_distance"
-# Files in the folder of a trial: its measurements, and the error message of a failed worker.
-TRIAL_FILE, FAILURE_FILE = "trial.json", "failure.txt"
-# What to do about a damaged file.
-REMEDY = "Replace it by an intact copy, or search in another folder"
 # A trial is not repeated after a worker has died this many times while running it.
 MOST_DEATHS = 3
 MOST_COMBINATIONS = 1000
@@ -397,7 +400,7 @@ class DepthOracle(keras_tuner.Oracle):
                 # run once more.
                 self._left_by[trial.trial_id] -= 1
                 return
-            trial.message = trial.message or self._message_of_worker(trial.trial_id)
+            trial.message = trial.message or message_of_worker(self._get_trial_dir(trial.trial_id))
         if trial.trial_id in self._retry_queue:
             self._retry_queue.remove(trial.trial_id)
         if self.end_order and not self._knows(trial.hyperparameters):
@@ -432,10 +435,6 @@ class DepthOracle(keras_tuner.Oracle):
             raise ValueError(message)
         self.failure = message
         self.ongoing_trials.clear()
-
-    def _message_of_worker(self, trial_id):
-        path = pathlib.Path(self._get_trial_dir(trial_id), FAILURE_FILE)
-        return path.read_text(errors="replace") if path.exists() else None
 
     def _release(self, trial_id):
         self.ongoing_trials = {
@@ -479,8 +478,7 @@ class DepthOracle(keras_tuner.Oracle):
         write_json(self._get_oracle_fname(), self.get_state())
 
     def _save_trial(self, trial):
-        folder = pathlib.Path(self._get_trial_dir(trial.trial_id))
-        write_json(folder / TRIAL_FILE, trial.get_state())
+        write_json(trial_file(self._get_trial_dir(trial.trial_id)), trial.get_state())
 
     def get_state(self) -> dict[str, Any]:
         search = {
@@ -499,15 +497,7 @@ class DepthOracle(keras_tuner.Oracle):
         Raises:
             FileNotFoundError: if the folder contains trials but not the file of their search.
         """
-        path = pathlib.Path(self._get_oracle_fname())
-        if path.exists():
-            return True
-        if any(path.parent.glob(f"trial_*/{TRIAL_FILE}")):
-            raise FileNotFoundError(
-                f"The folder of the search holds trials, but no {path}. Put the file back, or "
-                f"search in another folder. Received: folder={str(path.parent)!r}"
-            )
-        return False
+        return is_begun(pathlib.Path(self._get_oracle_fname()))
 
     def reload(self, look: bool = False) -> None:
         """Restores a search from the files of an earlier process, which may have been killed.
@@ -523,10 +513,46 @@ class DepthOracle(keras_tuner.Oracle):
             ValueError: if the folder contains a different search, or a file in it is damaged.
         """
         path = pathlib.Path(self._get_oracle_fname())
-        folder = path.parent
         # This file is read before the trials, because a writer saves a trial before listing it
         # here.
         state = read_json(path, REMEDY)
+        self._check_same_search(state, path)
+        trials = [self._read_trial(path) for path in trial_files(path.parent)]
+        self.trials: dict[str, keras_tuner.engine.trial.Trial] = {t.trial_id: t for t in trials}
+        declared: keras_tuner.HyperParameters = self.hyperparameters
+        with reading(path):
+            # A trial that had just started when the folder was copied may be missing.
+            owners = {
+                trial_id: tuner_id
+                for tuner_id, trial_id in state["ongoing_trials"].items()
+                if trial_id in self.trials
+            }
+            self.set_state({**state, "ongoing_trials": {}})
+            lost = self._lost()
+        if lost:
+            raise ValueError(
+                "The folder of the search must hold all of its trials. Restore them, or give "
+                f"`overwrite=True`. Received: folder={str(path.parent)!r} without trial "
+                f"{', '.join(dict.fromkeys(lost))}"
+            )
+        # The space is that of the current program, plus the hyperparameters its trials asked for.
+        declared.merge(self.hyperparameters, overwrite=False)
+        self.hyperparameters: keras_tuner.HyperParameters = declared
+        self.failure = None
+        self.start_order: list[str] = [t for t in self.start_order if t in self.trials]
+        self.start_order += [t for t in self.trials if t not in self.start_order]
+        self._retry_queue: list[str] = []
+        self.ongoing_trials, self._heard = {}, {}
+        self._continue(owners, look)
+        ended = [t.trial_id for t in self.in_order() if t.status in (COMPLETED, FAILED)]
+        self.end_order: list[str] = [t for t in self.end_order if t in ended]
+        self.end_order += [t for t in ended if t not in self.end_order]
+        if not look:
+            self._retry_failures()
+
+    def _check_same_search(self, state, path):
+        """Raises a `ValueError` if the state in the file at `path` is that of another search."""
+        folder = path.parent
         if "depth_search" not in state:
             raise ValueError(
                 "The folder holds a search of another kind. Choose another `project_name`, or give "
@@ -548,38 +574,24 @@ class DepthOracle(keras_tuner.Oracle):
                     f"{before[name]!r}, or `overwrite=True` must be given. Received: "
                     f"{name}={value!r}, folder={str(folder)!r}"
                 )
-        trials = [self._read_trial(path) for path in sorted(folder.glob(f"trial_*/{TRIAL_FILE}"))]
-        self.trials: dict[str, keras_tuner.engine.trial.Trial] = {t.trial_id: t for t in trials}
-        declared: keras_tuner.HyperParameters = self.hyperparameters
-        with reading(path):
-            # A trial that had just started when the folder was copied may be missing.
-            owners = {
-                trial_id: tuner_id
-                for tuner_id, trial_id in state["ongoing_trials"].items()
-                if trial_id in self.trials
-            }
-            self.set_state({**state, "ongoing_trials": {}})
-            # The id of a new trial is the number of existing trials.
-            lost = [
-                trial_id
-                for trial_id in [*self.start_order, *self.end_order]
-                if trial_id not in self.trials
-                and (trial_id in self.end_order or int(trial_id) < len(self.trials))
-            ]
-        if lost:
-            raise ValueError(
-                "The folder of the search must hold all of its trials. Restore them, or give "
-                f"`overwrite=True`. Received: folder={str(folder)!r} without trial "
-                f"{', '.join(dict.fromkeys(lost))}"
-            )
-        # The space is that of the current program, plus the hyperparameters its trials asked for.
-        declared.merge(self.hyperparameters, overwrite=False)
-        self.hyperparameters: keras_tuner.HyperParameters = declared
-        self.failure = None
-        self.start_order: list[str] = [t for t in self.start_order if t in self.trials]
-        self.start_order += [t for t in self.trials if t not in self.start_order]
-        self._retry_queue: list[str] = []
-        self.ongoing_trials, self._heard = {}, {}
+
+    def _lost(self):
+        """Returns the ids of trials that the search has had and whose files are gone."""
+        # The id of a new trial is the number of existing trials.
+        return [
+            trial_id
+            for trial_id in [*self.start_order, *self.end_order]
+            if trial_id not in self.trials
+            and (trial_id in self.end_order or int(trial_id) < len(self.trials))
+        ]
+
+    def _continue(self, owners, look):
+        """Ends the trials whose measurements are on disk; the others run again.
+
+        Args:
+            owners: dict of the workers that had trials, by the id of the trial.
+            look: as in `reload`.
+        """
         for trial in reversed(self.in_order()):
             if trial.status == RUNNING and trial.metrics.exists(OBJECTIVE):
                 trial.status = COMPLETED
@@ -596,11 +608,6 @@ class DepthOracle(keras_tuner.Oracle):
                 self.ongoing_trials[owners[trial.trial_id]] = trial
             else:
                 self._retry_queue.append(trial.trial_id)
-        ended = [t.trial_id for t in self.in_order() if t.status in (COMPLETED, FAILED)]
-        self.end_order: list[str] = [t for t in self.end_order if t in ended]
-        self.end_order += [t for t in ended if t not in self.end_order]
-        if not look:
-            self._retry_failures()
 
     def _read_trial(self, path):
         state = read_json(path, REMEDY)
@@ -660,25 +667,6 @@ def metric(trial, name):
     trial, and must print as it was measured: 0.3 and not 0.30000001192.
     """
     return float(str(np.float32(trial.metrics.get_best_value(name))))
-
-
-@contextlib.contextmanager
-def reading(path):
-    """Reports errors in the block as damage to a file of the search.
-
-    Raises:
-        ValueError: if the block raises an error; the message names the file and a remedy.
-    """
-    try:
-        yield
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise damaged(path, f"{type(error).__name__}: {error}", REMEDY) from error
-
-
-def write_json(path, content):
-    """Writes JSON to a temporary file and moves it into place."""
-    with written(path) as beside:
-        beside.write_text(json.dumps(content), encoding="utf-8")
 
 
 def _name(stage):

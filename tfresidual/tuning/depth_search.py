@@ -24,15 +24,15 @@ from tfresidual.probes.logs import log_key
 from tfresidual.probes.perturbation import ALL_STAGES
 from tfresidual.routing.batches import batches_of, check_images
 from tfresidual.tuning.depth_oracle import (
-    FAILURE_FILE,
     KEPT_DISTANCE,
     OBJECTIVE,
-    REMEDY,
     SOURCE,
     DepthOracle,
     blocks,
     is_served,
 )
+from tfresidual.tuning.search_files import FAILURE_FILE, REMEDY
+from tfresidual.tuning.supervision import end_with_supervisor, was_started_before
 from tfresidual.tuning.trace import DEVIATION, STAGE_METRICS, outcomes_of, read_search, trace_of
 from tfresidual.tuning.warm_start import interleave
 from tfresidual.tuning.workers import (
@@ -40,11 +40,9 @@ from tfresidual.tuning.workers import (
     ChiefConnectionError,
     SearchError,
     check_environment,
-    end_with_supervisor,
     heartbeat,
     serve,
     wait_for_chief,
-    was_started_before,
 )
 
 if TYPE_CHECKING:

@@ -15,13 +15,12 @@ from tfresidual.tuning.depth_oracle import (
     COMPLETED,
     FAILED,
     OBJECTIVE,
-    REMEDY,
     SOURCE,
     DepthOracle,
     blocks,
     metric,
-    reading,
 )
+from tfresidual.tuning.search_files import REMEDY, reading
 
 if TYPE_CHECKING:
     from typing import Any, Literal

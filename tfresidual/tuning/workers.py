@@ -1,4 +1,4 @@
-"""Search by several processes: the chief, the workers, and a supervisor that restarts them.
+"""Search by several processes: the chief and the workers.
 
 The chief of keras-tuner holds the oracle and answers the workers, which train. Every process runs
 the same program; environment variables determine its role:
@@ -16,25 +16,13 @@ import contextlib
 import functools
 import json
 import os
-import re
-import socket
-import subprocess
 import threading
-import time
 from concurrent import futures
-from typing import TYPE_CHECKING
 
 import grpc
 from keras_tuner import errors
 
-from tfresidual.arguments import check_int, checked_path
-from tfresidual.machine.files import check_folder
 from tfresidual.tuning.depth_oracle import HEARTBEAT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tfresidual.types import StrPath
 
 
 class SearchError(RuntimeError):
@@ -46,25 +34,8 @@ class ChiefConnectionError(errors.FatalError, ConnectionError):
 
 
 POLL = 0.5
-# Seconds that a process is given to end when asked to.
-GRACE = 10.0
-# A process may die RESTARTS times in a row within SHORT_LIFE seconds of its start; after one more
-# such death it is not restarted. A trial that kills its worker uses up a few of these, until it
-# counts as one that cannot be trained.
-RESTARTS, SHORT_LIFE = 8, 300.0
-# Set for supervised processes to the number of times they were started before. These processes end
-# when their standard input is closed.
-SUPERVISED = "TFRESIDUAL_SUPERVISED"
 # Environment variables that determine the role of a process; all of them are set, or none.
 ID, IP, PORT = "KERASTUNER_TUNER_ID", "KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT"
-# Number of lines of a log that are shown when a process has died.
-LAST_LINES = 20
-# Messages of TensorFlow while it loads, some of which cannot be turned off; none is an error.
-NOISE = re.compile(
-    r"[IWE]\d{4} |\d{4}-\d\d-\d\d .*: [IWE] |WARNING: All log messages|To enable the following"
-)
-# The last line of a traceback.
-ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)(: |$)")
 # Retry policy of a worker when the chief has died and may be restarted: gRPC waits for a connection
 # and repeats unanswered requests.
 RETRY_POLICY = {
@@ -288,183 +259,3 @@ def heartbeat(oracle, trial_id):
         yield
     finally:
         ended.set()
-
-
-def was_started_before():
-    """Returns whether a supervisor has restarted this process."""
-    return os.environ.get(SUPERVISED, "0") != "0"
-
-
-def end_with_supervisor():
-    """Ends a supervised process when its supervisor is gone, for whatever reason."""
-    if SUPERVISED not in os.environ:
-        return
-
-    def wait():
-        # The system closes the other end of the pipe, even if the supervisor is killed.
-        with contextlib.suppress(OSError, ValueError):
-            os.read(0, 1)
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
-def supervise(
-    command: Sequence[str],
-    workers: int,
-    folder: StrPath,
-    watch: Callable[[], object] | None = None,
-    restarts: int = RESTARTS,
-) -> None:
-    """Runs a chief and workers of one program on this machine until the search is over.
-
-    A process that dies is restarted under the same name; a worker gets its trial back. All
-    processes end with this one.
-
-    Args:
-        command: list of str, the program and its arguments; it must call `DepthSearch.search`.
-        workers: int, the number of workers that train at once.
-        folder: where the output of the processes is written, `chief.log`, `worker0.log` and so on.
-        watch: function that is called several times per second, or `None`.
-        restarts: int, the number of times in a row that a process may die within five minutes of
-            its start.
-
-    Raises:
-        ValueError: if an argument is invalid.
-        NotADirectoryError: if `folder` is not a folder and cannot be created as one.
-        SearchError: if a process died too often; the message includes the error at the end of its
-            output.
-    """
-    is_list = isinstance(command, (list, tuple)) and all(isinstance(c, str) for c in command)
-    if not is_list or not command or not command[0]:
-        raise ValueError(
-            "Argument `command` must be a list of str, the program and its arguments. "
-            f"Received: command={command!r}"
-        )
-    check_int("workers", workers, at_least=1)
-    check_int("restarts", restarts, at_least=0)
-    if watch is not None and not callable(watch):
-        raise ValueError(
-            f"Argument `watch` must be a function without arguments, or None. "
-            f"Received: watch={watch!r}"
-        )
-    folder = checked_path("folder", folder)
-    check_folder("folder", folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    shared = {IP: "127.0.0.1", PORT: str(_free_port())}
-    # The cores are divided among the workers, unless the environment sets the variables.
-    threads = str(max(1, (os.cpu_count() or 1) // workers))
-    of_worker = {
-        name: os.environ.get(name, threads)
-        for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
-    }
-    members = [_SupervisedProcess("chief", command, shared, folder, restarts)]
-    for number in range(workers):
-        name = f"worker{number}"
-        members.append(_SupervisedProcess(name, command, {**shared, **of_worker}, folder, restarts))
-    try:
-        for member in members:
-            member.start()
-        # A list, so that all members are checked: `is_running` also restarts them.
-        while any([member.is_running() for member in members]):
-            time.sleep(POLL)
-            if watch is not None:
-                watch()
-            if members[0].is_done:
-                _await(members, GRACE)
-                break
-    finally:
-        for member in members:
-            member.stop()
-    if watch is not None:
-        watch()
-
-
-class _SupervisedProcess:
-    """One supervised process."""
-
-    def __init__(self, name, command, environment, folder, restarts):
-        self.name = name
-        self.command = command
-        self.environment = {**os.environ, **environment, ID: name}
-        self.log = folder / f"{name}.log"
-        self.restarts = restarts
-        # Consecutive deaths, each soon after the start.
-        self.deaths = 0
-        self.starts = 0
-        self.process = None
-        self.is_done = False
-
-    def start(self):
-        with self.log.open("ab") as log:
-            self.begin = log.tell()
-            self.process = subprocess.Popen(
-                self.command,
-                env={**self.environment, SUPERVISED: str(self.starts)},
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-        self.starts += 1
-        self.started = time.monotonic()
-
-    def is_running(self):
-        """Returns whether the process is running; restarts it if it has died."""
-        if self.is_done:
-            return False
-        code = self.process.poll()
-        if code is None:
-            return True
-        self.process.stdin.close()
-        if code == 0:
-            self.is_done = True
-            return False
-        is_short = time.monotonic() - self.started < SHORT_LIFE
-        self.deaths = self.deaths + 1 if is_short else 1
-        if self.deaths > self.restarts:
-            raise SearchError(
-                f"The {self.name} of the search ended {self.deaths} times in a row, "
-                f"the last time with exit code {code}. Its output is in {self.log}"
-                f"{_end_of(self.log, self.begin)}"
-            )
-        self.start()
-        return True
-
-    def stop(self):
-        if self.process is None:
-            return
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(GRACE)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-        self.process.stdin.close()
-
-
-def _await(members, seconds):
-    deadline = time.monotonic() + seconds
-    for member in members:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            member.process.wait(max(0.0, deadline - time.monotonic()))
-
-
-def _end_of(log, begin):
-    """Returns what a log shows of the end of a process, after a colon: the last error, if any.
-
-    Args:
-        log: path of the log.
-        begin: int, byte offset at which the output of the process begins.
-    """
-    text = log.read_bytes()[begin:].decode(errors="replace")
-    lines = [line for line in text.splitlines() if line.strip() and not NOISE.match(line)]
-    errors_in = [place for place, line in enumerate(lines) if ERROR.match(line)]
-    end = lines[errors_in[-1] :][:LAST_LINES] if errors_in else lines[-LAST_LINES:]
-    return "\n".join([":", *end]) if end else ", without any output"
-
-
-def _free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -1,0 +1,165 @@
+"""The parts of a chain as compiled functions."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import tensorflow as tf
+
+from tfresidual.routing import Stage
+from tfresidual.routing.outputs import LOGITS, OUTPUTS, named_outputs
+from tfresidual.saved_model.format import HEAD, LOSS, STEM, block_name, transition_name
+
+# Kinds of labels.
+INDICES, ROWS = "indices", "rows"
+
+
+def cut_chain(chain):
+    """Returns the chain made of compiled functions, these by name, and the labels the loss takes.
+
+    Stages and blocks are numbered by their place, as the reader numbers them.
+    """
+    pieces = {}
+
+    def cut(name, function, *specs):
+        # The lambda gives the function parameters that TensorFlow can write.
+        pieces[name] = compile_function(lambda *tensors: function(*tensors), *specs)
+        return pieces[name], _result(pieces[name])
+
+    stem, state = cut(STEM, chain.stem, images_of(chain))
+    stages = []
+    for index, stage in enumerate(chain.stages, start=1):
+        transition = None
+        if stage.transition is not None:
+            name = transition_name(index)
+            transition, state = cut(name, stage.transition, state)
+        anchor, blocks = state, []
+        for place, block in enumerate(stage.blocks):
+            block = dataclasses.replace(block, stage=index, index=place)
+            functions, state = _cut_block(block, state, anchor, cut)
+            anchor = anchor if block.keeps_shape else state
+            blocks.append(dataclasses.replace(block, **functions))
+        stages.append(Stage(index, tuple(blocks), transition))
+    head, values = cut(HEAD, lambda state: named_outputs(chain.head(state)), state)
+    labels_taken = _labels_taken(chain, head)
+    if getattr(chain.loss, "description", None) is None:
+        given = [_result(head, name) for name in values]
+        for name, labels in labels_taken.items():
+            cut(f"{LOSS}/{name}", _loss_of(chain, list(values)), labels, *given)
+    twin = dataclasses.replace(
+        chain,
+        stem=stem,
+        stages=tuple(stages),
+        head=lambda state: _without_logits(head(state)),
+        prepare=None,
+        compiled={},
+    )
+    return twin, pieces, labels_taken
+
+
+def _cut_block(block, state, anchor, cut):
+    """Returns the compiled functions of a block by field name, and the spec of its next state."""
+
+    def name(part):
+        return block_name(block.stage, block.index, part)
+
+    takes = (state, anchor) if block.takes_anchor else (state,)
+    apply, after = cut(name("apply"), block.apply, *takes)
+    functions = {"apply": apply}
+    if block.join is not None:
+        branch, of_branch = cut(name("branch"), block.branch, state)
+        join, _ = cut(name("join"), block.join, takes[-1], of_branch)
+        functions |= {"branch": branch, "join": join}
+    return functions, after
+
+
+def compile_function(function, *specs):
+    """Returns a function compiled for tensors of some specs, as a `tf.function`."""
+    compiled = tf.function(function, input_signature=specs, autograph=False)
+    compiled.get_concrete_function()
+    return compiled
+
+
+def _loss_of(chain, names):
+    """Returns the loss as a function of labels and of the values of the head with these names."""
+
+    def of_outputs(labels, outputs):
+        return chain.loss(labels, outputs)
+
+    def of_outputs_and_logits(labels, *values):
+        return chain.loss(labels, _without_logits(dict(zip(names, values, strict=True))))
+
+    return of_outputs if names == [OUTPUTS] else of_outputs_and_logits
+
+
+def images_of(chain):
+    """Returns the `tf.TensorSpec` of the images that a chain takes."""
+    return tf.TensorSpec([None, *chain.input_shape], tf.float32, name="images")
+
+
+def _result(function, name=None):
+    """Returns the `tf.TensorSpec` of the result of a compiled function, or the dict of results."""
+    results = function.get_concrete_function().structured_outputs
+    result = results if name is None else results[name]
+    return result if isinstance(result, dict) else tf.TensorSpec(result.shape, result.dtype)
+
+
+def _without_logits(values):
+    outputs = values[OUTPUTS]
+    if LOGITS in values:
+        outputs._keras_logits = values[LOGITS]
+    return outputs
+
+
+def _possible_labels(chain, outputs):
+    """Returns the possible specs of labels by kind, the usual kind for such outputs first."""
+    has_classes = chain.outputs in ("probabilities", "logits") and outputs.shape[-1] != 1
+    # Without classes, one number per image may also be a value or a share.
+    of_index = tf.int64 if has_classes else tf.float32
+    possible = {
+        INDICES: tf.TensorSpec([None], of_index, name="labels"),
+        ROWS: tf.TensorSpec([None, *outputs.shape[1:]], tf.float32, name="labels"),
+    }
+    return possible if has_classes else dict(reversed(possible.items()))
+
+
+def _labels_taken(chain, head):
+    """Returns the possible labels for which the loss gives one number for each image.
+
+    A trace does not show this, because unknown sizes match each other. The loss is therefore tried
+    on a number of images that differs from the size of every other axis.
+
+    Args:
+        chain: a `tfresidual.routing.Chain`.
+        head: its compiled head, which returns values by the names of `named_outputs`.
+    """
+    names = list(_result(head))
+    given = [_result(head, name) for name in names]
+    loss = _loss_of(chain, names)
+    possible = _possible_labels(chain, given[0])
+    images = next(size for size in itertools.count(2) if size not in given[0].shape)
+
+    def filled(spec, value):
+        sizes = [images, *(size or images + 1 for size in spec.shape[1:])]
+        return tf.cast(tf.fill(sizes, value), spec.dtype)
+
+    def is_taken(labels):
+        try:
+            compiled = compile_function(lambda *tensors: loss(*tensors), labels, *given)
+            losses = compiled(filled(labels, 0.0), *(filled(spec, 0.5) for spec in given))
+            return tuple(losses.shape) == (images,)
+        except Exception:
+            # A loss written by a user may raise any error on labels that it was not made for.
+            return False
+
+    return {kind: labels for kind, labels in possible.items() if is_taken(labels)}
+
+
+def variables_of(functions):
+    """Returns all variables that compiled functions read, each of them once."""
+    found = {}
+    for function in functions:
+        for variable in function.get_concrete_function().variables:
+            found.setdefault(id(variable), variable)
+    return list(found.values())

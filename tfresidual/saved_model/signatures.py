@@ -1,0 +1,140 @@
+"""The signatures of a SavedModel: the network, its states and its routes."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import tensorflow as tf
+
+from tfresidual.routing.block_values import block_values
+from tfresidual.routing.outputs import OUTPUTS
+from tfresidual.saved_model.format import SERVE, STEM
+from tfresidual.saved_model.pieces import compile_function, images_of
+
+
+def signatures_of(chain, labels_taken):
+    """Returns the signatures of a chain that is made of compiled functions, by name.
+
+    Args:
+        chain: a `tfresidual.routing.Chain`, see `tfresidual.saved_model.pieces.cut_chain`.
+        labels_taken: dict of the specs of labels that its loss takes, by kind.
+    """
+    images = images_of(chain)
+    number = {name: tf.TensorSpec([], tf.int32, name=name) for name in ("stage", "block", "times")}
+    scale = tf.TensorSpec([], tf.float32, name="scale")
+    every = tf.TensorSpec([len(chain.blocks)], tf.int32, name="applications")
+    run = _Routes(chain)
+    serve = compile_function(lambda images: {OUTPUTS: chain(images)}, images)
+    signatures = {
+        SERVE: serve,
+        "states": compile_function(lambda images: _states(chain, images), images),
+        "route": compile_function(run.route, images, every),
+        "readout": compile_function(run.readout, images, number["stage"], number["block"]),
+        "repeat_last_block": compile_function(
+            run.repeat_last_block, images, number["stage"], number["times"], scale
+        ),
+    }
+    labels = next(iter(labels_taken.values()), None)
+    if chain.outputs != "values" and labels is not None:
+        # If the loss has no gradient, this signature is left out.
+        with contextlib.suppress(ValueError, LookupError):
+            signatures["block_metrics"] = compile_function(
+                lambda images, labels: block_values(chain, images, labels), images, labels
+            )
+    return signatures
+
+
+def _states(chain, images):
+    state = chain.stem(images)
+    pairs, _ = chain.walk(state)
+    after = {
+        f"stage{block.stage}/block{block.index}": after
+        for block, (_, after) in zip(chain.blocks, pairs, strict=True)
+    }
+    return {STEM: state} | after
+
+
+class _Routes:
+    """Routes through a chain, all computed by one graph whose inputs determine the route."""
+
+    def __init__(self, chain):
+        self.chain = chain
+        blocks = chain.blocks
+        self.stages = np.array([block.stage for block in blocks], np.int32)
+        self.indices = np.array([block.index for block in blocks], np.int32)
+        self.keeps_shape = np.array([block.keeps_shape for block in blocks])
+        exits = {(stage.index, block) for stage in chain.stages for block in stage.exits}
+        self.is_exit = np.array([(block.stage, block.index) in exits for block in blocks])
+        self.can_repeat = np.array([stage.can_repeat for stage in chain.stages])
+        counts = tf.TensorSpec([len(blocks)], tf.int32)
+        repeats = tf.TensorSpec([len(chain.stages)], tf.int32)
+        images, scale = images_of(chain), tf.TensorSpec([], tf.float32)
+        self.run = compile_function(self._run, images, counts, repeats, scale)
+
+    def route(self, images, applications):
+        is_possible = (applications >= 0) & (self.keeps_shape | (applications == 1))
+        _check(
+            tf.reduce_all(is_possible),
+            "`applications` must be 0 or more for each block, and 1 for blocks that change the "
+            "shape of the state",
+            applications,
+        )
+        return self._outputs(images, applications)
+
+    def readout(self, images, stage, block):
+        is_place = (self.stages == stage) & (self.indices == block) & self.is_exit
+        _check(
+            tf.reduce_any(is_place),
+            "`stage` (from 1) and `block` (from 0) must name a block after which the stage can be "
+            "left",
+            tf.stack([stage, block]),
+        )
+        is_left = (self.stages == stage) & (self.indices > block)
+        return self._outputs(images, 1 - tf.cast(is_left, tf.int32))
+
+    def repeat_last_block(self, images, stage, times, scale):
+        is_stage = np.arange(1, 1 + len(self.can_repeat), dtype=np.int32) == stage
+        _check(
+            tf.reduce_any(is_stage & self.can_repeat) & (times >= 0),
+            "`stage` (from 1) must be one whose last block keeps the shape of the state, and "
+            "`times` 0 or more",
+            tf.stack([stage, times]),
+        )
+        applications = tf.ones([len(self.stages)], tf.int32)
+        return self._outputs(images, applications, tf.where(is_stage, times, 0), scale)
+
+    def _outputs(self, images, applications, repeats=None, scale=1.0):
+        if repeats is None:
+            repeats = tf.zeros([len(self.can_repeat)], tf.int32)
+        return {OUTPUTS: self.run(images, applications, repeats, tf.convert_to_tensor(scale))}
+
+    def _run(self, images, applications, repeats, scale):
+        chain = self.chain
+        counts = iter(tf.unstack(applications))
+        state = chain.stem(images)
+        for stage, extra in zip(chain.stages, tf.unstack(repeats), strict=True):
+            state = anchor = state if stage.transition is None else stage.transition(state)
+            for block in stage.blocks:
+                count = next(counts)
+                if block.keeps_shape:
+                    state = _repeated(block, state, anchor, count)
+                else:
+                    state = anchor = block(state, anchor)
+            if stage.can_repeat:
+                state = _repeated(stage.blocks[-1], state, anchor, extra, scale)
+        return chain.head(state)
+
+
+def _repeated(block, state, anchor, count, scale=None):
+    """Applies a block `count` times; a loop that is not entered costs nothing."""
+
+    def once(place, state):
+        return place + 1, block(state, anchor, scale)
+
+    _, state = tf.while_loop(lambda place, _: place < count, once, (0, state))
+    return state
+
+
+def _check(is_right, message, value):
+    tf.debugging.Assert(is_right, [f"Arguments must be valid: {message}. Received:", value])

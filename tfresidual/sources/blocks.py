@@ -1,0 +1,355 @@
+"""Finds the blocks in the graph of a functional model, and the states between them."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import inspect
+import itertools
+import math
+from typing import TYPE_CHECKING
+
+import keras
+
+from tfresidual.layers import ResidualUnit
+from tfresidual.layers.shortcuts import SHORTCUTS
+from tfresidual.sources.graph import Entry, is_of_keras
+from tfresidual.sources.weights import parameters_of
+
+if TYPE_CHECKING:
+    from tfresidual.sources.graph import Graph, Node
+
+# Layers that have weights but, like layers without weights, do not separate blocks: normalizations
+# and activations.
+PLAIN = (
+    keras.layers.BatchNormalization,
+    keras.layers.GroupNormalization,
+    keras.layers.LayerNormalization,
+    keras.layers.Normalization,
+    keras.layers.PReLU,
+    keras.layers.RMSNormalization,
+    keras.layers.UnitNormalization,
+)
+# Layers that do nothing at inference.
+SILENT = (
+    keras.layers.ActivityRegularization,
+    keras.layers.AlphaDropout,
+    keras.layers.Dropout,
+    keras.layers.GaussianDropout,
+    keras.layers.GaussianNoise,
+    keras.layers.Identity,
+    keras.layers.SpatialDropout1D,
+    keras.layers.SpatialDropout2D,
+    keras.layers.SpatialDropout3D,
+)
+IDENTITY = "identity"
+PROJECTION = "projection"
+RESAMPLING = "resampling"
+WEIGHTLESS = "weightless"
+TWO_BRANCHES = "two branches"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Place:
+    """A place on the trunk.
+
+    Attributes:
+        index: int, the index of the node just before it; -1 for the input.
+        tensor: `keras.KerasTensor`, the only one that passes this place.
+    """
+
+    index: int
+    tensor: keras.KerasTensor
+
+
+@dataclasses.dataclass(eq=False)
+class _FoundBlock:
+    """A block in the graph.
+
+    Attributes:
+        begin: the `_Place` where the branch begins.
+        end: the `_Place` of the addition.
+        shortcut: str, see `tfresidual.routing.Block`.
+        carried: the `keras.KerasTensor` at the end of the shortcut, or `None` if the block is a
+            unit, or if shortcut and branch cannot be told apart.
+        branches: the tensors that are added to `carried`, as a tuple; empty if `carried` is
+            `None`.
+        sums: tuple of the `Node`s that add them, or of the node of the unit.
+        unit: the `ResidualUnit` that is the whole block, or `None`.
+        anchor: the `keras.KerasTensor` that the unit joins its branch to, or `None`.
+        before: the `_Place` of the state that the block takes, at `begin` or before it.
+        after: the `_Place` of the state that the block returns, at `end` or later.
+        transition_from: the `_Place` after the previous block, if a transition leads from there
+            to `before`; otherwise `None`.
+    """
+
+    begin: _Place
+    end: _Place
+    shortcut: str
+    carried: keras.KerasTensor | None = None
+    branches: tuple[keras.KerasTensor, ...] = ()
+    sums: tuple[Node, ...] = ()
+    unit: ResidualUnit | None = None
+    anchor: keras.KerasTensor | None = None
+    before: _Place | None = None
+    after: _Place | None = None
+    transition_from: _Place | None = None
+
+    @property
+    def adds_to_state(self):
+        """Whether the branch is added to the state or, in a unit, to a tensor of its shape."""
+        is_identity = self.shortcut == IDENTITY
+        return is_identity if self.unit is None else self.unit.resizing is None
+
+
+def shortcut_of_unit(unit):
+    """Returns the kind of shortcut of a residual unit, see `tfresidual.routing.Block`."""
+    if unit.resizing is not None:
+        return PROJECTION if unit.resize == "projection" else RESAMPLING
+    kind = type(unit.shortcut)
+    return next((name for name, known in SHORTCUTS.items() if known is kind), kind.__name__)
+
+
+def trunk_of(graph):
+    """Returns the places that every path from input to output passes, in order."""
+    producer = {id(graph.input): -1}
+    for index, node in enumerate(graph.nodes):
+        producer |= {id(tensor): index for tensor in node.outputs}
+    # For every node, the last node that uses one of its outputs, and the outputs that are used.
+    last_use = dict.fromkeys(range(-1, len(graph.nodes)), -1)
+    used = {index: {} for index in last_use}
+    uses = [(index, tensor) for index, node in enumerate(graph.nodes) for tensor in _taken(node)]
+    for index, tensor in [*uses, (len(graph.nodes), graph.output)]:
+        source = producer[id(tensor)]
+        last_use[source] = max(last_use[source], index)
+        used[source][id(tensor)] = tensor
+    places, furthest = [], -1
+    for index in last_use:
+        # No earlier tensor is used after this place.
+        if furthest <= index and len(used[index]) == 1:
+            places.append(_Place(index, *used[index].values()))
+        furthest = max(furthest, last_use[index])
+    return places
+
+
+def _taken(node):
+    """Returns the tensors that a node takes, without the anchor of a unit."""
+    return [_call_of(node)["inputs"]] if is_unit(node) else node.inputs
+
+
+def _call_of(node):
+    """Returns the arguments of the call of a unit, by name."""
+    signature = inspect.signature(node.operation.call)
+    return signature.bind(*node.args, **node.kwargs).arguments
+
+
+def blocks_of(graph, trunk):
+    """Yields all blocks on the trunk, in order."""
+    ends = {place.index for place in trunk[1:]}
+    for index, node in enumerate(graph.nodes):
+        if is_unit(node) and index not in ends and _call_of(node).get("anchor") is not None:
+            raise other_anchor(node.operation)
+    for begin, end in itertools.pairwise(trunk):
+        node = graph.nodes[end.index]
+        if is_unit(node):
+            yield _FoundBlock(
+                begin,
+                end,
+                shortcut_of_unit(node.operation),
+                sums=(node,),
+                unit=node.operation,
+                anchor=_call_of(node).get("anchor"),
+            )
+        elif is_residual_sum(node) and (block := _block_of_sum(graph, begin, end)):
+            yield block
+
+
+def is_unit(node):
+    """Returns whether a node is a call of a residual unit."""
+    return isinstance(node.operation, ResidualUnit)
+
+
+def is_addition(node):
+    """Returns whether a node adds tensors of the graph: an `Add` layer, `ops.add` or `+`."""
+    is_add = isinstance(node.operation, keras.layers.Add) or is_of_keras(node.operation, "Add")
+    return is_add and len(node.inputs) > 1
+
+
+def is_residual_sum(node):
+    """Returns whether a node adds different tensors of one shape."""
+    if not is_addition(node):
+        return False
+    first, *others = node.inputs
+    has_two = any(tensor is not first for tensor in others)
+    return has_two and all(tensor.shape == first.shape for tensor in others)
+
+
+def _summands(nodes, addition):
+    """Returns the summands of an addition, and the nodes of the additions that were expanded.
+
+    A summand that is itself a sum, and is used only here, is replaced by its own summands.
+    """
+    uses = collections.Counter(id(tensor) for node in nodes for tensor in node.inputs)
+    sums = {id(node.outputs[0]): node for node in nodes if is_residual_sum(node)}
+    summands, taken_apart = [], [addition]
+    for node in taken_apart:
+        for tensor in node.inputs:
+            if id(tensor) in sums and uses[id(tensor)] == 1:
+                taken_apart.append(sums[id(tensor)])
+            else:
+                summands.append(tensor)
+    return summands, tuple(taken_apart)
+
+
+def _block_of_sum(graph, begin, end):
+    """Returns the block between two places that ends in an addition, or `None`.
+
+    With two summands, shortcut and branch are told apart by size. With more of them, one must be
+    the state itself.
+    """
+    nodes, addition = graph.nodes[begin.index + 1 : end.index], graph.nodes[end.index]
+    summands, sums = _summands([*nodes, addition], addition)
+    origins = [_origin(nodes, tensor) is begin.tensor for tensor in summands]
+    if any(origins):
+        return _FoundBlock(begin, end, IDENTITY, *_parted(summands, origins.index(True)), sums)
+    operands, sums = addition.inputs, (addition,)
+    if len(operands) > 2:
+        return None
+    paths = [path_to(nodes, tensor) for tensor in operands]
+    # A shortcut has fewer layers with kernels than a branch; if both have the same number, it has
+    # fewer parameters, and if these are equal too, fewer operations.
+    sizes = [
+        (
+            sum(not _is_plain(node) for node in path),
+            sum(math.prod(weight.shape) for weight in parameters_of(path)),
+            sum(not isinstance(node.operation, Entry) for node in path),
+        )
+        for path in paths
+    ]
+    if sizes.count(min(sizes)) > 1:
+        return _FoundBlock(begin, end, TWO_BRANCHES, sums=sums)
+    which = sizes.index(min(sizes))
+    kind = WEIGHTLESS if begin.tensor.shape == operands[which].shape else RESAMPLING
+    kind = PROJECTION if sizes[which][1] > 0 else kind
+    return _FoundBlock(begin, end, kind, *_parted(operands, which), sums)
+
+
+def _parted(tensors, which):
+    """Returns one of some tensors, and a tuple of the others."""
+    return tensors[which], tuple(tensors[:which] + tensors[which + 1 :])
+
+
+def _origin(nodes, tensor):
+    """Returns the tensor that a tensor equals, followed back through layers that do nothing."""
+    for node in reversed(nodes):
+        if tensor is node.outputs[0] and _is_identity(node):
+            (tensor,) = node.inputs
+    return tensor
+
+
+def _is_identity(node):
+    operation = node.operation
+    is_linear = isinstance(operation, keras.layers.Activation) and (
+        operation.activation is keras.activations.linear
+    )
+    return is_linear or type(operation) in (*SILENT, Entry)
+
+
+def path_to(nodes, *tensors):
+    """Returns the nodes that lead to some tensors."""
+    needed, path = set(map(id, tensors)), []
+    for node in reversed(nodes):
+        if any(id(output) in needed for output in node.outputs):
+            path.append(node)
+            needed |= {id(taken) for taken in node.inputs}
+    return path[::-1]
+
+
+def _is_plain(node):
+    """Returns whether a node has no weights except those of a normalization or an activation."""
+    return isinstance(node.operation, PLAIN) or not parameters_of([node])
+
+
+# Assigning what is between two blocks to the blocks
+
+
+def join_gaps(graph, trunk, found):
+    """Sets the states that the blocks take and return, by assigning them parts of the gaps."""
+    for block in found:
+        block.before = _before_entries(graph, trunk, block.begin)
+    gaps = [
+        _Gap(graph, trunk, one.end, other.before, other.adds_to_state)
+        for one, other in itertools.pairwise(found)
+    ]
+    signatures = {gap.signature(gap.stop) for gap in gaps if gap.is_joined_whole}
+    head = _Gap(graph, trunk, found[-1].end, trunk[-1], False)
+    for block, gap in zip(found, [*gaps, head], strict=True):
+        block.after = gap.stop if gap.is_joined_whole else gap.longest_prefix(signatures)
+    for (block, other), gap in zip(itertools.pairwise(found), gaps, strict=True):
+        keeps_shape = block.after.tensor.shape == other.before.tensor.shape
+        if keeps_shape and not gap.is_before_identity:
+            other.before = block.after
+        elif block.after is not other.before:
+            other.transition_from = block.after
+
+
+def _before_entries(graph, trunk, place):
+    """Returns the place before a nested model casts the state to its own dtype.
+
+    This way states have one dtype, whether or not a block is in a nested model.
+    """
+    index = trunk.index(place)
+    while trunk[index].index > 0 and isinstance(graph.nodes[trunk[index].index].operation, Entry):
+        index -= 1
+    return trunk[index]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Gap:
+    """The part of the trunk between two places, after a block."""
+
+    graph: Graph
+    trunk: list[_Place]
+    start: _Place
+    stop: _Place
+    is_before_identity: bool
+
+    def nodes(self, place):
+        """Returns the nodes of the gap up to a place."""
+        return self.graph.nodes[self.start.index + 1 : place.index + 1]
+
+    @property
+    def is_joined_whole(self):
+        """Whether the whole gap belongs to the block before it.
+
+        This is so if the next block adds its branch to the state after the gap, and the gap keeps
+        the shape and has only plain nodes.
+        """
+        return (
+            self.is_before_identity
+            and self.start.tensor.shape == self.stop.tensor.shape
+            and all(map(_is_plain, self.nodes(self.stop)))
+        )
+
+    def signature(self, place):
+        """Returns the types of the operations up to a place."""
+        kinds = (type(node.operation) for node in self.nodes(place))
+        return tuple(kind for kind in kinds if kind is not Entry)
+
+    def longest_prefix(self, signatures):
+        """Returns the furthest place of the gap that has a given signature and the same shape."""
+        for place in reversed(self.trunk):
+            inside = self.start.index < place.index <= self.stop.index
+            keeps_shape = place.tensor.shape == self.start.tensor.shape
+            if inside and keeps_shape and self.signature(place) in signatures:
+                return place
+        return self.start
+
+
+def other_anchor(unit):
+    """Returns the error for a unit whose anchor is not the beginning of its stage."""
+    return ValueError(
+        "Argument `source` must hold units that are on the trunk and whose anchor is the state "
+        f"at which the shape-keeping blocks of their stage begin. Received: {unit.name}, whose "
+        "anchor is another tensor"
+    )

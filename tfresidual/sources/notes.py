@@ -1,0 +1,84 @@
+"""Additions that are not blocks, and layers that cannot be looked into: the notes of a chain."""
+
+from __future__ import annotations
+
+import collections
+
+import keras
+
+from tfresidual.sources.blocks import is_addition, is_residual_sum, is_unit
+
+
+def other_additions(graph, found):
+    """Returns the names of the additions that are not blocks, by kind."""
+    known = {id(node) for block in found for node in block.sums}
+    others = collections.defaultdict(list)
+    for node in graph.nodes:
+        if id(node) in known:
+            continue
+        if is_residual_sum(node) and len(node.inputs) > 2:
+            others["of several tensors, none of them the state"].append(node.operation.name)
+        elif is_residual_sum(node) or is_unit(node):
+            others["off the trunk"].append(node.operation.name)
+        elif is_addition(node):
+            others["of other shapes, or of the same tensor"].append(node.operation.name)
+    return others
+
+
+def is_opaque(node):
+    """Returns whether a node is a layer that may contain additions."""
+    layer = node.operation
+    while isinstance(layer, keras.layers.Wrapper):
+        layer = layer.layer
+    if not isinstance(layer, keras.layers.Layer):
+        return False
+    kind = type(layer)
+    if isinstance(layer, (keras.Model, keras.layers.Lambda)):
+        return True
+    package = kind.__module__.partition(".")[0]
+    if getattr(keras.layers, kind.__name__, None) is kind or package == "tfresidual":
+        return False
+    # Other layers of Keras, such as those of its applications, are opaque if they could add two
+    # tensors.
+    alike = [taken for taken in node.inputs if taken.shape == node.outputs[0].shape]
+    return package != "keras" or len(alike) > 1
+
+
+def _listed(names_by_kind):
+    """Returns a text with the number of names of every kind and the first of them."""
+    return ", ".join(
+        f"{kind} ({len(names)}: {', '.join([*names[:3], *(['...'] if len(names) > 3 else [])])})"
+        for kind, names in sorted(names_by_kind.items())
+    )
+
+
+def notes_of(additions, opaque):
+    """Returns the notes of a chain, a tuple of str.
+
+    Args:
+        additions: names of the additions that are not blocks, by kind.
+        opaque: names of the layers that cannot be looked into, by class.
+    """
+    notes = []
+    if additions:
+        notes.append(
+            f"additions that are not blocks themselves: {_listed(additions)}; they are computed "
+            "as part of what contains them"
+        )
+    if opaque:
+        notes.append(f"the inside of these layers cannot be seen: {_listed(opaque)}")
+    return tuple(notes)
+
+
+def no_block(graph, model, additions, opaque):
+    """Returns the error for a model without blocks; the arguments are as for `notes_of`."""
+    found = f"additions: {_listed(additions)}" if additions else "no addition"
+    if opaque:
+        found += f"; layers that may hide some: {_listed(opaque)}"
+    if any(keras.tree.flatten(node.kwargs.get("mask")) != [None] for node in graph.nodes):
+        found += "; masks, which bypass every place where the other paths meet"
+    return ValueError(
+        "Argument `source` must be a model with residual additions on one trunk: of tensors of "
+        "one shape, where all paths from input to output meet. "
+        f"Received: source={model.name} with {found}"
+    )
