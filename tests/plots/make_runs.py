@@ -137,7 +137,7 @@ def fixed_point_frame(steps=32, stages=3, splits=None):
                 change = (10 + place) * stage * rate**step
                 row = {
                     "stage": stage,
-                    "step": step,
+                    "repetition": step,
                     "change": change,
                     "contraction": np.nan if step == 0 else rate,
                     "largest_contraction": np.nan if step == 0 else rate + 0.04,

@@ -24,7 +24,7 @@ class TestFixedPoint:
             assert [line.get_label() for line in lines] == STAGES
             for stage, line in enumerate(lines, start=1):
                 rows = frame[(frame["stage"] == stage) & (frame[metric] > 0)]
-                assert points(line) == dict(zip(rows["step"], rows[metric], strict=True))
+                assert points(line) == dict(zip(rows["repetition"], rows[metric], strict=True))
         assert legend_texts(figure) == STAGES
 
     def test_scales_and_words(self):
@@ -50,7 +50,7 @@ class TestFixedPoint:
         (level,) = lines_with(figure.axes[2], "mu")
         assert list(level.get_ydata()) == [0.95, 0.95]
         assert figure.axes[2].get_ylim()[1] > 0.95
-        assert legend_texts(figure)[-1] == "μ = 0.95 per step"
+        assert legend_texts(figure)[-1] == "μ = 0.95 per repetition"
         assert lines_with(plots.fixed_point(frame).axes[0], "slope") == []
 
     def test_the_slope_begins_where_the_changes_do(self):
@@ -74,7 +74,7 @@ class TestFixedPoint:
         lines = metric_lines(figure.axes[0])
         assert [line.get_label() for line in lines[::3]] == ["stage 1, train", "stage 1, test"]
         assert [line.get_linestyle() for line in lines] == ["-"] * 3 + ["--"] * 3
-        assert legend_texts(figure) == [*STAGES, "train", "test", "μ = 0.9 per step"]
+        assert legend_texts(figure) == [*STAGES, "train", "test", "μ = 0.9 per repetition"]
         draws(figure)
 
     def test_gaps_and_stages_that_do_not_move(self):
@@ -99,7 +99,9 @@ class TestFixedPoint:
         function, frame = plots.fixed_point, fixed_point_frame(4)
         with pytest.raises(ValueError, match=r"missing: `largest_contraction`\. Received: "):
             function(frame.drop(columns="largest_contraction"))
-        with pytest.raises(ValueError, match=r"one row per stage and step.*Received: several"):
+        with pytest.raises(
+            ValueError, match=r"one row per stage and repetition.*Received: several"
+        ):
             function(pd.concat([frame, frame]))
         nothing = ["change", "distance", "contraction", "largest_contraction"]
         with pytest.raises(ValueError, match=r"finite number.*Received: 15 rows"):

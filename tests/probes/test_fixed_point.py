@@ -43,7 +43,7 @@ def numpy_frame(net, batch, times):
             rows.append((stage + 1, step, change.mean(), *contractions, distance.mean()))
             sizes.append(size.mean())
             before = change
-    return pd.DataFrame(rows, columns=["stage", "step", *METRICS]), np.array(sizes)
+    return pd.DataFrame(rows, columns=["stage", "repetition", *METRICS]), np.array(sizes)
 
 
 @pytest.mark.parametrize("settings", NETWORKS.values(), ids=NETWORKS)
@@ -52,7 +52,7 @@ def test_equals_numpy(settings):
     batch = random_batch(net, images=4)
     frame = probes.fixed_point(net, batch, times=3)
     expected, sizes = numpy_frame(net, batch, times=3)
-    places = ["stage", "step"]
+    places = ["stage", "repetition"]
     pd.testing.assert_frame_equal(frame[places], expected[places])
     for name in ("change", "distance"):
         # Small ones are differences of large states.
@@ -62,7 +62,7 @@ def test_equals_numpy(settings):
     assert is_clear.sum() >= 1
     for name in ("contraction", "largest_contraction"):
         np.testing.assert_allclose(frame[name][is_clear], expected[name][is_clear], rtol=5e-3)
-    assert frame["contraction"][frame["step"] == 0].isna().all()
+    assert frame["contraction"][frame["repetition"] == 0].isna().all()
 
 
 @pytest.mark.parametrize("slope", [0.5, -0.8, 0.99])
@@ -71,7 +71,7 @@ def test_linear_contraction_by_hand(slope):
     times = 12
     frame = probes.fixed_point(anchored_chain(slope, 3), at(3, 4), times=times)
     assert frame["stage"].tolist() == [1] * (times + 1)
-    assert frame["step"].tolist() == list(range(times + 1))
+    assert frame["repetition"].tolist() == list(range(times + 1))
     # The last block takes z_2.
     steps = np.arange(times + 1)
     np.testing.assert_allclose(frame["change"], 5 * np.abs(slope) ** (steps + 3.0), rtol=1e-4)
@@ -159,10 +159,10 @@ def test_columns_splits_and_stages():
     net = random_network(blocks=(2, 1, 2), widths=(4, 6, 8))
     train, test = random_batch(net, seed=1, images=3), random_batch(net, seed=2, images=5)
     both = probes.fixed_point(net, {"train": train, "test": test}, times=2)
-    assert both.columns.tolist() == ["split", "stage", "step", *METRICS]
+    assert both.columns.tolist() == ["split", "stage", "repetition", *METRICS]
     # The only block of the second stage changes the shape.
     assert both["stage"].tolist() == [1, 1, 1, 3, 3, 3] * 2
-    assert both["step"].tolist() == [0, 1, 2] * 4
+    assert both["repetition"].tolist() == [0, 1, 2] * 4
     alone = probes.fixed_point(net, test, times=2)
     part = both[both["split"] == "test"].drop(columns="split").reset_index(drop=True)
     pd.testing.assert_frame_equal(part, alone, rtol=1e-4)

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from tfresidual.types import Figure, Frame
 
 _CURVES = (
-    ("change", "change of the state per step"),
+    ("change", "change of the state per repetition"),
     ("distance", "distance to the last state"),
 )
 
 
 def fixed_point(frame: Frame, mu: float | None = None) -> Figure:
-    """Draws how the steps of a stage shrink as its last block is applied again and again.
+    """Draws how the changes of a stage's state shrink as its last block is applied again and again.
 
     The left panel shows the change of the state per application, the middle one the distance to the
     last of the states, both on logarithmic axes. The right panel shows the contraction, which is
@@ -31,8 +31,8 @@ def fixed_point(frame: Frame, mu: float | None = None) -> Figure:
     missing, or 0 on a logarithmic axis, leaves a gap.
 
     Args:
-        frame: Fixed point frame with the columns `stage`, `step` (0 for the application of the
-            block that was trained), `change`, `contraction`, `largest_contraction` and `distance`,
+        frame: Fixed point frame with the columns `stage`, `repetition` (0 for the application of
+            the block that was trained), `change`, `contraction`, `largest_contraction` and `distance`,
             and optionally `split`.
         mu: Bound on the Lipschitz constant of a block, a positive number, or `None`.
 
@@ -41,7 +41,7 @@ def fixed_point(frame: Frame, mu: float | None = None) -> Figure:
 
     Raises:
         ValueError: if a column is missing, none of the values is a finite number, several rows
-            describe the same stage, step and split, or if `mu` is not positive.
+            describe the same stage, repetition and split, or if `mu` is not positive.
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets", section
@@ -49,7 +49,7 @@ def fixed_point(frame: Frame, mu: float | None = None) -> Figure:
     """
     check_number("mu", mu, over=0, or_none=True)
     columns = ("change", "distance", "contraction", "largest_contraction")
-    table = frames.keyed_values(frame, ("stage", "step"), columns)
+    table = frames.keyed_values(frame, ("stage", "repetition"), columns)
     looks = style.stage_looks(sorted(set(table["stage"])))
     splits = frames.order_splits(table["split"])
     lines = style.split_lines(splits)
@@ -59,7 +59,7 @@ def fixed_point(frame: Frame, mu: float | None = None) -> Figure:
         style.clean_axes(axes)
         style.whole_numbers(axes.xaxis, bins=8)
         style.axis_labels(axes, below="extra applications of the last block")
-    small = table["step"].nunique() > 16
+    small = table["repetition"].nunique() > 16
     for split, (stage, (colour, marker)) in itertools.product(splits, looks.items()):
         rows = table[(table["split"] == split) & (table["stage"] == stage)]
         look = {
@@ -70,7 +70,7 @@ def fixed_point(frame: Frame, mu: float | None = None) -> Figure:
             "linewidth": 1.3,
             "label": ", ".join(filter(None, (f"stage {stage}", split))),
         }
-        _draw_steps(grid, rows, look, stage)
+        _draw_changes(grid, rows, look, stage)
         if mu is not None:
             _draw_slope(grid[0], rows, mu, colour)
     for axes, (metric, label) in zip(grid, _CURVES, strict=False):
@@ -86,7 +86,9 @@ def fixed_point(frame: Frame, mu: float | None = None) -> Figure:
         handles += [style.line_handle(split, linestyle=lines[split]) for split in splits]
     if mu is not None:
         grid[2].axhline(mu, color=style.INK, linewidth=1.0, linestyle=":", gid="mu")
-        handles.append(style.line_handle(f"μ = {mu:g} per step", linestyle=":", color=style.INK))
+        handles.append(
+            style.line_handle(f"μ = {mu:g} per repetition", linestyle=":", color=style.INK)
+        )
     if table[["contraction", "largest_contraction"]].isna().all(axis=None):
         style.no_values(grid[2])
     grid[2].set_ylim(bottom=min(0, grid[2].get_ylim()[0]))
@@ -94,13 +96,13 @@ def fixed_point(frame: Frame, mu: float | None = None) -> Figure:
     return figure
 
 
-def _draw_steps(grid, rows, look, stage):
-    """Draws the steps of a stage: their size, what is left of the way, and the contraction."""
+def _draw_changes(grid, rows, look, stage):
+    """Draws the changes of a stage's state, what is left of the way, and the contraction."""
     for axes, (metric, _) in zip(grid, _CURVES, strict=False):
-        axes.plot(rows["step"], rows[metric].where(rows[metric] > 0), **look)
-    grid[2].plot(rows["step"], rows["contraction"], **look)
+        axes.plot(rows["repetition"], rows[metric].where(rows[metric] > 0), **look)
+    grid[2].plot(rows["repetition"], rows["contraction"], **look)
     grid[2].fill_between(
-        rows["step"],
+        rows["repetition"],
         rows["contraction"],
         rows["largest_contraction"],
         color=look["color"],
@@ -116,10 +118,10 @@ def _draw_slope(axes, rows, mu, colour):
     if known.empty:
         return
     first = known.iloc[0]
-    steps = np.arange(int(first["step"]), int(rows["step"].max()) + 1)
+    repetitions = np.arange(int(first["repetition"]), int(rows["repetition"].max()) + 1)
     axes.plot(
-        steps,
-        first["change"] * float(mu) ** (steps - first["step"]),
+        repetitions,
+        first["change"] * float(mu) ** (repetitions - first["repetition"]),
         color=colour,
         linewidth=1.1,
         linestyle=":",

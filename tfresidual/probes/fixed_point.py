@@ -22,7 +22,7 @@ METRICS = ("change", "contraction", "largest_contraction", "distance")
 # The distance from 1 to the next larger number.
 ULPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 # A change of this many ulps of the state is known to within a few percent: rounding moves a state
-# at rest by about a fifth of an ulp per step.
+# at rest by about a fifth of an ulp per repetition.
 SMALLEST_CHANGE = 4
 
 
@@ -39,10 +39,10 @@ def fixed_point(
     - `change`: |z_{t+1} - z_t|, 0 or more.
     - `contraction`: |z_{t+1} - z_t| / |z_t - z_{t-1}|, 0 or more: the factor by which the block
       changes the distance between two of its inputs, and therefore at most its Lipschitz constant.
-      NaN at step 0, because z_0 is the output of another block.
+      NaN at repetition 0, because z_0 is the output of another block.
     - `largest_contraction`: the largest contraction over the images instead of the mean.
     - `distance`: |z_{t+1} - z_{times+1}|, the distance to the state after all applications, 0 or
-      more. At the last step, only rounding errors remain.
+      more. At the last repetition, only rounding errors remain.
 
     A quotient of differences close to rounding errors is noise. Images for which |z_t - z_{t-1}|
     is at most 4 units in the last place of |z| (in the precision of the states) are left out of
@@ -68,8 +68,8 @@ def fixed_point(
         progress: whether to show a progress bar.
 
     Returns:
-        A `pandas.DataFrame` with the columns `stage` (from 1), `step` (extra applications of the
-        last block, from 0 to `times`), `change`, `contraction`, `largest_contraction` and
+        A `pandas.DataFrame` with the columns `stage` (from 1), `repetition` (extra applications of
+        the last block, from 0 to `times`), `change`, `contraction`, `largest_contraction` and
         `distance`. The metrics except `largest_contraction` are means over the images. If `data`
         is a dict, `split` is the first column.
 
@@ -94,7 +94,7 @@ def fixed_point(
         values = run_over(chain, f"fixed point x{times}", function, part, progress)
         for index, stage in enumerate(stages):
             of_stage = {name: value[:, index] for name, value in values.items()}
-            frame = pd.DataFrame({"stage": stage.index, "step": range(times + 1)})
+            frame = pd.DataFrame({"stage": stage.index, "repetition": range(times + 1)})
             frames.append(frame.assign(**means_of(**of_stage)))
             if split is not None:
                 frames[-1].insert(0, "split", split)
@@ -105,13 +105,13 @@ def means_of(change, distance, smallest):
     """Returns the means over the images of the changes, contractions and distances of a stage.
 
     Args:
-        change: array `(images, steps)`.
-        distance: array `(images, steps)`.
-        smallest: array `(images, steps)`; if a change is at most this, the next contraction is
-            noise.
+        change: array `(images, repetitions)`.
+        distance: array `(images, repetitions)`.
+        smallest: array `(images, repetitions)`; if a change is at most this, the next contraction
+            is noise.
 
     Returns:
-        A dict of arrays `(steps,)` by the names in `METRICS`.
+        A dict of arrays `(repetitions,)` by the names in `METRICS`.
     """
     # Values outside the range of the floats have no size.
     change, distance = (
@@ -132,7 +132,7 @@ def means_of(change, distance, smallest):
 
 
 def _batch_values(chain, times, images, labels):
-    """Returns the values of all stages and steps on a batch, each `(images, stages, steps)`."""
+    """Returns the values on a batch, each `(images, stages, repetitions)`."""
     del labels
     pairs, _ = chain.walk(chain.stem(images))
     values, end = [], 0
@@ -148,7 +148,7 @@ def _batch_values(chain, times, images, labels):
 
 
 def _stage_values(block, state, anchor, times):
-    """Returns the values of one stage, each `(images, steps)`."""
+    """Returns the values of one stage, each `(images, repetitions)`."""
     # Both loops are graph loops, traced once. The first one only computes the last state, because
     # all states together might not fit into memory.
     _, last = tf.while_loop(
