@@ -16,8 +16,6 @@ from reference.layer_test import run_layer_test
 
 from tfresidual import datasets, networks
 
-pytestmark = pytest.mark.eager
-
 slopes = st.floats(0.1, 3).flatmap(lambda size: st.sampled_from([size, -size]))
 pairs = st.tuples(slopes, slopes)
 

@@ -110,6 +110,29 @@ def test_gradient_where_nothing_cancels(expected, sums_to_one):
     np.testing.assert_allclose(*gradients, rtol=1e-4, atol=1e-6)
 
 
+def test_shapes_stay_known_whatever_was_computed_before():
+    # All networks share one compiled function, which forgets sizes that were not always the same.
+    rng = np.random.default_rng(0)
+    for shape in ((4, 3), (2, 5, 3), (6, 2), (2, 2, 2, 4), (1, 3), (5, 3)):
+        logits = tf.constant(rng.normal(size=shape), tf.float32)
+        rows = tf.constant(rng.dirichlet(np.ones(shape[-1]), shape[:-1]), tf.float32)
+
+        @tf.function
+        def gradients(loss, rows=rows, logits=logits):
+            with tf.GradientTape() as tape:
+                tape.watch(logits)
+                losses = loss(rows, logits)
+            gradient = tape.gradient(losses, logits)
+            assert losses.shape.rank == len(logits.shape) - 1
+            assert gradient.shape.rank == len(logits.shape)
+            return losses, gradient
+
+        for ours, theirs in zip(
+            gradients(softmax_cross_entropy), gradients(keras_cross_entropy), strict=True
+        ):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
 def test_the_chain_sees_the_logits():
     net = random_network()
     images, _ = random_batch(net)

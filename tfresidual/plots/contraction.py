@@ -32,8 +32,8 @@ def fixed_point(frame: Frame, mu: float | None = None) -> Figure:
 
     Args:
         frame: Fixed point frame with the columns `stage`, `repetition` (0 for the application of
-            the block that was trained), `change`, `contraction`, `largest_contraction` and `distance`,
-            and optionally `split`.
+            the block that was trained), `change`, `contraction`, `largest_contraction` and
+            `distance`, and optionally `split`.
         mu: Bound on the Lipschitz constant of a block, a positive number, or `None`.
 
     Returns:

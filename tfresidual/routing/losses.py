@@ -122,10 +122,6 @@ def takes_signs(loss):
     return description["loss"].lower().replace("_", "") in ("hinge", "squaredhinge")
 
 
-# Compiled on its own: TensorFlow registers a custom gradient forever, together with the graph it
-# was traced in. That way it is this small graph, and not that of a whole network.
-@tf.function(autograph=False, reduce_retracing=True)
-@ops.custom_gradient
 def softmax_cross_entropy(labels, logits):
     """Computes the cross-entropy of a softmax, with an accurate gradient at high confidence.
 
@@ -141,15 +137,27 @@ def softmax_cross_entropy(labels, logits):
     Returns:
         Losses, `(images,)`, 0 or more.
     """
-    losses = -ops.sum(labels * ops.log_softmax(logits), axis=-1)
+    logits = tf.convert_to_tensor(logits)
+    rows = [-1, logits.shape[-1]]
+    losses = _of_rows(tf.reshape(labels, rows), tf.reshape(logits, rows))
+    return tf.reshape(losses, tf.shape(logits)[:-1])
+
+
+# Compiled on its own: TensorFlow registers a custom gradient forever, together with the graph it
+# was traced in. That way it is this small graph, and not that of a whole network.
+@tf.function(autograph=False, reduce_retracing=True)
+@tf.custom_gradient
+def _of_rows(labels, logits):
+    """Returns the losses of `softmax_cross_entropy`; both arguments have two axes."""
+    losses = -tf.reduce_sum(labels * tf.nn.log_softmax(logits), axis=-1)
 
     def gradient(upstream):
-        p = ops.softmax(logits)
+        p = tf.nn.softmax(logits)
         is_highest = tf.one_hot(tf.argmax(p, axis=-1), tf.shape(p)[-1], dtype=p.dtype)
-        others = ops.sum(p * (1 - is_highest), axis=-1, keepdims=True)
+        others = tf.reduce_sum(p * (1 - is_highest), axis=-1, keepdims=True)
         rest = is_highest * others + (1 - is_highest) * (1 - p)
-        total = ops.sum(labels, axis=-1, keepdims=True)
-        return None, upstream[..., None] * (p * (total - labels) - labels * rest)
+        total = tf.reduce_sum(labels, axis=-1, keepdims=True)
+        return None, upstream[:, None] * (p * (total - labels) - labels * rest)
 
     return losses, gradient
 
