@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Run in a folder without the files of the package, so that it checks the installed ones.
 MYPY = $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.venv/mypy
+# Small operations in two processes: more threads only wait for each other.
+ONE_THREAD := TF_NUM_INTRAOP_THREADS=1 TF_NUM_INTEROP_THREADS=1 OMP_NUM_THREADS=1
 
 .PHONY: study test test-system test-slow format benchmarks clean
 
@@ -14,7 +16,7 @@ test: .venv/test
 	$(BIN)/ruff format --check .
 	cd tests/typing && $(MYPY) --package tfresidual
 	cd tests/typing && $(MYPY) --strict --follow-imports silent passes.py
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(ONE_THREAD) $(BIN)/pytest -n 2 --dist loadfile
 
 test-system: .venv/test
 	$(BIN)/pytest -n 2 --dist loadfile -m 'system and not slow'

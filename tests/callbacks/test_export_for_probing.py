@@ -18,7 +18,7 @@ from tfresidual.machine.locks import LOCK, FolderInUseError
 from tfresidual.saved_model import pieces, signatures
 from tfresidual.saved_model.format import LAYOUT_FILE, series_of, series_path
 
-pytestmark = pytest.mark.eager
+pytestmark = [pytest.mark.eager, pytest.mark.system]
 
 ExportForProbing = callbacks.ExportForProbing
 IMAGES = np.random.default_rng(0).normal(size=(6, 4, 4, 1)).astype("float32")

@@ -58,6 +58,7 @@ def test_units_built_inside_of_a_graph_are_bounded(build):
     np.testing.assert_allclose(outputs, unit(inputs), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.system
 def test_a_look_changes_nothing_in_how_a_bounded_network_trains():
     images, labels = some_images(), np.arange(8) % 4
 
@@ -167,6 +168,7 @@ def trained():
     return net, net.get_weights(), analyse(net.get_config(), weights_of(net), images, labels)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("way", WAYS)
 def test_norms_are_those_of_the_weights_however_it_is_called(way, trained, tmp_path):
     net, weights, expected = trained
@@ -192,6 +194,7 @@ def test_a_function_traced_before_a_change_follows_it(trained):
         np.testing.assert_allclose(function(images), expected.outputs, atol=2e-5)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("writer", ["save", "save_weights", "export"])
 def test_files_have_the_norms_of_their_weights(writer, trained, tmp_path):
     net, weights, _ = trained
@@ -217,7 +220,8 @@ def test_equal_blocks_begin_with_their_own_bound():
 def test_images_of_another_size_are_refused():
     unit = ResidualUnit(3, lipschitz=MU)
     unit(some_images((1, 4, 4, 3)))
-    with pytest.raises(ValueError, match=r"one grid: \(4, 4, 3\).*Received: inputs of shape \(8"):
+    message = r"one grid only: \(4, 4, 3\).*Received: inputs of shape \(8"
+    with pytest.raises(ValueError, match=message):
         unit(some_images())
 
 

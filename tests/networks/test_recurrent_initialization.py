@@ -7,8 +7,6 @@ from reference.random_network import TRANSITIONS, random_batch
 
 from tfresidual.networks import ResidualNetwork
 
-pytestmark = pytest.mark.eager
-
 SMALL = {"input_shape": (8, 8, 3), "classes": 5, "blocks": 3, "widths": (8, 8)}
 
 

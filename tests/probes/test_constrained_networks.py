@@ -27,6 +27,8 @@ from reference.route_probes import (
 
 from tfresidual import probes
 
+pytestmark = pytest.mark.system
+
 SMALL = {"input_shape": (8, 4, 3)}
 # Every kind of sharing, with and without bounds, joined to the last state and to the stage's input;
 # two stages, the second of which begins with a change of the shape, or has no other block.

@@ -275,6 +275,7 @@ def test_the_algorithm_approaches_and_stays():
     np.testing.assert_allclose(row["drift"], row["error"], rtol=1e-2)
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("kind", ["residual", "recurrent"])
 def test_a_trained_residual_network_approaches_and_does_not_stay(kind):
     x, z = datasets.inverse_problem(1024)

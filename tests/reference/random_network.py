@@ -1,6 +1,7 @@
 """Small networks and batches from a seed, for comparisons with the NumPy version."""
 
 import numpy as np
+import pytest
 
 from tfresidual.networks import ResidualNetwork
 
@@ -73,6 +74,21 @@ def case_id(case):
         for value in case.values()
         if value is not False and value is not None
     )
+
+
+def sample(cases, every):
+    """Parameters for `pytest.mark.parametrize`, of which one in so many is no system test.
+
+    Args:
+        cases: dict of cases by name, or a list of dicts.
+        every: int.
+    """
+    if not isinstance(cases, dict):
+        cases = {case_id(case): case for case in cases}
+    return [
+        pytest.param(case, id=name, marks=[pytest.mark.system] if i % every else [])
+        for i, (name, case) in enumerate(cases.items())
+    ]
 
 
 def random_network(seed=0, input_shape=(8, 8, 3), classes=5, blocks=2, widths=(4, 8, 12), **kwargs):

@@ -26,7 +26,7 @@ from training import small_training
 from tfresidual import training
 from tfresidual.training.checkpoints import GENERATORS, TrainingFolder
 
-pytestmark = pytest.mark.eager
+pytestmark = [pytest.mark.eager, pytest.mark.system]
 
 EPOCHS = 3
 STEPS = 4
