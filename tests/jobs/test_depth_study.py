@@ -293,7 +293,7 @@ def test_the_log_of_a_worker(settings, tmp_path, monkeypatch, capfd):
 
 @pytest.fixture(scope="module")
 def experiment():
-    path = pathlib.Path(__file__).parents[1] / "experiments" / "depth_search.py"
+    path = pathlib.Path(__file__).parents[2] / "experiments" / "depth_search.py"
     spec = importlib.util.spec_from_file_location("experiment", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -34,11 +34,11 @@ chosen += [routes.repeat_last_block(chain, stage, 3) for stage in (1, 2, 3)]
 rng = np.random.default_rng(0)
 images = rng.normal(size=(256, 32, 32, 3)).astype("float32")
 labels = rng.integers(0, 10, 256)
-evaluate(chain, chosen, (images[:1], labels[:1]))  # compiles
+evaluate(chain, (images[:1], labels[:1]), chosen)  # compiles
 before = mib("VmRSS")
 with open("/proc/self/clear_refs", "w") as file:
     file.write("5")  # the highest mark starts again
-values = evaluate(chain, chosen, (images, labels), memory_limit=float(sys.argv[1]))
+values = evaluate(chain, (images, labels), chosen, memory_limit=float(sys.argv[1]))
 assert values.wrong.shape == (60, 256)
 print(json.dumps({"taken": mib("VmHWM") - before}))
 """
