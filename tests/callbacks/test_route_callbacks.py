@@ -290,7 +290,7 @@ def test_no_key_is_published_twice():
 
 
 @pytest.mark.compiled
-def test_nothing_is_compiled_behind_the_first_epoch():
+def test_nothing_is_compiled_after_the_first_epoch():
     net = network(blocks=(1, 2))
     # Batches of 5, 5 and 2.
     chosen = all_callbacks(dataset(random_batch(net, images=12, seed=2)))

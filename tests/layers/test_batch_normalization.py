@@ -560,6 +560,18 @@ def test_batches_of_any_size_and_number_of_channels_with_their_gradients():
                     loss = tf.reduce_sum(outputs**2 * weight)
                 return outputs, tape.gradient(loss, [features, layer.gamma.value, layer.beta.value])
 
+            unscaled = BatchNormalization(scale=False)
+            unscaled.build(shape)
+
+            @tf.function
+            def slope_of(features=features, unscaled=unscaled):
+                _, slope = unscaled.call_with_slope(features, training=True)
+                assert slope.shape == features.shape[-1:]
+                return slope
+
+            np.testing.assert_allclose(
+                slope_of(), 1 / np.sqrt(np.var(features, axis=(0, 1, 2)) + 1e-3), rtol=1e-4
+            )
             outputs, measured = gradients(ours)
             assert outputs.shape == shape
             for actual, expected in zip(measured, gradients(stock)[1], strict=True):

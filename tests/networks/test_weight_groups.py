@@ -198,7 +198,7 @@ def test_blocks_that_share_from_block_0():
     )
 
 
-def test_blocks_that_share_behind_a_projection():
+def test_blocks_that_share_after_a_projection():
     owned = {0: ALL + PROJECTION, 1: ALL, 2: NORMALIZATIONS, 3: NORMALIZATIONS}
     groups = groups_of(blocks_of(owning(2, owned)))
     assert blocks_by_role(groups, 2) == dict.fromkeys(CONVOLUTIONS, (1,)) | dict.fromkeys(
@@ -206,7 +206,7 @@ def test_blocks_that_share_behind_a_projection():
     )
 
 
-def test_blocks_that_share_their_shortcut_behind_a_projection():
+def test_blocks_that_share_their_shortcut_after_a_projection():
     shortcut = ["shortcut/convolution/kernel"]
     owned = {0: ALL + PROJECTION, 1: ALL + shortcut, 2: NORMALIZATIONS, 3: NORMALIZATIONS}
     groups = groups_of(blocks_of(owning(2, owned)))

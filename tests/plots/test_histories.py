@@ -111,7 +111,7 @@ class TestEpochs:
 
 
 class TestPropagation:
-    def test_the_norm_behind_every_block(self):
+    def test_the_norm_after_every_block(self):
         frame = norms()
         axes = plots.network_curves(network_frame(), propagation=frame).axes[2]
         assert axes.get_yscale() == "log"

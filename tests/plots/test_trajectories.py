@@ -70,7 +70,7 @@ def window(axes):
 
 @pytest.mark.parametrize("inputs", [1, 2])
 class TestDrawn:
-    def test_estimates_behind_every_block(self, inputs):
+    def test_estimates_after_every_block(self, inputs):
         tables = three(inputs)
         grid = panels(plots.trajectories(**tables, solutions=SOLUTIONS[:inputs]))
         for axes, network in zip(grid[0], NETWORKS, strict=True):

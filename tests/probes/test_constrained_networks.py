@@ -60,7 +60,7 @@ NETWORKS = {
         "shortcut": "shortcut_only_gate",
         "layout": "relu_only_preactivation",
     },
-    "shared, anchored behind the addition": {
+    "shared, anchored after the addition": {
         "blocks": (4,),
         "widths": (4,),
         "share_from": 0,

@@ -72,7 +72,7 @@ def test_splits_are_measured_one_by_one(name, net):
 
 @pytest.mark.eager
 @every_probe
-def test_the_network_is_left_as_it_was_and_progress_is_shown_only_if_asked_for(name, net):
+def test_the_network_is_left_as_it_was_and_nothing_is_printed_unless_asked_for(name, net):
     before = [variable.numpy() for variable in net.variables]
     data = random_batch(net, images=5)
     texts, frames = [], []

@@ -320,15 +320,15 @@ def test_rows_are_those_asked_for():
     net = random_network(transition="convolution")
     chain, batch = tfr.chain(net), random_batch(net)
     first, second = drop(chain, (1, 0)), repeat_last_block(chain, 3, 2)
-    whole, behind = unperturbed(chain), readout(chain, 2, 1)
-    asked = [second, whole, first, second, behind, first, whole]
+    whole, early = unperturbed(chain), readout(chain, 2, 1)
+    asked = [second, whole, first, second, early, first, whole]
     rows = {
         route: evaluate(chain, batch, [route], with_outputs=True)
         for route in (first, second, whole)
     }
     values = evaluate(chain, batch, asked, with_outputs=True)
     for name in SCORES:
-        expected = [getattr(rows[route if route != behind else whole], name)[0] for route in asked]
+        expected = [getattr(rows[route if route != early else whole], name)[0] for route in asked]
         np.testing.assert_array_equal(getattr(values, name), expected, err_msg=name)
     # What is compared is not all alike.
     assert len({row.tobytes() for row in values.outputs}) == 3

@@ -131,7 +131,7 @@ def calls_of(chain):
             first_fixed = index
     for stage in chain.stages:
         for block in range(len(stage.blocks)):
-            found[f"stage {stage.index} left behind {block}"] = (
+            found[f"stage {stage.index} read out after {block}"] = (
                 {"signature": "readout", "stage": stage.index, "block": block},
                 (lambda chain, at=(stage.index, block): routes.readout(chain, *at))
                 if block in stage.exits

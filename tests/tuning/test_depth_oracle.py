@@ -1033,7 +1033,7 @@ class TestSilence:
         assert oracle.ongoing_trials == {}
         assert follow(oracle, EASY, "b") == [(6,), (5,)]
 
-    def test_a_report_behind_that_of_another(self, tmp_path, clock):
+    def test_a_report_after_that_of_another(self, tmp_path, clock):
         oracle, late = self.silenced(tmp_path, clock)
         report(oracle, oracle.create_trial("b"), EASY)
         running = oracle.create_trial("b")

@@ -172,7 +172,7 @@ def search_class(order):
             return measured
 
         def on_trial_end(self, trial):
-            if order.get("die_behind_report"):
+            if order.get("die_after_report"):
                 os.kill(os.getpid(), signal.SIGKILL)
             super().on_trial_end(trial)
 
@@ -448,9 +448,9 @@ def test_a_trial_that_takes_long(cluster, answer):
     assert_each_ran_once(cluster.begun(), assert_complete(cluster.folder, answer))
 
 
-def test_a_worker_killed_behind_its_report(cluster, answer):
+def test_a_worker_killed_after_its_report(cluster, answer):
     cluster.start("chief")
-    cluster.start("worker0", die_behind_report=True)
+    cluster.start("worker0", die_after_report=True)
     wait_until(lambda: cluster.poll("worker0") is not None, cluster.logs)
     cluster.start("worker0")
     cluster.wait("chief", "worker0")

@@ -123,9 +123,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
         if not (training and self.trainable):
             mean = tf.convert_to_tensor(self.moving_mean)
             variance = tf.convert_to_tensor(self.moving_variance)
-            outputs = _normalize(inputs, gamma, beta, mean, variance, self.epsilon)
-            outputs.set_shape(inputs.shape)
-            return outputs, mean, variance
+            return _normalize(inputs, gamma, beta, mean, variance, self.epsilon), mean, variance
         outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
             inputs, gamma, beta, epsilon=self.epsilon, is_training=True
         )
