@@ -91,7 +91,7 @@ def sample(cases, every):
     ]
 
 
-def random_network(seed=0, input_shape=(8, 8, 3), classes=5, blocks=2, widths=(4, 8, 12), **kwargs):
+def random_network(seed=0, input_shape=(8, 8, 3), classes=5, blocks=2, widths=(4, 8), **kwargs):
     """A `ResidualNetwork` all of whose weights and statistics are drawn from a seed.
 
     Args:
