@@ -10,7 +10,15 @@ import tensorflow as tf
 from keras import ops
 from reference import numpy_network
 from reference.plane import TOLERANCE, at, plane_chain
-from reference.random_network import CASES, case_id, random_batch, random_network, sample
+from reference.random_network import (
+    CASES,
+    CONSTRAINED_CASES,
+    case_id,
+    random_batch,
+    random_network,
+    sample,
+)
+from reference.route_probes import CONSTRAINED_NETWORKS, constrained, network
 
 import tfresidual as tfr
 from tfresidual import probes
@@ -32,7 +40,7 @@ def numpy_metrics(net, images, labels):
     }
 
 
-@pytest.mark.parametrize("case", sample(CASES, every=3))
+@pytest.mark.parametrize("case", sample(CASES, every=5))
 def test_equals_numpy(case):
     net = random_network(seed=3, **case)
     images, labels = random_batch(net, images=4)
@@ -42,7 +50,32 @@ def test_equals_numpy(case):
         np.testing.assert_allclose(measured, expected, **TOLERANCE, err_msg=name)
 
 
+def assert_equals_numpy_but_for_rounding(net, batch):
+    frame = probes.block_metrics(net, batch, per_image=True)
+    expected = numpy_metrics(net, *batch)
+    # Where a block hardly changes the state, rounding turns the change, and resizes it.
+    rounding = 3e-7 / np.maximum(expected["l2_ratio"], 1e-6)
+    for name, values in expected.items():
+        measured = frame[name].to_numpy().reshape(-1, len(batch[0])).T
+        np.testing.assert_array_equal(np.isnan(measured), np.isnan(values), err_msg=name)
+        allowed = 1e-4 * np.abs(values) + 2e-6
+        if name != "gradient_norm":
+            allowed += rounding * (1 if "cosine" in name else np.abs(values))
+        assert not (np.abs(measured - values) > allowed).any(), name
+
+
+@pytest.mark.parametrize("settings", constrained(*CONSTRAINED_NETWORKS))
+def test_constrained_networks_equal_numpy(settings):
+    assert_equals_numpy_but_for_rounding(*network(settings))
+
+
+@pytest.mark.slow
 @pytest.mark.compiled
+@pytest.mark.parametrize("case", CONSTRAINED_CASES, ids=case_id)
+def test_all_constrained_cases_equal_numpy(case):
+    assert_equals_numpy_but_for_rounding(*network(case))
+
+
 @pytest.mark.parametrize("activation", ["sigmoid", None])
 def test_equals_numpy_with_other_losses(activation):
     net = random_network(classifier_activation=activation, pooling=2)
@@ -97,7 +130,7 @@ def test_tiny_gradients_keep_their_direction():
 
 
 def test_mean_is_of_images_not_of_batches():
-    net = random_network()
+    net = random_network(blocks=(2, 1))
     images, labels = random_batch(net, images=7)
     whole = probes.block_metrics(net, (images, labels))
     batches = tf.data.Dataset.from_tensor_slices((images, labels)).batch(3)
@@ -106,7 +139,7 @@ def test_mean_is_of_images_not_of_batches():
     np.testing.assert_allclose(whole[list(METRICS)], split[list(METRICS)], rtol=1e-5)
     means = images_own.groupby(["stage", "block"])[list(METRICS)].mean()
     np.testing.assert_allclose(whole[list(METRICS)], means, rtol=1e-5)
-    assert images_own["image"].tolist() == list(range(7)) * 6
+    assert images_own["image"].tolist() == list(range(7)) * 3
 
 
 def error_of_mean(values):
@@ -116,7 +149,7 @@ def error_of_mean(values):
     return (squares / (len(values) * (len(values) - 1))) ** 0.5
 
 
-@pytest.mark.parametrize("case", CASES[:2], ids=case_id)
+@pytest.mark.parametrize("case", sample(CASES[:2], every=2))
 def test_standard_errors_equal_numpy(case):
     net = random_network(seed=3, **case)
     images, labels = random_batch(net, images=7)
@@ -137,7 +170,7 @@ def test_standard_errors_equal_numpy(case):
 
 @pytest.mark.compiled
 def test_traced_once_for_all_sizes_of_batch():
-    net = random_network()
+    net = random_network(blocks=1)
     chain = tfr.chain(net)
     for size in (3, 5, 4):
         probes.block_metrics(chain, random_batch(net, images=size))
@@ -150,17 +183,17 @@ def test_splits_and_blocks_without_a_change():
     frame = probes.block_metrics(
         net, {"train": random_batch(net, seed=1), "test": random_batch(net, seed=2)}
     )
-    assert frame["split"].tolist() == ["train"] * 6 + ["test"] * 6
-    assert frame["stage"].tolist() == [1, 1, 2, 2, 3, 3] * 2
+    assert frame["split"].tolist() == ["train"] * 4 + ["test"] * 4
+    assert frame["stage"].tolist() == [1, 1, 2, 2] * 2
     changes_shape = frame[(frame["stage"] > 1) & (frame["block"] == 0)]
     assert changes_shape["gradient_norm"].gt(0).all()
     assert changes_shape[["cosine_loss", "l2_ratio", "perturbation"]].isna().all(axis=None)
-    assert frame.loc[frame["stage"] < 3, "readout_cosine_loss"].isna().all()
+    assert frame.loc[frame["stage"] < 2, "readout_cosine_loss"].isna().all()
 
 
 @pytest.mark.compiled
 def test_uses_the_compiled_loss():
-    net = random_network()
+    net = random_network(blocks=2, widths=(4,))
     images, labels = random_batch(net)
     one_hot = keras.utils.to_categorical(labels, 5)
     plain = probes.block_metrics(net, (images, labels))
@@ -176,7 +209,7 @@ def test_uses_the_compiled_loss():
 
 
 def test_leaves_the_network_as_it_was():
-    net = random_network(shortcut="dropout")
+    net = random_network(shortcut="dropout", blocks=(2, 1))
     net.compile("adam", "sparse_categorical_crossentropy")
     batch = random_batch(net)
     net.fit(*batch, verbose=0)
@@ -192,8 +225,8 @@ def test_leaves_the_network_as_it_was():
 
 
 def test_mixed_precision_is_near_float32():
-    net = random_network()
-    low = random_network(dtype="mixed_bfloat16")
+    net = random_network(blocks=(2, 1))
+    low = random_network(blocks=(2, 1), dtype="mixed_bfloat16")
     low.set_weights(net.get_weights())
     batch = random_batch(net, images=8)
     expected = probes.block_metrics(net, batch)
@@ -201,6 +234,11 @@ def test_mixed_precision_is_near_float32():
     for name in ("l2_ratio", "perturbation", "gradient_norm"):
         np.testing.assert_allclose(measured[name], expected[name], rtol=0.05)
     np.testing.assert_allclose(measured["cosine_loss"], expected["cosine_loss"], atol=0.03)
+
+
+@pytest.fixture(scope="module")
+def smallest():
+    return random_network(blocks=1, widths=(4,))
 
 
 @pytest.mark.parametrize(
@@ -215,12 +253,12 @@ def test_mixed_precision_is_near_float32():
     ],
     ids=["no data", "labels", "shape", "no labels", "empty", "no splits"],
 )
-def test_bad_data(data, message):
+def test_bad_data(smallest, data, message):
     with pytest.raises(ValueError, match=f"`data`.*{message}.*Received: "):
-        probes.block_metrics(random_network(), data)
+        probes.block_metrics(smallest, data)
 
 
-def test_endless_data():
-    endless = tf.data.Dataset.from_tensors(random_batch(random_network())).repeat()
+def test_endless_data(smallest):
+    endless = tf.data.Dataset.from_tensors(random_batch(smallest)).repeat()
     with pytest.raises(ValueError, match="must be finite"):
-        probes.block_metrics(random_network(), endless)
+        probes.block_metrics(smallest, endless)

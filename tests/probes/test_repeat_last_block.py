@@ -5,11 +5,12 @@ import pandas as pd
 import pytest
 from reference import numpy_network
 from reference.plane import at, plane_chain
-from reference.random_network import random_batch, random_network
+from reference.random_network import random_batch, random_network, sample
 from reference.route_probes import (
     METRICS,
     NETWORKS,
     assert_equals_numpy,
+    constrained,
     counted,
     counting_chain,
     network,
@@ -74,20 +75,66 @@ CASES = {f"{name}, scaled": (settings, 0.25) for name, settings in NETWORKS.item
 CASES |= {f"{name}, plain": (settings, 1.0) for name, settings in list(NETWORKS.items())[::2]}
 
 
-@pytest.mark.parametrize(("settings", "scale"), CASES.values(), ids=CASES)
-def test_equals_numpy(settings, scale):
-    net, batch = network(settings)
-    frame = probes.repeat_last_block(net, batch, times=3, scale=scale)
-    expected, expected_metrics = [], []
+def numpy_rows(net, batch, scale):
+    """Of the unperturbed network and three repetitions: the means, and the block metrics."""
+    means, metrics = [], []
     for stage in repeated_stages(net, batch):
         applications = trained_applications(net)[stage - 1]
         for times in range(4):
             route = with_stage(net, stage, applications + [(applications[-1][0], scale)] * times)
-            expected.append(numpy_means(net, batch, stage, route))
-        expected_metrics += numpy_metrics(net, batch, stage, [1.0] + [scale] * 3)
-    assert_equals_numpy(frame, expected)
-    np.testing.assert_allclose(frame[BLOCK_METRICS], expected_metrics, rtol=1e-3, atol=1e-5)
+            means.append(numpy_means(net, batch, stage, route))
+        metrics += numpy_metrics(net, batch, stage, [1.0] + [scale] * 3)
+    return means, metrics
+
+
+@pytest.mark.parametrize("case", sample(CASES, every=3))
+def test_equals_numpy(case):
+    settings, scale = case
+    net, batch = network(settings)
+    frame = probes.repeat_last_block(net, batch, times=3, scale=scale)
+    means, metrics = numpy_rows(net, batch, scale)
+    assert_equals_numpy(frame, means)
+    np.testing.assert_allclose(frame[BLOCK_METRICS], metrics, rtol=1e-3, atol=1e-5)
     assert (frame["scale"] == scale).all()
+
+
+# Where the state is the anchor too, the gradient leaves out the way through the anchor.
+at_its_anchor = pytest.mark.xfail(strict=True, raises=AssertionError)
+
+
+def assert_constrained_network_equals_numpy(settings):
+    """Repetitions continue with the batch norm of the last step, and with the stage's input."""
+    net, batch = network(settings)
+    scale = 1.0 if net.lipschitz else 0.25
+    frame = probes.repeat_last_block(net, batch, times=3, scale=scale)
+    means, metrics = numpy_rows(net, batch, scale)
+    assert_equals_numpy(frame, means)
+    cosines, ratios, _ = np.transpose(metrics)
+    np.testing.assert_allclose(frame["l2_ratio"], ratios, rtol=1e-3, atol=1e-7)
+    error = np.abs(frame["cosine_loss"] - cosines)
+    assert (error <= 1e-5 + 1e-3 * np.abs(cosines) + 3e-7 / ratios).all()
+
+
+@pytest.mark.parametrize("settings", constrained("bounded", "bounded, several labels", "shared"))
+def test_constrained_networks_equal_numpy(settings):
+    assert_constrained_network_equals_numpy(settings)
+
+
+@at_its_anchor
+@pytest.mark.parametrize("settings", constrained("at its anchor"))
+def test_a_block_at_its_anchor_equals_numpy(settings):
+    assert_constrained_network_equals_numpy(settings)
+
+
+@at_its_anchor
+@pytest.mark.parametrize("settings", constrained("at its anchor"))
+def test_repetition_0_is_block_metrics_at_the_anchor(settings):
+    net, batch = network(settings)
+    frame = probes.repeat_last_block(net, batch, times=1)
+    zero = frame[frame["repetition"] == 0]
+    metrics = probes.block_metrics(net, batch).groupby("stage").last()
+    columns = ["cosine_loss", "l2_ratio"]
+    np.testing.assert_allclose(zero[columns], metrics[columns], rtol=1e-4, atol=1e-6)
 
 
 def test_solved_by_hand():
@@ -145,7 +192,7 @@ def test_repetition_0_is_block_metrics_and_the_unperturbed_network():
     assert len(set(zero["error"])) == 1
 
 
-def test_columns_splits_and_block_metrics():
+def test_columns_and_block_metrics():
     net, batch = network(NETWORKS["only block changes shape"])
     chain = tfr.chain(net)
     frame = probes.repeat_last_block(chain, batch, times=2)
@@ -155,13 +202,6 @@ def test_columns_splits_and_block_metrics():
     assert frame["stage"].tolist() == [1, 1, 1, 3, 3, 3]
     plain = probes.repeat_last_block(chain, batch, times=2, block_metrics=False)
     pd.testing.assert_frame_equal(plain, frame.drop(columns=BLOCK_METRICS))
-    other = random_batch(net, images=4, seed=9)
-    both = probes.repeat_last_block(chain, {"train": other, "test": batch}, times=2)
-    assert both.columns.tolist() == ["split", *frame.columns]
-    for split, data in (("train", other), ("test", batch)):
-        part = both[both["split"] == split].drop(columns="split").reset_index(drop=True)
-        alone = probes.repeat_last_block(chain, data, times=2)
-        pd.testing.assert_frame_equal(part, alone, rtol=1e-5)
 
 
 def test_block_metrics_of_more_images_than_are_measured_at_once():
@@ -192,8 +232,8 @@ def test_what_overflows_is_nan():
 
 
 def test_mixed_precision_is_near_float32():
-    net = random_network(blocks=2, widths=(4, 8))
-    low = random_network(blocks=2, widths=(4, 8), dtype="mixed_bfloat16")
+    net = random_network(blocks=(1, 2), widths=(4, 8))
+    low = random_network(blocks=(1, 2), widths=(4, 8), dtype="mixed_bfloat16")
     low.set_weights(net.get_weights())
     batch = random_batch(net, images=8)
     expected = probes.repeat_last_block(net, batch, times=2, scale=0.5)

@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from reference.plane import at, plane_chain
-from reference.random_network import random_batch
 from reference.route_probes import (
     METRICS,
     NETWORKS,
@@ -21,7 +20,6 @@ from reference.route_probes import (
     with_stage,
 )
 
-import tfresidual as tfr
 from tfresidual import probes
 from tfresidual.probes.shuffle_blocks import kendall_tau
 
@@ -32,10 +30,12 @@ def discordant(order):
     return sum(a > b for a, b in itertools.combinations(order, 2))
 
 
-@all_networks
+@all_networks("bounded")
 def test_equals_numpy(settings):
     net, batch = network(settings)
     frame = probes.shuffle_blocks(net, batch, swaps=(1, 2, 3), draws=3)
+    places = ["stage", "swaps", "draw", "kendall_tau"]
+    assert frame.columns.tolist() == [*places, *METRICS, "unperturbed_error"]
     fixed = shape_changing(net, batch[0])
     expected_stages = []
     for stage, applications in enumerate(trained_applications(net), start=1):
@@ -99,27 +99,12 @@ def test_order_does_not_matter_to_counts():
 
 def test_seed():
     net, batch = network(NETWORKS["one stage, several labels"])
-    first = probes.shuffle_blocks(net, batch, swaps=(4,), draws=5, seed=1)
-    again = probes.shuffle_blocks(net, batch, swaps=(4,), draws=5, seed=1)
-    other = probes.shuffle_blocks(net, batch, swaps=(4,), draws=5, seed=100)
+    first = probes.shuffle_blocks(net, batch, swaps=[4], draws=3, seed=1)
+    again = probes.shuffle_blocks(net, batch, swaps=[4], draws=3, seed=1)
+    other = probes.shuffle_blocks(net, batch, swaps=[4], draws=3, seed=100)
     pd.testing.assert_frame_equal(first, again)
     assert len(set(first["distance"])) > 1
     assert not np.allclose(first["distance"], other["distance"])
-
-
-def test_columns_and_splits():
-    net, batch = network(NETWORKS["bottleneck logits"])
-    chain = tfr.chain(net)
-    frame = probes.shuffle_blocks(chain, batch, swaps=[1], draws=2)
-    places = ["stage", "swaps", "draw", "kendall_tau"]
-    assert frame.columns.tolist() == [*places, *METRICS, "unperturbed_error"]
-    other = random_batch(net, images=4, seed=9)
-    both = probes.shuffle_blocks(chain, {"a": other, "b": batch}, swaps=[1], draws=2)
-    assert both.columns.tolist() == ["split", *frame.columns]
-    for split, data in (("a", other), ("b", batch)):
-        part = both[both["split"] == split].drop(columns="split").reset_index(drop=True)
-        alone = probes.shuffle_blocks(chain, data, swaps=[1], draws=2)
-        pd.testing.assert_frame_equal(part, alone, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,12 @@ TOLERANCE = {"rtol": 2e-4, "atol": 1e-5}
 # Every layout and transition, one to three stages, one label per image and several, stages whose
 # only or whose first block changes the shape of the state.
 NETWORKS = {
-    "original": {"layout": "original", "blocks": (2, 3, 2)},
-    "only block changes shape": {"blocks": (3, 1, 2), "shortcut": "dropout"},
+    "original": {"layout": "original", "blocks": (2, 3)},
+    "only block changes shape": {
+        "blocks": (3, 1, 2),
+        "widths": (4, 8, 12),
+        "shortcut": "dropout",
+    },
     "bn_after_addition": {
         "layout": "bn_after_addition",
         "shortcut": "conv1x1",
@@ -55,7 +59,62 @@ NETWORKS = {
 }
 
 
-all_networks = pytest.mark.parametrize("settings", sample(NETWORKS, every=2))
+# Every kind of sharing, with and without bounds, joined to the last state and to the stage's input;
+# two stages, the second of which begins with a change of the shape, or has no other block.
+CONSTRAINED_NETWORKS = {
+    # Normalized step by step.
+    "bounded": {
+        "blocks": (3, 3),
+        "widths": (4, 8),
+        "share_from": 0,
+        "batch_norm": "unshared",
+        "anchor": "input",
+        "lipschitz": 0.9,
+    },
+    "bounded, several labels": {
+        "blocks": (3, 3),
+        "widths": (4, 8),
+        "share_from": 1,
+        "batch_norm": "unshared_scale",
+        "lipschitz": 3.0,
+        "layout": "original",
+        "transition": "convolution",
+        "classifier_activation": "sigmoid",
+    },
+    # The second stage has one block that keeps the shape, whose state is the anchor too.
+    "at its anchor": {
+        "blocks": (3, 2),
+        "widths": (4, 8),
+        "share_from": 1,
+        "batch_norm": "unshared_statistics",
+        "anchor": "input",
+        "shortcut": "shortcut_only_gate",
+        "layout": "relu_only_preactivation",
+    },
+    "shared": {
+        "blocks": (4,),
+        "widths": (4,),
+        "share_from": 0,
+        "anchor": "input",
+        "layout": "bn_after_addition",
+    },
+}
+CONSTRAINED_NETWORKS = {
+    name: settings | {"input_shape": (8, 4, 3)} for name, settings in CONSTRAINED_NETWORKS.items()
+}
+
+
+def constrained(*names):
+    """Parameters for `pytest.mark.parametrize`: constrained networks, all in system tests."""
+    return [
+        pytest.param(CONSTRAINED_NETWORKS[name], id=f"constrained {name}", marks=pytest.mark.system)
+        for name in names
+    ]
+
+
+def all_networks(*names):
+    """Marks a test of `settings`: those of all networks, and of these constrained ones."""
+    return pytest.mark.parametrize("settings", [*sample(NETWORKS, every=3), *constrained(*names)])
 
 
 def network(settings, images=7):
