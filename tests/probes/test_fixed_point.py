@@ -11,17 +11,20 @@ import pytest
 from keras import ops
 from reference import numpy_network, numpy_signal
 from reference.plane import anchored_chain, at, plane_chain
-from reference.random_network import CONSTRAINED_CASES, case_id, random_batch, random_network
+from reference.random_network import CONSTRAINED_CASES, random_batch, random_network, sample
 from reference.route_probes import counted, counting_chain
 
 import tfresidual as tfr
 from tfresidual import probes
 from tfresidual.probes.fixed_point import METRICS, means_of
 
-NETWORKS = {case_id(case): {"widths": (4, 8)} | case for case in CONSTRAINED_CASES[::7]} | {
+# The first one, which is no system test, has no bounds.
+CONSTRAINED = [*CONSTRAINED_CASES[14::7], *CONSTRAINED_CASES[:14:7]]
+NETWORKS = {
     "only block changes shape": {"blocks": (2, 1), "widths": (4, 8), "layout": "original"},
     "channels change at once": {"blocks": 2, "widths": (4,), "stem_width": 3, "anchor": "input"},
     "float64": {"blocks": 2, "widths": (4,), "dtype": "float64", "anchor": "input"},
+    "bounded": {"blocks": 2, "widths": (4,), "anchor": "input", "lipschitz": 0.9},
 }
 
 
@@ -46,7 +49,8 @@ def numpy_frame(net, batch, times):
     return pd.DataFrame(rows, columns=["stage", "repetition", *METRICS]), np.array(sizes)
 
 
-@pytest.mark.parametrize("settings", NETWORKS.values(), ids=NETWORKS)
+@pytest.mark.eager
+@pytest.mark.parametrize("settings", [*sample(NETWORKS, every=1), *sample(CONSTRAINED, every=5)])
 def test_equals_numpy(settings):
     net = random_network(seed=4, **settings)
     batch = random_batch(net, images=4)
@@ -92,7 +96,7 @@ def test_linear_contraction_without_an_anchor():
 
 
 def test_at_rest_there_is_no_contraction():
-    # Behind some 10 steps the changes of 1 / 8^t are rounding.
+    # After some 10 steps the changes of 1 / 8^t are rounding.
     frame = probes.fixed_point(anchored_chain(1 / 8, 1), at(3, 4), times=30)
     is_measured = frame["contraction"].notna()
     assert is_measured.tolist() == [False] + [True] * is_measured.sum() + [False] * (
@@ -131,13 +135,13 @@ def test_states_that_overflow():
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
 def test_bounded_blocks_contract(dtype):
     net = random_network(
-        blocks=2, widths=(4,), lipschitz=0.8, anchor="input", layout="original", dtype=dtype
+        blocks=2, widths=(4,), lipschitz=0.5, anchor="input", layout="original", dtype=dtype
     )
     frame = probes.fixed_point(net, random_batch(net, images=6), times=40)
     measured = frame.dropna()
     assert 1 <= len(measured) < 40
     # What rounding adds to a change of few ulps.
-    assert (measured["largest_contraction"] <= 0.8 * 1.1).all()
+    assert (measured["largest_contraction"] <= 0.5 * 1.1).all()
     assert (measured["contraction"] <= measured["largest_contraction"]).all()
     rest = frame["change"].iloc[-1]
     assert rest < 0.01 * frame["change"][0]
@@ -149,23 +153,20 @@ def test_bounded_blocks_contract(dtype):
     block = chain.blocks[-1]
     ends = []
     for start in (state, 0 * state):
-        for _ in range(40):
+        for _ in range(20):
             start = block(start, anchor)
         ends.append(np.asarray(ops.cast(start, "float32")))
     np.testing.assert_allclose(*ends, atol=0.05 if dtype == "mixed_bfloat16" else 1e-5)
 
 
-def test_columns_splits_and_stages():
+@pytest.mark.eager
+def test_columns_and_stages():
     net = random_network(blocks=(2, 1, 2), widths=(4, 6, 8))
-    train, test = random_batch(net, seed=1, images=3), random_batch(net, seed=2, images=5)
-    both = probes.fixed_point(net, {"train": train, "test": test}, times=2)
-    assert both.columns.tolist() == ["split", "stage", "repetition", *METRICS]
+    frame = probes.fixed_point(net, random_batch(net), times=2)
+    assert frame.columns.tolist() == ["stage", "repetition", *METRICS]
     # The only block of the second stage changes the shape.
-    assert both["stage"].tolist() == [1, 1, 1, 3, 3, 3] * 2
-    assert both["repetition"].tolist() == [0, 1, 2] * 4
-    alone = probes.fixed_point(net, test, times=2)
-    part = both[both["split"] == "test"].drop(columns="split").reset_index(drop=True)
-    pd.testing.assert_frame_equal(part, alone, rtol=1e-4)
+    assert frame["stage"].tolist() == [1, 1, 1, 3, 3, 3]
+    assert frame["repetition"].tolist() == [0, 1, 2] * 2
 
 
 def test_traced_once_whatever_the_batches():
