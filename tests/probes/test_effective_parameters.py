@@ -11,28 +11,34 @@ import keras
 import numpy as np
 import pytest
 from reference.plane import plane_chain
-from reference.random_network import random_network
+from reference.random_network import random_network, randomise
 
 import tfresidual as tfr
 from tfresidual import networks, probes
 from tfresidual.probes.effective_parameters import normalized_deviations
 
 NETWORKS = {
-    "projection": {"blocks": (2, 3, 1)},
+    "projection": {"blocks": (2, 3, 1), "widths": (4, 8, 12)},
     "bottleneck": {
         "bottleneck": True,
-        "blocks": (3, 2, 2),
+        "blocks": (3, 2),
         "layout": "original",
-        "widths": (8, 16, 16),
+        "widths": (8, 16),
     },
     "gates": {"shortcut": "exclusive_gate", "transition": "convolution", "blocks": 3},
     "convolutions": {"shortcut": "conv1x1", "transition": "downsampling_block"},
-    "shared": {"blocks": 4, "share_from": 1},
-    "unshared normalization": {"blocks": (4, 3, 2), "share_from": 1, "batch_norm": "unshared"},
+    "shared": {"blocks": 3, "share_from": 1},
+    "unshared normalization": {"blocks": (3, 2), "share_from": 1, "batch_norm": "unshared"},
     "unshared scale": {"blocks": 3, "share_from": 0, "batch_norm": "unshared_scale"},
     "anchor": {"lipschitz": 0.9, "anchor": "input", "transition": "average_pooling"},
 }
-all_networks = pytest.mark.parametrize("settings", NETWORKS.values(), ids=NETWORKS)
+all_networks = pytest.mark.parametrize("settings", NETWORKS.values(), ids=NETWORKS, scope="module")
+
+
+@pytest.fixture(scope="module")
+def net(settings):
+    """A network whose weights each test sets by itself."""
+    return random_network(**settings)
 
 
 def numpy_groups(net):
@@ -62,8 +68,8 @@ def numpy_deviations(group):
 
 
 @all_networks
-def test_equals_numpy(settings):
-    net = random_network(seed=3, **settings)
+def test_equals_numpy(settings, net):
+    randomise(net, seed=3)
     groups = numpy_groups(net)
     frame = probes.weight_deviations(net)
     assert len(frame) == sum(map(len, groups.values()))
@@ -95,8 +101,8 @@ def path_role(settings, role):
 
 
 @all_networks
-def test_equal_blocks_count_as_one(settings):
-    net = random_network(seed=3, **settings)
+def test_equal_blocks_count_as_one(net):
+    randomise(net, seed=3)
     for _, units in net.sections()[1]:
         first, *others = [unit for unit in units if unit.resizing is None] or [None]
         for unit in others:
@@ -213,7 +219,7 @@ def test_deviations_by_hand():
 
 
 def test_follows_the_weights_and_leaves_them():
-    net = random_network(dtype="mixed_bfloat16", blocks=2)
+    net = random_network(dtype="mixed_bfloat16", blocks=2, widths=(4,))
     chain = tfr.chain(net)
     before = [v.numpy().copy() for v in net.variables]
     first = probes.effective_parameters(chain)
