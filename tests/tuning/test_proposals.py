@@ -101,7 +101,7 @@ class TestExpectedDistance:
     )
     def test_goes_through_both_measurements(self, depth, further, distance, last):
         growth, ratio = last / distance, (depth + further) / depth
-        # Behind saturation, rounding decides; faster than in proportion, only the last counts.
+        # After saturation, rounding decides; faster than in proportion, only the last counts.
         hypothesis.assume(not 1 < growth < 1 + 1e-9 and growth < ratio * (1 - 1e-9))
         points = [(depth, distance), (depth + further, last)]
         found = expected_distance(points, [depth, depth + further])
