@@ -60,6 +60,8 @@ def write(chain: Chain, path: Path, probing: bool = True) -> None:
 
 
 def _save(root, folder, signatures, chain, path):
+    # TensorFlow compiles a `tf.function` once more to save it, but takes a compiled one as it is.
+    signatures = {name: function.get_concrete_function() for name, function in signatures.items()}
     try:
         tf.saved_model.save(root, str(folder), signatures)
     except (AssertionError, KeyError, NotImplementedError, TypeError, ValueError) as error:
