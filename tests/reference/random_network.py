@@ -35,6 +35,10 @@ CASES = [
     for j, shortcut in enumerate(SHORTCUTS)
 ]
 
+# The places of a few of these that have every layout, shortcut and transition, with and without
+# bottleneck.
+OF_EVERY_KIND = (0, 5, 7, 14, 16, 23, 27)
+
 SHARINGS = (
     {},
     {"share_from": 0},
@@ -88,6 +92,16 @@ def sample(cases, every):
     return [
         pytest.param(case, id=name, marks=[pytest.mark.system] if i % every else [])
         for i, (name, case) in enumerate(cases.items())
+    ]
+
+
+def of_every_kind():
+    """`CASES` for `pytest.mark.parametrize`: a few that have everything, and system tests."""
+    return [
+        pytest.param(
+            case, id=case_id(case), marks=[] if i in OF_EVERY_KIND else [pytest.mark.system]
+        )
+        for i, case in enumerate(CASES)
     ]
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from reference.numpy_network import NumpyNetwork, weights_of
-from reference.random_network import CASES, case_id, random_batch, random_network, states_of
+from reference.random_network import of_every_kind, random_batch, random_network, states_of
 
 import tfresidual as tfr
 from tfresidual import networks
@@ -13,11 +13,15 @@ from tfresidual.routing import Block
 pytestmark = pytest.mark.eager
 
 
-@pytest.mark.parametrize("case", CASES[::4], ids=case_id)
+@pytest.fixture(scope="module", params=of_every_kind())
+def case(request):
+    """A network, its chain, and images."""
+    net = random_network(**request.param)
+    return net, tfr.chain(net), random_batch(net)[0]
+
+
 def test_is_the_network(case):
-    net = random_network(**case)
-    images, _ = random_batch(net)
-    chain = tfr.chain(net)
+    net, chain, images = case
     np.testing.assert_array_equal(chain(images), net(images))
     states, _, _ = states_of(net, images)
     pairs, last = chain.walk(chain.stem(images))
@@ -65,13 +69,11 @@ def test_runs_at_inference_inside_a_training_step():
     np.testing.assert_allclose(tf.function(chain)(tf.constant(images)), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", CASES[1::2], ids=case_id)
 def test_blocks_with_their_branch_scaled_equal_numpy(case):
-    net = random_network(**case)
-    images, _ = random_batch(net)
+    net, chain, images = case
     states, _, _ = states_of(net, images)
     numpy_net = NumpyNetwork(net.get_config(), weights_of(net))
-    for block in tfr.chain(net).blocks:
+    for block in chain.blocks:
         state = np.asarray(states[block.stage - 1][block.index])
         unit = numpy_net.units[block.stage - 1][block.index]
         for scale in (0.3, -2.0):
@@ -80,11 +82,8 @@ def test_blocks_with_their_branch_scaled_equal_numpy(case):
             np.testing.assert_allclose(measured, expected, rtol=1e-4, atol=2e-5, err_msg=str(block))
 
 
-@pytest.mark.parametrize("case", CASES[::4], ids=case_id)
 def test_blocks_scaled_by_one_are_the_blocks(case):
-    net = random_network(**case)
-    images, _ = random_batch(net)
-    chain = tfr.chain(net)
+    _, chain, images = case
     pairs, _ = chain.walk(chain.stem(images))
     for block, (before, after) in zip(chain.blocks, pairs, strict=True):
         np.testing.assert_array_equal(block(before, scale=1.0), after)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
-from reference.random_network import CASES, case_id, random_batch, random_network
+from reference.random_network import of_every_kind, random_batch, random_network
 from reference.route_values import TOLERANCE, every_route, expected_of
 
 import tfresidual as tfr
@@ -27,84 +27,99 @@ SCORES = ("wrong", "cross_entropy", "entropy", "margin", "agreement", "distance"
 # Against rebuilt networks
 
 
-class ScaledUnit(keras.layers.Layer):
-    """A unit whose branch is multiplied by a number."""
-
-    def __init__(self, unit, scale):
-        super().__init__(dtype=unit.dtype_policy)
-        self.unit, self.scale = unit, scale
-
-    def call(self, state):
-        branch = self.scale * self.unit.branch(state, training=False)
-        return self.unit.join(state, branch, training=False)
-
-
 def rebuilt(net, route):
-    """The Keras model in which the network's layers stand as the route says."""
-    stem, stages, head = net.sections()
-    state = inputs = keras.Input(net.input_shape[1:])
-    for layer in stem:
-        state = layer(state)
-    for (transition, units), applications in zip(stages, route.stages, strict=True):
-        state = state if transition is None else transition(state)
-        for block, scale in applications:
-            layer = units[block] if scale == 1 else ScaledUnit(units[block], scale)
+    """The network whose layers are applied as the route says, compiled as one function."""
+
+    def call(state):
+        stem, stages, head = net.sections()
+        for layer in stem:
             state = layer(state)
-    for layer in head:
-        state = layer(state)
-    return keras.Model(inputs, state)
+        for (transition, units), applications in zip(stages, route.stages, strict=True):
+            state = state if transition is None else transition(state)
+            for block, scale in applications:
+                state = units[block](state) if scale == 1 else scaled(units[block], scale, state)
+        for layer in head:
+            state = layer(state)
+        return state
+
+    return tf.function(call, autograph=False)
+
+
+def scaled(unit, scale, state):
+    """What a unit makes of a state, with its branch multiplied by a number."""
+    branch = scale * unit.branch(state, training=False)
+    return unit.join(state, branch, training=False)
 
 
 def some_routes(chain):
+    last = len(chain.stages)
     return [
         drop(chain, (1, 1)),
-        readout(chain, 2, 0),
-        repeat_last_block(chain, 3, 2),
-        repeat_last_block(chain, 2, 1, 0.3),
+        readout(chain, last, 0),
+        repeat_last_block(chain, last, 2),
+        repeat_last_block(chain, 1, 1, 0.3),
     ]
 
 
-def check_rebuilt(net, routes):
-    images, labels = random_batch(net, images=6)
-    values = evaluate(tfr.chain(net), (images, labels), routes, with_outputs=True)
-    assert values.outputs.shape == (len(routes), 6, net.classes)
-    for route, outputs in zip(routes, values.outputs, strict=True):
-        expected = rebuilt(net, route).predict(images, verbose=0)
-        np.testing.assert_array_equal(outputs, expected, err_msg=str(route))
+def check_rebuilt(net, images, routes, outputs):
+    # Bit for bit: the same kernels on as many images.
+    assert outputs.shape == (len(routes), len(images), net.classes)
+    for route, measured in zip(routes, outputs, strict=True):
+        expected = rebuilt(net, route)(tf.constant(images))
+        np.testing.assert_array_equal(measured, expected, err_msg=str(route))
 
 
-@pytest.mark.compiled
-@pytest.mark.parametrize(
-    "case",
-    [
+@pytest.fixture(
+    scope="module",
+    params=[
         {"blocks": 3, "widths": (6,), "layout": "original"},
         {"blocks": 2, "widths": (4, 8), "transition": "convolution"},
-        {"blocks": (1, 2, 2), "transition": "projection"},
+        {"blocks": (1, 2, 2), "widths": (4, 8, 12), "transition": "projection"},
     ],
     ids=["one stage", "two stages", "three stages"],
 )
-def test_equals_networks_built_anew(case):
-    # Bit for bit: the same kernels on as many images.
-    net = random_network(**case)
-    check_rebuilt(net, every_route(tfr.chain(net)))
+def routed(request):
+    """A network, images, every route through it, and the outputs of the routes."""
+    net = random_network(**request.param)
+    chain, batch = tfr.chain(net), random_batch(net, images=6)
+    routes = every_route(chain)
+    return net, batch[0], routes, evaluate(chain, batch, routes, with_outputs=True).outputs
 
 
-@pytest.mark.parametrize("case", CASES[3::4], ids=case_id)
-def test_equals_networks_of_all_kinds_built_anew(case):
-    net = random_network(**case)
-    check_rebuilt(net, some_routes(tfr.chain(net)))
+def test_equals_networks_built_anew(routed):
+    check_rebuilt(*routed)
+
+
+@pytest.mark.compiled
+def test_equals_compiled_networks_built_anew(routed):
+    net, images, routes, outputs = routed
+    check_rebuilt(net, images, routes[::5], outputs[::5])
+
+
+@pytest.fixture(scope="module", params=of_every_kind())
+def of_a_kind(request):
+    """A network, a batch, some routes, and their values."""
+    net = random_network(seed=2, **request.param)
+    chain, batch = tfr.chain(net), random_batch(net, images=6)
+    routes = some_routes(chain)
+    return net, batch, routes, evaluate(chain, batch, routes, with_outputs=True)
+
+
+def test_equals_networks_of_all_kinds_built_anew(of_a_kind):
+    net, (images, _), routes, values = of_a_kind
+    check_rebuilt(net, images, routes, values.outputs)
 
 
 def test_equals_networks_of_low_precision_built_anew():
     # Not bit for bit: where a network is compiled as one, TensorFlow leaves out some of the
     # roundings to bfloat16 between two operations. 8 bits are 0.4 %, some times over.
-    net = random_network(dtype="mixed_bfloat16")
+    net = random_network(seed=5, dtype="mixed_bfloat16")
     chain = tfr.chain(net)
     routes = [unperturbed(chain), *some_routes(chain)]
     images, labels = random_batch(net, images=6)
-    outputs = evaluate(tfr.chain(net), (images, labels), routes, with_outputs=True).outputs
+    outputs = evaluate(chain, (images, labels), routes, with_outputs=True).outputs
     for route, measured in zip(routes, outputs, strict=True):
-        expected = rebuilt(net, route).predict(images, verbose=0)
+        expected = rebuilt(net, route)(tf.constant(images))
         np.testing.assert_allclose(measured, expected, atol=0.03, err_msg=str(route))
     assert np.abs(outputs[1:] - outputs[0]).max(axis=(1, 2)).min() > 0.06
 
@@ -121,32 +136,28 @@ def labels_for(net, images, seed=1):
     return (ranks < rng.integers(1, net.classes, (images, 1))).astype(int)
 
 
-def check_numpy(net, routes, images=5):
-    pictures, _ = random_batch(net, images=images)
-    labels = labels_for(net, images)
-    values = evaluate(tfr.chain(net), (pictures, labels), routes, with_outputs=True)
-    for name, expected in expected_of(net, routes, pictures, labels).items():
+def check_numpy(net, batch, routes, values):
+    for name, expected in expected_of(net, routes, *batch).items():
         measured = getattr(values, name)
         assert measured.dtype == np.float32
         assert measured.shape == expected.shape
         np.testing.assert_allclose(measured, expected, **TOLERANCE, err_msg=name)
-    np.testing.assert_array_equal(values.labels, labels)
+    np.testing.assert_array_equal(values.labels, batch[1])
     assert values.classes == net.classes
-    return values
 
 
-@pytest.mark.parametrize("case", CASES[::3], ids=case_id)
-def test_equals_numpy(case):
-    net = random_network(seed=2, **case)
-    check_numpy(net, some_routes(tfr.chain(net)))
+def test_equals_numpy(of_a_kind):
+    check_numpy(*of_a_kind)
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("activation", ["softmax", None, "sigmoid"])
 def test_equals_numpy_for_every_route(activation):
     net = random_network(blocks=3, widths=(4, 8), classifier_activation=activation)
     chain = tfr.chain(net)
-    values = check_numpy(net, [*every_route(chain), unperturbed(chain)], images=20)
+    routes = [*every_route(chain), unperturbed(chain)]
+    batch = random_batch(net, images=20)[0], labels_for(net, 20)
+    values = evaluate(chain, batch, routes, with_outputs=True)
+    check_numpy(net, batch, routes, values)
     # The cases are many-sided: some right and some wrong, some moved and some not.
     assert 0.1 < values.wrong.mean() < 1
     assert 0.1 < values.agreement.mean() < 0.95
@@ -154,19 +165,24 @@ def test_equals_numpy_for_every_route(activation):
     np.testing.assert_array_equal(values.distance[-1], 0)
 
 
-def test_distance_begins_where_the_route_leaves():
-    net = random_network(transition="convolution")
-    chain = tfr.chain(net)
+@pytest.fixture(scope="module")
+def of_three_stages():
+    """A chain of three stages, and a batch."""
+    net = random_network(widths=(4, 8, 12), transition="convolution")
+    return tfr.chain(net), random_batch(net)
+
+
+def test_distance_begins_where_the_route_leaves(of_three_stages):
+    chain, batch = of_three_stages
     routes = [drop(chain, (stage, 1)) for stage in (1, 2, 3)]
-    distance = evaluate(chain, random_batch(net), routes).distance
+    distance = evaluate(chain, batch, routes).distance
     for route, by_stage in enumerate(distance):
         np.testing.assert_array_equal(by_stage[:, :route], 0)
         assert (by_stage[:, route:] > 0).all()
 
 
-def test_routes_that_differ_later_share_the_distances_before():
-    net = random_network(transition="convolution")
-    chain, batch = tfr.chain(net), random_batch(net)
+def test_routes_that_differ_later_share_the_distances_before(of_three_stages):
+    chain, batch = of_three_stages
     routes = [drop(chain, (1, 1), (3, 0)), drop(chain, (1, 1)), drop(chain, (1, 1), (3, 1))]
     distance = evaluate(chain, batch, routes).distance
     assert (distance > 0).all()
@@ -179,7 +195,7 @@ def test_routes_that_differ_later_share_the_distances_before():
 
 @pytest.mark.parametrize("activation", ["softmax", None])
 def test_labels_in_every_form(activation):
-    net = random_network(classifier_activation=activation)
+    net = random_network(widths=(4,), classifier_activation=activation)
     chain = tfr.chain(net)
     images, labels = random_batch(net, images=6)
     one_hot = np.eye(net.classes)[labels]
@@ -191,16 +207,14 @@ def test_labels_in_every_form(activation):
             np.testing.assert_array_equal(getattr(values, name), getattr(expected, name))
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float16"])
-def test_images_of_other_precision(dtype):
-    net = random_network()
-    images, labels = random_batch(net)
+def test_images_of_other_precision(case):
+    chain, routes, (images, labels), _ = case
     images = np.round(images * 10 + 100)
-    routes = some_routes(tfr.chain(net))
-    expected = evaluate(tfr.chain(net), (images, labels), routes, with_outputs=True)
-    values = evaluate(tfr.chain(net), (images.astype(dtype), labels), routes, with_outputs=True)
-    np.testing.assert_allclose(values.outputs, expected.outputs, **TOLERANCE)
-    np.testing.assert_allclose(values.distance, expected.distance, **TOLERANCE)
+    expected = evaluate(chain, (images, labels), routes, with_outputs=True)
+    for dtype in ("float64", "float16"):
+        values = evaluate(chain, (images.astype(dtype), labels), routes, with_outputs=True)
+        np.testing.assert_allclose(values.outputs, expected.outputs, **TOLERANCE)
+        np.testing.assert_allclose(values.distance, expected.distance, **TOLERANCE)
 
 
 # By hand
@@ -316,9 +330,8 @@ def test_scales_of_other_precision():
 # Which rows
 
 
-def test_rows_are_those_asked_for():
-    net = random_network(transition="convolution")
-    chain, batch = tfr.chain(net), random_batch(net)
+def test_rows_are_those_asked_for(of_three_stages):
+    chain, batch = of_three_stages
     first, second = drop(chain, (1, 0)), repeat_last_block(chain, 3, 2)
     whole, early = unperturbed(chain), readout(chain, 2, 1)
     asked = [second, whole, first, second, early, first, whole]
@@ -334,18 +347,16 @@ def test_rows_are_those_asked_for():
     assert len({row.tobytes() for row in values.outputs}) == 3
 
 
-def test_no_routes():
-    net = random_network()
-    values = evaluate(tfr.chain(net), random_batch(net, images=4), [], with_outputs=True)
+def test_no_routes(case):
+    chain, _, batch, _ = case
+    values = evaluate(chain, [part[:4] for part in batch], [], with_outputs=True)
     shapes = {name: getattr(values, name).shape for name in SCORES}
-    assert shapes == dict.fromkeys(SCORES, (0, 4)) | {"distance": (0, 4, 3), "outputs": (0, 4, 5)}
+    assert shapes == dict.fromkeys(SCORES, (0, 4)) | {"distance": (0, 4, 2), "outputs": (0, 4, 5)}
 
 
-def test_outputs_only_where_asked_for():
-    net = random_network()
-    chain, batch = tfr.chain(net), random_batch(net)
-    with_outputs = evaluate(chain, batch, some_routes(chain), with_outputs=True)
-    without = evaluate(chain, batch, iter(some_routes(chain)))
+def test_outputs_only_where_asked_for(case):
+    chain, routes, batch, with_outputs = case
+    without = evaluate(chain, batch, iter(routes))
     assert without.outputs is None
     assert without.predicted is None
     # The classes that are named have the highest outputs.
@@ -409,7 +420,7 @@ DATA = {
 
 @pytest.fixture(scope="module")
 def case():
-    """A network, its chain, routes, images with labels, and the values of the routes."""
+    """A chain, routes, images with labels, and the values of the routes."""
     net = random_network()
     chain = tfr.chain(net)
     routes = [*some_routes(chain), unperturbed(chain)]
@@ -480,12 +491,18 @@ def sizes_at(chain, routes, images, **kwargs):
     return evaluate(chain, data, routes, with_outputs=True, **kwargs).outputs[0, :, 0].tolist()
 
 
-def test_takes_as_many_images_at_once_as_memory_allows():
+@pytest.fixture(scope="module")
+def counted():
+    """A counting chain, all of its drops, and the lowest limit that is enough for these."""
     chain = counting_chain(10)
-    routes = [drop(chain, (1, block)) for block in range(10)]
+    drops = [drop(chain, (1, block)) for block in range(10)]
+    return chain, drops, lowest_limit(chain, drops, at((0, 0)), 2**-21)
+
+
+def test_takes_as_many_images_at_once_as_memory_allows(counted):
+    chain, routes, lowest = counted
     # A state of an image is 8 bytes; the images and 11 states of the unperturbed route wait
     # for the others. What is over the lowest limit is there for further images.
-    lowest = lowest_limit(chain, routes, at((0, 0)), 2**-21)
     assert set(sizes_at(chain, routes, 3, memory_limit=lowest)) == {1.0}
     largest = []
     for over in (1024, 4096):
@@ -507,11 +524,10 @@ def test_takes_no_more_images_at_once_than_is_of_use():
     assert sizes_at(chain, [unperturbed(chain)], 300) == [256.0] * 256 + [44.0] * 44
 
 
-def test_more_routes_take_no_more_memory():
-    chain = counting_chain(10)
-    drops = [drop(chain, (1, block)) for block in range(10)]
+def test_more_routes_take_no_more_memory(counted):
+    chain, drops, lowest = counted
     many = drops + [shuffle(chain, 1, seed) for seed in range(50)]
-    limit = lowest_limit(chain, drops, at((0, 0)), 2**-21) + 4096 / 2**20
+    limit = lowest + 4096 / 2**20
     few, all_of_them = (
         max(sizes_at(chain, routes, 60, memory_limit=limit)) for routes in (drops, many)
     )
@@ -582,12 +598,12 @@ def test_scales_that_share_a_function_are_told_apart():
 
 
 def test_follows_the_weights():
-    net = random_network()
+    net = random_network(widths=(4,))
     chain, batch = tfr.chain(net), random_batch(net)
     routes = some_routes(chain)
     before = evaluate(chain, batch, routes, with_outputs=True).outputs
-    for unit in net.sections()[1][1][1]:
-        unit.convolution1.bias.assign_add(np.ones(8, "float32"))
+    for unit in net.sections()[1][0][1]:
+        unit.convolution1.bias.assign_add(np.ones(4, "float32"))
     after = evaluate(chain, batch, routes, with_outputs=True).outputs
     assert np.abs(after - before).max(axis=(1, 2)).min() > 0.01
     fresh = evaluate(tfr.chain(net), batch, routes, with_outputs=True).outputs
@@ -679,8 +695,8 @@ def test_one_route_is_no_list(case):
 
 def test_routes_that_leave_out_a_change_of_the_shape():
     # All widths are one, so that nothing fails before states of two sizes are compared.
-    chain = tfr.chain(random_network(widths=(4, 4, 4)))
-    other = tfr.chain(random_network(widths=(4, 4, 4), transition="convolution"))
+    chain = tfr.chain(random_network(widths=(4, 4)))
+    other = tfr.chain(random_network(widths=(4, 4), transition="convolution"))
     batch = np.zeros((2, 8, 8, 3), "float32"), np.zeros(2, int)
     with pytest.raises(ValueError, match=r"`routes` must hold routes .*Received: "):
         evaluate(chain, batch, [drop(other, (2, 0))])
