@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from reference.random_network import random_batch, random_network
+from reference import random_network
 
 import tfresidual as tfr
 from tfresidual.routing.losses import loss_of, softmax_cross_entropy
@@ -17,9 +17,13 @@ OUTPUTS = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1]], "float32")
 SPARSE = -np.log([0.7, 0.1])
 
 
+def small_network(**settings):
+    return random_network.random_network(blocks=1, widths=(4,), **settings)
+
+
 @pytest.mark.parametrize("loss", ["sparse_categorical_crossentropy", None])
 def test_sparse_cross_entropy(loss):
-    net = random_network(classes=3)
+    net = small_network(classes=3)
     if loss:
         net.compile("sgd", loss)
     for labels in (np.array([0, 2]), np.array([[0], [2]])):
@@ -27,7 +31,7 @@ def test_sparse_cross_entropy(loss):
 
 
 def test_loss_object_function_and_single_lists():
-    net = random_network(classes=3)
+    net = small_network(classes=3)
     labels = np.eye(3, dtype="float32")[[0, 2]]
     for loss in (
         keras.losses.CategoricalCrossentropy(),
@@ -39,7 +43,7 @@ def test_loss_object_function_and_single_lists():
 
 
 def test_sigmoid_without_compile():
-    net = random_network(classes=3, classifier_activation="sigmoid")
+    net = small_network(classes=3, classifier_activation="sigmoid")
     labels = np.array([[1, 0, 0], [0, 1, 1]], "float32")
     p = np.where(labels == 1, OUTPUTS, 1 - OUTPUTS)
     np.testing.assert_allclose(
@@ -48,7 +52,7 @@ def test_sigmoid_without_compile():
 
 
 def test_logits_without_compile():
-    net = random_network(classes=3, classifier_activation=None)
+    net = small_network(classes=3, classifier_activation=None)
     logits = np.log(OUTPUTS) + 3
     np.testing.assert_allclose(
         loss_of(net, kind_of(net))(np.array([0, 2]), logits), SPARSE, rtol=1e-5
@@ -56,7 +60,7 @@ def test_logits_without_compile():
 
 
 def test_one_loss_an_image_even_of_a_loss_over_pixels():
-    net = random_network(classes=3)
+    net = small_network(classes=3)
     net.compile("sgd", lambda labels, outputs: (labels - outputs) ** 2)
     expected = ((1 - OUTPUTS) ** 2).mean(axis=1)
     np.testing.assert_allclose(
@@ -65,7 +69,7 @@ def test_one_loss_an_image_even_of_a_loss_over_pixels():
 
 
 def test_several_losses():
-    net = random_network()
+    net = small_network()
     net.compile("sgd", {"a": "mse", "b": "mse"})
     with pytest.raises(ValueError, match=r"must have one loss.*Received: loss="):
         loss_of(net, kind_of(net))
@@ -134,8 +138,8 @@ def test_shapes_stay_known_whatever_was_computed_before():
 
 
 def test_the_chain_sees_the_logits():
-    net = random_network()
-    images, _ = random_batch(net)
+    net = small_network()
+    images, _ = random_network.random_batch(net)
     net.get_layer("classifier").bias.assign([60.0, 0, 0, 0, 0])
     chain = tfr.chain(net)
     state = tf.Variable(chain.walk(chain.stem(images))[1])
@@ -159,7 +163,7 @@ def test_exact_match_by_hand():
     [("sigmoid", "label_probabilities"), ("softmax", "probabilities"), (None, "logits")],
 )
 def test_what_the_outputs_are(activation, expected):
-    net = random_network(classifier_activation=activation)
+    net = small_network(classifier_activation=activation)
     assert outputs_of(net) == expected
     assert tfr.chain(net).outputs == expected
     # The activation says more than the loss does.
@@ -183,7 +187,7 @@ def test_what_the_outputs_are(activation, expected):
     ids=["string", "function", "object", "list", "sparse", "categorical", "own", "none"],
 )
 def test_the_loss_tells_what_logits_are_of(loss, expected):
-    net = random_network(classifier_activation=None)
+    net = small_network(classifier_activation=None)
     net.compile("sgd", loss)
     assert outputs_of(net) == expected
 
