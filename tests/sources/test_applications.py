@@ -1,6 +1,6 @@
 """Chains of the published architectures in `keras.applications`, with random weights.
 
-What is computed with them is compared in tests marked slow. Not covered: trained weights, which
+Most are among the system tests; what is computed with them is compared in tests marked slow. Not covered: trained weights, which
 would have to be downloaded.
 """
 
@@ -52,7 +52,17 @@ def random_application(name):
     return model, tfr.chain(model), images, np.array([1, 2])
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+# Every shortcut, with transitions and without, nested activations and layers of their own.
+IN_DEFAULT = ("ResNet50V2", "MobileNetV3Small", "ConvNeXtTiny")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in IN_DEFAULT else [pytest.mark.system])
+        for name in ARCHITECTURES
+    ],
+)
 def test_blocks(name):
     stages, shortcuts = ARCHITECTURES[name]
     chain = tfr.chain(application(name))
@@ -78,11 +88,12 @@ def test_blocks(name):
     ("name", "found"),
     [
         ("VGG16", "no addition"),
-        ("DenseNet121", "no addition"),
-        ("InceptionV3", "no addition"),
-        (
+        pytest.param("DenseNet121", "no addition", marks=pytest.mark.system),
+        pytest.param("InceptionV3", "no addition", marks=pytest.mark.system),
+        pytest.param(
             "InceptionResNetV2",
             r"no addition; .*: CustomScaleLayer \(40: custom_scale_layer, .*\)",
+            marks=pytest.mark.system,
         ),
     ],
 )

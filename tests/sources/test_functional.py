@@ -666,7 +666,7 @@ def test_a_mask_that_leads_past_the_blocks_is_named():
 
 @pytest.mark.compiled
 def test_a_network_with_bounds_is_not_kept_by_its_callbacks():
-    net = random_network(blocks=(2,), widths=(2,), lipschitz=0.9)
+    net = random_network(blocks=1, widths=(2,), lipschitz=0.9)
     net.compile("sgd", "sparse_categorical_crossentropy")
     data = random_batch(net, images=4)
     net.fit(*data, verbose=0, callbacks=[callbacks.BlockMetrics(data)])
@@ -757,7 +757,6 @@ def test_nested_models_of_another_dtype(kind):
 # Networks of this package inside of other models
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize(
     "changes",
     [
@@ -769,7 +768,7 @@ def test_nested_models_of_another_dtype(kind):
     ],
 )
 def test_a_nested_residual_network_is_its_own_chain(changes):
-    net = random_network(**{"blocks": 3, "widths": (4, 8)} | changes)
+    net = random_network(blocks=(1, 2), **changes)
     inputs = images_input()
     model = keras.Model(inputs, net(layers.Rescaling(0.5)(inputs)), name="around")
     chain, own = tfr.chain(model), tfr.chain(net)
@@ -780,9 +779,9 @@ def test_a_nested_residual_network_is_its_own_chain(changes):
     if net.transition == "downsampling_block":
         # Seen from outside, it is a block of the stage that it begins.
         assert chain.stages[1].blocks[0].shortcut == RESAMPLING
-        assert [block.keeps_shape for block in chain.stages[1].blocks] == [False] + [True] * 3
-        routes = [drop(chain, (1, 1)), drop(chain, (2, 3)), repeat_last_block(chain, 2, 2)]
-        of_net = [drop(own, (1, 1)), drop(own, (2, 2)), repeat_last_block(own, 2, 2)]
+        assert [block.keeps_shape for block in chain.stages[1].blocks] == [False] + [True] * 2
+        routes = [drop(chain, (1, 0)), drop(chain, (2, 2)), repeat_last_block(chain, 2, 2)]
+        of_net = [drop(own, (1, 0)), drop(own, (2, 1)), repeat_last_block(own, 2, 2)]
     else:
         for name in ("stage", "index", "keeps_shape", "takes_anchor", "shortcut"):
             values = [[getattr(block, name) for block in c.blocks] for c in (chain, own)]
@@ -790,8 +789,8 @@ def test_a_nested_residual_network_is_its_own_chain(changes):
         for block, other in zip(chain.blocks, own.blocks, strict=True):
             assert block.weights.items() == other.weights.items()
             assert (block.lipschitz is None) == (other.lipschitz is None)
-        routes = [drop(chain, (1, 1)), drop(chain, (2, 2)), repeat_last_block(chain, 2, 2, 0.5)]
-        of_net = [drop(own, (1, 1)), drop(own, (2, 2)), repeat_last_block(own, 2, 2, 0.5)]
+        routes = [drop(chain, (1, 0)), drop(chain, (2, 1)), repeat_last_block(chain, 2, 2, 0.5)]
+        of_net = [drop(own, (1, 0)), drop(own, (2, 1)), repeat_last_block(own, 2, 2, 0.5)]
     values = evaluate(chain, (2 * images, labels), routes, with_outputs=True).outputs
     expected = evaluate(own, (images, labels), of_net, with_outputs=True).outputs
     np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
@@ -799,7 +798,7 @@ def test_a_nested_residual_network_is_its_own_chain(changes):
 
 @pytest.mark.compiled
 def test_bounds_follow_the_weights_of_a_nested_network():
-    net = random_network(blocks=2, widths=(4,), lipschitz=0.9)
+    net = random_network(blocks=1, widths=(4,), lipschitz=0.9)
     model = keras.Model(net.inputs[0], layers.Activation("linear")(net.outputs[0]))
     chain = tfr.chain(model)
     images, labels = random_batch(net)
@@ -1010,7 +1009,6 @@ def test_signal_through_two_branches_is_undefined_where_the_shape_changes():
     assert np.isfinite(signal["state_norm"]).all()
 
 
-@pytest.mark.compiled
 def test_a_callback_in_a_fit():
     model, _ = post_activation()
     model.compile("sgd", "sparse_categorical_crossentropy")

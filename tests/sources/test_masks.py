@@ -55,14 +55,14 @@ def pool_attended(state):
     return layers.GlobalAveragePooling1D()(attend(state))
 
 
-def transformer(branch, mask_zero=True, add="layer", before=in_place, head=None):
-    """Two blocks on the embeddings of indices."""
+def transformer(branch, mask_zero=True, add="layer", before=in_place, head=None, blocks=2):
+    """Some blocks on the embeddings of indices."""
     global COUNT
     COUNT = iter(range(9))
     keras.utils.set_random_seed(0)
     inputs = keras.Input((8,))
     state = before(layers.Embedding(50, 16, mask_zero=mask_zero, name="ids")(inputs))
-    for _ in range(2):
+    for _ in range(blocks):
         change = branch(state)
         state = layers.Add()([state, change]) if add == "layer" else state + change
     if head is not None:
@@ -127,13 +127,13 @@ def test_masks_that_cross_nothing_are_kept(name, tmp_path):
     with warnings.catch_warnings():
         # Keras says where a mask ends.
         warnings.simplefilter("ignore")
-        model = transformer(**WITHOUT_LOSS[name])
+        model = transformer(**WITHOUT_LOSS[name], blocks=1)
         expected = model.predict(IDS, verbose=0)
         chains = [tfr.chain(model)]
         if "branch" in name:
             tfr.export(model, tmp_path / "net")
             chains.append(tfr.chain(tmp_path / "net"))
         for chain in chains:
-            assert len(chain.blocks) == 2
+            assert len(chain.blocks) == 1
             values = evaluate(chain, (IDS, LABELS), [unperturbed(chain)], with_outputs=True)
             np.testing.assert_allclose(values.outputs[0], expected, rtol=1e-4, atol=1e-5)
