@@ -42,7 +42,14 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module", params=CASES, ids=case_id)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(case, marks=[pytest.mark.system] if i == 2 else [])
+        for i, case in enumerate(CASES)
+    ],
+    ids=case_id,
+)
 def case(request):
     """A network, its chain, and a batch."""
     net = random_network(seed=3, **request.param)

@@ -152,7 +152,7 @@ def test_equals_numpy(of_a_kind):
 
 @pytest.mark.parametrize("activation", ["softmax", None, "sigmoid"])
 def test_equals_numpy_for_every_route(activation):
-    net = random_network(blocks=3, widths=(4, 8), classifier_activation=activation)
+    net = random_network(blocks=3, classifier_activation=activation)
     chain = tfr.chain(net)
     routes = [*every_route(chain), unperturbed(chain)]
     batch = random_batch(net, images=20)[0], labels_for(net, 20)

@@ -177,7 +177,7 @@ def test_an_activation_that_fails_on_other_sizes_tells_nothing():
 # Values that are no classes
 
 
-@pytest.mark.parametrize("outputs", [1, 3])
+@pytest.mark.parametrize("outputs", [1, pytest.param(3, marks=pytest.mark.system)])
 def test_routes_are_not_scored_on_values(outputs, tmp_path):
     targets = np.random.default_rng(1).normal(size=(6, outputs))
     model = network(dense(outputs=outputs), "mse", blocks=2)

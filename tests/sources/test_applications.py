@@ -1,7 +1,7 @@
 """Chains of the published architectures in `keras.applications`, with random weights.
 
-Most are among the system tests; what is computed with them is compared in tests marked slow. Not covered: trained weights, which
-would have to be downloaded.
+Most are among the system tests; what is computed with them is compared in tests marked slow. Not
+covered: trained weights, which would have to be downloaded.
 """
 
 import collections

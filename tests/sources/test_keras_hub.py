@@ -43,8 +43,15 @@ def randomised(model):
     return model
 
 
-@pytest.mark.parametrize("use_pre_activation", [False, True])
-@pytest.mark.parametrize("block_type", ["basic_block", "bottleneck_block"])
+@pytest.mark.parametrize(
+    ("block_type", "use_pre_activation"),
+    [
+        ("basic_block", False),
+        ("bottleneck_block", True),
+        pytest.param("basic_block", True, marks=pytest.mark.system),
+        pytest.param("bottleneck_block", False, marks=pytest.mark.system),
+    ],
+)
 def test_resnet(block_type, use_pre_activation):
     model = randomised(resnet([2, 3], block_type, use_pre_activation))
     chain = tfr.chain(model)
@@ -55,6 +62,7 @@ def test_resnet(block_type, use_pre_activation):
     np.testing.assert_array_equal(tf.function(chain)(IMAGES), expected)
 
 
+@pytest.mark.compiled
 def test_probes_and_export_of_a_classifier(tmp_path):
     backbone = resnet([1, 2], "basic_block", True)
     model = randomised(keras_hub.models.ResNetImageClassifier(backbone, num_classes=5))

@@ -122,6 +122,7 @@ WITHOUT_LOSS = {
 }
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("name", WITHOUT_LOSS)
 def test_masks_that_cross_nothing_are_kept(name, tmp_path):
     with warnings.catch_warnings():
