@@ -44,7 +44,7 @@ def test_the_plain_route_is_the_network(transition):
     images, labels = random_batch(net)
     config, weights = net.get_config(), weights_of(net)
     expected = analyse(config, weights, images, labels)
-    plain = [[(0, 1.0), (1, 1.0)]] * 3
+    plain = [[(0, 1.0), (1, 1.0)]] * 2
     states, logits = numpy_routes.run(NumpyNetwork(config, weights), plain, images)
     for state, last_state in zip(states, expected.last_states, strict=True):
         np.testing.assert_array_equal(state, last_state)
@@ -62,6 +62,6 @@ def test_a_branch_times_a_number_moves_the_state_so_far():
     numpy_net = NumpyNetwork(net.get_config(), weights_of(net))
     stages = [[(0, 1.0), (1, scale)] for scale in (0.0, 1.0, 0.25)]
     before, whole, part = (
-        numpy_routes.run(numpy_net, [stage, [], []], images)[0][0] for stage in stages
+        numpy_routes.run(numpy_net, [stage, []], images)[0][0] for stage in stages
     )
     np.testing.assert_allclose(part - before, (whole - before) / 4, atol=1e-12)
