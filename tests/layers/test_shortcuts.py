@@ -21,6 +21,7 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
+@pytest.mark.eager
 @pytest.mark.parametrize(
     "layer_class, init_kwargs, trainable, seed_generators",
     [

@@ -11,6 +11,7 @@ from reference.numpy_network import subsample
 from tfresidual.layers import Subsampling
 
 
+@pytest.mark.eager
 @pytest.mark.parametrize(
     "init_kwargs, input_shape, output_shape",
     [
