@@ -21,8 +21,8 @@ def some_images(shape=(8, 8, 8, 3)):
     return np.random.default_rng(0).normal(size=shape).astype("float32")
 
 
-def small(**kwargs):
-    return networks.ResidualNetwork((8, 8, 3), 4, blocks=2, widths=(4, 8), **kwargs)
+def small(blocks=(1, 2), **kwargs):
+    return networks.ResidualNetwork((8, 8, 3), 4, blocks=blocks, widths=(4, 8), **kwargs)
 
 
 class Subclassed(keras.Model):
@@ -163,8 +163,11 @@ def trained():
     keras.utils.set_random_seed(1)
     net = small(lipschitz=MU)
     net.compile(keras.optimizers.SGD(0.3, momentum=0.9), "sparse_categorical_crossentropy")
-    for _ in range(10):
+    # Three steps take less time than their compiling.
+    net.run_eagerly = True
+    for _ in range(3):
         net.train_on_batch(images, labels)
+    net.run_eagerly = False
     return net, net.get_weights(), analyse(net.get_config(), weights_of(net), images, labels)
 
 
@@ -204,13 +207,13 @@ def test_files_have_the_norms_of_their_weights(writer, trained, tmp_path):
     kept = [unit.known.numpy() for unit in net.layers if getattr(unit, "lipschitz", None)]
     net.converge()
     changed = [unit.known.numpy() for unit in net.layers if getattr(unit, "lipschitz", None)]
-    assert len(kept) == 3
+    assert len(kept) == 2
     for one, other in zip(kept, changed, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 def test_equal_blocks_begin_with_their_own_bound():
-    net = small(lipschitz=MU, recurrent_initialization=True)
+    net = small(blocks=2, lipschitz=MU, recurrent_initialization=True)
     unit = net.get_layer("stage1_block1")
     assert unit.lipschitz_bound()["residual"] < 1e-4
     for vector, own in zip(unit.vectors, unit.training_vectors, strict=True):
@@ -228,13 +231,14 @@ def test_images_of_another_size_are_refused():
 def test_frozen_weights_are_parameters_still():
     net = small()
     free = probes.effective_parameters(net)
-    net.get_layer("stage1_block1").trainable = False
+    net.get_layer("stage2_block1").trainable = False
     assert probes.effective_parameters(net).equals(free)
     net.trainable = False
     assert probes.effective_parameters(net).equals(free)
 
 
-def test_the_networks_of_101_layers():
-    net = networks.resnet(101, widths=(2, 3, 4), input_shape=(8, 8, 3), lipschitz=0.95)
+@pytest.mark.parametrize("lipschitz", [None, pytest.param(0.95, marks=pytest.mark.system)])
+def test_the_networks_of_101_layers(lipschitz):
+    net = networks.resnet(101, widths=(2, 3, 4), input_shape=(8, 8, 3), lipschitz=lipschitz)
     assert (net.name, net.blocks, net.widths) == ("resnet101", (16, 16, 16), (2, 3, 4))
     assert net.transition == "downsampling_block"

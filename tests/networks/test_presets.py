@@ -1,5 +1,7 @@
 """The papers' networks: the parameter counts they print, their blocks and layers."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -8,6 +10,12 @@ from tfresidual import networks
 from tfresidual.layers import ResidualUnit, Subsampling
 
 pytestmark = pytest.mark.eager
+
+
+@functools.cache
+def built(preset):
+    """The network of a preset, which tests only look at."""
+    return preset()
 
 
 def trainable(net):
@@ -33,7 +41,7 @@ def convolutions(net):
     ids=["resnet110", "single_representation", "avg_pooling", "wide"],
 )
 def test_total_parameters_of_iterative_inference(preset, total):
-    net = preset()
+    net = built(preset)
     assert net.count_params() == total
     assert net.name == preset.__name__
     assert net.output_shape == (None, 10)
@@ -44,9 +52,9 @@ def test_total_parameters_of_iterative_inference(preset, total):
     "depth, blocks, cifar10, cifar100",
     [
         (32, 5, 467_946, 473_796),
-        (38, 6, 565_386, 571_236),
-        (56, 9, 857_706, 863_556),
-        (110, 18, 1_734_666, 1_740_516),
+        pytest.param(38, 6, 565_386, 571_236, marks=pytest.mark.system),
+        pytest.param(56, 9, 857_706, 863_556, marks=pytest.mark.system),
+        pytest.param(110, 18, 1_734_666, 1_740_516, marks=pytest.mark.system),
     ],
 )
 def test_trainable_parameters_of_iterative_inference(depth, blocks, cifar10, cifar100):
@@ -120,19 +128,19 @@ def test_resnet1001():
 
 
 def test_single_representation_keeps_its_size_to_the_head():
-    net = networks.single_representation()
+    net = built(networks.single_representation)
     assert net.get_layer("stage1_block9").output.shape == (None, 32, 32, 100)
     assert net.get_layer("classifier").kernel.shape == (1600, 10)
 
 
 def test_avg_pooling_has_no_projections():
-    net = networks.avg_pooling()
+    net = built(networks.avg_pooling)
     assert {layer.kernel_size for layer in convolutions(net)} == {(3, 3)}
     assert net.get_layer("stage3_transition").pool_size == (2, 2)
 
 
 def test_wide_projects_in_every_stage():
-    net = networks.wide()
+    net = built(networks.wide)
     _, stages, _ = net.sections()
     assert [len(units) for _, units in stages] == [4, 5, 5]
     for stride, (_, units) in zip((1, 2, 2), stages, strict=True):

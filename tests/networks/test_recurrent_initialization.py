@@ -101,6 +101,7 @@ def test_bounds_are_those_of_the_equal_weights():
             assert found["residual"] < 1e-3
 
 
+@pytest.mark.eager
 def test_training_leads_them_apart():
     net = network()
     net.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", jit_compile=False)
@@ -110,7 +111,7 @@ def test_training_leads_them_apart():
 
 
 def test_files_and_configurations_after_training(tmp_path):
-    net = network(lipschitz=0.9)
+    net = network(blocks=2, widths=(8,), lipschitz=0.9)
     images, labels = random_batch(net, images=8)
     net.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False)
     net.fit(images, labels, verbose=0)
