@@ -726,7 +726,7 @@ network = keras.saving.load_model(sys.argv[1])
 optimizer = network.optimizer
 assert type(optimizer) is tfresidual.training.GradientCoupling
 assert (optimizer.coupling, optimizer.kernel, optimizer.first_block) == (0.5, "triangular", 1)
-assert int(optimizer.iterations) == 8
+assert int(optimizer.iterations) == 4
 data = np.load(sys.argv[2])
 network.fit(
     data["images"], data["labels"], batch_size=8, epochs=2, verbose=0, shuffle=False
