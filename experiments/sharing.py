@@ -21,7 +21,7 @@ from tfresidual import callbacks, plots, probes, training
 from tfresidual.jobs import study
 from tfresidual.jobs.settings import Settings, build, prepare
 from tfresidual.machine.console import say, terminal
-from tfresidual.routing.metrics import norm
+from tfresidual.metrics import norm
 
 # Batch normalization and initial gamma of the shared later blocks of a stage.
 STRATEGIES = {

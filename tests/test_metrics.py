@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis.extra import numpy as arrays
 
-from tfresidual.routing.metrics import change_of, cosine, norm, ratio
+from tfresidual.metrics import change_of, cosine, norm, ratio
 
 FEATURES = arrays.arrays(
     np.float32,

@@ -7,8 +7,9 @@ import tensorflow as tf
 from reference import random_network
 
 import tfresidual as tfr
+from tfresidual.metrics import exact_match
 from tfresidual.routing.losses import loss_of, softmax_cross_entropy
-from tfresidual.routing.scores import exact_match, prediction_scores
+from tfresidual.routing.scores import prediction_scores
 from tfresidual.sources.outputs import kind_of, outputs_of
 
 pytestmark = pytest.mark.eager

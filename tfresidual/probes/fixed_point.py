@@ -10,8 +10,8 @@ import pandas as pd
 import tensorflow as tf
 
 from tfresidual import sources
+from tfresidual.metrics import change_of, norm
 from tfresidual.routing.batches import run_over, splits_of
-from tfresidual.routing.metrics import change_of, norm
 from tfresidual.routing.routes import check_times
 
 if TYPE_CHECKING:

@@ -23,11 +23,11 @@ from keras import backend, ops
 
 from tfresidual import sources
 from tfresidual.arguments import check_int, check_number
+from tfresidual.metrics import change_of, norm
 from tfresidual.probes.eigenvalues import largest_eigenvalues, linearized, push_and_pull
 from tfresidual.probes.measure import by_split, measure
 from tfresidual.probes.perturbation import ALL_STAGES
 from tfresidual.routing.batches import run_over, splits_of
-from tfresidual.routing.metrics import change_of, norm
 
 if TYPE_CHECKING:
     from tfresidual.routing import Chain

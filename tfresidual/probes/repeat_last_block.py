@@ -11,13 +11,13 @@ import tensorflow as tf
 
 from tfresidual import sources
 from tfresidual.arguments import check_bool
+from tfresidual.metrics import change_of, cosine, norm, ratio
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.probes.measure import standard_error
 from tfresidual.routing import routes
 from tfresidual.routing.batches import run_over, splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT
 from tfresidual.routing.gradients import known_gradients
-from tfresidual.routing.metrics import change_of, cosine, norm, ratio
 from tfresidual.routing.routes import check_scale, check_times, unperturbed
 
 if TYPE_CHECKING:

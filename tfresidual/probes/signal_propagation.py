@@ -12,9 +12,9 @@ import tensorflow as tf
 from keras import ops
 
 from tfresidual import sources
+from tfresidual.metrics import cosine, norm, ratio
 from tfresidual.probes.measure import measure
 from tfresidual.routing.gradients import known_gradients
-from tfresidual.routing.metrics import cosine, norm, ratio
 
 if TYPE_CHECKING:
     from tfresidual.routing import Chain

@@ -2,8 +2,8 @@
 
 from keras import ops
 
+from tfresidual.metrics import change_of, cosine, norm, ratio
 from tfresidual.routing.gradients import walk_with_gradients
-from tfresidual.routing.metrics import change_of, cosine, norm, ratio
 
 PERTURBATION_METRICS = ("perturbation", "scaled_perturbation")
 BLOCK_METRICS = (

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfresidual.arguments import check_bool, is_number
 from tfresidual.machine.console import progress_bar
+from tfresidual.metrics import change_of, norm
 from tfresidual.routing.agreement import check_agreement
 from tfresidual.routing.batches import (
     batches_of,
@@ -22,7 +23,6 @@ from tfresidual.routing.batches import (
 )
 from tfresidual.routing.chain import checked_chain
 from tfresidual.routing.losses import takes_signs
-from tfresidual.routing.metrics import change_of, norm
 from tfresidual.routing.outputs import LOGITS, OUTPUTS, check_labels, is_binary, named_outputs
 from tfresidual.routing.plan import BLOCK, DISTANCE, HEAD, STEM, TRANSITION, plan_of
 from tfresidual.routing.routes import checked_routes

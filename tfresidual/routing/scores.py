@@ -3,6 +3,7 @@
 import numpy as np
 from keras import ops
 
+from tfresidual.metrics import exact_match, label_margin
 from tfresidual.routing.outputs import is_binary
 
 
@@ -76,16 +77,16 @@ def prediction_scores(kind, labels, outputs):
     elif kind.startswith("label"):
         # Ranks logits, because different logits may give equal probabilities near 1 in float32.
         ranks = ops.argsort(ops.argsort(-logits, axis=-1), axis=-1)
-        # With smoothed labels, a class is a label if it is over 1/2, as in `_margin`.
+        # With smoothed labels, a class is a label if it is over 1/2, as in `label_margin`.
         count = ops.sum(ops.cast(labels > 0.5, "float32"), axis=-1, keepdims=True)
         predicted = ops.cast(ranks, "float32") < count
         wrong = 1 - exact_match(labels, logits)
-        margin = _margin(labels, p)
+        margin = label_margin(labels, p)
     else:
         named, label = ops.argmax(outputs, axis=-1), ops.argmax(labels, axis=-1)
         predicted = ops.one_hot(named, classes, dtype="bool")
         wrong = ops.cast(named != label, "float32")
-        margin = _margin(ops.one_hot(label, classes), p)
+        margin = label_margin(ops.one_hot(label, classes), p)
     is_finite = ops.all(ops.isfinite(outputs if logits is None else logits), axis=-1)
     return {
         "wrong": ops.where(is_finite, wrong, ops.ones_like(wrong)),
@@ -119,31 +120,6 @@ def label_sets(kind, labels, outputs):
         return labels > 0.5
     indices = labels.argmax(axis=1) if is_row else labels.reshape(-1).astype(int)
     return np.arange(outputs) == indices[:, None]
-
-
-def exact_match(labels, outputs):
-    """Returns 1.0 for each image whose highest outputs are exactly its labels, otherwise 0.0.
-
-    If an image has n labels, its n highest outputs must be those labels; a tie between a label and
-    another output does not count.
-
-    Args:
-        labels: k-hot rows, `(images, classes)`.
-        outputs: scores of any range, `(images, classes)`.
-
-    Reference:
-        "Iterative convergent computation is not a useful inductive bias for ResNets", the part on
-        Digitclutter.
-    """
-    return ops.cast(_margin(labels, ops.cast(outputs, "float32")) > 0, "float32")
-
-
-def _margin(labels, values):
-    """Returns the lowest value of a label minus the highest of another class, `(images,)`."""
-    is_label = ops.cast(labels, "float32") > 0.5
-    lowest_label = ops.min(ops.where(is_label, values, np.inf), axis=-1)
-    highest_other = ops.max(ops.where(is_label, -np.inf, values), axis=-1)
-    return lowest_label - highest_other
 
 
 def _with_finite_logarithm(probabilities):

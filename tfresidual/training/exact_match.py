@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from tfresidual.routing.scores import exact_match
+from tfresidual.metrics import exact_match
 
 if TYPE_CHECKING:
     from tfresidual.types import DType

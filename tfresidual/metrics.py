@@ -1,6 +1,7 @@
 """The mathematics of the metrics, as functions of arrays of images."""
 
 import keras
+import numpy as np
 from keras import ops
 
 
@@ -39,6 +40,31 @@ def cosine(left, right):
     _, right = _size_and_direction(right)
     squares = _sum_of_products(left, left) * _sum_of_products(right, right)
     return ops.clip(ratio(_sum_of_products(left, right), ops.sqrt(squares)), -1.0, 1.0)
+
+
+def exact_match(labels, outputs):
+    """Returns 1.0 for each image whose highest outputs are exactly its labels, otherwise 0.0.
+
+    If an image has n labels, its n highest outputs must be those labels; a tie between a label and
+    another output does not count.
+
+    Args:
+        labels: k-hot rows, `(images, classes)`.
+        outputs: scores of any range, `(images, classes)`.
+
+    Reference:
+        "Iterative convergent computation is not a useful inductive bias for ResNets", the part on
+        Digitclutter.
+    """
+    return ops.cast(label_margin(labels, ops.cast(outputs, "float32")) > 0, "float32")
+
+
+def label_margin(labels, values):
+    """Returns the lowest value of a label minus the highest of another class, `(images,)`."""
+    is_label = ops.cast(labels, "float32") > 0.5
+    lowest_label = ops.min(ops.where(is_label, values, np.inf), axis=-1)
+    highest_other = ops.max(ops.where(is_label, -np.inf, values), axis=-1)
+    return lowest_label - highest_other
 
 
 def _size_and_direction(values):
