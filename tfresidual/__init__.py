@@ -1,7 +1,8 @@
-"""Residual networks for Keras 3 and TensorFlow: build them, train them, probe their blocks.
+"""Residual networks for Keras 3: build them, train them, probe their blocks.
 
-`import tfresidual` loads only what is needed to open a saved network; the other parts are loaded
-when they are first used.
+Layers, networks and training run on every backend of Keras; probing runs on TensorFlow. `import
+tfresidual` loads what is needed to open a saved network; the other parts are loaded when they are
+first used.
 """
 
 import importlib
@@ -11,8 +12,6 @@ from tfresidual.machine import quiet
 
 with quiet.quietly():
     from tfresidual import layers, networks, training
-    from tfresidual.routing import routes
-    from tfresidual.sources import chain
 
 if TYPE_CHECKING:
     # What `__getattr__` finds.
@@ -25,13 +24,16 @@ if TYPE_CHECKING:
     from tfresidual import routing as routing
     from tfresidual import sources as sources
     from tfresidual import tuning as tuning
+    from tfresidual.routing import routes as routes
+    from tfresidual.sources import chain as chain
     from tfresidual.sources.exporting import export as export
 
 __version__ = "0.1.0"
 
-# Functions, and the modules that define them. A module with the name of its function would hide it.
-_FUNCTIONS = {"export": "sources.exporting"}
-_LAZY = (
+# Functions and modules that are not parts themselves, and where they are. A module with the name of
+# its function would hide it.
+_ELSEWHERE = {"chain": "sources", "export": "sources.exporting", "routes": "routing"}
+_PARTS = (
     "callbacks",
     "datasets",
     "jobs",
@@ -43,16 +45,23 @@ _LAZY = (
     "tuning",
 )
 
-__all__ = ["chain", "layers", "networks", "routes", "training", *_FUNCTIONS, *_LAZY]
+__all__ = ["layers", "networks", "training", *_ELSEWHERE, *_PARTS]
 
 
 def __getattr__(name):
-    if name in _FUNCTIONS:
-        return getattr(importlib.import_module(f"tfresidual.{_FUNCTIONS[name]}"), name)
-    if name in _LAZY:
-        return importlib.import_module(f"tfresidual.{name}")
-    raise AttributeError(f"module 'tfresidual' has no attribute {name!r}")
+    if name not in _ELSEWHERE and name not in _PARTS:
+        raise AttributeError(f"module 'tfresidual' has no attribute {name!r}")
+    try:
+        if name in _PARTS:
+            return importlib.import_module(f"tfresidual.{name}")
+        return getattr(importlib.import_module(f"tfresidual.{_ELSEWHERE[name]}"), name)
+    except ModuleNotFoundError as error:
+        if error.name != "tensorflow":
+            raise
+        raise ImportError(
+            f"`tfresidual.{name}` needs TensorFlow, which is not installed: pip install tensorflow"
+        ) from error
 
 
 def __dir__():
-    return sorted([*globals(), *_FUNCTIONS, *_LAZY])
+    return sorted([*globals(), *_ELSEWHERE, *_PARTS])

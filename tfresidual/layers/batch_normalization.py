@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import keras
-import tensorflow as tf
 from keras import ops
+
+from tfresidual.backends import BACKEND
+
+if BACKEND == "tensorflow":
+    from tfresidual.layers import fused_batch_norm
 
 if TYPE_CHECKING:
     from tfresidual.types import Tensor
-
-# The fused kernel silently increases a smaller epsilon to this value.
-SMALLEST_FUSED_EPSILON = 1.001e-5
 
 
 @keras.saving.register_keras_serializable(package="tfresidual")
@@ -85,7 +86,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
     ) -> Tensor:
         if not self._is_fusable(inputs, mask):
             return super().call(inputs, training=training, mask=mask)
-        outputs, _, _ = self._fused(inputs, training)
+        outputs, _, _ = fused_batch_norm.normalized(self, inputs, training)
         return outputs
 
     def call_with_slope(
@@ -100,8 +101,9 @@ class BatchNormalization(keras.layers.BatchNormalization):
         """
         of_batch = training and self.trainable
         if self._is_fusable(inputs, None):
-            outputs, mean, variance = self._fused(inputs, training)
-            variance = _with_gradient(inputs, mean, variance) if of_batch else variance
+            outputs, mean, variance = fused_batch_norm.normalized(self, inputs, training)
+            if of_batch:
+                variance = fused_batch_norm.with_gradient(inputs, mean, variance)
         else:
             outputs = super().call(inputs, training=training)
             variance = self.moving_variance
@@ -116,95 +118,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
         slope = ops.rsqrt(variance + self.epsilon)
         return slope * self.gamma if self.scale else slope
 
-    def _fused(self, inputs, training):
-        """Returns the outputs, and the mean and variance they were normalised with."""
-        gamma = tf.convert_to_tensor(self.gamma if self.scale else tf.ones_like(self.moving_mean))
-        beta = tf.convert_to_tensor(self.beta if self.center else tf.zeros_like(self.moving_mean))
-        if not (training and self.trainable):
-            mean = tf.convert_to_tensor(self.moving_mean)
-            variance = tf.convert_to_tensor(self.moving_variance)
-            return _normalize(inputs, gamma, beta, mean, variance, self.epsilon), mean, variance
-        outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
-            inputs, gamma, beta, epsilon=self.epsilon, is_training=True
-        )
-        # The kernel returns the variance with Bessel's correction; Keras stores it without.
-        count = _count(inputs, variance.dtype)
-        variance *= tf.maximum(count - 1, 1) / count
-        for moving, value in ((self.moving_mean, mean), (self.moving_variance, variance)):
-            moving.assign(moving * self.momentum + value * (1.0 - self.momentum))
-        return outputs, mean, variance
-
     def _is_fusable(self, inputs, mask):
         return (
-            isinstance(inputs, tf.Tensor)
-            and mask is None
-            and not getattr(self, "renorm", False)  # an argument since Keras 3.14
-            and inputs.shape.rank == 4
-            and self.axis in (-1, 3)
-            and inputs.dtype in (tf.float32, tf.bfloat16, tf.float16)
-            and self.variable_dtype == "float32"
-            and self.epsilon >= SMALLEST_FUSED_EPSILON
-            and not (self.synchronized and _replicas() > 1)
+            BACKEND == "tensorflow" and mask is None and fused_batch_norm.is_fusable(self, inputs)
         )
-
-
-# This function and the next are compiled on their own and shared by all layers: TensorFlow
-# registers a custom gradient forever, together with the graph it was traced in. That way it is
-# this small graph, and not that of a whole network.
-@tf.function(autograph=False, reduce_retracing=True)
-def _normalize(inputs, gamma, beta, mean, variance, epsilon):
-    """Applies the fused kernel with given statistics; computes only the requested gradients.
-
-    The kernel's own gradient function always computes the gradients of gamma and beta as well as
-    that of the inputs. The probes need only the latter.
-    """
-
-    @tf.custom_gradient
-    def function(inputs, gamma, beta, mean, variance):
-        outputs, _, _ = tf.compat.v1.nn.fused_batch_norm(
-            inputs, gamma, beta, mean=mean, variance=variance, epsilon=epsilon, is_training=False
-        )
-
-        def gradient(upstream):
-            wide = tf.cast(upstream, gamma.dtype)
-            inverse = tf.math.rsqrt(variance + epsilon)
-            total = tf.reduce_sum(wide, axis=(0, 1, 2))
-            centred = tf.cast(inputs, gamma.dtype) - mean
-            product = tf.reduce_sum(wide * centred, axis=(0, 1, 2))
-            return (
-                tf.cast(wide * (gamma * inverse), inputs.dtype),
-                product * inverse,
-                total,
-                -gamma * inverse * total,
-                -0.5 * gamma * inverse**3 * product,
-            )
-
-        return outputs, gradient
-
-    return function(inputs, gamma, beta, mean, variance)
-
-
-@tf.function(autograph=False, reduce_retracing=True)
-def _with_gradient(inputs, mean, variance):
-    """Returns the kernel's batch variance with the gradient that the kernel does not provide."""
-
-    @tf.custom_gradient
-    def function(inputs, mean, variance):
-        def gradient(upstream):
-            centred = tf.cast(inputs, variance.dtype) - mean
-            slope = 2.0 / _count(inputs, variance.dtype) * upstream
-            return tf.cast(centred * slope, inputs.dtype), None, None
-
-        return tf.identity(variance), gradient
-
-    return function(inputs, mean, variance)
-
-
-def _count(inputs, dtype):
-    """Returns the number of values per channel in a batch."""
-    size = tf.shape(inputs, tf.int64)
-    return tf.cast(tf.reduce_prod(size[:-1]), dtype)
-
-
-def _replicas():
-    return tf.distribute.get_strategy().num_replicas_in_sync

@@ -8,9 +8,9 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import keras
-import tensorflow as tf
 from keras import ops
 
+from tfresidual import backends
 from tfresidual.arguments import check_bool, check_choice, check_int, check_number
 from tfresidual.layers import spectral
 from tfresidual.layers.batch_normalization import BatchNormalization
@@ -350,7 +350,7 @@ class ResidualUnit(keras.layers.Layer):
             name="known_weights",
         )
         # In a graph, the weights are initialized later.
-        if tf.executing_eagerly():
+        if not backends.is_traced(self.known):
             self.converge(training=True)
 
     def _vector(self, name, shape, prefix):
@@ -384,7 +384,7 @@ class ResidualUnit(keras.layers.Layer):
     def branch(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         """Returns the residual branch F alone, before the shortcut joins it."""
         if self.lipschitz is None:
-            return self._apply(self._branch_operations, inputs, training)
+            return self._run(self._branch_operations, inputs, training)
         given, known = tuple(inputs.shape)[1:], self.shape_of_inputs[1:]
         if given != known:
             raise ValueError(
@@ -397,7 +397,7 @@ class ResidualUnit(keras.layers.Layer):
                 normalization = getattr(self, operation)
                 branch, slopes[operation] = normalization.call_with_slope(branch, training=training)
             else:
-                branch = self._apply([operation], branch, training)
+                branch = self._run([operation], branch, training)
         factors = self._factors(slopes)
         find = self._training_vectors if training else self._inference_vectors
         norms = [
@@ -452,17 +452,24 @@ class ResidualUnit(keras.layers.Layer):
             return [ops.convert_to_tensor(vector) for vector in self.vectors]
 
         def sought():
-            values = []
-            for vector, (kernel, strides) in zip(self.vectors, factors, strict=True):
-                kernel, grid = ops.stop_gradient(kernel), tuple(vector.shape[1:3])
-                values.append(spectral.singular_vector(kernel, grid, strides))
-                vector.assign(values[-1])
-            self.known.assign(current)
+            return [
+                spectral.singular_vector(
+                    ops.stop_gradient(kernel), tuple(vector.shape[1:3]), strides
+                )
+                for vector, (kernel, strides) in zip(self.vectors, factors, strict=True)
+            ]
+
+        def store(values):
+            for variable, value in zip(
+                [*self.vectors, self.known], [*values, current], strict=True
+            ):
+                variable.assign(value)
             return values
 
         if _is_fixed.get():
             return kept()
-        return tf.cond(ops.all(current == ops.convert_to_tensor(self.known)), kept, sought)
+        are_valid = ops.all(current == ops.convert_to_tensor(self.known))
+        return backends.stored_or_new(are_valid, kept, sought, store)
 
     def _bounding(self):
         """Returns everything that the bound depends on at inference."""
@@ -491,7 +498,8 @@ class ResidualUnit(keras.layers.Layer):
         self._inference_vectors(self._inference_factors())
         if training:
             for own, vector in zip(self.training_vectors, self.vectors, strict=True):
-                own.assign(vector)
+                # A copy, since JAX reuses the memory of each variable for its next value.
+                own.assign(ops.copy(vector))
 
     def lipschitz_bound(self) -> dict[str, float] | None:
         """Returns bounds and estimates of the branch's Lipschitz constant at inference.
@@ -533,9 +541,9 @@ class ResidualUnit(keras.layers.Layer):
         """Joins the branch to the unit's input or anchor and applies what follows the addition."""
         state = inputs if self.resizing is None else self.resizing(inputs)
         joined = self.joining(state, branch, training=training)
-        return self._apply(self._joined_operations, joined, training)
+        return self._run(self._joined_operations, joined, training)
 
-    def _apply(self, operations, inputs, training):
+    def _run(self, operations, inputs, training):
         for operation in operations:
             if operation.startswith("relu"):
                 inputs = ops.relu(inputs)

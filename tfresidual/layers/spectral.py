@@ -8,11 +8,12 @@ Iterations approach the norm from below: they give |T v| for some unit vector v.
 how far v is from a singular vector, and `certified_norm` bounds the norm from above.
 
 Kernels have the shape (height, width, channels in, channels out) and images (batch, height, width,
-channels), whatever the network's data format. T is `tf.nn.conv2d` and its transpose is
-`tf.nn.conv2d_transpose` with an explicit output shape: `keras.ops.conv_transpose` does not take an
-output shape, so with a stride of 2 it cannot distinguish a grid of 7 pixels from one of 8.
-Everything else uses `keras.ops`, except `certified_norm`, which uses NumPy in float64. Kernels of
-other dtypes, as in mixed precision, are cast to float32.
+channels), whatever the network's data format. Everything uses `keras.ops`, on every backend of
+Keras, except `certified_norm`, which uses NumPy in float64. The transpose of T is the convolution
+with the reversed kernel of an image that is padded, and spread if there is a stride:
+`keras.ops.conv_transpose` does not take an output shape, so with a stride of 2 it cannot
+distinguish a grid of 7 pixels from one of 8. Kernels of other dtypes, as in mixed precision, are
+cast to float32.
 
 Example:
 
@@ -28,9 +29,12 @@ Reference:
     circular convolution.
 """
 
+import math
+
 import numpy as np
-import tensorflow as tf
 from keras import ops
+
+from tfresidual.backends import compiled
 
 # Lower bound of all divisors, so that 0 / 0 gives 0: the smallest normal float32.
 TINY = float(np.finfo("float32").tiny)
@@ -38,6 +42,8 @@ TINY = float(np.finfo("float32").tiny)
 TOLERANCE = 1e-5
 # Relative margin, larger than any rounding error of a certified norm in float64.
 MARGIN = 1e-9
+# Shifts and factors of the hash that gives the initial vectors; factors are of signed integers.
+HASH = ((16, 0x7FEB352D), (15, 0x846CA68B - 2**32), (16, 1))
 # Number of phases at the seam of the circular convolutions: 1 and -1.
 PHASES = 2
 
@@ -144,8 +150,7 @@ def converged(kernel, vector, strides, tolerance=TOLERANCE, most_iterations=500)
     return vector, iterations
 
 
-# Not inlined, because a graph may call it once for every convolution.
-@tf.function(experimental_attributes={"_noinline": True})
+@compiled("grid", "strides")
 def singular_vector(kernel, grid, strides):
     """Runs `converged` from noise. The same kernel always gives the same vector.
 
@@ -165,9 +170,22 @@ def singular_vector(kernel, grid, strides):
 
 
 def noise(shape):
-    """Returns a random unit vector, always the same for the same shape."""
-    # Philox is the only algorithm that gives the same numbers under XLA.
-    return _unit(tf.random.stateless_uniform(shape, seed=(0, 0), minval=-1, alg="philox"))
+    """Returns a random unit vector, always the same for the same shape.
+
+    The bits are a hash of the place, computed in integers, which every backend of Keras, compiled
+    or not, computes alike.
+
+    Reference:
+        Wellons 2018, https://github.com/skeeto/hash-prospector (lowbias32).
+    """
+    bits = ops.arange(1, math.prod(shape) + 1, dtype="int32")
+    for shift, factor in HASH:
+        # The shift of an unsigned integer: the bits that enter on the left are zeros.
+        moved = ops.bitwise_and(ops.bitwise_right_shift(bits, shift), 2 ** (32 - shift) - 1)
+        bits = ops.bitwise_xor(bits, moved) * factor
+    # The lower bits of a product are less random.
+    values = ops.cast(ops.bitwise_right_shift(bits, 8), "float32") / 2**23
+    return _unit(ops.reshape(values, shape))
 
 
 def operator_norm(kernel, vector, strides):
@@ -257,12 +275,35 @@ def _apply(kernel, vectors, strides):
         # Strides are applied here, not in the convolution, for the reason given in
         # `PointwiseConvolution`.
         vectors, strides = vectors[:, ::strides, ::strides], 1
-    return tf.nn.conv2d(vectors, kernel, strides, "SAME")
+    return ops.conv(vectors, kernel, strides, "same", data_format="channels_last")
 
 
 def _transpose(kernel, images, vector, strides):
     """Applies T' to images; the result is on the grid of `vector`."""
-    return tf.nn.conv2d_transpose(images, kernel, ops.shape(vector), strides, "SAME")
+    pads = [(0, 0), (0, 0), (0, 0), (0, 0)]
+    for axis, pixels in enumerate(vector.shape[1:3], start=1):
+        taps, rows = kernel.shape[axis - 1], images.shape[axis]
+        spread = (rows - 1) * strides + 1
+        # What "same" pads in front of the images that T takes.
+        front = max(spread - 1 + taps - pixels, 0) // 2
+        images = _spread(images, strides, axis)
+        pads[axis] = (taps - 1 - front, pixels + front - spread)
+    reversed_kernel = ops.transpose(ops.flip(kernel, (0, 1)), (0, 1, 3, 2))
+    return ops.conv(ops.pad(images, pads), reversed_kernel, data_format="channels_last")
+
+
+def _spread(images, strides, axis):
+    """Puts `strides - 1` zeros between neighbours along an axis."""
+    if strides == 1:
+        return images
+    images = ops.expand_dims(images, axis + 1)
+    pads = [(0, 0)] * len(images.shape)
+    pads[axis + 1] = (0, strides - 1)
+    images = ops.pad(images, pads)
+    shape = list(images.shape)
+    shape[axis : axis + 2] = [shape[axis] * strides]
+    images = ops.reshape(images, shape)
+    return images[(slice(None),) * axis + (slice(shape[axis] - strides + 1),)]
 
 
 def _residual(kernel, vector, image, strides):

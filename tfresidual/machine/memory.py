@@ -3,7 +3,8 @@
 import pathlib
 
 import psutil
-import tensorflow as tf
+
+from tfresidual.backends import count_of_gpus
 
 # Files in which Linux gives the memory limit of a container.
 CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -32,7 +33,7 @@ def check_fits(needed, what, received):
         received: str, the arguments as they were given, for the error.
     """
     limit = _limit()
-    if needed <= limit or needed <= limit + GPU_BYTES * len(tf.config.list_physical_devices("GPU")):
+    if needed <= limit or needed <= limit + GPU_BYTES * count_of_gpus():
         return
     amounts = f"would take at least {_shown(needed)} of memory; this machine has {_shown(limit)}"
     raise TooLargeError(what, amounts, received)

@@ -201,7 +201,8 @@ class ResidualNetwork(keras.Model):
             first, *others = [unit for unit in units if unit.resizing is None] or [None]
             for unit in others:
                 for role, variable in unit.weights_by_role().items():
-                    variable.assign(first.weights_by_role()[role])
+                    # A copy, since JAX reuses the memory of each variable for its next value.
+                    variable.assign(keras.ops.copy(first.weights_by_role()[role]))
                 unit.converge(training=True)
 
     def converge(self) -> None:
@@ -228,7 +229,7 @@ class ResidualNetwork(keras.Model):
         with fixed_norms() if is_fixed else contextlib.nullcontext():
             super().export(filepath, format, **kwargs)
 
-    def parameters(self) -> tuple[keras.Variable, ...]:
+    def learned_variables(self) -> tuple[keras.Variable, ...]:
         """Returns all learned variables, trainable or frozen, as a tuple."""
         return tuple(weight for weight in self.weights if weight.name in PARAMETERS)
 

@@ -137,7 +137,7 @@ def _of_residual_network(network):
         loss=loss_of(network, kind_of(network)),
         input_shape=network.input_shape[1:],
         outputs=outputs_of(network),
-        weights=network.parameters(),
+        weights=network.learned_variables(),
         prepare=preparation(unit for _, units in sections for unit in units),
         reference=reference_of(network),
     )

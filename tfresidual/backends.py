@@ -1,0 +1,73 @@
+"""What differs between the backends of Keras: TensorFlow, JAX and PyTorch."""
+
+import keras
+
+BACKEND = keras.config.backend()
+
+
+def compiled(*static):
+    """Decorator: compiles a function of tensors once for every shape, where the backend can.
+
+    On TensorFlow the function is not inlined, because a graph may call it many times.
+
+    Args:
+        static: names of the arguments that are no tensors; they are given by place.
+    """
+
+    def decorator(function):
+        if BACKEND == "tensorflow":
+            import tensorflow as tf
+
+            return tf.function(function, experimental_attributes={"_noinline": True})
+        if BACKEND == "jax":
+            import jax
+
+            return jax.jit(function, static_argnames=static)
+        return function
+
+    return decorator
+
+
+def is_traced(variable):
+    """Returns whether a variable has no value yet because a graph is being built."""
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        return not tf.executing_eagerly()
+    if BACKEND == "jax":
+        import jax
+
+        return isinstance(keras.ops.convert_to_tensor(variable), jax.core.Tracer)
+    return False
+
+
+def stored_or_new(are_valid, stored, new, store):
+    """Returns stored values if they are valid, and otherwise new ones, which are then stored.
+
+    Args:
+        are_valid: bool tensor.
+        stored: function that returns a list of tensors.
+        new: function that returns another list of tensors, of the same shapes.
+        store: function of the new tensors that assigns variables, and returns the tensors.
+    """
+    if BACKEND == "jax":
+        # A branch of a compiled function has no side effects.
+        return store(keras.ops.cond(are_valid, stored, new))
+    return keras.ops.cond(are_valid, stored, lambda: store(new()))
+
+
+def count_of_gpus():
+    """Returns the number of GPUs that the backend can compute on."""
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        return len(tf.config.list_physical_devices("GPU"))
+    if BACKEND == "jax":
+        import jax
+
+        return sum(device.platform == "gpu" for device in jax.local_devices())
+    if BACKEND == "torch":
+        import torch
+
+        return torch.cuda.device_count()
+    return 0

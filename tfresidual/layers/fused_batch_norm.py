@@ -1,0 +1,101 @@
+"""TensorFlow's fused kernel of batch normalization, with the gradients that it lacks."""
+
+import tensorflow as tf
+
+# The fused kernel silently increases a smaller epsilon to this value.
+SMALLEST_FUSED_EPSILON = 1.001e-5
+
+
+def is_fusable(layer, inputs):
+    """Returns whether the fused kernel computes what a layer asks for."""
+    return (
+        isinstance(inputs, tf.Tensor)
+        and not getattr(layer, "renorm", False)  # an argument since Keras 3.14
+        and inputs.shape.rank == 4
+        and layer.axis in (-1, 3)
+        and inputs.dtype in (tf.float32, tf.bfloat16, tf.float16)
+        and layer.variable_dtype == "float32"
+        and layer.epsilon >= SMALLEST_FUSED_EPSILON
+        and not (layer.synchronized and _replicas() > 1)
+    )
+
+
+def normalized(layer, inputs, training):
+    """Returns a layer's outputs, and the mean and variance they were normalised with."""
+    gamma = tf.convert_to_tensor(layer.gamma if layer.scale else tf.ones_like(layer.moving_mean))
+    beta = tf.convert_to_tensor(layer.beta if layer.center else tf.zeros_like(layer.moving_mean))
+    if not (training and layer.trainable):
+        mean = tf.convert_to_tensor(layer.moving_mean)
+        variance = tf.convert_to_tensor(layer.moving_variance)
+        return _normalize(inputs, gamma, beta, mean, variance, layer.epsilon), mean, variance
+    outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
+        inputs, gamma, beta, epsilon=layer.epsilon, is_training=True
+    )
+    # The kernel returns the variance with Bessel's correction; Keras stores it without.
+    count = _count(inputs, variance.dtype)
+    variance *= tf.maximum(count - 1, 1) / count
+    for moving, value in ((layer.moving_mean, mean), (layer.moving_variance, variance)):
+        moving.assign(moving * layer.momentum + value * (1.0 - layer.momentum))
+    return outputs, mean, variance
+
+
+# This function and the next are compiled on their own and shared by all layers: TensorFlow
+# registers a custom gradient forever, together with the graph it was traced in. That way it is
+# this small graph, and not that of a whole network.
+@tf.function(autograph=False, reduce_retracing=True)
+def _normalize(inputs, gamma, beta, mean, variance, epsilon):
+    """Applies the fused kernel with given statistics; computes only the requested gradients.
+
+    The kernel's own gradient function always computes the gradients of gamma and beta as well as
+    that of the inputs. The probes need only the latter.
+    """
+
+    @tf.custom_gradient
+    def function(inputs, gamma, beta, mean, variance):
+        outputs, _, _ = tf.compat.v1.nn.fused_batch_norm(
+            inputs, gamma, beta, mean=mean, variance=variance, epsilon=epsilon, is_training=False
+        )
+
+        def gradient(upstream):
+            wide = tf.cast(upstream, gamma.dtype)
+            inverse = tf.math.rsqrt(variance + epsilon)
+            total = tf.reduce_sum(wide, axis=(0, 1, 2))
+            centred = tf.cast(inputs, gamma.dtype) - mean
+            product = tf.reduce_sum(wide * centred, axis=(0, 1, 2))
+            return (
+                tf.cast(wide * (gamma * inverse), inputs.dtype),
+                product * inverse,
+                total,
+                -gamma * inverse * total,
+                -0.5 * gamma * inverse**3 * product,
+            )
+
+        return outputs, gradient
+
+    return function(inputs, gamma, beta, mean, variance)
+
+
+@tf.function(autograph=False, reduce_retracing=True)
+def with_gradient(inputs, mean, variance):
+    """Returns the kernel's batch variance with the gradient that the kernel does not provide."""
+
+    @tf.custom_gradient
+    def function(inputs, mean, variance):
+        def gradient(upstream):
+            centred = tf.cast(inputs, variance.dtype) - mean
+            slope = 2.0 / _count(inputs, variance.dtype) * upstream
+            return tf.cast(centred * slope, inputs.dtype), None, None
+
+        return tf.identity(variance), gradient
+
+    return function(inputs, mean, variance)
+
+
+def _count(inputs, dtype):
+    """Returns the number of values per channel in a batch."""
+    size = tf.shape(inputs, tf.int64)
+    return tf.cast(tf.reduce_prod(size[:-1]), dtype)
+
+
+def _replicas():
+    return tf.distribute.get_strategy().num_replicas_in_sync
