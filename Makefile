@@ -6,7 +6,7 @@ MYPY = $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir 
 # Small operations in two processes: more threads only wait for each other.
 ONE_THREAD := TF_NUM_INTRAOP_THREADS=1 TF_NUM_INTEROP_THREADS=1 OMP_NUM_THREADS=1
 
-.PHONY: study test test-system test-slow format benchmarks clean
+.PHONY: study test test-system test-backends test-slow format benchmarks clean
 
 study: .venv/package
 	$(BIN)/tfresidual study
@@ -20,6 +20,9 @@ test: .venv/test
 
 test-system: .venv/test
 	$(BIN)/pytest -n 2 --dist loadfile -m 'system and not slow'
+
+test-backends: .venv/backends
+	$(BIN)/pytest -m 'backends and not slow'
 
 test-slow: .venv/test
 	$(BIN)/pytest -m slow
@@ -44,6 +47,11 @@ SOURCES := setup.cfg pyproject.toml tfresidual_cli.py $(shell find tfresidual ca
 .venv/test: .venv/package
 	rm -rf build
 	$(BIN)/pip install --quiet ".[test]"
+	touch $@
+
+.venv/backends: .venv/test
+	rm -rf build
+	$(BIN)/pip install --quiet ".[backends]"
 	touch $@
 
 .venv/benchmarks: .venv/package

@@ -13,6 +13,7 @@ if __name__ == "__main__":
         "depth_search",
         "metrics_pass",
         "training_step",
+        "backends",
         "gradient_coupling",
         "routes",
         "saved_model",
