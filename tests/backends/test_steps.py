@@ -77,7 +77,9 @@ def folder(tmp_path_factory):
     )
     for place, make in enumerate(NETWORKS.values()):
         keras.utils.set_random_seed(place)
-        make().save(folder / f"{place:02d}.keras")
+        network = make()
+        network.optimizer.build(network.trainable_variables)
+        network.save(folder / f"{place:02d}.keras")
     train_files.train_files(folder)
     return folder
 
