@@ -51,8 +51,12 @@ def stored_or_new(are_valid, stored, new, store):
         store: function of the new tensors that assigns variables, and returns the tensors.
     """
     if BACKEND == "jax":
-        # A branch of a compiled function has no side effects.
-        return store(keras.ops.cond(are_valid, stored, new))
+        import jax
+
+        if isinstance(are_valid, jax.core.Tracer):
+            # A branch of a compiled function has no side effects.
+            return store(keras.ops.cond(are_valid, stored, new))
+        return stored() if are_valid else store(new())
     return keras.ops.cond(are_valid, stored, lambda: store(new()))
 
 

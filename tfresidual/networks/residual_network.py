@@ -21,6 +21,7 @@ from tfresidual.arguments import (
     check_number,
     is_int,
 )
+from tfresidual.backends import BACKEND
 from tfresidual.layers import BatchNormalization, PointwiseConvolution, ResidualUnit
 from tfresidual.layers.residual_unit import (
     BATCH_NORMS,
@@ -228,6 +229,36 @@ class ResidualNetwork(keras.Model):
         is_fixed = format != "tf_saved_model"
         with fixed_norms() if is_fixed else contextlib.nullcontext():
             super().export(filepath, format, **kwargs)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        with self._norms_outside_the_graph():
+            return super().predict(*args, **kwargs)
+
+    def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        with self._norms_outside_the_graph():
+            return super().predict_on_batch(*args, **kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        with self._norms_outside_the_graph():
+            return super().evaluate(*args, **kwargs)
+
+    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        with self._norms_outside_the_graph():
+            return super().test_on_batch(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _norms_outside_the_graph(self):
+        """On JAX, computes the norms before a graph is compiled, and leaves them as they are.
+
+        JAX would compile the search anew for every convolution of the graph, which takes many times
+        longer than the rest of it.
+        """
+        if BACKEND != "jax" or self.lipschitz is None:
+            yield
+            return
+        self.converge()
+        with fixed_norms():
+            yield
 
     def learned_variables(self) -> tuple[keras.Variable, ...]:
         """Returns all learned variables, trainable or frozen, as a tuple."""
