@@ -40,6 +40,7 @@ def train_files(folder):
 
 
 if __name__ == "__main__":
-    train_files(sys.argv[1])
     assert keras.config.backend() == os.environ["KERAS_BACKEND"]
+    # Keras itself imports TensorFlow later, if it is installed.
     assert keras.config.backend() == "tensorflow" or "tensorflow" not in sys.modules
+    train_files(sys.argv[1])
