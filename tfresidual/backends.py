@@ -75,3 +75,24 @@ def count_of_gpus():
 
         return torch.cuda.device_count()
     return 0
+
+
+def accelerator_memory():
+    """Returns how many bytes are free on the GPU or TPU of JAX or PyTorch, 0 if there is none.
+
+    On TensorFlow, whose datasets are on the CPU, it returns 0.
+    """
+    if BACKEND == "jax":
+        import jax
+
+        device = jax.local_devices()[0]
+        # Batches of a distributed training are split among its devices.
+        if device.platform == "cpu" or keras.distribution.distribution() is not None:
+            return 0
+        memory = device.memory_stats() or {}
+        return max(0, memory.get("bytes_limit", 0) - memory.get("bytes_in_use", 0))
+    if BACKEND == "torch":
+        import torch
+
+        return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
+    return 0

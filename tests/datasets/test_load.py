@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 from tfresidual import datasets
-from tfresidual.datasets.load import describe, load, set_epoch
+from tfresidual.datasets import describe, load, set_epoch
 
 TRAIN, TEST = 160, 75
 

@@ -14,7 +14,7 @@ import typing
 import pytest
 
 from tfresidual import datasets, training, types
-from tfresidual.datasets.load import _TITLES
+from tfresidual.datasets.description import TITLES
 from tfresidual.layers import residual_unit, shortcuts
 from tfresidual.networks import residual_network
 from tfresidual.probes.convergence_indices import CHANCES
@@ -75,7 +75,7 @@ def test_each_mistake_is_found_and_nothing_else(tmp_path):
         (types.Anchor, residual_network.ANCHORS),
         (types.CouplingKernel, gradient_coupling.KERNELS),
         (types.RecipeName, training.RECIPES),
-        (types.DatasetName, _TITLES),
+        (types.DatasetName, TITLES),
         (types.Pixels, datasets.PIXELS),
         (types.OutputKind, chain.OUTPUT_KINDS),
         (typing.get_args(types.Chance)[1], CHANCES),

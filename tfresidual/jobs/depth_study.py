@@ -208,7 +208,7 @@ def member(folder: StrPath) -> None:
 
 def _search(folder, settings, search, train, validation, console, watch, kind=tuning.DepthSearch):
     """Runs the search, or takes part in it; `kind` is `DepthSearch` or a subclass."""
-    hypermodel = _Hypermodel(settings, int(train.cardinality()), train, console, watch)
+    hypermodel = _Hypermodel(settings, len(train), train, console, watch)
     with _silent():
         tuner = _tuner(folder, settings, search, hypermodel, kind)
         # In a chief, the oracle calls it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -9,7 +10,8 @@ import platform
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from tfresidual.jobs.settings import Settings, check
+from tfresidual.backends import BACKEND
+from tfresidual.jobs.settings import SOURCES, Settings, check
 from tfresidual.machine.files import check_folder, damaged, read_json, replacing
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ PACKAGES = (
     "numpy",
     "pandas",
 )
+if BACKEND != "tensorflow":
+    PACKAGES = (*PACKAGES, BACKEND)
 
 
 def refuse_other_settings(
@@ -40,7 +44,8 @@ def refuse_other_settings(
     Args:
         folder: `pathlib.Path` of the folder.
         parts: dict of dataclasses by name, the settings in groups.
-        free: names of settings that may change from one start of the run to the next.
+        free: names of settings that may change from one start of the run to the next, besides
+            where the images are.
 
     Raises:
         NotADirectoryError: if it cannot be a folder.
@@ -62,7 +67,8 @@ def refuse_other_settings(
         # A setting that is missing in the file of the run had its default value.
         earlier = _plain(type(part)()) | content[name]
         for key, value in _plain(part).items():
-            if key not in free and earlier[key] != value:
+            # The images are the same wherever they are.
+            if key not in (*free, *SOURCES) and earlier[key] != value:
                 before[key], changed[key] = earlier[key], value
     if "search" in content and "search" not in parts:
         raise ValueError(
@@ -78,11 +84,35 @@ def refuse_other_settings(
         )
 
 
+def refuse_other_backend(folder: pathlib.Path, done: int, epochs: int) -> None:
+    """Raises a `ValueError` if a training that began on another backend is not finished.
+
+    Another backend has other random numbers, and rounds in another way.
+
+    Args:
+        folder: `pathlib.Path` of the folder of a run.
+        done: int, the number of complete epochs.
+        epochs: int, the number of all epochs.
+    """
+    if done >= epochs or not (folder / SETTINGS_FILE).exists():
+        return
+    # Earlier versions trained on TensorFlow only, and did not say so.
+    machine = read_settings(folder).get("machine", {})
+    backend = machine.get("backend", "tensorflow") if isinstance(machine, dict) else "tensorflow"
+    if backend != BACKEND:
+        raise ValueError(
+            f"Argument `folder` must be new, or hold a training on {BACKEND} or one that is "
+            f"finished; this one began on {backend}, and {done} of {epochs} epochs are complete. "
+            f"Finish it there, with KERAS_BACKEND={backend} or `tfresidual train --backend "
+            f"{backend}`. Received: folder={str(folder)!r}, KERAS_BACKEND={BACKEND}"
+        )
+
+
 def claim(folder: pathlib.Path, parts: Mapping[str, Any]) -> None:
     """Creates the folder of a run and writes its settings file.
 
-    A new file also holds the versions of the packages and the machine. An existing file is
-    rewritten only if the settings changed, and keeps its versions and machine.
+    A new file also holds the versions of the packages, and the machine with the backend of Keras.
+    An existing file is rewritten only if the settings changed, and keeps its versions and machine.
 
     Args:
         folder: `pathlib.Path` of the folder.
@@ -98,8 +128,12 @@ def claim(folder: pathlib.Path, parts: Mapping[str, Any]) -> None:
     else:
         folder.mkdir(parents=True, exist_ok=True)
         versions = {"python": platform.python_version()}
-        versions |= {package: metadata.version(package) for package in PACKAGES}
-        machine = {"system": platform.platform(), "processor": platform.machine()}
+        versions |= _installed(PACKAGES)
+        machine = {
+            "system": platform.platform(),
+            "processor": platform.machine(),
+            "backend": BACKEND,
+        }
         content = {**settings, "versions": versions, "machine": machine}
     with replacing(path) as written:
         written.write_text(json.dumps(content, indent=2) + "\n")
@@ -126,6 +160,15 @@ def settings_of(folder: StrPath) -> Settings:
     except (TypeError, ValueError) as error:
         raise damaged(pathlib.Path(folder) / SETTINGS_FILE, error, REMEDY) from error
     return settings
+
+
+def _installed(packages):
+    """Returns the versions of those packages that are installed, a dict."""
+    versions = {}
+    for package in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    return versions
 
 
 def _check_known(folder, content, name, kind):

@@ -11,18 +11,28 @@ import keras
 import numpy as np
 
 from tfresidual import datasets, layers, networks, training
-from tfresidual.arguments import check_bool, check_choice, check_int, check_number, checked_path
-from tfresidual.datasets.load import sizes_of
+from tfresidual.arguments import (
+    check_bool,
+    check_choice,
+    check_epsilon,
+    check_int,
+    check_number,
+    checked_path,
+)
+from tfresidual.backends import BACKEND
+from tfresidual.datasets.description import sizes_of
+from tfresidual.datasets.image_file import array_datasets, open_file, reader_of
 from tfresidual.machine.console import say
 from tfresidual.machine.memory import TooLargeError, check_fits
 from tfresidual.networks import weight_groups
-from tfresidual.registry.entry import check_epsilon
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     from rich.console import Console
 
+    from tfresidual.datasets import ArrayDataset
     from tfresidual.types import (
         Anchor,
         BatchNorm,
@@ -33,12 +43,15 @@ if TYPE_CHECKING:
         Pixels,
         RecipeName,
         ShortcutName,
+        StrPath,
     )
 
 # Largest number of layers, or of blocks per stage; a larger network takes hours to build.
 MOST_BLOCKS = 10_000
 # Networks whose stages can have any number of blocks; each of them has STAGES stages.
 ANY_DEPTH, STAGES = ("resnet", "hauser", "resnet101"), 3
+# Where the images are, which does not change what they are.
+SOURCES = ("data_dir", "data_file")
 # The depth used if the setting `depth` is `None`.
 DEPTHS = {"resnet": 20, "hauser": 6, "resnet101": 16}
 
@@ -51,6 +64,8 @@ class Settings:
         data: name of a dataset, see `tfresidual.datasets.load`.
         digits: number of digits on an image of Digitclutter.
         data_dir: folder of tensorflow-datasets, or `None` for its default.
+        data_file: file that `tfresidual data` wrote, from which the images are read instead, or
+            `None`.
         network: name of a function in `tfresidual.networks`.
         depth: number of layers of `"resnet"`, or of blocks per stage of `"hauser"` and
             `"resnet101"`; `None` for 20, 6 and 16, respectively.
@@ -84,6 +99,7 @@ class Settings:
     data: DatasetName = "digitclutter"
     digits: int = 3
     data_dir: str | None = None
+    data_file: str | None = None
     network: str = "resnet"
     depth: int | None = None
     width: int = 16
@@ -109,8 +125,9 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.data_dir is not None:
-            object.__setattr__(self, "data_dir", os.fspath(self.data_dir))
+        for name in SOURCES:
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, os.fspath(getattr(self, name)))
         for field in dataclasses.fields(self):
             # JSON cannot hold NumPy numbers.
             value = getattr(self, field.name)
@@ -144,8 +161,47 @@ def check(settings: Settings) -> None:
             )
     check_number("gamma", settings.gamma, at_least=-1e9, at_most=1e9, or_none=True)
     check_number("lipschitz", settings.lipschitz, at_least=1e-9, at_most=1e9, or_none=True)
-    if settings.data_dir is not None:
-        checked_path("data_dir", settings.data_dir)
+    for name in SOURCES:
+        if getattr(settings, name) is not None:
+            checked_path(name, getattr(settings, name))
+    if settings.data_dir is not None and settings.data_file is not None:
+        raise ValueError(
+            "Arguments `data_dir` and `data_file` must not be given together: each says where the "
+            f"images are. Received: data_dir={settings.data_dir!r}, "
+            f"data_file={settings.data_file!r}"
+        )
+
+
+def with_data_of_file(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns fields of `Settings` completed by what their `data_file` holds.
+
+    Example: `Settings(**with_data_of_file({"data_file": "mnist.npz", "epochs": 10}))`.
+
+    Args:
+        changes: dict of fields of `Settings`; those it gives are kept. Without a `data_file`,
+            nothing is added.
+
+    Raises:
+        ValueError: if the file is damaged or something else.
+        OSError: if there is no such file, or it cannot be read.
+    """
+    if changes.get("data_file") is None:
+        return dict(changes)
+    file = open_file(changes["data_file"])
+    train_size, validation, test_size = file.sizes.values()
+    found = {
+        "data": file.name,
+        "train_size": train_size,
+        "validation": validation,
+        "test_size": test_size,
+    }
+    # The numbers that `None` stands for, so that a run on the same images has the same settings.
+    held_out = changes.get("validation", validation)
+    usual_train, _, usual_test = sizes_of(file.name, None, held_out, None)
+    found |= {"train_size": None} if train_size == usual_train else {}
+    found |= {"test_size": None} if test_size == usual_test else {}
+    found |= {} if file.digits is None else {"digits": file.digits}
+    return found | dict(changes)
 
 
 def describe(settings: Settings) -> datasets.Description:
@@ -369,7 +425,7 @@ def prepare(
     console: Console | None = None,
     download: bool = False,
     pixels: Pixels = "standardized",
-) -> tuple[Dataset, Dataset, Dataset]:
+) -> tuple[Dataset, Dataset, Dataset] | tuple[ArrayDataset, ArrayDataset, ArrayDataset]:
     """Loads the data of a study; Digitclutter is generated if it is not on the disk.
 
     Args:
@@ -379,26 +435,74 @@ def prepare(
         pixels: format of the pixels, see `tfresidual.datasets.load`.
 
     Returns:
-        A tuple `(train, validation, test)` of `tf.data.Dataset`.
+        A tuple `(train, validation, test)` of `tf.data.Dataset` on TensorFlow, and of
+        `tfresidual.datasets.ArrayDataset` on other backends.
 
     Raises:
-        ValueError: if a setting cannot be used.
+        ValueError: if a setting cannot be used, or `data_file` is damaged or does not hold the
+            images of the settings.
         FileNotFoundError: if the dataset is not on the disk.
     """
     settings = settings or Settings()
     check(settings)
     say(console, f"preparing {settings.data}")
-    return datasets.load(
+    sizes = sizes_of(settings.data, settings.train_size, settings.validation, settings.test_size)
+    if settings.data_file is not None:
+        if not os.path.exists(settings.data_file):
+            raise FileNotFoundError(
+                "Argument `data_file` must be a file that `tfresidual data NAME --to FILE.npz` "
+                "wrote; there is none. Give `data_dir` instead to read the images from "
+                f"tensorflow-datasets. Received: data_file={settings.data_file!r}"
+            )
+        file = open_file(settings.data_file)
+        read = reader_of(file, settings.data, settings.digits, *sizes)
+    else:
+        loading = _loading(settings.data_dir)
+        read = loading.reader(settings.data, settings.digits, *sizes, settings.data_dir, download)
+    batched = array_datasets
+    if BACKEND == "tensorflow":
+        batched = _loading(settings.data_dir).pipelines
+    return batched(
+        read,
         settings.data,
         settings.batch_size,
         digits=settings.digits,
-        train_size=settings.train_size,
-        test_size=settings.test_size,
-        validation=settings.validation,
         # A recipe with augmentation leaves the choice to the dataset: digits are not augmented.
         augment=None if recipe_of(settings).augment else False,
+        shuffle=True,
         seed=settings.seed,
-        data_dir=settings.data_dir,
-        download=download,
         pixels=pixels,
     )
+
+
+def write_file(
+    settings: Settings, path: StrPath, console: Console | None = None, download: bool = False
+) -> None:
+    """Writes the data of a study into one file, see `tfresidual.datasets.save`."""
+    check(settings)
+    say(console, f"preparing {settings.data}")
+    _loading(settings.data_dir).save(
+        path,
+        settings.data,
+        digits=settings.digits,
+        train_size=settings.train_size,
+        validation=settings.validation,
+        test_size=settings.test_size,
+        data_dir=settings.data_dir,
+        download=download,
+    )
+
+
+def _loading(data_dir):
+    """Returns the module that reads the files of tensorflow-datasets, with TensorFlow."""
+    try:
+        from tfresidual.datasets import loading
+    except ModuleNotFoundError as error:
+        if error.name not in ("tensorflow", "tensorflow_datasets"):
+            raise
+        raise ValueError(
+            "Images are read from the files of tensorflow-datasets only where it and TensorFlow "
+            "are installed. Elsewhere, the setting data_file (--data-file) must name a file that "
+            f"`tfresidual data NAME --to FILE.npz` wrote. Received: data_dir={data_dir!r}"
+        ) from error
+    return loading

@@ -1,6 +1,6 @@
 """The main job: trains a network, probes it, and writes all results into one folder.
 
-`train` does the first part, `run` everything.
+`train`, of `tfresidual.jobs.training`, does the first part, `run` everything.
 """
 
 from __future__ import annotations
@@ -10,53 +10,35 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-import keras
 import numpy as np
 
-from tfresidual import datasets, plots, probes, sources, training
+from tfresidual import plots, probes, sources
 from tfresidual.arguments import checked_path
+from tfresidual.datasets import plain
 from tfresidual.jobs.frames import write_frames_and_figures
-from tfresidual.jobs.run_folder import claim, read_settings, refuse_other_settings
-from tfresidual.jobs.settings import (
-    Settings,
-    build,
-    check,
-    check_training_fits,
-    compile_for,
-    describe,
-    has_blocks_to_couple,
-    nothing_to_couple,
-    prepare,
-    used,
-)
+from tfresidual.jobs.run_folder import read_settings
+from tfresidual.jobs.settings import Settings, build, check, prepare, used
+from tfresidual.jobs.training import batches_of, train, train_locked
 from tfresidual.machine.console import say
 from tfresidual.machine.locks import locked
 from tfresidual.plots.style import RIGHT, WRONG
-from tfresidual.registry import ENTRIES, ProbeOptions, possible, watching
+from tfresidual.probes.logs import has_blocks
+from tfresidual.registry import ENTRIES, ProbeOptions, possible
 from tfresidual.registry.figures import study_figures, study_sections
 from tfresidual.report import Section, findings, write
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Callable, Iterable
 
     from rich.console import Console
 
-    from tfresidual.types import Dataset, StrPath
+    from tfresidual.types import StrPath
 
-# Images that the callbacks probe after every epoch: enough for stable means, at little cost.
-IMAGES_PER_EPOCH = 512
+__all__ = ["Settings", "build", "prepare", "run", "train"]
+
 EXAMPLES = 16
 # Training images that are probed after training: the default size of the test set.
 TRAIN_IMAGES = 2000
-
-
-@dataclasses.dataclass(frozen=True)
-class _Data:
-    train: object
-    validation: object
-    test: object
-    description: datasets.Description
 
 
 def run(
@@ -67,7 +49,8 @@ def run(
     An interrupted study resumes after its last complete epoch.
 
     - `settings.json`: the settings, the versions of the packages, the machine;
-    - `log.csv`: the losses, metrics and block metrics of every epoch;
+    - `log.csv`: the losses, metrics and block metrics of every epoch (a training on another
+      backend than TensorFlow, which is taken on when it is finished, has no block metrics);
     - `model.keras`: the network of the best epoch;
     - `frames/*.csv`: the frames that the probes returned;
     - `figures/*.png`: the figures;
@@ -95,7 +78,7 @@ def run(
 
 def _run(folder, settings, console):
     begun = time.monotonic()
-    data, result = _train(folder, settings, console)
+    data, result = train_locked(folder, settings, console)
     seconds = time.monotonic() - begun
     frames = _probe(result, data, settings, console)
     say(console, "drawing the figures")
@@ -120,71 +103,9 @@ def _run(folder, settings, console):
     )
 
 
-def train(
-    folder: StrPath,
-    settings: Settings | None = None,
-    console: Console | None = None,
-    more_callbacks: Callable[[Dataset], Iterable[keras.callbacks.Callback]] | None = None,
-) -> training.Training:
-    """Trains a network into a folder, without probing it; see `run` for the folder.
-
-    Args:
-        folder: where to write; created if it does not exist.
-        settings: a `Settings`, by default those of the embedded study.
-        console: a `rich.console.Console` for progress, or `None` for no output.
-        more_callbacks: function that takes a few validation images, a `tf.data.Dataset`, and
-            returns a list of callbacks whose numbers are logged with those of the study.
-
-    Returns:
-        A `tfresidual.training.Training`.
-
-    Raises:
-        ValueError: if a setting cannot be used, the folder holds a run with other settings, or a
-            file in it is damaged.
-        tfresidual.machine.locks.FolderInUseError: if another process is writing to the folder.
-        FileNotFoundError: if the dataset is not on the disk.
-    """
-    settings, folder = settings or Settings(), checked_path("folder", folder)
-    check(settings)
-    with locked(folder):
-        return _train(folder, settings, console, more_callbacks)[1]
-
-
-def _train(folder, settings, console, more_callbacks=None):
-    refuse_other_settings(folder, {"settings": settings})
-    keras.utils.set_random_seed(settings.seed)
-    network = build(settings)
-    check_training_fits(network, settings)
-    if settings.coupling is not None and not has_blocks_to_couple(network, settings):
-        raise nothing_to_couple(settings, f"network={network.name}")
-    description = describe(settings)
-    data = _Data(*prepare(settings, console), description)
-    # The settings are valid, so the folder now belongs to this run.
-    claim(folder, {"settings": settings})
-    metric = compile_for(network, settings, int(data.train.cardinality()))
-    probed = data.validation.take(_batches(IMAGES_PER_EPOCH, settings))
-    result = training.train(
-        network,
-        data.train,
-        data.validation,
-        folder,
-        settings.epochs,
-        metric,
-        callbacks=[
-            keras.callbacks.LambdaCallback(
-                on_epoch_begin=lambda epoch, logs: datasets.set_epoch(data.train, epoch)
-            ),
-            *watching(probed, settings.epsilon),
-            *(more_callbacks(probed) if more_callbacks else ()),
-        ],
-        console=console,
-    )
-    return data, result
-
-
 def _probe(result, data, settings, console):
     chain = sources.chain(result.network)
-    images = {"train": datasets.plain(data.train).take(_batches(TRAIN_IMAGES, settings))}
+    images = {"train": plain(data.train).take(batches_of(TRAIN_IMAGES, settings))}
     images["test"] = data.test
     options = ProbeOptions(at_chance="nan", epsilon=settings.epsilon, seed=settings.seed)
     frames = {}
@@ -195,16 +116,15 @@ def _probe(result, data, settings, console):
             say(console, f"running {name}")
             parts = {split: images[split] for split in study.splits}
             if study.images is not None:
-                batches = _batches(study.images, settings)
+                batches = batches_of(study.images, settings)
                 parts = {split: part.take(batches) for split, part in parts.items()}
             changed = dataclasses.replace(options, **study.changes)
             measured = ENTRIES[name].run(chain, parts, changed, console is not None)
             frames |= {study.renamed.get(key, key): frame for key, frame in measured.items()}
-    return frames | {"block_metrics_by_epoch": probes.from_logs(result.log), "log": result.log}
-
-
-def _batches(images, settings):
-    return math.ceil(images / settings.batch_size)
+    if has_blocks(result.log):
+        # The log of a training on another backend has no metrics of the blocks.
+        frames["block_metrics_by_epoch"] = probes.from_logs(result.log)
+    return frames | {"log": result.log}
 
 
 def _examples(result, data):

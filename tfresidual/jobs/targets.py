@@ -8,7 +8,7 @@ import numpy as np
 from tfresidual import datasets
 from tfresidual.arguments import checked_path
 from tfresidual.jobs.run_folder import MODEL_FILE, SETTINGS_FILE, settings_of
-from tfresidual.jobs.settings import Settings, describe
+from tfresidual.jobs.settings import Settings, describe, with_data_of_file
 from tfresidual.routing.outputs import is_binary
 from tfresidual.saved_model.format import check_whole, is_saved_model, series_of
 
@@ -70,17 +70,24 @@ def folder_of(path):
 def settings_for(target, path, changes):
     """Returns the settings of the run whose folder contains a network, with `changes` applied.
 
-    For a network outside of such a folder, `changes` must name the data, and the other settings are
-    the defaults.
+    For a network outside of such a folder, `changes` must name the data, or a file that holds it,
+    and the other settings are the defaults.
 
     Raises:
         ValueError: if the data is not named or unknown, or `changes` holds an unknown setting.
     """
     path = path.absolute()
+    completed = with_data_of_file(changes)
     folders = [folder for folder in path.parents[:2] if (folder / SETTINGS_FILE).exists()]
     if folders:
         settings = settings_of(folders[0])
-    elif "data" in changes:
+        if all(
+            completed.get(name, own) == own
+            for name, own in (("data", settings.data), ("digits", settings.digits))
+        ):
+            # The file has the images of the run, and may hold more of them.
+            completed = changes
+    elif "data" in completed:
         settings = Settings()
     else:
         raise ValueError(
@@ -93,7 +100,8 @@ def settings_for(target, path, changes):
             "Argument `changes` must hold fields of `tfresidual.jobs.study.Settings`. "
             f"Received: {', '.join(map(repr, sorted(unknown)))}"
         )
-    settings = dataclasses.replace(settings, **changes)
+    changes = completed
+    settings = dataclasses.replace(settings, **_other_source(settings, changes), **changes)
     try:
         datasets.describe(settings.data)
     except ValueError as error:
@@ -102,6 +110,22 @@ def settings_for(target, path, changes):
             f"Received: data={settings.data!r}"
         ) from error
     return settings
+
+
+def _other_source(settings, changes):
+    """Returns what `changes` turn off: the source of the images that they replace."""
+    if changes.get("data_file") is not None:
+        return {} if "data_dir" in changes else {"data_dir": None}
+    # The file of the run does not hold the images of another dataset.
+    is_other = any(
+        getattr(settings, name) != value
+        for name, value in changes.items()
+        if name in ("data", "digits")
+    )
+    has_source = changes.get("data_dir") is not None
+    if "data_file" not in changes and (is_other or has_source):
+        return {"data_file": None}
+    return {}
 
 
 def check_fit(chain, settings, path):

@@ -39,6 +39,12 @@ def block_logs(frame, names, prefix=""):
     }
 
 
+def has_blocks(log: Frame) -> bool:
+    """Returns whether a frame with one row per epoch holds numbers of blocks."""
+    matches = map(KEY.fullmatch, log.columns)
+    return any(match is not None and match["block"] is not None for match in matches)
+
+
 def from_logs(history: keras.callbacks.History | dict[str, Any] | Frame | StrPath) -> Frame:
     """Reads the numbers that the callbacks published for each block back into a frame.
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tfresidual.arguments import check_number
+from tfresidual.arguments import check_epsilon
 from tfresidual.probes.convergence_indices import check_chance
 from tfresidual.routing.evaluator import MEMORY_LIMIT, check_memory_limit
 from tfresidual.routing.routes import check_scale, check_times
@@ -164,11 +164,6 @@ class Entry:
     studies: tuple[Study, ...] = ()
     measured_by: str | None = None
     watch: Callable[[Images, float], Iterable[keras.callbacks.Callback]] | None = None
-
-
-def check_epsilon(epsilon):
-    """Raises a `ValueError` unless epsilon is in a range where depths fit into a 64-bit int."""
-    check_number("epsilon", epsilon, at_least=1e-9, at_most=1e9)
 
 
 def has_bounds(chain):

@@ -50,6 +50,11 @@ class TrainingFolder:
                 found.append((int(match[1]), path))
         return max(found, default=None)
 
+    def epochs(self):
+        """Returns the number of complete epochs; reads no file."""
+        newest = self.newest()
+        return 0 if newest is None else newest[0] + 1
+
     def log(self):
         """Returns the log as a `pandas.DataFrame`, without rows if there is no log.
 
@@ -144,7 +149,9 @@ class TrainingFolder:
         with replacing(path) as written:
             network.save(written)
             with zipfile.ZipFile(written, "a") as archive:
-                states = [state.numpy().tolist() for state in _generators(network)]
+                states = [
+                    keras.ops.convert_to_numpy(state).tolist() for state in _generators(network)
+                ]
                 archive.writestr(GENERATORS, json.dumps(states))
         self._keep_best(log, epoch, path)
         for old in self.checkpoints.glob("epoch-*.keras"):

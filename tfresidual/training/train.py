@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from tfresidual.types import Dataset, RecipeName, StrPath
+    from tfresidual.types import Images, RecipeName, StrPath
+
+# Images per step, for arrays; as in `tfresidual.datasets.load`.
+BATCH_SIZE = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,40 +95,55 @@ def compile_network(
 
 def train(
     network: keras.Model,
-    data: Dataset,
-    validation: Dataset,
+    data: Images,
+    validation: Images,
     folder: StrPath,
     epochs: int,
     metric: str,
     callbacks: Iterable[keras.callbacks.Callback] = (),
     console: Console | None = None,
+    batch_size: int | None = None,
 ) -> Training:
     """Trains a compiled network and saves its log, its state and its best epoch in a folder.
 
     If the folder contains an unfinished training run, the run resumes after its last complete
     epoch, with the state of the optimizer and the log continued. A finished run is only read. If
-    the order of the data is determined by the epoch (with a callback that calls
-    `tfresidual.datasets.set_epoch`), the result is the same as without the interruption.
+    the order of the data is determined by the epoch, the result is the same as without the
+    interruption. That is so for arrays and for a `PyDataset` with a method `set_epoch`, which is
+    called at the start of each epoch; a pipeline of `tfresidual.datasets.load` needs a callback
+    that calls `tfresidual.datasets.set_epoch`.
 
     Args:
         network: a compiled `keras.Model`.
-        data: a finite `tf.data.Dataset` of batches `(images, labels)`.
-        validation: a dataset of the same form with other images, used to choose the best epoch.
+        data: a finite `tf.data.Dataset` or a `keras.utils.PyDataset` of batches
+            `(images, labels)`, or a pair of arrays, which are shuffled anew in each epoch.
+        validation: the same with other images, used to choose the best epoch.
         folder: where to write, see `TrainingFolder`.
         epochs: int, number of epochs.
         metric: name of the compiled metric whose highest validation value marks the best epoch.
         callbacks: further callbacks; the values they add to `logs` are included in the log.
         console: a `rich.console.Console` for a progress bar, or `None` for no output.
+        batch_size: int, images per step if `data` or `validation` is a pair of arrays, by default
+            64; not to be given otherwise.
 
     Returns:
         A `Training`.
 
     Raises:
-        ValueError: if `epochs` is not a positive int, the validation metric is NaN in every epoch,
-            or a file in the folder is damaged.
+        ValueError: if `epochs` or `batch_size` is not a positive int, `batch_size` is given for
+            data in batches, the validation metric is NaN in every epoch, or a file in the folder
+            is damaged.
         tfresidual.machine.locks.FolderInUseError: if another process is writing to the folder.
     """
     epochs = check_int("epochs", epochs, at_least=1)
+    batch_size = check_int("batch_size", batch_size, at_least=1, or_none=True)
+    if batch_size is not None and not (_are_arrays(data) or _are_arrays(validation)):
+        raise ValueError(
+            "Argument `batch_size` must be given for a pair of arrays only, and not for data in "
+            f"batches. Received: batch_size={batch_size!r}, data of type {type(data).__name__}"
+        )
+    data = _in_batches(data, batch_size, shuffle=True)
+    validation = _in_batches(validation, batch_size)
     with locked(checked_path("folder", folder)):
         return _train(network, data, validation, folder, epochs, metric, callbacks, console)
 
@@ -137,8 +155,10 @@ def _train(network, data, validation, folder, epochs, metric, callbacks, console
     if done < epochs:
         checkpoints = Checkpoints(folder, log)
         followers = [*callbacks, _LearningRate()]
+        if hasattr(data, "set_epoch"):
+            followers.insert(0, _Epochs(data))
         if console is not None:
-            followers.append(TrainingProgress(epochs, int(data.cardinality()), metric, console))
+            followers.append(TrainingProgress(epochs, _steps(data), metric, console))
         try:
             network.fit(
                 data,
@@ -156,6 +176,36 @@ def _train(network, data, validation, folder, epochs, metric, callbacks, console
         log = checkpoints.log
     best_epoch = folder.best_epoch(log)
     return Training(opened(folder.model_path), log, best_epoch, metric)
+
+
+def _are_arrays(data):
+    return isinstance(data, (tuple, list)) and len(data) == 2
+
+
+def _in_batches(data, batch_size, shuffle=False):
+    """Returns a pair of arrays as batches, and anything else as it is."""
+    if not _are_arrays(data):
+        return data
+    # Loaded here, since `import tfresidual` loads the training, but not the data.
+    from tfresidual.datasets.arrays import ArrayDataset
+
+    return ArrayDataset(*data, batch_size or BATCH_SIZE, shuffle=shuffle)
+
+
+def _steps(data):
+    """Returns the number of steps of an epoch."""
+    return len(data) if isinstance(data, keras.utils.PyDataset) else int(data.cardinality())
+
+
+class _Epochs(keras.callbacks.Callback):
+    """Tells the data which epoch begins, since its order depends on it."""
+
+    def __init__(self, data):
+        super().__init__()
+        self.data = data
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.data.set_epoch(epoch)
 
 
 class _LearningRate(keras.callbacks.Callback):

@@ -1,0 +1,63 @@
+"""The epochs of training data, and the data without them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from tfresidual.arguments import check_int
+from tfresidual.datasets.arrays import ArrayDataset
+
+if TYPE_CHECKING:
+    from tfresidual.types import Dataset
+
+_Data = TypeVar("_Data", bound="Dataset | ArrayDataset")
+
+
+def set_epoch(train: Dataset | ArrayDataset, epoch: int) -> None:
+    """Sets the epoch of the next iteration over training data; counting continues from there.
+
+    Args:
+        train: The training pipeline that `load` returned, or an `ArrayDataset`.
+        epoch: Non-negative integer.
+
+    Raises:
+        ValueError: If `train` is anything else (a pipeline derived from it does not count epochs),
+            or `epoch` is negative or not an integer.
+    """
+    if isinstance(train, ArrayDataset):
+        train.set_epoch(epoch)
+        return
+    counter = _remembered(train, "_tfresidual_epoch")
+    counter.assign(check_int("epoch", epoch, at_least=0))
+
+
+def plain(train: _Data) -> _Data:
+    """Returns the images of training data for the probes: unshuffled and not augmented.
+
+    Example:
+
+    >>> train, test = load("digitclutter", 32, train_size=64, test_size=32, data_dir="data")
+    >>> splits = {"train": plain(train).take(8), "test": test.take(8)}
+
+    Args:
+        train: The training pipeline that `load` returned, or an `ArrayDataset`.
+
+    Returns:
+        A `tf.data.Dataset` of batches, or an `ArrayDataset`, the same in every iteration.
+
+    Raises:
+        ValueError: If `train` is anything else.
+    """
+    if isinstance(train, ArrayDataset):
+        return train.plain()
+    return _remembered(train, "_tfresidual_plain")
+
+
+def _remembered(train, name):
+    """Returns an attribute that `load` set on a training pipeline."""
+    if not hasattr(train, name):
+        raise ValueError(
+            "Argument `train` must be the training dataset that `load` or `load_file` returned. "
+            f"Received: train={train!r}"
+        )
+    return getattr(train, name)

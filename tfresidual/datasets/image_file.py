@@ -1,0 +1,312 @@
+"""Images of a dataset in one .npz file, which is read without TensorFlow."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfresidual.arguments import check_bool, check_choice, check_int, checked_path
+from tfresidual.datasets.arrays import ArrayDataset
+from tfresidual.datasets.description import (
+    PIXELS,
+    SPLITS,
+    check_name,
+    describe,
+    is_augmented,
+    normalization,
+)
+from tfresidual.machine.files import check_folder, damaged, written
+from tfresidual.machine.memory import check_fits
+
+if TYPE_CHECKING:
+    import pathlib
+
+    from tfresidual.types import Array, DatasetName, Pixels, StrPath
+
+# What the file says that it is, under HEADER.
+HEADER, FORMAT, VERSION = "tfresidual", "images of tfresidual", 1
+REMEDY = "Write it again with `tfresidual data NAME --to FILE.npz`"
+# The settings that limit the number of images of the splits.
+SIZES = {"train": "train_size", "validation": "validation", "test": "test_size"}
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageFile:
+    """What an .npz file holds, whose images have not been read yet.
+
+    Attributes:
+        path: `pathlib.Path` of the file.
+        name: Name of the dataset.
+        digits: Number of digits on an image of Digitclutter, otherwise None.
+        sizes: Number of images by split.
+    """
+
+    path: pathlib.Path
+    name: DatasetName
+    digits: int | None
+    sizes: dict[str, int]
+
+    def read(self, split: str, count: int | None = None) -> tuple[Array, Array]:
+        """Reads `count` images of a split, those that `load` returns, or all; and their labels.
+
+        Returns:
+            uint8 `[N, H, W, C]`, and int64 `[N]` or uint8 `[N, 10]`, k-hot.
+
+        Raises:
+            ValueError: If the file is damaged.
+        """
+        images, labels = (
+            self._array(f"{split}_{part}", part == "labels") for part in ("images", "labels")
+        )
+        if count is None or count == len(images):
+            return images, labels
+        # Copies, so that the others are not kept in memory.
+        part = slice(count)
+        if split == "validation" and self.digits is None:
+            # The last images of the training set.
+            part = slice(len(images) - count, None)
+        return images[part].copy(), labels[part].copy()
+
+    def _array(self, name, are_labels):
+        try:
+            with np.load(self.path, allow_pickle=False) as file:
+                array = file[name]
+        except OSError:
+            raise
+        except Exception as error:
+            # NumPy passes on errors of many kinds.
+            raise damaged(self.path, f"{name} in it cannot be read, {error}", REMEDY) from error
+        count = self.sizes[name.rpartition("_")[0]]
+        description = describe(self.name, self.digits or 3)
+        shape, dtype = (count, *description.input_shape), np.dtype("uint8")
+        if are_labels:
+            shape = (count, description.classes) if description.multi_label else (count,)
+            dtype = np.dtype("uint8" if description.multi_label else "int64")
+        if (array.shape, array.dtype) != (shape, dtype):
+            reason = (
+                f"{name} in it has shape {array.shape} and dtype {array.dtype} instead of "
+                f"{shape} and {dtype}"
+            )
+            raise damaged(self.path, reason, REMEDY)
+        if are_labels and not self._are_labels(array, description):
+            raise damaged(self.path, f"{name} in it holds other numbers than labels", REMEDY)
+        return array
+
+    def _are_labels(self, array, description):
+        if description.multi_label:
+            return bool((array <= 1).all() and (array.sum(axis=1) == self.digits).all())
+        return bool((array >= 0).all() and (array < description.classes).all())
+
+    def check_holds(
+        self, name: str, digits: int, train_size: int, validation: int, test_size: int
+    ) -> None:
+        """Raises a `ValueError` unless the file holds a dataset and that many images of it."""
+        if name != self.name or (self.digits is not None and digits != self.digits):
+            what, held = ("data", self.name) if name != self.name else ("digits", self.digits)
+            given = name if what == "data" else digits
+            raise ValueError(
+                f"Argument `{what}` must be {held!r}, which `data_file` holds. Received: "
+                f"{what}={given!r}, data_file={str(self.path)!r}"
+            )
+        asked = {"train": train_size, "validation": validation, "test": test_size}
+        for split, count in asked.items():
+            if count > self.sizes[split]:
+                raise ValueError(
+                    f"Argument `{SIZES[split]}` must be at most {self.sizes[split]}, the number of "
+                    f"images in `data_file`. Received: {SIZES[split]}={count}, "
+                    f"data_file={str(self.path)!r}"
+                )
+
+
+def open_file(data_file: StrPath) -> ImageFile:
+    """Returns what a file that `save` wrote holds; reads no images.
+
+    Raises:
+        ValueError: If the file is damaged, cut short, of a later version, or something else.
+        OSError: If there is no such file, or it cannot be read.
+    """
+    path = checked_path("data_file", data_file)
+    if not path.exists():
+        raise FileNotFoundError(
+            "Argument `data_file` must be a file that `tfresidual data NAME --to FILE.npz` wrote; "
+            f"there is none. Received: data_file={str(data_file)!r}"
+        )
+    # An error of a file that exists but cannot be read.
+    path.open("rb").close()
+    if not zipfile.is_zipfile(path):
+        raise damaged(path, "it is cut short, or no .npz file", REMEDY)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            header = json.loads(str(file[HEADER])) if HEADER in file else None
+    except OSError:
+        raise
+    except Exception as error:
+        raise damaged(path, error, REMEDY) from error
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise ValueError(
+            "Argument `data_file` must be a file that `tfresidual data NAME --to FILE.npz` wrote; "
+            f"this one is something else. Received: data_file={str(data_file)!r}"
+        )
+    if header.get("version") != VERSION:
+        raise ValueError(
+            f"Argument `data_file` must have version {VERSION} of its format. {REMEDY}. Received: "
+            f"version {header.get('version')!r}, data_file={str(data_file)!r}"
+        )
+    try:
+        name, digits = header["name"], header["digits"]
+        check_name(name, 3 if digits is None else digits)
+        if (digits is None) != (describe(name).digits is None):
+            raise ValueError("its number of digits is not that of its dataset")
+        sizes = {split: check_int(split, header["sizes"][split], at_least=1) for split in SPLITS}
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged(path, f"it does not say what it holds, {error!r}", REMEDY) from error
+    return ImageFile(path, name, digits, sizes)
+
+
+def check_target(data_file: StrPath) -> pathlib.Path:
+    """Returns where a file is to be written; raises an error if it cannot be."""
+    target = checked_path("data_file", data_file)
+    if target.suffix != ".npz" or target.is_dir():
+        raise ValueError(
+            "Argument `data_file` must be a file whose name ends in .npz. Received: "
+            f"data_file={str(data_file)!r}" + (", which is a folder" if target.is_dir() else "")
+        )
+    check_folder("data_file", target.parent)
+    return target
+
+
+def write(path: pathlib.Path, name: str, digits: int, splits: dict[str, tuple[Array, Array]]):
+    """Writes the images of a dataset; the file changes in one step.
+
+    Args:
+        path: The file, which ends in `.npz`.
+        name: Name of the dataset.
+        digits: Number of digits on an image of Digitclutter.
+        splits: Images and labels by split.
+    """
+    header = {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": name,
+        "digits": describe(name, digits).digits,
+        "sizes": {split: len(images) for split, (images, _) in splits.items()},
+    }
+    arrays: dict[str, Any] = {HEADER: json.dumps(header)}
+    for split, (images, labels) in splits.items():
+        arrays |= {f"{split}_images": images, f"{split}_labels": labels}
+    with written(path) as beside:
+        np.savez(beside, **arrays)
+
+
+def load_file(
+    data_file: StrPath,
+    batch_size: int = 64,
+    *,
+    train_size: int | None = None,
+    validation: int | None = None,
+    test_size: int | None = None,
+    augment: bool | None = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    pixels: Pixels = "standardized",
+) -> tuple[ArrayDataset, ArrayDataset, ArrayDataset]:
+    """Reads a file that `save` or `tfresidual data NAME --to FILE.npz` wrote, on any backend.
+
+    Images and labels are those of `load`. The order of the training images and their augmentation
+    are drawn in the same way, but not the same.
+
+    Args:
+        data_file: The file.
+        batch_size: Positive integer.
+        train_size: Number of images to train on, or None for all in the file.
+        validation: Number of images held out, or None for all in the file.
+        test_size: Number of test images, or None for all in the file.
+        augment: As for `load`.
+        shuffle: As for `load`.
+        seed: Non-negative integer, determines order and augmentation.
+        pixels: As for `load`.
+
+    Returns:
+        `(train, validation, test)`, see `ArrayDataset`.
+
+    Raises:
+        ValueError: If an argument is out of range, or the file is damaged or something else.
+        OSError: If there is no such file, or it cannot be read.
+    """
+    check_int("batch_size", batch_size, at_least=1)
+    check_int("seed", seed, at_least=0, at_most=None)
+    check_bool("shuffle", shuffle)
+    if augment is not None:
+        check_bool("augment", augment)
+    check_choice("pixels", pixels, PIXELS)
+    given = {"train_size": train_size, "validation": validation, "test_size": test_size}
+    given = {key: check_int(key, size, at_least=1, or_none=True) for key, size in given.items()}
+    file = open_file(data_file)
+    sizes = [given[key] or file.sizes[split] for split, key in SIZES.items()]
+    read = reader_of(file, file.name, file.digits or 3, *sizes)
+    return array_datasets(
+        read,
+        file.name,
+        batch_size,
+        digits=file.digits or 3,
+        augment=augment,
+        shuffle=shuffle,
+        seed=seed,
+        pixels=pixels,
+    )
+
+
+def reader_of(file, name, digits, train_size, validation, test_size):
+    """Returns a function from the name of a split to its images and labels in a file.
+
+    Raises:
+        ValueError: if the file does not hold that many images of that dataset, or they do not fit
+            into memory.
+    """
+    file.check_holds(name, digits, train_size, validation, test_size)
+    check_fits(
+        file.path.stat().st_size,
+        "Argument `data_file` must fit into the memory of this machine: the images",
+        f"data_file={str(file.path)!r}",
+    )
+    counts = dict(zip(SPLITS, (train_size, validation, test_size), strict=True))
+    return lambda split: file.read(split, counts[split])
+
+
+def array_datasets(read, name, batch_size, *, digits, augment, shuffle, seed, pixels):
+    """Returns the three splits as `ArrayDataset`s.
+
+    Args:
+        read: Function from the name of a split to its images and labels.
+        name: Name of a dataset.
+        batch_size: As for `load_file`, like the other arguments.
+        digits: Number of digits on an image of Digitclutter.
+        augment: See `load_file`.
+        shuffle: See `load_file`.
+        seed: See `load_file`.
+        pixels: See `load_file`.
+    """
+    factor, offset = normalization(name, digits, pixels)
+    found = []
+    for split in SPLITS:
+        images, labels = read(split)
+        of_training = {
+            "shuffle": shuffle,
+            "augment": is_augmented(name, augment),
+            "seed": seed,
+        }
+        found.append(
+            ArrayDataset(
+                images,
+                labels.astype("float32") if labels.ndim == 2 else labels,
+                batch_size,
+                factor=factor,
+                offset=offset,
+                **(of_training if split == "train" else {}),
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,270 @@
+"""Ready-to-train pipelines for CIFAR-10, CIFAR-100, MNIST and Digitclutter."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, overload
+
+import tensorflow as tf
+
+from tfresidual.arguments import check_bool, check_choice, check_int, checked_path
+from tfresidual.backends import BACKEND
+from tfresidual.datasets.builders import digitclutter_builder, folder_of, public_builder, read_split
+from tfresidual.datasets.description import (
+    PIXELS,
+    SPLITS,
+    TITLES,
+    check_name,
+    is_augmented,
+    normalization,
+    sizes_of,
+)
+from tfresidual.datasets.image_file import check_target, write
+from tfresidual.datasets.pipelines import (
+    epoch_counter,
+    fixed_pipeline,
+    in_memory,
+    training_pipeline,
+)
+from tfresidual.machine.files import check_folder
+
+if TYPE_CHECKING:
+    from tfresidual.types import Dataset, DatasetName, Pixels, StrPath
+
+if BACKEND != "tensorflow":
+    # TensorFlow only reads files then; the memory of the GPU is for the backend.
+    with contextlib.suppress(RuntimeError):
+        tf.config.set_visible_devices([], "GPU")
+
+
+@overload
+def load(
+    name: DatasetName,
+    batch_size: int = 64,
+    *,
+    digits: int = 3,
+    train_size: int | None = None,
+    test_size: int | None = None,
+    validation: None = None,
+    augment: bool | None = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    data_dir: StrPath | None = None,
+    download: bool = False,
+    pixels: Pixels = "standardized",
+) -> tuple[Dataset, Dataset]: ...
+
+
+@overload
+def load(
+    name: DatasetName,
+    batch_size: int = 64,
+    *,
+    digits: int = 3,
+    train_size: int | None = None,
+    test_size: int | None = None,
+    validation: float,
+    augment: bool | None = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    data_dir: StrPath | None = None,
+    download: bool = False,
+    pixels: Pixels = "standardized",
+) -> tuple[Dataset, Dataset, Dataset]: ...
+
+
+def load(
+    name: DatasetName,
+    batch_size: int = 64,
+    *,
+    digits: int = 3,
+    train_size: int | None = None,
+    test_size: int | None = None,
+    validation: float | None = None,
+    augment: bool | None = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    data_dir: StrPath | None = None,
+    download: bool = False,
+    pixels: Pixels = "standardized",
+) -> tuple[Dataset, Dataset] | tuple[Dataset, Dataset, Dataset]:
+    """Loads a dataset as `tf.data` pipelines for `model.fit` and the probes.
+
+    The images are read into memory once, as uint8. Elements are batches `(images, labels)`: images
+    are float32 `[B, H, W, C]`; by default, each channel is standardized with the mean and standard
+    deviation of the training set. Labels are int64 `[B]`, or for Digitclutter k-hot float32
+    `[B, 10]`. The last batch may be smaller.
+
+    The training pipeline counts epochs: each iteration over it is the next epoch. Order and
+    augmentation of epoch e are determined by `seed` and e alone; `set_epoch` sets e.
+
+    Args:
+        name: `"cifar10"`, `"cifar100"`, `"mnist"` or `"digitclutter"`.
+        batch_size: Positive integer.
+        digits: 3, 4 or 5, the number of digits on each image of Digitclutter. Other datasets ignore
+            it.
+        train_size: Number of images to train on, taken from the start of the training set. None
+            means all that are not held out for validation, or the first 20,000 of Digitclutter.
+        test_size: Number of test images, taken from the start of the test set. None means all, or
+            the first 2,000 of Digitclutter.
+        validation: Number of images to hold out, or a fraction of the training images between 0 and
+            1. They are the last images of the training set; Digitclutter has separate validation
+            images. With None, no images are held out.
+        augment: Whether to flip and crop the training images at random
+            (`tfresidual.datasets.augmentation`). None does so only for CIFAR, as in the papers;
+            True also does so for digits.
+        shuffle: Whether to shuffle the training images, across the whole set.
+        seed: Non-negative integer, determines order and augmentation. The images of Digitclutter
+            are the same for all seeds.
+        data_dir: Data directory of tensorflow-datasets; None means its default,
+            `~/tensorflow_datasets`. Digitclutter is drawn into it on the first call.
+        download: Whether tensorflow-datasets may download missing data.
+        pixels: Scale of the pixel values: `"standardized"`, `"0-1"` or `"0-255"`. The latter two
+            are for networks that were trained elsewhere.
+
+    Returns:
+        `(train, test)`, or `(train, validation, test)` if `validation` is given.
+
+    Raises:
+        ValueError: If an argument is out of range, or the data on disk is damaged.
+        FileNotFoundError: If the data is not in `data_dir` and `download` is False.
+        OSError: If the data cannot be read or written.
+
+    Example:
+
+    >>> train, test = load("digitclutter", 32, train_size=64, test_size=32, data_dir="data")
+    >>> images, labels = next(iter(train))
+    >>> images.shape, labels.shape
+    (TensorShape([32, 32, 32, 1]), TensorShape([32, 10]))
+    """
+    check_name(name, digits)
+    batch_size = check_int("batch_size", batch_size, at_least=1)
+    seed = check_int("seed", seed, at_least=0, at_most=None)
+    if augment is not None:
+        augment = check_bool("augment", augment)
+    shuffle, download = check_bool("shuffle", shuffle), check_bool("download", download)
+    check_choice("pixels", pixels, PIXELS)
+    sizes = sizes_of(name, train_size, validation, test_size)
+    read = reader(name, digits, *sizes, data_dir, download)
+    splits = ("train", "test") if validation is None else SPLITS
+    return pipelines(
+        read,
+        name,
+        batch_size,
+        digits=digits,
+        augment=augment,
+        shuffle=shuffle,
+        seed=seed,
+        pixels=pixels,
+        splits=splits,
+    )
+
+
+def save(
+    data_file: StrPath,
+    name: DatasetName,
+    *,
+    digits: int = 3,
+    train_size: int | None = None,
+    validation: int | float = 2000,
+    test_size: int | None = None,
+    data_dir: StrPath | None = None,
+    download: bool = False,
+) -> None:
+    """Writes the images of a dataset into one file, for machines without TensorFlow.
+
+    `tfresidual.datasets.load_file` reads it, and so does `tfresidual train --data-file`. The file
+    holds the images that `load` returns with the same arguments, as uint8, their labels, and what
+    they are. It is first written next to its target and then moved into place.
+
+    Args:
+        data_file: The file, whose name ends in `.npz`. Its folder is created if it does not exist.
+        name: `"cifar10"`, `"cifar100"`, `"mnist"` or `"digitclutter"`.
+        digits: As for `load`.
+        train_size: As for `load`.
+        validation: As for `load`, but never None.
+        test_size: As for `load`.
+        data_dir: As for `load`.
+        download: As for `load`.
+
+    Raises:
+        ValueError: If an argument is out of range, or the data on disk is damaged.
+        FileNotFoundError: If the data is not in `data_dir` and `download` is False.
+        OSError: If the data cannot be read or the file cannot be written.
+
+    Example:
+
+    >>> save("clutter.npz", "digitclutter", train_size=64, validation=32, test_size=32,
+    ...      data_dir="data")
+    """
+    path = check_target(data_file)
+    check_name(name, digits)
+    sizes = sizes_of(name, train_size, validation, test_size)
+    if validation is None:
+        raise ValueError(
+            "Argument `validation` must be a number of images, or a fraction. Received: "
+            "validation=None"
+        )
+    read = reader(name, digits, *sizes, data_dir, check_bool("download", download))
+    write(path, name, digits, {split: read(split) for split in SPLITS})
+
+
+def reader(name, digits, train_size, validation_size, test_size, data_dir, download):
+    """Returns a function from the name of a split to its images and labels, arrays.
+
+    Args:
+        name: Name of a dataset.
+        digits: As for `load`.
+        train_size: Number of images, as `sizes_of` returns it.
+        validation_size: Number of images, as `sizes_of` returns it.
+        test_size: Number of images, as `sizes_of` returns it.
+        data_dir: As for `load`.
+        download: As for `load`.
+    """
+    if data_dir is not None:
+        checked_path("data_dir", data_dir)
+    check_folder("data_dir", folder_of(data_dir))
+    if name == "digitclutter":
+        builder = digitclutter_builder(digits, train_size, validation_size, test_size, data_dir)
+        held_out = f"validation[:{validation_size}]"
+    else:
+        builder = public_builder(name, TITLES[name], data_dir, download)
+        held_out = f"train[-{validation_size}:]"
+    parts = {
+        "train": f"train[:{train_size}]",
+        "validation": held_out,
+        "test": f"test[:{test_size}]",
+    }
+    return lambda split: read_split(builder, parts[split])
+
+
+def pipelines(read, name, batch_size, *, digits, augment, shuffle, seed, pixels, splits=SPLITS):
+    """Returns splits as `tf.data` pipelines; the first one is the training pipeline.
+
+    Args:
+        read: Function from the name of a split to its images and labels.
+        name: Name of a dataset.
+        batch_size: As for `load`, like the other arguments.
+        digits: See `load`.
+        augment: See `load`.
+        shuffle: See `load`.
+        seed: See `load`.
+        pixels: See `load`.
+        splits: Names of the splits.
+    """
+    factor, offset = normalization(name, digits, pixels)
+
+    def normalise(images, labels):
+        images = tf.cast(images, tf.float32) * factor - offset
+        return images, tf.cast(labels, tf.float32 if labels.shape.rank == 2 else tf.int64)
+
+    epoch = epoch_counter()
+    images, labels = in_memory(*read(splits[0]))
+    augment = is_augmented(name, augment)
+    train = training_pipeline(images, labels, batch_size, epoch, seed, shuffle, augment, normalise)
+    train._tfresidual_epoch = epoch
+    train._tfresidual_plain = fixed_pipeline(images, labels, batch_size, normalise)
+    others = (
+        fixed_pipeline(*in_memory(*read(split)), batch_size, normalise) for split in splits[1:]
+    )
+    return train, *others
