@@ -1,14 +1,15 @@
 """The command line `tfresidual`.
 
-This module is outside of the package, because importing anything from `tfresidual` loads
-TensorFlow. That takes seconds, which `tfresidual --help` should not need. The commands import the
-package when they run.
+This module is outside of the package, because importing anything from `tfresidual` loads Keras with
+its backend. That takes seconds, which `tfresidual --help` should not need. The commands import the
+package when they run, and `train --backend` chooses the backend before.
 """
 
 import _thread
 import contextlib
 import errno
 import importlib.util
+import json
 import os
 import pathlib
 import re
@@ -33,6 +34,8 @@ NETWORKS = (
     "avg_pooling",
     "wide",
 )
+# The backends of Keras that train, and their packages.
+BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
 DATASETS = ("digitclutter", "cifar10", "cifar100", "mnist")
 LAYOUTS = (
     "full_preactivation",
@@ -110,6 +113,17 @@ def data_options(of_run=None):
     )
 
 
+def data_file_option(default):
+    """Returns the option that names a file to read the images from."""
+    return option(
+        "--data-file",
+        "File that `tfresidual data --to` wrote, to read the images from.",
+        default,
+        type=click.Path(dir_okay=False),
+        metavar="FILE",
+    )
+
+
 DEPTH_OPTION = number(
     "--depth",
     "Layers of resnet, 6 n + 2, or blocks per stage of hauser and resnet101.",
@@ -119,6 +133,7 @@ DEPTH_OPTION = number(
 TRAINING_OPTIONS = (
     option("--data", "Dataset.", "digitclutter", type=click.Choice(DATASETS)),
     *data_options(),
+    data_file_option("none"),
     option(
         "--network",
         f"A paper's network, or resnet of any depth and width: {', '.join(NETWORKS)}.",
@@ -284,22 +299,30 @@ def study(out, **given):
 
 @cli.command()
 @options(*TRAINING_OPTIONS, DEPTH_OPTION, FOLDER_OPTION)
-def train(out, **given):
+@option(
+    "--backend",
+    f"Backend of Keras: {', '.join(BACKENDS)}.",
+    "that of Keras, from KERAS_BACKEND or its configuration",
+    type=click.Choice(tuple(BACKENDS)),
+    metavar="NAME",
+)
+def train(out, backend, **given):
     """Train a network into a folder, without probing it.
 
-    The folder holds the network of the best epoch (model.keras), the log of every epoch with the
-    metrics of every block, and the settings. An interrupted training resumes after its last
-    complete epoch when the same command is given again; `tfresidual study` with the same options
-    adds the probes and the report.
+    The folder holds the network of the best epoch (model.keras), the log of every epoch, on
+    TensorFlow with the metrics of every block, and the settings. An interrupted training resumes
+    after its last complete epoch when the same command is given again; `tfresidual study` with the
+    same options adds the probes and the report, on TensorFlow.
 
     \b
     Examples:
       tfresidual train --epochs 10
       tfresidual train --data cifar10 --network resnet110 --recipe resnet110 --epochs 300
+      tfresidual train --backend jax --data-file cifar10.npz --epochs 300
     """
-    with _package(lambda: _epochs_in(out)) as package:
+    with _package(lambda: _epochs_in(out), backend, only_training=True) as package:
         settings, out = _settings(package, given, out)
-        result = package.study.train(out, settings, package.terminal())
+        result = package.training.train(out, settings, package.terminal())
     best = result.log[f"val_{result.metric}"].max()
     click.echo(f"network: {os.path.join(out, 'model.keras')}")
     click.echo(f"best epoch: {result.best_epoch + 1}, validation {result.metric} {best:.4f}")
@@ -353,7 +376,7 @@ def train(out, **given):
     metavar="MIB",
 )
 @option("--data", "Dataset.", "that of the run", type=click.Choice(DATASETS))
-@options(*data_options("that of the run"))
+@options(*data_options("that of the run"), data_file_option("that of the run"))
 @option(
     "--pixels",
     "Range of the pixels. Networks trained elsewhere may expect another one than those trained "
@@ -540,7 +563,13 @@ def tune(out, workers, **given):
 @click.argument("data", metavar="NAME", type=click.Choice(DATASETS))
 @options(*data_options())
 @click.option("--download", is_flag=True, help="Let tensorflow-datasets download what is missing.")
-def data(download, **given):
+@click.option(
+    "--to",
+    type=click.Path(dir_okay=False),
+    metavar="FILE.npz",
+    help="Also write the images into one file, for machines without TensorFlow.",
+)
+def data(download, to, **given):
     """Prepare a dataset: digitclutter, cifar10, cifar100 or mnist.
 
     Digitclutter is generated on this machine, without any download. The others must be on disk, or
@@ -550,15 +579,20 @@ def data(download, **given):
     Examples:
       tfresidual data digitclutter --digits 5 --train-size 100000
       tfresidual data cifar10 --download
+      tfresidual data cifar10 --to cifar10.npz
     """
-    with _package(lambda: "The same command starts again") as package:
+    with _package(lambda: "The same command starts again", only_training=True) as package:
         settings, _ = _settings(package, given, None)
+        if to is not None:
+            package.settings.write_file(settings, to, package.terminal(), download=download)
         parts = package.settings.prepare(settings, package.terminal(), download=download)
         description = package.settings.describe(settings)
     size = "x".join(map(str, description.input_shape))
     for name, part in zip(("train", "validation", "test"), parts, strict=True):
         click.echo(f"{name}: {len(part)} batches of {settings.batch_size}, images {size}")
     click.echo(f"classes: {description.classes}, chance error {description.chance_error:.1%}")
+    if to is not None:
+        click.echo(f"wrote {to}", err=True)
 
 
 def main(arguments=None):
@@ -699,14 +733,15 @@ def _number_or_text(text):
 
 def _settings(package, given, out):
     """Returns the settings from the options that were given, and the folder to write."""
-    settings = package.settings.Settings(**_changes(given))
+    changes = package.settings.with_data_of_file(_changes(given))
+    settings = package.settings.Settings(**changes)
     if out is None:
         out = os.path.join("runs", f"{settings.network}-{settings.data}")
     return settings, out
 
 
 @contextlib.contextmanager
-def _package(after_interrupt):
+def _package(after_interrupt, backend=None, only_training=False):
     """Provides the package, loaded without the noise of the libraries.
 
     Errors of the package end the command with one line on stderr.
@@ -714,32 +749,27 @@ def _package(after_interrupt):
     Args:
         after_interrupt: function that returns text on what is complete after Ctrl-C, and how to
             resume.
+        backend: the backend of Keras, or `None` for that of Keras' configuration.
+        only_training: whether only what runs on every backend is loaded; all else ends the command
+            on other backends than TensorFlow.
     """
+    backend = _chosen_backend(backend)
     try:
-        click.echo("loading TensorFlow", err=True)
+        click.echo(f"loading {BACKENDS.get(backend, backend)}", err=True)
         with _without_noise():
-            from tfresidual import tuning
-            from tfresidual.jobs import depth_study, probing, settings, study
-            from tfresidual.machine.console import terminal
-            from tfresidual.machine.locks import FolderInUseError
-            from tfresidual.registry import ProbeOptions
-            from tfresidual.sources import exporting
+            package = _loaded(only_training)
     except KeyboardInterrupt:
         _fail("interrupted. Nothing was written", 130)
-    package = types.SimpleNamespace(
-        depth_study=depth_study,
-        exporting=exporting,
-        probing=probing,
-        ProbeOptions=ProbeOptions,
-        settings=settings,
-        study=study,
-        terminal=terminal,
-    )
+    except ImportError as error:
+        # A part of the package that does not run here says so; other modules have names.
+        if error.name is not None:
+            raise
+        _fail(str(error), 2)
     try:
         yield package
     except KeyboardInterrupt:
         _fail(f"interrupted. {after_interrupt()}", 130)
-    except (tuning.SearchError, FolderInUseError) as error:
+    except package.failures as error:
         _fail(_with_options(str(error)), 1)
     except (ValueError, OSError) as error:
         # Messages of the package about arguments end with the values received.
@@ -748,8 +778,68 @@ def _package(after_interrupt):
         _fail(_with_options(str(error)), 2)
 
 
+def _loaded(only_training):
+    """Returns the modules of the package that commands use."""
+    from tfresidual.jobs import settings, training
+    from tfresidual.machine.console import terminal
+    from tfresidual.machine.locks import FolderInUseError
+
+    package = types.SimpleNamespace(
+        failures=(FolderInUseError,), settings=settings, terminal=terminal, training=training
+    )
+    if only_training:
+        return package
+    from tfresidual import on_tensorflow as on_tensorflow
+    from tfresidual import tuning
+    from tfresidual.jobs import depth_study, probing, study
+    from tfresidual.registry import ProbeOptions
+    from tfresidual.sources import exporting
+
+    package.failures = (tuning.SearchError, FolderInUseError)
+    package.depth_study, package.probing, package.study = depth_study, probing, study
+    package.ProbeOptions, package.exporting = ProbeOptions, exporting
+    return package
+
+
+def _chosen_backend(name):
+    """Returns the backend of Keras, after choosing it if it was given and Keras is not loaded.
+
+    Ends the command if it is not installed, or if Keras was loaded with another one.
+    """
+    if "keras" in sys.modules:
+        loaded = sys.modules["keras"].config.backend()
+        if name not in (None, loaded):
+            _fail(f"Option `--backend` must be {loaded}, which Keras was loaded with here", 2)
+        return loaded
+    if name is not None:
+        os.environ["KERAS_BACKEND"] = name
+    chosen = name or os.environ.get("KERAS_BACKEND") or _configured_backend()
+    if chosen in BACKENDS and importlib.util.find_spec(chosen) is None:
+        others = [other for other in BACKENDS if importlib.util.find_spec(other) is not None]
+        _fail(
+            f"Keras cannot run on {chosen}: {BACKENDS[chosen]} is not installed. Install it with "
+            f"`pip install {chosen}`, or choose another backend with KERAS_BACKEND or `train "
+            f"--backend`; installed: {', '.join(others) or 'none'}. Received: "
+            + (f"--backend={name!r}" if name else f"KERAS_BACKEND={chosen}"),
+            2,
+        )
+    return chosen
+
+
+def _configured_backend():
+    """Returns the backend that Keras' configuration file names, as Keras finds it."""
+    home = os.path.expanduser("~")
+    home = os.path.join(home if os.access(home, os.W_OK) else "/tmp", ".keras")
+    home = os.environ.get("KERAS_HOME", home)
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        path = pathlib.Path(home, "keras.json")
+        return json.loads(path.read_text()).get("backend", "tensorflow")
+    return "tensorflow"
+
+
 # Names of arguments of the package, and of the parameters of commands that they come from.
 OTHER_NAMES = {
+    "data_file": "to",
     "folder": "out",
     "name": "data",
     "net": "source",

@@ -6,12 +6,18 @@ first used.
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING
 
 from tfresidual.machine import quiet
 
-with quiet.quietly():
-    from tfresidual import layers, networks, training
+# `python -m tfresidual` imports the package before the command, which chooses Keras' backend.
+_IS_COMMAND = sys.argv[:1] == ["-m"] and ("-m", "tfresidual") in zip(
+    sys.orig_argv, sys.orig_argv[1:], strict=False
+)
+if not _IS_COMMAND:
+    with quiet.quietly():
+        from tfresidual import layers, networks, training
 
 if TYPE_CHECKING:
     # What `__getattr__` finds.
@@ -37,15 +43,18 @@ _PARTS = (
     "callbacks",
     "datasets",
     "jobs",
+    "layers",
+    "networks",
     "plots",
     "probes",
     "report",
     "routing",
     "sources",
+    "training",
     "tuning",
 )
 
-__all__ = ["layers", "networks", "training", *_ELSEWHERE, *_PARTS]
+__all__ = [*_ELSEWHERE, *_PARTS]
 
 
 def __getattr__(name):
