@@ -17,7 +17,9 @@ _IS_COMMAND = sys.argv[:1] == ["-m"] and ("-m", "tfresidual") in zip(
 )
 if not _IS_COMMAND:
     with quiet.quietly():
-        from tfresidual import layers, networks, training
+        from tfresidual import layers as layers
+        from tfresidual import networks as networks
+        from tfresidual import training as training
 
 if TYPE_CHECKING:
     # What `__getattr__` finds.
