@@ -809,7 +809,11 @@ def _chosen_backend(name):
     if "keras" in sys.modules:
         loaded = sys.modules["keras"].config.backend()
         if name not in (None, loaded):
-            _fail(f"Option `--backend` must be {loaded}, which Keras was loaded with here", 2)
+            _fail(
+                f"Option `--backend` must be {loaded}, which Keras was loaded with in this "
+                f"process. Received: --backend={name!r}",
+                2,
+            )
         return loaded
     if name is not None:
         os.environ["KERAS_BACKEND"] = name

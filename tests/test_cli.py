@@ -128,7 +128,7 @@ def test_defaults_in_the_help_are_those_of_the_settings(command):
 
     fields = {field.name: field.default for field in dataclasses.fields(study.Settings)}
     options = {name: option for (of, name), option in OPTIONS.items() if of == command}
-    assert set(options) - {"out", "help"} == set(fields)
+    assert set(options) - {"out", "help", "backend"} == set(fields)
     assert_defaults_are_shown(options, fields)
 
 
@@ -157,12 +157,12 @@ def assert_defaults_are_shown(options, fields):
 
 def test_options_of_data_are_those_of_study():
     for (command, name), option in OPTIONS.items():
-        if command == "data" and name not in ("download", "help"):
+        if command == "data" and name not in ("download", "to", "help"):
             assert option.help == OPTIONS["study", name].help
-        if command == "probe" and ("data", name) in OPTIONS:
+        if command == "probe" and (("data", name) in OPTIONS or name == "data_file"):
             meaning = option.help.split("  [")
             assert meaning == [
-                OPTIONS["data", name].help.split("  [")[0],
+                OPTIONS["study", name].help.split("  [")[0],
                 "default: that of the run]",
             ]
 
@@ -197,6 +197,13 @@ def test_defaults_in_words():
         stages = chain(study.build(study.Settings(network=name))).stages
         blocks[name] = [sum(block.keeps_shape for block in stage.blocks) for stage in stages]
     assert blocks == {"resnet": [3, 2, 2], "hauser": [6, 6, 6], "resnet101": [16, 16, 16]}
+
+
+def test_backends_are_those_that_the_package_knows():
+    from tfresidual import backends
+
+    assert backends.BACKEND in tfresidual_cli.BACKENDS
+    assert tuple(tfresidual_cli.BACKENDS) == OPTIONS["train", "backend"].type.choices
 
 
 def test_choices_are_those_of_the_package():
@@ -259,6 +266,9 @@ WRONG = [
     ["study", "--recipe", "none"],
     ["study", "--dtype", "float16"],
     ["train", "--out", __file__],
+    ["train", "--backend", "numpy"],
+    ["study", "--backend", "jax"],
+    ["data", "mnist", "--to", "."],
     ["data"],
     ["data", "imagenet"],
     ["data", "digitclutter", "mnist"],
@@ -322,6 +332,9 @@ REFUSED = {
     "depth of a preset": ["train", "--network", "wide", "--depth", "8"],
     "epsilon that is no number": ["train", "--epsilon", "nan"],
     "missing data": ["study", "--data", "cifar10"],
+    "a file of images that is missing": ["train", "--data-file", "nothing.npz"],
+    "a file of something else": ["study", "--data-file", "file"],
+    "a file of images of another kind": ["data", "digitclutter", "--to", "file"],
     "too many images": ["study", "--data", "mnist", "--validation", "60000"],
     "data that is missing": ["data", "mnist"],
     "a start of two stages": ["tune", "--start", "4,4"],
@@ -377,6 +390,66 @@ def test_errors_name_options(command, name):
         )
     assert told == f"Option `{flag}` must be 3, see `{flag}`. Received: {flag}=4"
     assert before == f"It must be new. {flag} was 3. Received: x"
+
+
+BLOCKED = """
+import sys
+sys.modules[sys.argv.pop(1)] = None  # as if it were not installed
+import tfresidual_cli
+tfresidual_cli.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "arguments", "configured", "received"),
+    [
+        ("jax", ["train", "--backend", "jax"], {}, "--backend='jax'"),
+        ("torch", ["train"], {"KERAS_BACKEND": "torch"}, "KERAS_BACKEND=torch"),
+        ("tensorflow", ["study"], {}, "KERAS_BACKEND=tensorflow"),
+    ],
+)
+def test_a_backend_that_is_not_installed(tmp_path, package, arguments, configured, received):
+    result = subprocess.run(
+        [sys.executable, "-P", "-c", BLOCKED, package, *arguments],
+        cwd=tmp_path,
+        env=environment() | {"KERAS_HOME": str(tmp_path / "none")} | configured,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (result.returncode, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"tfresidual: Keras cannot run on {package}: ")
+    assert line.endswith(f"Received: {received}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_backend_of_a_process_stays(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        tfresidual_cli.main(["train", "--backend", "jax"])
+    assert stopped.value.code == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("tfresidual: Option `--backend` must be tensorflow")
+    assert line.endswith("Received: --backend='jax'")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ('{"backend": "jax"}', "jax"),
+        ('{"floatx": "float32"}', "tensorflow"),
+        ("[]", "tensorflow"),
+        ("{", "tensorflow"),
+        (None, "tensorflow"),
+    ],
+)
+def test_the_backend_of_the_configuration_of_keras(tmp_path, monkeypatch, content, expected):
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    if content is not None:
+        (tmp_path / "keras.json").write_text(content)
+    assert tfresidual_cli._configured_backend() == expected
 
 
 def test_bounds_are_those_of_the_package():

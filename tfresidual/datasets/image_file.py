@@ -163,7 +163,8 @@ def open_file(data_file: StrPath) -> ImageFile:
             raise ValueError("its number of digits is not that of its dataset")
         sizes = {split: check_int(split, header["sizes"][split], at_least=1) for split in SPLITS}
     except (KeyError, TypeError, ValueError) as error:
-        raise damaged(path, f"it does not say what it holds, {error!r}", REMEDY) from error
+        reason = "the name, digits and sizes in it are not those of a dataset"
+        raise damaged(path, reason, REMEDY) from error
     return ImageFile(path, name, digits, sizes)
 
 

@@ -1,0 +1,196 @@
+"""Batches of arrays in memory, on TensorFlow; tests/backends has the other backends."""
+
+import collections
+
+import keras
+import numpy as np
+import pytest
+
+from tfresidual import datasets
+from tfresidual.datasets import ArrayDataset
+from tfresidual.datasets.arrays import PADDING, _rearranged
+
+RNG = np.random.default_rng(0)
+IMAGES = RNG.integers(0, 256, (23, 5, 6, 3), dtype=np.uint8)
+# Labels name their images.
+LABELS = np.arange(23)
+
+
+def labels_of(data):
+    return [labels.tolist() for _, labels in (data[index] for index in range(len(data)))]
+
+
+def images_of(data):
+    return np.concatenate([data[index][0] for index in range(len(data))])
+
+
+def test_batches_in_order():
+    data = ArrayDataset(IMAGES, LABELS, 8, factor=[0.5, 2, 1], offset=[0, 1, 2])
+    assert (len(data), data.num_batches) == (3, 3)
+    assert labels_of(data) == [list(range(8)), list(range(8, 16)), list(range(16, 23))]
+    images = images_of(data)
+    assert images.dtype == np.float32
+    expected = IMAGES * np.array([0.5, 2, 1]) - np.array([0, 1, 2])
+    np.testing.assert_array_equal(images, expected)
+    # Python iterates until there are no more.
+    assert [labels.tolist() for _, labels in data] == labels_of(data)
+
+
+def test_each_epoch_has_every_image_once_in_an_order_of_its_own():
+    data = ArrayDataset(IMAGES, LABELS, 8, shuffle=True)
+    orders = []
+    for epoch in range(3):
+        data.set_epoch(epoch)
+        orders.append(np.concatenate(labels_of(data)).tolist())
+        assert sorted(orders[-1]) == LABELS.tolist()
+        # Images come with their labels.
+        np.testing.assert_array_equal(images_of(data), IMAGES[orders[-1]].astype("float32"))
+    assert len(set(map(tuple, [LABELS.tolist(), *orders]))) == 4
+
+
+@pytest.mark.parametrize("augment", [False, True])
+def test_an_epoch_is_a_function_of_seed_and_number(augment):
+    def epoch(number, seed):
+        data = ArrayDataset(IMAGES, LABELS, 8, shuffle=True, augment=augment, seed=seed)
+        data.set_epoch(number)
+        return images_of(data)
+
+    np.testing.assert_array_equal(epoch(4, 1), epoch(4, 1))
+    others = [epoch(4, 1), epoch(5, 1), epoch(4, 2), epoch(1, 4)]
+    for index, one in enumerate(others):
+        assert not any(np.array_equal(one, other) for other in others[:index])
+
+
+def test_batches_may_be_asked_for_in_any_order():
+    data = ArrayDataset(IMAGES, LABELS, 8, shuffle=True, augment=True)
+    first = [data[index] for index in range(3)]
+    data.set_epoch(0)
+    again = [data[index] for index in (2, 0, 1)]
+    for index, batch in zip((2, 0, 1), again, strict=True):
+        for one, other in zip(batch, first[index], strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_fit_counts_the_epochs():
+    seen = []
+
+    class Seen(ArrayDataset):
+        def __getitem__(self, index):
+            batch = super().__getitem__(index)
+            seen.append(batch[1].tolist())
+            return batch
+
+    network = keras.Sequential(
+        [keras.Input((5, 6, 3)), keras.layers.Flatten(), keras.layers.Dense(3)]
+    )
+    network.compile("sgd", "mse")
+    labels = np.tile(LABELS[:, None], (1, 3))
+    data = Seen(IMAGES, labels, 4, shuffle=True, seed=3)
+    network.fit(data, epochs=3, shuffle=False, verbose=0)
+    # Keras looks at the first batches for their shapes.
+    rows = [row[0] for batch in seen[-18:] for row in batch]
+    plain = ArrayDataset(IMAGES, LABELS, 4, shuffle=True, seed=3)
+    for epoch in range(3):
+        plain.set_epoch(epoch)
+        expected = np.concatenate(labels_of(plain)).tolist()
+        assert rows[23 * epoch : 23 * (epoch + 1)] == expected
+
+
+def moved(image, down, right, is_mirrored):
+    """The same as loops over pixels."""
+    height, width, _ = image.shape
+    result = np.zeros_like(image)
+    for row in range(height):
+        for column in range(width):
+            from_row, from_column = row - down, column - right
+            if 0 <= from_row < height and 0 <= from_column < width:
+                source = width - 1 - from_column if is_mirrored else from_column
+                result[row, column] = image[from_row, source]
+    return result
+
+
+def test_moves_and_mirrors_by_hand():
+    down, right = RNG.integers(-PADDING, PADDING + 1, (2, 23))
+    is_mirrored = RNG.integers(0, 2, 23)
+    found = _rearranged(np, IMAGES, down, right, is_mirrored)
+    expected = np.stack(list(map(moved, IMAGES, down, right, is_mirrored)))
+    np.testing.assert_array_equal(found, expected)
+    assert found.dtype == np.uint8
+    one = np.array([[[[1], [2]], [[3], [4]]]], np.uint8)
+    mirrored = _rearranged(np, one, np.array([1]), np.array([0]), np.array([1]))
+    assert mirrored[0, :, :, 0].tolist() == [[0, 0], [2, 1]]
+
+
+def test_moves_are_equally_likely():
+    count = 40_000
+    data = ArrayDataset(np.zeros((count, 1, 1, 1), np.uint8), np.zeros(count), count, augment=True)
+    down, right, is_mirrored = data._draws(0, 0)
+    counts = collections.Counter(zip(down.tolist(), right.tolist(), is_mirrored.tolist()))
+    places = range(-PADDING, PADDING + 1)
+    assert set(counts) == {(y, x, flip) for y in places for x in places for flip in (0, 1)}
+    expected = count / (2 * 81)
+    assert max(abs(n - expected) for n in counts.values()) < 5 * expected**0.5
+
+
+def test_what_is_augmented_are_the_pixels_before_they_are_normalized():
+    data = ArrayDataset(IMAGES, LABELS, 23, augment=True, factor=0.1, offset=2)
+    images, labels = data[0]
+    draws = zip(*data._draws(0, 0), strict=True)
+    expected = [moved(image, *draw) for image, draw in zip(IMAGES, draws, strict=True)]
+    expected = np.stack(expected).astype("float32") * np.float32(0.1) - np.float32(2)
+    np.testing.assert_array_equal(images, expected)
+    assert labels.tolist() == LABELS.tolist()
+
+
+def test_plain_and_take():
+    data = ArrayDataset(IMAGES, LABELS, 8, shuffle=True, augment=True, seed=2, factor=2)
+    data.set_epoch(3)
+    for plain in (data.plain(), datasets.plain(data)):
+        np.testing.assert_array_equal(images_of(plain), IMAGES * 2.0)
+        assert np.concatenate(labels_of(plain)).tolist() == LABELS.tolist()
+    assert labels_of(data.take(2)) == [list(range(8)), list(range(8, 16))]
+    assert len(data.take(100)) == 3
+    datasets.set_epoch(data, 4)
+    other = ArrayDataset(IMAGES, LABELS, 8, shuffle=True, seed=2)
+    other.set_epoch(4)
+    assert labels_of(data) == labels_of(other)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int32", "bool", "uint8"])
+def test_images_of_any_numbers_become_float32(dtype):
+    images = (RNG.random((4, 3)) * 3).astype(dtype)
+    batch, _ = ArrayDataset(images, np.zeros((4, 2)))[0]
+    assert batch.dtype == np.float32
+    np.testing.assert_array_equal(batch, images.astype("float32"))
+
+
+WRONG = {
+    "labels that are missing": ({"labels": LABELS[:-1]}, "`images` and `labels`"),
+    "no images": ({"images": IMAGES[:0], "labels": LABELS[:0]}, "`images`"),
+    "images that are text": ({"images": np.array(["a"] * 23)}, "`images`"),
+    "a single label": ({"labels": 3}, "`labels`"),
+    "no batch": ({"batch_size": 0}, "`batch_size`"),
+    "half a batch": ({"batch_size": 2.5}, "`batch_size`"),
+    "a shuffle of 1": ({"shuffle": 1}, "`shuffle`"),
+    "a negative seed": ({"seed": -1}, "`seed`"),
+    "rows that are augmented": ({"images": IMAGES[:, :, 0], "augment": True}, "`images`"),
+    "a device of another backend": ({"on_device": True}, "`on_device`"),
+    "a device of text": ({"on_device": "GPU"}, "`on_device`"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments(name):
+    arguments, named = WRONG[name]
+    with pytest.raises(ValueError, match=rf"^Arguments? {named} must .* Received: "):
+        ArrayDataset(**{"images": IMAGES, "labels": LABELS} | arguments)
+
+
+def test_wrong_epochs_and_batches():
+    data = ArrayDataset(IMAGES, LABELS, 8)
+    for epoch in (-1, 1.5, None, True):
+        with pytest.raises(ValueError, match=r"`epoch` must .* Received: epoch="):
+            data.set_epoch(epoch)
+    for index in (-1, 3):
+        with pytest.raises(IndexError, match="3 batches"):
+            data[index]

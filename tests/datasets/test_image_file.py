@@ -1,0 +1,245 @@
+"""Images in one file: those of `load`, and files that are damaged or something else."""
+
+import json
+import shutil
+import zipfile
+
+import numpy as np
+import pytest
+
+from tfresidual import datasets
+from tfresidual.datasets.image_file import open_file, write
+
+SIZES = {"train_size": 40, "validation": 12, "test_size": 20}
+PARTS = ("train", "validation", "test")
+
+
+def images_of(name, digits=3, sizes=(6, 5, 4)):
+    """Random images and labels by split."""
+    description, rng = datasets.describe(name, digits), np.random.default_rng(0)
+    splits = {}
+    for split, count in zip(PARTS, sizes, strict=True):
+        images = rng.integers(0, 256, (count, *description.input_shape), dtype=np.uint8)
+        labels = rng.integers(0, description.classes, count)
+        if description.multi_label:
+            chosen = rng.permuted(np.tile(np.arange(10), (count, 1)), axis=1)[:, :digits]
+            labels = np.eye(10, dtype=np.uint8)[chosen].sum(axis=1, dtype=np.uint8)
+        splits[split] = images, labels
+    return splits
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    return tmp_path_factory.mktemp("clutter")
+
+
+@pytest.fixture(scope="module")
+def clutter(tmp_path_factory, data_dir):
+    path = tmp_path_factory.mktemp("files") / "new" / "clutter.npz"
+    datasets.save(path, "digitclutter", digits=4, data_dir=data_dir, **SIZES)
+    return path
+
+
+def arrays(data):
+    is_array = isinstance(data, datasets.ArrayDataset)
+    batches = data if is_array else data.as_numpy_iterator()
+    return [np.concatenate(part) for part in zip(*batches, strict=True)]
+
+
+@pytest.mark.parametrize("pixels", datasets.PIXELS)
+def test_all_images_are_those_of_load(clutter, data_dir, pixels):
+    expected = datasets.load(
+        "digitclutter", 16, digits=4, data_dir=data_dir, pixels=pixels, shuffle=False, **SIZES
+    )
+    found = datasets.load_file(clutter, 16, pixels=pixels, shuffle=False)
+    for one, other in zip(found, expected, strict=True):
+        assert isinstance(one, datasets.ArrayDataset)
+        assert len(one) == len(other)
+        for array, its in zip(arrays(one), arrays(other), strict=True):
+            assert array.dtype == its.dtype
+            np.testing.assert_array_equal(array, its)
+
+
+def test_fewer_images_are_those_of_load(clutter, data_dir):
+    fewer = {"train_size": 30, "validation": 7, "test_size": 9}
+    expected = datasets.load(
+        "digitclutter", digits=4, data_dir=data_dir, shuffle=False, **fewer
+    )
+    found = datasets.load_file(clutter, shuffle=False, **fewer)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(arrays(one)[0], arrays(other)[0])
+
+
+def test_fewer_held_out_images_are_the_last(tmp_path):
+    """Those of MNIST and CIFAR are the last of the training images."""
+    splits = images_of("mnist")
+    write(tmp_path / "mnist.npz", "mnist", 3, splits)
+    file = open_file(tmp_path / "mnist.npz")
+    assert (file.name, file.digits) == ("mnist", None)
+    assert file.sizes == {"train": 6, "validation": 5, "test": 4}
+    for split, chosen in (("train", slice(2)), ("validation", slice(3, 5)), ("test", slice(2))):
+        for one, other in zip(file.read(split, 2), splits[split], strict=True):
+            np.testing.assert_array_equal(one, other[chosen])
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "mnist", "digitclutter"])
+def test_what_is_augmented(tmp_path, name):
+    write(tmp_path / "file.npz", name, 3, images_of(name))
+    for augment in (None, False, True):
+        parts = datasets.load_file(tmp_path / "file.npz", augment=augment, seed=5)
+        expected = augment if augment is not None else name.startswith("cifar")
+        assert [part.augment for part in parts] == [expected, False, False]
+        assert [part.shuffle for part in parts] == [True, False, False]
+        assert parts[0].seed == 5
+
+
+def test_saving_again_replaces_the_file_when_the_new_one_is_complete(tmp_path, data_dir):
+    path = tmp_path / "a.npz"
+    path.write_bytes(b"mine")
+    with pytest.raises(FileNotFoundError, match="MNIST is not prepared"):
+        datasets.save(path, "mnist", data_dir=tmp_path / "empty")
+    assert path.read_bytes() == b"mine"
+    datasets.save(path, "digitclutter", digits=4, data_dir=data_dir, **SIZES)
+    assert open_file(path).sizes == {"train": 40, "validation": 12, "test": 20}
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
+
+
+@pytest.mark.parametrize("name", ["images", "images.npy", "folder.npz", "", "file/images.npz"])
+def test_names_that_no_file_can_have(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.npz").mkdir()
+    (tmp_path / "file").touch()
+    with pytest.raises((ValueError, OSError), match=r"`data_file` must .* Received: data_file="):
+        datasets.save(name, "digitclutter", **SIZES)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder.npz"]
+
+
+# Damaged files
+
+
+@pytest.fixture
+def whole(tmp_path):
+    path = tmp_path / "images.npz"
+    write(path, "cifar10", 3, images_of("cifar10"))
+    return path
+
+
+def changed(path, **changes):
+    """Writes the arrays of a file with changes; `None` leaves one out."""
+    with np.load(path) as file:
+        content = {name: file[name] for name in file.files} | changes
+    np.savez(path, **{name: array for name, array in content.items() if array is not None})
+
+
+def header(path, **changes):
+    with np.load(path) as file:
+        content = json.loads(str(file["tfresidual"])) | changes
+    changed(path, tfresidual=json.dumps(content))
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-30])
+
+
+def flip(path):
+    """Changes a bit of an image."""
+    with np.load(path) as file:
+        pixels = file["validation_images"].tobytes()
+    content = bytearray(path.read_bytes())
+    content[content.index(pixels) + 1000] ^= 4
+    path.write_bytes(content)
+
+
+def zipped(path):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("readme.txt", "hello")
+
+
+LATER = {"sizes": {"train": 6, "validation": 5, "test": 5}}
+DAMAGES = {
+    "cut": (cut, "is damaged: it is cut short"),
+    "empty": (lambda path: path.write_bytes(b""), "is damaged: it is cut short"),
+    "text": (lambda path: path.write_text("images"), "is damaged: it is cut short"),
+    "a bit": (flip, "is damaged: validation_images in it cannot be read"),
+    "another zip file": (zipped, "this one is something else"),
+    "other arrays": (lambda path: np.savez(path, a=[1]), "this one is something else"),
+    "a header of another format": (
+        lambda path: header(path, format="x"),
+        "this one is something else",
+    ),
+    "a header that is no JSON": (lambda path: changed(path, tfresidual="{"), "is damaged: "),
+    "a header of objects": (
+        lambda path: changed(path, tfresidual=np.array({}, dtype=object)),
+        "is damaged: ",
+    ),
+    "a later version": (lambda path: header(path, version=2), "must have version 1"),
+    "an unknown dataset": (lambda path: header(path, name="svhn"), "are not those of a dataset"),
+    "digits of CIFAR": (lambda path: header(path, digits=3), "are not those of a dataset"),
+    "no sizes": (lambda path: header(path, sizes={}), "are not those of a dataset"),
+    "another size": (lambda path: header(path, **LATER), "test_images in it has shape"),
+    "a split that is missing": (
+        lambda path: changed(path, test_labels=None),
+        "test_labels in it cannot be read",
+    ),
+    "floats": (
+        lambda path: changed(path, train_images=np.zeros((6, 32, 32, 3))),
+        "train_images in it has shape",
+    ),
+    "labels out of range": (
+        lambda path: changed(path, train_labels=np.full(6, 10)),
+        "other numbers than labels",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damaged_files_are_named(whole, name):
+    damage, reason = DAMAGES[name]
+    damage(whole)
+    with pytest.raises(ValueError, match=r"images\.npz is damaged|`data_file` must") as raised:
+        datasets.load_file(whole)
+    message = str(raised.value)
+    assert reason in message
+    assert str(whole) in message.split("Received: ")[1]
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("labels", [np.full((6, 10), 1), np.eye(10)[:6], 2 * np.eye(10)[:6]])
+def test_rows_of_labels_that_do_not_name_the_digits(tmp_path, labels):
+    splits = images_of("digitclutter")
+    splits["train"] = splits["train"][0], labels.astype("uint8")
+    write(tmp_path / "file.npz", "digitclutter", 3, splits)
+    with pytest.raises(ValueError, match=r"file\.npz is damaged: train_labels .*Received: path="):
+        datasets.load_file(tmp_path / "file.npz")
+
+
+def test_files_that_cannot_be_read_are_not_called_damaged(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"`data_file` must .* Received: data_file="):
+        datasets.load_file(tmp_path / "nothing.npz")
+    with pytest.raises(IsADirectoryError):
+        datasets.load_file(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"train_size": 7}, "train_size"),
+        ({"validation": 6}, "validation"),
+        ({"test_size": 5}, "test_size"),
+        ({"test_size": 0}, "test_size"),
+        ({"validation": 0.5}, "validation"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"seed": -1}, "seed"),
+        ({"shuffle": None}, "shuffle"),
+        ({"augment": 1}, "augment"),
+        ({"pixels": "0-2"}, "pixels"),
+    ],
+)
+def test_wrong_arguments(whole, arguments, named):
+    with pytest.raises(ValueError, match=rf"Argument `{named}` must .* Received: {named}="):
+        datasets.load_file(whole, **arguments)
+
+
+def test_a_file_may_be_moved(whole, tmp_path):
+    other = shutil.move(whole, tmp_path / "moved.npz")
+    assert [len(part.images) for part in datasets.load_file(other)] == [6, 5, 4]
