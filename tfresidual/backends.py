@@ -96,3 +96,28 @@ def accelerator_memory():
 
         return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
     return 0
+
+
+def random_state():
+    """Returns the state of random generators that belong to no network, or `None` without any.
+
+    PyTorch has some: Keras draws its dropout from them. Other backends keep the states of all
+    generators as variables of the network.
+    """
+    if BACKEND != "torch":
+        return None
+    import torch
+
+    states = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return [state.tolist() for state in (torch.get_rng_state(), *states)]
+
+
+def set_random_state(states):
+    """Sets the state of random generators to what `random_state` returned."""
+    import torch
+
+    cpu, *others = (torch.tensor(state, dtype=torch.uint8, device="cpu") for state in states)
+    torch.set_rng_state(cpu)
+    # The training may resume on a machine with other GPUs.
+    for device, state in zip(range(torch.cuda.device_count()), others, strict=False):
+        torch.cuda.set_rng_state(state, device)

@@ -125,7 +125,8 @@ def test_moves_are_equally_likely():
     count = 40_000
     data = ArrayDataset(np.zeros((count, 1, 1, 1), np.uint8), np.zeros(count), count, augment=True)
     down, right, is_mirrored = data._draws(0, 0)
-    counts = collections.Counter(zip(down.tolist(), right.tolist(), is_mirrored.tolist()))
+    draws = zip(down.tolist(), right.tolist(), is_mirrored.tolist(), strict=True)
+    counts = collections.Counter(draws)
     places = range(-PADDING, PADDING + 1)
     assert set(counts) == {(y, x, flip) for y in places for x in places for flip in (0, 1)}
     expected = count / (2 * 81)

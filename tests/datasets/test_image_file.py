@@ -62,9 +62,7 @@ def test_all_images_are_those_of_load(clutter, data_dir, pixels):
 
 def test_fewer_images_are_those_of_load(clutter, data_dir):
     fewer = {"train_size": 30, "validation": 7, "test_size": 9}
-    expected = datasets.load(
-        "digitclutter", digits=4, data_dir=data_dir, shuffle=False, **fewer
-    )
+    expected = datasets.load("digitclutter", digits=4, data_dir=data_dir, shuffle=False, **fewer)
     found = datasets.load_file(clutter, shuffle=False, **fewer)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(arrays(one)[0], arrays(other)[0])

@@ -10,11 +10,14 @@ import zipfile
 import keras
 import pandas as pd
 
+from tfresidual import backends
 from tfresidual.machine.files import damaged, remove_unfinished, replacing
 
 CHECKPOINT = re.compile(r"epoch-(\d+)\.keras")
 # Keras does not save the states of random generators (of dropout) in a .keras file.
 GENERATORS = "tfresidual-generators.json"
+# Nor those of generators that belong to no network.
+OTHER_GENERATORS = "tfresidual-torch-generators.json"
 REMEDY = "Put it back, or remove the folder to train from scratch"
 
 
@@ -40,6 +43,8 @@ class TrainingFolder:
         self.checkpoints = self.path / "checkpoints"
         self.log_path = self.path / "log.csv"
         self.model_path = self.path / "model.keras"
+        # Of generators that belong to no network, after the last complete epoch; if there are any.
+        self.random_state = None
 
     def newest(self):
         """Returns the newest checkpoint as (epoch, path), or `None`."""
@@ -125,6 +130,7 @@ class TrainingFolder:
             return None, 0, pd.DataFrame()
         epoch, path = newest
         network = opened(path, "A training keeps only its newest checkpoint. " + REMEDY)
+        self.random_state = _random_state_in(path)
         log = self._log_until(epoch)
         if not log[self.monitor].isna().all() and (best := self.best_epoch(log)) != epoch:
             self._check_best(best)
@@ -153,6 +159,8 @@ class TrainingFolder:
                     keras.ops.convert_to_numpy(state).tolist() for state in _generators(network)
                 ]
                 archive.writestr(GENERATORS, json.dumps(states))
+                if (others := backends.random_state()) is not None:
+                    archive.writestr(OTHER_GENERATORS, json.dumps(others))
         self._keep_best(log, epoch, path)
         for old in self.checkpoints.glob("epoch-*.keras"):
             if old != path:
@@ -182,6 +190,14 @@ class TrainingFolder:
 def _generators(network):
     """Returns the states of a network's random generators, always in the same order."""
     return [state for state in network.variables if state.name == "seed_generator_state"]
+
+
+def _random_state_in(path):
+    """Returns the state of generators that belong to no network, or `None`, from a checkpoint."""
+    with zipfile.ZipFile(path) as archive:
+        if backends.BACKEND != "torch" or OTHER_GENERATORS not in archive.namelist():
+            return None
+        return json.loads(archive.read(OTHER_GENERATORS))
 
 
 def check_archive(path, remedy):

@@ -9,6 +9,7 @@ import keras
 import pandas as pd
 
 from tfresidual.arguments import check_bool, check_int, checked_path
+from tfresidual.backends import set_random_state
 from tfresidual.machine.locks import locked
 from tfresidual.training.checkpoints import Checkpoints, TrainingFolder, opened
 from tfresidual.training.exact_match import ExactMatch
@@ -157,6 +158,8 @@ def _train(network, data, validation, folder, epochs, metric, callbacks, console
         followers = [*callbacks, _LearningRate()]
         if hasattr(data, "set_epoch"):
             followers.insert(0, _Epochs(data))
+        if folder.random_state is not None:
+            followers.insert(0, _Randomness(folder.random_state))
         if console is not None:
             followers.append(TrainingProgress(epochs, _steps(data), metric, console))
         try:
@@ -206,6 +209,22 @@ class _Epochs(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         self.data.set_epoch(epoch)
+
+
+class _Randomness(keras.callbacks.Callback):
+    """Sets the state of random generators when the first epoch of a resumed training begins.
+
+    What Keras draws from them before, for its iterators, depends on where the training resumes.
+    """
+
+    def __init__(self, state):
+        super().__init__()
+        self.state = state
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if self.state is not None:
+            set_random_state(self.state)
+            self.state = None
 
 
 class _LearningRate(keras.callbacks.Callback):
