@@ -36,6 +36,7 @@ def plain(train: _Data) -> _Data:
 
     Example:
 
+    >>> from tfresidual.datasets import load
     >>> train, test = load("digitclutter", 32, train_size=64, test_size=32, data_dir="data")
     >>> splits = {"train": plain(train).take(8), "test": test.take(8)}
 
