@@ -119,7 +119,8 @@ class ArrayDataset(keras.utils.PyDataset):
         if not self.on_device:
             images = _finished(np, self.images[places], draws, self.factor, self.offset)
             return images, self.labels[places]
-        return _batch_on_device(*self._resident, places, draws, self.factor, self.offset)
+        images, labels = self._resident
+        return _batch_on_device(images, labels, places, draws, self.factor, self.offset)
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next iteration, a non-negative integer; counting continues."""

@@ -180,7 +180,9 @@ def check_target(data_file: StrPath) -> pathlib.Path:
     return target
 
 
-def write(path: pathlib.Path, name: str, digits: int, splits: dict[str, tuple[Array, Array]]):
+def write(
+    path: pathlib.Path, name: DatasetName, digits: int, splits: dict[str, tuple[Array, Array]]
+) -> None:
     """Writes the images of a dataset; the file changes in one step.
 
     Args:

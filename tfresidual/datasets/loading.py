@@ -145,7 +145,7 @@ def load(
     shuffle, download = check_bool("shuffle", shuffle), check_bool("download", download)
     check_choice("pixels", pixels, PIXELS)
     sizes = sizes_of(name, train_size, validation, test_size)
-    read = reader(name, digits, *sizes, data_dir, download)
+    read = reader(name, digits, sizes, data_dir, download)
     splits = ("train", "test") if validation is None else SPLITS
     return pipelines(
         read,
@@ -205,22 +205,21 @@ def save(
             "Argument `validation` must be a number of images, or a fraction. Received: "
             "validation=None"
         )
-    read = reader(name, digits, *sizes, data_dir, check_bool("download", download))
+    read = reader(name, digits, sizes, data_dir, check_bool("download", download))
     write(path, name, digits, {split: read(split) for split in SPLITS})
 
 
-def reader(name, digits, train_size, validation_size, test_size, data_dir, download):
+def reader(name, digits, sizes, data_dir, download):
     """Returns a function from the name of a split to its images and labels, arrays.
 
     Args:
         name: Name of a dataset.
         digits: As for `load`.
-        train_size: Number of images, as `sizes_of` returns it.
-        validation_size: Number of images, as `sizes_of` returns it.
-        test_size: Number of images, as `sizes_of` returns it.
+        sizes: Numbers of images of the splits, as `sizes_of` returns them.
         data_dir: As for `load`.
         download: As for `load`.
     """
+    train_size, validation_size, test_size = sizes
     if data_dir is not None:
         checked_path("data_dir", data_dir)
     check_folder("data_dir", folder_of(data_dir))

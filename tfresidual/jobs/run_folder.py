@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SETTINGS_FILE = "settings.json"
 MODEL_FILE = "model.keras"
 REMEDY = "Put it back, or remove the folder to start again"
-PACKAGES = (
+PACKAGES: tuple[str, ...] = (
     "tfresidual",
     "tensorflow",
     "keras",
@@ -68,7 +68,7 @@ def refuse_other_settings(
         earlier = _plain(type(part)()) | content[name]
         for key, value in _plain(part).items():
             # The images are the same wherever they are.
-            if key not in (*free, *SOURCES) and earlier[key] != value:
+            if key not in free and key not in SOURCES and earlier[key] != value:
                 before[key], changed[key] = earlier[key], value
     if "search" in content and "search" not in parts:
         raise ValueError(

@@ -189,7 +189,7 @@ def with_data_of_file(changes: Mapping[str, Any]) -> dict[str, Any]:
         return dict(changes)
     file = open_file(changes["data_file"])
     train_size, validation, test_size = file.sizes.values()
-    found = {
+    found: dict[str, Any] = {
         "data": file.name,
         "train_size": train_size,
         "validation": validation,
@@ -458,7 +458,7 @@ def prepare(
         read = reader_of(file, settings.data, settings.digits, *sizes)
     else:
         loading = _loading(settings.data_dir)
-        read = loading.reader(settings.data, settings.digits, *sizes, settings.data_dir, download)
+        read = loading.reader(settings.data, settings.digits, sizes, settings.data_dir, download)
     batched = array_datasets
     if BACKEND == "tensorflow":
         batched = _loading(settings.data_dir).pipelines
