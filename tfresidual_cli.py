@@ -789,7 +789,7 @@ def _loaded(only_training):
     )
     if only_training:
         return package
-    from tfresidual import on_tensorflow as on_tensorflow
+    from tfresidual.backends import on_tensorflow as on_tensorflow
     from tfresidual import tuning
     from tfresidual.jobs import depth_study, probing, study
     from tfresidual.registry import ProbeOptions

@@ -21,7 +21,6 @@ ORDER = (
     "types",
     "arguments",
     "backends",
-    "on_tensorflow",
     "metrics",
     "machine",
     "layers",
