@@ -789,9 +789,9 @@ def _loaded(only_training):
     )
     if only_training:
         return package
-    from tfresidual.backends import on_tensorflow as on_tensorflow
     from tfresidual import tuning
     from tfresidual.jobs import depth_study, probing, study
+    from tfresidual.machine import on_tensorflow as on_tensorflow
     from tfresidual.registry import ProbeOptions
     from tfresidual.sources import exporting
 

@@ -200,7 +200,7 @@ def test_defaults_in_words():
 
 
 def test_backends_are_those_that_the_package_knows():
-    from tfresidual import backends
+    from tfresidual.machine import backends
 
     assert backends.BACKEND in tfresidual_cli.BACKENDS
     assert tuple(tfresidual_cli.BACKENDS) == OPTIONS["train", "backend"].type.choices

@@ -20,7 +20,6 @@ ROOT = pathlib.Path(__file__).parents[1]
 ORDER = (
     "types",
     "arguments",
-    "backends",
     "metrics",
     "machine",
     "layers",

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import keras
 import numpy as np
 
-from tfresidual import backends
 from tfresidual.arguments import check_bool, check_int
+from tfresidual.machine import backends
 
 if TYPE_CHECKING:
     from tfresidual.types import Array, ArrayLike, Tensor

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, overload
 import tensorflow as tf
 
 from tfresidual.arguments import check_bool, check_choice, check_int, checked_path
-from tfresidual.backends import BACKEND
 from tfresidual.datasets.builders import digitclutter_builder, folder_of, public_builder, read_split
 from tfresidual.datasets.description import (
     PIXELS,
@@ -26,6 +25,7 @@ from tfresidual.datasets.pipelines import (
     in_memory,
     training_pipeline,
 )
+from tfresidual.machine.backends import BACKEND
 from tfresidual.machine.files import check_folder
 
 if TYPE_CHECKING:

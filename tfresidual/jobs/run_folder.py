@@ -10,8 +10,8 @@ import platform
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from tfresidual.backends import BACKEND
 from tfresidual.jobs.settings import SOURCES, Settings, check
+from tfresidual.machine.backends import BACKEND
 from tfresidual.machine.files import check_folder, damaged, read_json, replacing
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from tfresidual.arguments import (
     check_number,
     checked_path,
 )
-from tfresidual.backends import BACKEND
 from tfresidual.datasets.description import sizes_of
 from tfresidual.datasets.image_file import array_datasets, open_file, reader_of
+from tfresidual.machine.backends import BACKEND
 from tfresidual.machine.console import say
 from tfresidual.machine.memory import TooLargeError, check_fits
 from tfresidual.networks import weight_groups

@@ -10,7 +10,6 @@ import keras
 
 from tfresidual import datasets, training
 from tfresidual.arguments import checked_path
-from tfresidual.backends import BACKEND
 from tfresidual.jobs.run_folder import claim, refuse_other_backend, refuse_other_settings
 from tfresidual.jobs.settings import (
     Settings,
@@ -23,6 +22,7 @@ from tfresidual.jobs.settings import (
     nothing_to_couple,
     prepare,
 )
+from tfresidual.machine.backends import BACKEND
 from tfresidual.machine.console import say
 from tfresidual.machine.locks import locked
 from tfresidual.training.checkpoints import TrainingFolder

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import ops
 
-from tfresidual.backends import BACKEND
+from tfresidual.machine.backends import BACKEND
 
 if BACKEND == "tensorflow":
     from tfresidual.layers import fused_batch_norm

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import ops
 
-from tfresidual import backends
 from tfresidual.arguments import check_bool, check_choice, check_int, check_number
 from tfresidual.layers import spectral
 from tfresidual.layers.batch_normalization import BatchNormalization
 from tfresidual.layers.pointwise_convolution import PointwiseConvolution
 from tfresidual.layers.shortcuts import ConvolutionShortcut, IdentityShortcut, get_shortcut
 from tfresidual.layers.subsampling import Subsampling
+from tfresidual.machine import backends
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

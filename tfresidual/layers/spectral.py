@@ -34,7 +34,7 @@ import math
 import numpy as np
 from keras import ops
 
-from tfresidual.backends import compiled
+from tfresidual.machine.backends import compiled
 
 # Lower bound of all divisors, so that 0 / 0 gives 0: the smallest normal float32.
 TINY = float(np.finfo("float32").tiny)

@@ -4,7 +4,7 @@ import pathlib
 
 import psutil
 
-from tfresidual.backends import count_of_gpus
+from tfresidual.machine.backends import count_of_gpus
 
 # Files in which Linux gives the memory limit of a container.
 CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")

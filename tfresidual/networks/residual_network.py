@@ -21,7 +21,6 @@ from tfresidual.arguments import (
     check_number,
     is_int,
 )
-from tfresidual.backends import BACKEND
 from tfresidual.layers import BatchNormalization, PointwiseConvolution, ResidualUnit
 from tfresidual.layers.residual_unit import (
     BATCH_NORMS,
@@ -31,6 +30,7 @@ from tfresidual.layers.residual_unit import (
     fixed_norms,
 )
 from tfresidual.layers.shortcuts import get_shortcut
+from tfresidual.machine.backends import BACKEND
 from tfresidual.machine.memory import check_fits
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Probes: functions `probe(chain, data, ...)` that return a tidy `pandas.DataFrame`."""
 
-import tfresidual.backends.on_tensorflow  # noqa: F401
+import tfresidual.machine.on_tensorflow  # noqa: F401
 from tfresidual.probes.block_metrics import block_metrics
 from tfresidual.probes.borderline import borderline
 from tfresidual.probes.convergence_indices import (

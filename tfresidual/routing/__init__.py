@@ -1,6 +1,6 @@
 """The chain, a common view of every residual network, and the routes through it."""
 
-import tfresidual.backends.on_tensorflow  # noqa: F401
+import tfresidual.machine.on_tensorflow  # noqa: F401
 from tfresidual.routing import routes
 from tfresidual.routing.chain import Block, Chain, Stage
 from tfresidual.routing.evaluator import evaluate

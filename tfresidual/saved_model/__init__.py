@@ -1,6 +1,6 @@
 """SavedModels that can be probed without the code of the network: format, writer and reader."""
 
-import tfresidual.backends.on_tensorflow  # noqa: F401
+import tfresidual.machine.on_tensorflow  # noqa: F401
 from tfresidual.saved_model.reader import saved_model_chain
 from tfresidual.saved_model.writer import write
 

@@ -10,7 +10,7 @@ import zipfile
 import keras
 import pandas as pd
 
-from tfresidual import backends
+from tfresidual.machine import backends
 from tfresidual.machine.files import damaged, remove_unfinished, replacing
 
 CHECKPOINT = re.compile(r"epoch-(\d+)\.keras")

@@ -9,7 +9,7 @@ import keras
 import pandas as pd
 
 from tfresidual.arguments import check_bool, check_int, checked_path
-from tfresidual.backends import set_random_state
+from tfresidual.machine.backends import set_random_state
 from tfresidual.machine.locks import locked
 from tfresidual.training.checkpoints import Checkpoints, TrainingFolder, opened
 from tfresidual.training.exact_match import ExactMatch

@@ -1,6 +1,6 @@
 """Search for the depth that a network needs."""
 
-import tfresidual.backends.on_tensorflow  # noqa: F401
+import tfresidual.machine.on_tensorflow  # noqa: F401
 from tfresidual.probes.stopping_rule import depth_for
 from tfresidual.tuning.depth_oracle import DepthOracle, blocks
 from tfresidual.tuning.depth_search import DepthSearch

@@ -1,6 +1,6 @@
 """Imported by the parts that run on TensorFlow alone; on other backends the import fails."""
 
-from tfresidual.backends import BACKEND
+from tfresidual.machine.backends import BACKEND
 
 if BACKEND != "tensorflow":
     raise ImportError(
