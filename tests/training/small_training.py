@@ -24,17 +24,6 @@ EPOCHS = 3
 EVENTS = {"open": "open", "rename": "os.rename", "remove": "os.remove"}
 
 
-class Epochs(keras.callbacks.Callback):
-    """Tells the data which epoch begins."""
-
-    def __init__(self, data):
-        super().__init__()
-        self.data = data
-
-    def on_epoch_begin(self, epoch, logs=None):
-        datasets.set_epoch(self.data, epoch)
-
-
 def train(folder, data_dir, dtype="float32", further=()):
     """Momentum, a rate that changes inside an epoch, dropout, an order that follows the epoch."""
     data, validation, _ = datasets.load(
@@ -59,7 +48,7 @@ def train(folder, data_dir, dtype="float32", further=()):
         folder,
         EPOCHS,
         metric,
-        callbacks=[Epochs(data), callbacks.BlockMetrics(validation), *further],
+        callbacks=[callbacks.BlockMetrics(validation), *further],
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfresidual.arguments import check_choice, check_int, is_int
+from tfresidual.arguments import check_bool, check_choice, check_int, is_int
 
 if TYPE_CHECKING:
     from tfresidual.types import DatasetName
@@ -137,6 +137,18 @@ def check_name(name, digits):
     check_choice("name", name, TITLES)
     if name == "digitclutter" and not (is_int(digits) and digits in (3, 4, 5)):
         raise ValueError(f"Argument `digits` must be 3, 4 or 5. Received: digits={digits!r}")
+
+
+def checked_options(*, batch_size, augment, shuffle, seed, pixels):
+    """Returns the arguments that `load` and `load_file` share, as a dict, after checking them."""
+    check_choice("pixels", pixels, PIXELS)
+    return {
+        "batch_size": check_int("batch_size", batch_size, at_least=1),
+        "augment": None if augment is None else check_bool("augment", augment),
+        "shuffle": check_bool("shuffle", shuffle),
+        "seed": check_int("seed", seed, at_least=0, at_most=None),
+        "pixels": pixels,
+    }
 
 
 def sizes_of(name, train_size, validation, test_size):

@@ -10,25 +10,36 @@ from tfresidual.datasets.arrays import ArrayDataset
 if TYPE_CHECKING:
     from tfresidual.types import Dataset
 
+# Attributes of a training pipeline.
+_EPOCH, _PLAIN = "_tfresidual_epoch", "_tfresidual_plain"
+
 _Data = TypeVar("_Data", bound="Dataset | ArrayDataset")
 
 
 def set_epoch(train: Dataset | ArrayDataset, epoch: int) -> None:
     """Sets the epoch of the next iteration over training data; counting continues from there.
 
+    `tfresidual.training.train` calls it at the start of every epoch.
+
     Args:
-        train: The training pipeline that `load` returned, or an `ArrayDataset`.
+        train: The training pipeline that `load` returned, an `ArrayDataset`, or a
+            `keras.utils.PyDataset` with a method of this name.
         epoch: Non-negative integer.
 
     Raises:
         ValueError: If `train` is anything else (a pipeline derived from it does not count epochs),
             or `epoch` is negative or not an integer.
     """
-    if isinstance(train, ArrayDataset):
+    if hasattr(train, "set_epoch"):
         train.set_epoch(epoch)
         return
-    counter = _remembered(train, "_tfresidual_epoch")
+    counter = _remembered(train, _EPOCH)
     counter.assign(check_int("epoch", epoch, at_least=0))
+
+
+def counts_epochs(data: object) -> bool:
+    """Returns whether data takes `set_epoch`; its order then depends on the epoch."""
+    return hasattr(data, "set_epoch") or hasattr(data, _EPOCH)
 
 
 def plain(train: _Data) -> _Data:
@@ -51,11 +62,23 @@ def plain(train: _Data) -> _Data:
     """
     if isinstance(train, ArrayDataset):
         return train.plain()
-    return _remembered(train, "_tfresidual_plain")
+    return _remembered(train, _PLAIN)
+
+
+def remember(train, epoch, fixed):
+    """Lets `set_epoch` and `plain` find what belongs to a training pipeline.
+
+    Args:
+        train: A `tf.data.Dataset`.
+        epoch: The `tf.Variable` that counts its epochs.
+        fixed: A `tf.data.Dataset` of the same images, unshuffled and not augmented.
+    """
+    setattr(train, _EPOCH, epoch)
+    setattr(train, _PLAIN, fixed)
 
 
 def _remembered(train, name):
-    """Returns an attribute that `load` set on a training pipeline."""
+    """Returns what `remember` was given for a training pipeline."""
     if not hasattr(train, name):
         raise ValueError(
             "Argument `train` must be the training dataset that `load` or `load_file` returned. "

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfresidual.arguments import check_bool, check_choice, check_int, checked_path
+from tfresidual.arguments import check_int, checked_path
 from tfresidual.datasets.arrays import ArrayDataset
 from tfresidual.datasets.description import (
-    PIXELS,
     SPLITS,
     check_name,
+    checked_options,
     describe,
     is_augmented,
     normalization,
@@ -133,7 +133,8 @@ def open_file(data_file: StrPath) -> ImageFile:
     if not path.exists():
         raise FileNotFoundError(
             "Argument `data_file` must be a file that `tfresidual data NAME --to FILE.npz` wrote; "
-            f"there is none. Received: data_file={str(data_file)!r}"
+            "there is no such file. Images of tensorflow-datasets are read with `data_dir` instead. "
+            f"Received: data_file={str(data_file)!r}"
         )
     # An error of a file that exists but cannot be read.
     path.open("rb").close()
@@ -240,27 +241,15 @@ def load_file(
         ValueError: If an argument is out of range, or the file is damaged or something else.
         OSError: If there is no such file, or it cannot be read.
     """
-    check_int("batch_size", batch_size, at_least=1)
-    check_int("seed", seed, at_least=0, at_most=None)
-    check_bool("shuffle", shuffle)
-    if augment is not None:
-        check_bool("augment", augment)
-    check_choice("pixels", pixels, PIXELS)
+    options = checked_options(
+        batch_size=batch_size, augment=augment, shuffle=shuffle, seed=seed, pixels=pixels
+    )
     given = {"train_size": train_size, "validation": validation, "test_size": test_size}
     given = {key: check_int(key, size, at_least=1, or_none=True) for key, size in given.items()}
     file = open_file(data_file)
     sizes = [given[key] or file.sizes[split] for split, key in SIZES.items()]
     read = reader_of(file, file.name, file.digits or 3, *sizes)
-    return array_datasets(
-        read,
-        file.name,
-        batch_size,
-        digits=file.digits or 3,
-        augment=augment,
-        shuffle=shuffle,
-        seed=seed,
-        pixels=pixels,
-    )
+    return array_datasets(read, file.name, digits=file.digits or 3, **options)
 
 
 def reader_of(file, name, digits, train_size, validation, test_size):
@@ -280,14 +269,14 @@ def reader_of(file, name, digits, train_size, validation, test_size):
     return lambda split: file.read(split, counts[split])
 
 
-def array_datasets(read, name, batch_size, *, digits, augment, shuffle, seed, pixels):
+def array_datasets(read, name, *, digits, batch_size, augment, shuffle, seed, pixels):
     """Returns the three splits as `ArrayDataset`s.
 
     Args:
         read: Function from the name of a split to its images and labels.
         name: Name of a dataset.
-        batch_size: As for `load_file`, like the other arguments.
         digits: Number of digits on an image of Digitclutter.
+        batch_size: As for `load_file`, like the other arguments.
         augment: See `load_file`.
         shuffle: See `load_file`.
         seed: See `load_file`.

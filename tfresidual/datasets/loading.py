@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, overload
 
 import tensorflow as tf
 
-from tfresidual.arguments import check_bool, check_choice, check_int, checked_path
+from tfresidual.arguments import check_bool, checked_path
 from tfresidual.datasets.builders import digitclutter_builder, folder_of, public_builder, read_split
 from tfresidual.datasets.description import (
-    PIXELS,
     SPLITS,
     TITLES,
     check_name,
+    checked_options,
     is_augmented,
     normalization,
     sizes_of,
 )
+from tfresidual.datasets.epochs import remember
 from tfresidual.datasets.image_file import check_target, write
 from tfresidual.datasets.pipelines import (
     epoch_counter,
@@ -138,26 +139,13 @@ def load(
     (TensorShape([32, 32, 32, 1]), TensorShape([32, 10]))
     """
     check_name(name, digits)
-    batch_size = check_int("batch_size", batch_size, at_least=1)
-    seed = check_int("seed", seed, at_least=0, at_most=None)
-    if augment is not None:
-        augment = check_bool("augment", augment)
-    shuffle, download = check_bool("shuffle", shuffle), check_bool("download", download)
-    check_choice("pixels", pixels, PIXELS)
-    sizes = sizes_of(name, train_size, validation, test_size)
-    read = reader(name, digits, sizes, data_dir, download)
-    splits = ("train", "test") if validation is None else SPLITS
-    return pipelines(
-        read,
-        name,
-        batch_size,
-        digits=digits,
-        augment=augment,
-        shuffle=shuffle,
-        seed=seed,
-        pixels=pixels,
-        splits=splits,
+    options = checked_options(
+        batch_size=batch_size, augment=augment, shuffle=shuffle, seed=seed, pixels=pixels
     )
+    sizes = sizes_of(name, train_size, validation, test_size)
+    read = reader(name, digits, sizes, data_dir, check_bool("download", download))
+    splits = ("train", "test") if validation is None else SPLITS
+    return pipelines(read, name, digits=digits, splits=splits, **options)
 
 
 def save(
@@ -237,14 +225,14 @@ def reader(name, digits, sizes, data_dir, download):
     return lambda split: read_split(builder, parts[split])
 
 
-def pipelines(read, name, batch_size, *, digits, augment, shuffle, seed, pixels, splits=SPLITS):
+def pipelines(read, name, *, digits, batch_size, augment, shuffle, seed, pixels, splits=SPLITS):
     """Returns splits as `tf.data` pipelines; the first one is the training pipeline.
 
     Args:
         read: Function from the name of a split to its images and labels.
         name: Name of a dataset.
-        batch_size: As for `load`, like the other arguments.
-        digits: See `load`.
+        digits: As for `load`, like the other arguments.
+        batch_size: See `load`.
         augment: See `load`.
         shuffle: See `load`.
         seed: See `load`.
@@ -261,8 +249,7 @@ def pipelines(read, name, batch_size, *, digits, augment, shuffle, seed, pixels,
     images, labels = in_memory(*read(splits[0]))
     augment = is_augmented(name, augment)
     train = training_pipeline(images, labels, batch_size, epoch, seed, shuffle, augment, normalise)
-    train._tfresidual_epoch = epoch
-    train._tfresidual_plain = fixed_pipeline(images, labels, batch_size, normalise)
+    remember(train, epoch, fixed_pipeline(images, labels, batch_size, normalise))
     others = (
         fixed_pipeline(*in_memory(*read(split)), batch_size, normalise) for split in splits[1:]
     )

@@ -448,12 +448,6 @@ def prepare(
     say(console, f"preparing {settings.data}")
     sizes = sizes_of(settings.data, settings.train_size, settings.validation, settings.test_size)
     if settings.data_file is not None:
-        if not os.path.exists(settings.data_file):
-            raise FileNotFoundError(
-                "Argument `data_file` must be a file that `tfresidual data NAME --to FILE.npz` "
-                "wrote; there is none. Give `data_dir` instead to read the images from "
-                f"tensorflow-datasets. Received: data_file={settings.data_file!r}"
-            )
         file = open_file(settings.data_file)
         read = reader_of(file, settings.data, settings.digits, *sizes)
     else:
@@ -465,8 +459,8 @@ def prepare(
     return batched(
         read,
         settings.data,
-        settings.batch_size,
         digits=settings.digits,
+        batch_size=settings.batch_size,
         # A recipe with augmentation leaves the choice to the dataset: digits are not augmented.
         augment=None if recipe_of(settings).augment else False,
         shuffle=True,

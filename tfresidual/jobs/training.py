@@ -109,9 +109,6 @@ def train_locked(folder, settings, console, more_callbacks=None):
         settings.epochs,
         metric,
         callbacks=[
-            keras.callbacks.LambdaCallback(
-                on_epoch_begin=lambda epoch, logs: datasets.set_epoch(data.train, epoch)
-            ),
             *_watching(probed, settings, console if done < settings.epochs else None),
             *(more_callbacks(probed) if more_callbacks else ()),
         ],

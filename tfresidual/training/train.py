@@ -9,6 +9,8 @@ import keras
 import pandas as pd
 
 from tfresidual.arguments import check_bool, check_int, checked_path
+from tfresidual.datasets.arrays import ArrayDataset
+from tfresidual.datasets.epochs import counts_epochs, set_epoch
 from tfresidual.machine.backends import set_random_state
 from tfresidual.machine.locks import locked
 from tfresidual.training.checkpoints import Checkpoints, TrainingFolder, opened
@@ -110,9 +112,8 @@ def train(
     If the folder contains an unfinished training run, the run resumes after its last complete
     epoch, with the state of the optimizer and the log continued. A finished run is only read. If
     the order of the data is determined by the epoch, the result is the same as without the
-    interruption. That is so for arrays and for a `PyDataset` with a method `set_epoch`, which is
-    called at the start of each epoch; a pipeline of `tfresidual.datasets.load` needs a callback
-    that calls `tfresidual.datasets.set_epoch`.
+    interruption: so for arrays, for the data of `tfresidual.datasets`, and for a `PyDataset` with
+    a method `set_epoch`, which is called at the start of each epoch.
 
     Args:
         network: a compiled `keras.Model`.
@@ -156,7 +157,7 @@ def _train(network, data, validation, folder, epochs, metric, callbacks, console
     if done < epochs:
         checkpoints = Checkpoints(folder, log)
         followers = [*callbacks, _LearningRate()]
-        if hasattr(data, "set_epoch"):
+        if counts_epochs(data):
             followers.insert(0, _Epochs(data))
         if folder.random_state is not None:
             followers.insert(0, _Randomness(folder.random_state))
@@ -189,9 +190,6 @@ def _in_batches(data, batch_size, shuffle=False):
     """Returns a pair of arrays as batches, and anything else as it is."""
     if not _are_arrays(data):
         return data
-    # Loaded here, since `import tfresidual` loads the training, but not the data.
-    from tfresidual.datasets.arrays import ArrayDataset
-
     return ArrayDataset(*data, batch_size or BATCH_SIZE, shuffle=shuffle)
 
 
@@ -208,7 +206,7 @@ class _Epochs(keras.callbacks.Callback):
         self.data = data
 
     def on_epoch_begin(self, epoch, logs=None):
-        self.data.set_epoch(epoch)
+        set_epoch(self.data, epoch)
 
 
 class _Randomness(keras.callbacks.Callback):
