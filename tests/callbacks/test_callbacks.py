@@ -113,6 +113,7 @@ def test_seen_by_early_stopping_and_tensorboard_order():
     assert len(history["loss"]) == 2
 
 
+@pytest.mark.system
 @pytest.mark.compiled
 def test_two_fits_and_another_model():
     net, other = network(blocks=(1, 2)), network(blocks=(1, 2), layout="original")

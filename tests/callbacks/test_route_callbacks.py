@@ -304,6 +304,7 @@ def test_indices_of_constant_predictions_are_nan(classes):
     assert np.isnan([history[key] for key in keys]).all()
 
 
+@pytest.mark.system
 @pytest.mark.compiled
 def test_network_is_left_as_it_was():
     """By every callback that runs images through it."""
@@ -321,6 +322,7 @@ def test_network_is_left_as_it_was():
         np.testing.assert_array_equal(plain, probed)
 
 
+@pytest.mark.system
 @pytest.mark.compiled
 def test_nothing_is_compiled_after_the_first_epoch():
     net = network(blocks=(1, 2))
@@ -342,6 +344,7 @@ def test_nothing_is_compiled_after_the_first_epoch():
     assert counts[2] == counts[0]
 
 
+@pytest.mark.system
 def test_deep_copies_before_and_after_a_fit():
     net, other = network(blocks=(1, 2)), network(rate=0.0, blocks=(1, 2), layout="original")
     data = learnt(net)

@@ -70,6 +70,7 @@ def bounded(tmp_path_factory):
     return chain, path, history
 
 
+@pytest.mark.system
 @pytest.mark.compiled
 def test_lipschitz_is_that_of_the_probe(bounded):
     chain, _, history = bounded
@@ -113,6 +114,7 @@ def test_no_key_of_another_callback(bounded):
     assert len(set(keys)) == len(keys)
 
 
+@pytest.mark.system
 @pytest.mark.compiled
 def test_training_is_left_as_it_was():
     """With a bound; `test_route_callbacks.py` has the test without one, for all callbacks."""

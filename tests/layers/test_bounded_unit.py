@@ -558,6 +558,7 @@ def bounded_units(net):
     return [unit for _, units in net.sections()[1] for unit in units if unit.lipschitz]
 
 
+@pytest.mark.system
 def test_training_works_and_moves_the_weights(trained):
     net, losses = trained_network()
     assert losses[-1] < 0.7 * losses[0]
@@ -576,6 +577,7 @@ def test_bounds_of_a_trained_network_equal_numpy(trained):
     assert min(divisors) > 1.5
 
 
+@pytest.mark.system
 def test_no_pair_is_led_further_apart_by_a_trained_network(trained, tmp_path):
     trained.save(tmp_path / "net.keras")
     loaded = keras.saving.load_model(tmp_path / "net.keras")

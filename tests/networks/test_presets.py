@@ -111,6 +111,7 @@ def test_resnet101_for_mnist_and_of_other_widths():
     assert networks.resnet101(width=8, stages=2).widths == (8, 16)
 
 
+@pytest.mark.system
 def test_resnet164():
     net = networks.resnet164()
     assert net.blocks == (18, 18, 18)

@@ -110,6 +110,7 @@ def test_training_leads_them_apart():
         assert np.any(np.asarray(first.convolution1.kernel) != second.convolution1.kernel)
 
 
+@pytest.mark.system
 def test_files_and_configurations_after_training(tmp_path):
     net = network(blocks=2, widths=(8,), lipschitz=0.9)
     images, labels = random_batch(net, images=8)

@@ -211,6 +211,7 @@ def test_float64():
     assert net.get_layer("stem").kernel.dtype == "float64"
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
 def test_training_lowers_the_loss(dtype):
     net = ResidualNetwork((8, 8, 1), 2, blocks=1, widths=(8,), dtype=dtype)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from reference.numpy_network import OWN
-from reference.random_network import random_batch, random_network
+from reference.random_network import random_batch, random_network, sample
 
 import tfresidual as tfr
 from tfresidual import networks
@@ -282,6 +282,7 @@ def test_gradient_is_the_sum_over_the_applications(batch_norm):
     assert np.abs(gradients[0][shared] - own).max() > 0.1 * np.abs(own).max()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "dtype", ["float32", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)]
 )
@@ -344,8 +345,7 @@ def at_initialisation(seed, **kwargs):
 @pytest.mark.parametrize(
     "seed",
     [
-        0,
-        pytest.param(1, marks=pytest.mark.system),
+        *(pytest.param(seed, marks=pytest.mark.system) for seed in (0, 1)),
         *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3)),
     ],
 )
@@ -370,7 +370,7 @@ KINDS = [
 ]
 
 
-@pytest.fixture(scope="module", params=KINDS, ids=["-".join(map(str, kwargs)) for kwargs in KINDS])
+@pytest.fixture(scope="module", params=sample(KINDS, every=2))
 def kind(request):
     """Arguments, and the network that they make."""
     keras.utils.set_random_seed(0)

@@ -482,6 +482,7 @@ def calls(chain, images):
     }
 
 
+@pytest.mark.system
 @pytest.mark.compiled
 def test_mixed_precision_is_near_float32_and_weights_are_followed_and_left_as_they_were():
     size = SMALL | {"widths": (4,), "shortcut": "dropout"}

@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 from keras import ops
 from reference.inverse_problem import KINDS, forward, points, randomised
-from reference.random_network import sample
 
 from tfresidual import datasets, networks, probes
 from tfresidual.routing import Block, Chain, Stage, routes
@@ -276,10 +275,9 @@ def test_the_algorithm_approaches_and_stays():
     np.testing.assert_allclose(row["drift"], row["error"], rtol=1e-2)
 
 
+@pytest.mark.system
 @pytest.mark.compiled
-@pytest.mark.parametrize(
-    "kind", sample({kind: kind for kind in ("residual", "recurrent")}, every=2)
-)
+@pytest.mark.parametrize("kind", ["residual", "recurrent"])
 def test_a_trained_residual_network_approaches_and_does_not_stay(kind):
     x, z = datasets.inverse_problem(1024)
     network = networks.InverseProblemNetwork(kind)

@@ -58,7 +58,9 @@ def broken(chain, changed=1e-2):
     )
 
 
-@pytest.mark.parametrize("source", ["network", "functional", "saved"])
+@pytest.mark.parametrize(
+    "source", ["network", "functional", pytest.param("saved", marks=pytest.mark.system)]
+)
 def test_another_function_than_the_network_is_refused(source, tmp_path):
     net = functional() if source == "functional" else small_network()
     if source == "saved":

@@ -171,6 +171,7 @@ def test_bounds_follow_the_weights():
         np.testing.assert_allclose(called, expected[0], **TOLERANCE)
 
 
+@pytest.mark.system
 def test_a_file_is_a_chain(tmp_path):
     net = random_network(**CASES[-1] | {"blocks": (2, 1)})
     images, labels = random_batch(net)

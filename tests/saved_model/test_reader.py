@@ -315,6 +315,7 @@ def test_shared_weights_are_shared(elsewhere):
     assert not all(one.weights[role] is other.weights[role] for role in one.weights)
 
 
+@pytest.mark.system
 def test_a_layer_by_hand_in_mixed_precision(tmp_path):
     net = functional_network(BFLOAT16)
     export(net, tmp_path / "net")

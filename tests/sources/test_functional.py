@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 import tensorflow as tf
 from keras import layers, ops
-from reference.random_network import random_batch, random_network, randomise, states_of
+from reference.random_network import random_batch, random_network, randomise, sample, states_of
 
 import tfresidual as tfr
 from tfresidual import callbacks, networks, probes
@@ -596,6 +596,7 @@ def test_a_branch_of_two_can_be_scaled():
         np.testing.assert_allclose(2 * (half - state), whole - state, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.system
 def test_states_of_several_dtypes(tmp_path):
     model, _ = mixed_dtypes()
     randomise(model)
@@ -666,6 +667,7 @@ def test_a_mask_that_leads_past_the_blocks_is_named():
         tfr.chain(tokens(mask_zero=True))
 
 
+@pytest.mark.system
 @pytest.mark.compiled
 def test_a_network_with_bounds_is_not_kept_by_its_callbacks():
     net = random_network(blocks=1, widths=(2,), lipschitz=0.9)
@@ -767,16 +769,16 @@ def test_nested_models_of_another_dtype(kind):
 # Networks of this package inside of other models
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"layout": "original", "shortcut": "scaled", "bottleneck": True, "blocks": 2},
-        {"transition": "convolution", "anchor": "input", "lipschitz": 0.9},
-        {"transition": "average_pooling", "share_from": 0, "batch_norm": "unshared"},
-        {"transition": "downsampling_block", "anchor": "input", "layout": "bn_after_addition"},
-    ],
-)
+NESTED = [
+    {},
+    {"layout": "original", "shortcut": "scaled", "bottleneck": True, "blocks": 2},
+    {"transition": "convolution", "anchor": "input", "lipschitz": 0.9},
+    {"transition": "average_pooling", "share_from": 0, "batch_norm": "unshared"},
+    {"transition": "downsampling_block", "anchor": "input", "layout": "bn_after_addition"},
+]
+
+
+@pytest.mark.parametrize("changes", sample(NESTED, every=4))
 def test_a_nested_residual_network_is_its_own_chain(changes):
     net = random_network(**{"blocks": (1, 2)} | changes)
     inputs = images_input()

@@ -62,6 +62,7 @@ def test_resnet(block_type, use_pre_activation):
     np.testing.assert_array_equal(tf.function(chain)(IMAGES), expected)
 
 
+@pytest.mark.system
 @pytest.mark.compiled
 def test_probes_and_export_of_a_classifier(tmp_path):
     backbone = resnet([1, 2], "basic_block", True)

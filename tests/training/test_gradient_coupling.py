@@ -344,7 +344,7 @@ FITS = [
 ]
 
 
-@pytest.mark.parametrize("kwargs", FITS, ids=["accumulation", "averages"])
+@pytest.mark.parametrize("kwargs", sample(FITS, every=2))
 def test_both_ends_in_a_fit_with_options_of_the_inner_optimizer(kwargs):
     make = OPTIMIZERS["momentum"]
     plain = fitted(make(**kwargs))
@@ -357,7 +357,7 @@ def test_both_ends_in_a_fit_with_options_of_the_inner_optimizer(kwargs):
 @pytest.mark.parametrize(
     ("kernel", "epochs"),
     [
-        ("uniform", 75),
+        pytest.param("uniform", 75, marks=pytest.mark.system),
         # The same rows at this coupling, see `test_the_ends_of_the_kernels_are_exact`.
         pytest.param("triangular", 15, marks=pytest.mark.system),
         ("triangular_printed", 15),

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pandas as pd
 import pytest
+from reference.random_network import sample
 
 from tfresidual import datasets, training
 from tfresidual.networks import ResidualNetwork
@@ -58,7 +59,7 @@ def assert_equal_trainings(one, other):
 DATA = {"arrays": lambda: (IMAGES / 255, LABELS), "a PyDataset": augmented}
 
 
-@pytest.mark.parametrize("kind", DATA)
+@pytest.mark.parametrize("kind", sample({kind: kind for kind in DATA}, every=2))
 def test_a_training_that_is_interrupted_resumes_with_the_batches_of_the_whole(tmp_path, kind):
     batch_size = {"batch_size": 8} if kind == "arrays" else {}
     whole = train(tmp_path / "whole", DATA[kind](), **batch_size)
@@ -69,6 +70,7 @@ def test_a_training_that_is_interrupted_resumes_with_the_batches_of_the_whole(tm
     assert {"loss", "accuracy", "val_loss", "val_accuracy", "learning_rate"} <= set(whole.log)
 
 
+@pytest.mark.system
 def test_the_order_is_that_of_the_seed(tmp_path):
     one, other = (train(tmp_path / str(seed), augmented(seed)) for seed in (0, 1))
     assert not np.allclose(one.log["loss"], other.log["loss"])

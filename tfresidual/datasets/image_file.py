@@ -133,7 +133,7 @@ def open_file(data_file: StrPath) -> ImageFile:
     if not path.exists():
         raise FileNotFoundError(
             "Argument `data_file` must be a file that `tfresidual data NAME --to FILE.npz` wrote; "
-            "there is no such file. Images of tensorflow-datasets are read with `data_dir` instead. "
+            "there is no such file. `data_dir` reads images of tensorflow-datasets instead. "
             f"Received: data_file={str(data_file)!r}"
         )
     # An error of a file that exists but cannot be read.
