@@ -142,6 +142,7 @@ TRAINING_OPTIONS = (
         metavar="NAME",
     ),
     number("--width", "Channels of the first stage of resnet and resnet101.", 16),
+    number("--stages", "Stages of resnet (of 2 n layers each), hauser and resnet101.", 3),
     option(
         "--layout",
         f"Order of the operations in a block: {', '.join(LAYOUTS)}.",
@@ -155,6 +156,27 @@ TRAINING_OPTIONS = (
         "identity",
         type=click.Choice(SHORTCUTS),
         metavar="NAME",
+    ),
+    option(
+        "--gate-bias",
+        "Initial bias of the gates of exclusive_gate and shortcut_only_gate.",
+        "-6",
+        type=float,
+        metavar="X",
+    ),
+    option(
+        "--shortcut-scale",
+        "Factor of the state in the shortcut scaled.",
+        "0.5",
+        type=float,
+        metavar="X",
+    ),
+    option(
+        "--branch-scale",
+        "Factor of the branch in the shortcut scaled.",
+        "1",
+        type=float,
+        metavar="X",
     ),
     option(
         "--gamma",
@@ -318,6 +340,7 @@ def train(out, backend, **given):
     Examples:
       tfresidual train --epochs 10
       tfresidual train --data cifar10 --network resnet110 --recipe resnet110 --epochs 300
+      tfresidual train --data mnist --network resnet101 --stages 1
       tfresidual train --backend jax --data-file cifar10.npz --epochs 300
     """
     with _package(lambda: _epochs_in(out), backend, only_training=True) as package:

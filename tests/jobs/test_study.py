@@ -237,6 +237,16 @@ def test_the_settings_of_the_report_are_those_used(done):
         ({"data": "cifar10"}, {"train_size": 48_000, "test_size": 10_000}, {"digits"}),
         ({"coupling": 0.5}, {"coupling": 0.5, "kernel": "uniform", "coupling_from": 0}, set()),
         ({"recipe": "mnist", "gamma": 0.1}, {"recipe": "mnist", "gamma": 0.1}, set()),
+        ({}, {"stages": 3}, {"gate_bias", "shortcut_scale", "branch_scale"}),
+        ({"network": "avg_pooling"}, {}, {"stages"}),
+        ({"network": "resnet101", "stages": 1}, {"stages": 1, "depth": 16}, set()),
+        ({"shortcut": "exclusive_gate"}, {"gate_bias": -6.0}, {"shortcut_scale"}),
+        ({"shortcut": "shortcut_only_gate", "gate_bias": 0}, {"gate_bias": 0}, {"branch_scale"}),
+        (
+            {"shortcut": "scaled", "branch_scale": 0.5},
+            {"shortcut_scale": 0.5, "branch_scale": 0.5},
+            {"gate_bias"},
+        ),
     ],
 )
 def test_settings_used(changes, expected, missing):
@@ -365,6 +375,15 @@ def test_a_killed_study_goes_on(tmp_path, done, settings):
         ("width", "16"),
         ("layout", "none"),
         ("shortcut", "none"),
+        ("stages", 0),
+        ("stages", 1.5),
+        ("stages", "1"),
+        # Images of 32x32.
+        ("stages", 7),
+        ("gate_bias", -6.0),
+        ("gate_bias", float("nan")),
+        ("shortcut_scale", 0.5),
+        ("branch_scale", "half"),
         ("epochs", 0),
         ("epochs", 1.5),
         ("batch_size", 0),
@@ -401,6 +420,87 @@ def test_a_setting_that_the_network_does_not_have_is_refused(settings):
     changed = dataclasses.replace(settings, network="single_representation", depth=None, width=8)
     with pytest.raises(ValueError, match=r"`width`.*Received: width=8"):
         study.build(changed)
+    changed = dataclasses.replace(changed, width=study.Settings.width, stages=1)
+    with pytest.raises(ValueError, match=r"`stages`.*Received: stages=1"):
+        study.build(changed)
+
+
+@pytest.mark.parametrize(
+    ("shortcut", "given"),
+    [
+        ("exclusive_gate", {"gate_bias": -3}),
+        ("shortcut_only_gate", {"gate_bias": 0.0}),
+        ("scaled", {"shortcut_scale": 0.25}),
+        ("scaled", {"branch_scale": 0.5}),
+    ],
+)
+def test_settings_of_shortcuts(settings, shortcut, given):
+    changed = dataclasses.replace(settings, shortcut=shortcut, **given)
+    settings_module.check(changed)
+    keras.utils.set_random_seed(0)
+    network = study.build(changed)
+    for _, units in network.sections()[1]:
+        for unit in units:
+            if unit.resizing is not None:
+                continue
+            config = unit.shortcut.get_config()
+            if "gate_bias" in given:
+                (bias,) = set(unit.shortcut.gate.bias.numpy().tolist())
+                assert bias == config["bias"] == given["gate_bias"]
+            else:
+                scales = {"shortcut_scale": 0.5, "branch_scale": 1.0} | given
+                assert config["scale"] == scales["shortcut_scale"]
+                assert config["branch_scale"] == scales["branch_scale"]
+    # What is given as it would be anyway changes nothing, and files of the network can be opened.
+    names = [weight.path for weight in network.weights]
+    keras.utils.set_random_seed(0)
+    usual = study.build(dataclasses.replace(settings, shortcut=shortcut))
+    assert [weight.path for weight in usual.weights] == names
+    again = type(network).from_config(network.get_config())
+    assert again.get_config() == network.get_config()
+
+
+@pytest.mark.parametrize(
+    ("shortcut", "given"),
+    [
+        ("identity", {"gate_bias": -6.0}),
+        ("scaled", {"gate_bias": -6.0}),
+        ("exclusive_gate", {"shortcut_scale": 0.5}),
+        ("shortcut_only_gate", {"branch_scale": 1.0}),
+    ],
+)
+def test_a_setting_that_the_shortcut_does_not_have_is_refused(settings, shortcut, given):
+    ((name, value),) = given.items()
+    message = rf"`{name}` must .*`shortcut` as .*Received: {name}={value}, shortcut='{shortcut}'"
+    with pytest.raises(ValueError, match=message):
+        settings_module.check(dataclasses.replace(settings, shortcut=shortcut, **given))
+
+
+@pytest.mark.parametrize(
+    ("changes", "blocks"),
+    [
+        ({"network": "resnet101", "stages": 1}, (16,)),
+        ({"network": "resnet101", "stages": 2, "depth": 3}, (3, 3)),
+        ({"network": "hauser", "stages": 1}, (6,)),
+        ({"network": "resnet", "stages": 1}, (9,)),
+        ({"network": "resnet", "stages": 2, "depth": 10}, (2, 2)),
+    ],
+)
+def test_stages(changes, blocks):
+    network = study.build(study.Settings(data="mnist", **changes))
+    assert network.blocks == blocks
+    assert network.widths == (16, 32)[: len(blocks)]
+    assert network.input_shape == (None, 28, 28, 1)
+    assert set(settings_module.used(study.Settings(data="mnist", **changes))) >= {"stages"}
+
+
+def test_more_stages_than_halve_the_images():
+    settings = study.Settings(data="mnist", network="hauser", stages=4)
+    with pytest.raises(ValueError, match=r"`stages` must be 3 or less.*28x28.*Received: stages=4"):
+        study.build(settings)
+    settings = study.Settings(stages=2)
+    with pytest.raises(ValueError, match=r"`depth` must be 4 n \+ 2, for 2 stages.*depth=20"):
+        study.build(settings)
 
 
 def test_more_images_than_the_dataset_has(tmp_path, settings):

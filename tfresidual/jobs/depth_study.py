@@ -34,7 +34,6 @@ from tfresidual.jobs.run_folder import (
 )
 from tfresidual.jobs.settings import (
     MOST_BLOCKS,
-    STAGES,
     Settings,
     build,
     check,
@@ -45,6 +44,7 @@ from tfresidual.jobs.settings import (
     has_blocks_to_couple,
     nothing_to_couple,
     prepare,
+    stages_of,
     used,
 )
 from tfresidual.machine.console import say
@@ -166,7 +166,7 @@ def _run(folder, settings, search, console, workers):
     refuse_other_settings(folder, parts, MAY_CHANGE)
     watch = _Watch(folder / PROJECT, console)
     # Make sure that the network can be built and trained before anything is written.
-    check_training_fits(build(settings, _depths(search.start)), settings)
+    check_training_fits(build(settings, _depths(search.start, settings)), settings)
     train, validation, test = prepare(settings, console)
     if is_worker():
         if not (folder / SETTINGS_FILE).exists():
@@ -253,7 +253,7 @@ def _tuner(folder, settings, search, hypermodel, kind):
     return kind(
         hypermodel,
         epsilon=settings.epsilon,
-        start=_depths(search.start),
+        start=_depths(search.start, settings),
         min_blocks=search.min_blocks,
         max_blocks=search.max_blocks,
         tolerance=search.tolerance,
@@ -403,14 +403,15 @@ def _check_search(settings, search):
     check_int("executions", search.executions, at_least=1)
     for name in ("start", "min_blocks", "max_blocks"):
         depths = getattr(search, name)
-        if isinstance(depths, tuple) and len(depths) != STAGES:
+        if isinstance(depths, tuple) and len(depths) != stages_of(settings):
             raise ValueError(
-                f"Argument `{name}` must be an int, or one int for each of the {STAGES} stages. "
-                f"Received: {name}={depths!r}"
+                f"Argument `{name}` must be an int, or one int for each stage, of which there are "
+                f"{stages_of(settings)}. Received: {name}={depths!r}"
             )
-        for depth in _depths(depths):
+        for depth in _depths(depths, settings):
             check_int(name, depth, at_least=1, at_most=MOST_BLOCKS)
-    if settings.share_from is not None and settings.share_from >= max(_depths(search.max_blocks)):
+    most = _depths(search.max_blocks, settings)
+    if settings.share_from is not None and settings.share_from >= max(most):
         raise ValueError(
             "Argument `share_from` must be a block of the networks that the search may try, less "
             f"than `max_blocks`. Received: share_from={settings.share_from!r}, "
@@ -420,11 +421,11 @@ def _check_search(settings, search):
         # If networks of this depth have nothing to couple, deeper ones have nothing either, and
         # they take longer to build.
         enough = settings.coupling_from + 3
-        deepest = [min(depth, enough) for depth in _depths(search.max_blocks)]
+        deepest = [min(depth, enough) for depth in most]
         if not has_blocks_to_couple(build(settings, deepest), settings):
             raise nothing_to_couple(settings, f"max_blocks={search.max_blocks!r}")
     tuning.DepthOracle(
-        _depths(search.start),
+        _depths(search.start, settings),
         epsilon=settings.epsilon,
         min_blocks=search.min_blocks,
         max_blocks=search.max_blocks,
@@ -438,8 +439,8 @@ def _check_search(settings, search):
         )
 
 
-def _depths(depths):
-    return (depths,) * STAGES if isinstance(depths, int) else depths
+def _depths(depths, settings):
+    return (depths,) * stages_of(settings) if isinstance(depths, int) else depths
 
 
 @contextlib.contextmanager

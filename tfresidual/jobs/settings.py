@@ -21,6 +21,7 @@ from tfresidual.arguments import (
 )
 from tfresidual.datasets.description import sizes_of
 from tfresidual.datasets.image_file import array_datasets, open_file, reader_of
+from tfresidual.layers.shortcuts import get_shortcut
 from tfresidual.machine.backends import BACKEND
 from tfresidual.machine.console import say
 from tfresidual.machine.memory import TooLargeError, check_fits
@@ -48,12 +49,26 @@ if TYPE_CHECKING:
 
 # Largest number of layers, or of blocks per stage; a larger network takes hours to build.
 MOST_BLOCKS = 10_000
-# Networks whose stages can have any number of blocks; each of them has STAGES stages.
-ANY_DEPTH, STAGES = ("resnet", "hauser", "resnet101"), 3
+# Networks whose stages can have any number of blocks; there can be any number of stages.
+ANY_DEPTH = ("resnet", "hauser", "resnet101")
+# What the settings of a network's size are for networks that can have them; others have their own.
+OF_NETWORKS = {
+    "depth": ANY_DEPTH,
+    "stages": ANY_DEPTH,
+    "width": ("resnet", "resnet101"),
+}
+# The arguments of shortcuts that are settings, and the shortcuts that have them.
+OF_SHORTCUTS = {
+    "gate_bias": ("bias", ("exclusive_gate", "shortcut_only_gate")),
+    "shortcut_scale": ("scale", ("scaled",)),
+    "branch_scale": ("branch_scale", ("scaled",)),
+}
 # Where the images are, which does not change what they are.
 SOURCES = ("data_dir", "data_file")
 # The depth used if the setting `depth` is `None`.
 DEPTHS = {"resnet": 20, "hauser": 6, "resnet101": 16}
+# The number of stages used if the setting `stages` is `None`.
+STAGES = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +86,13 @@ class Settings:
             `"resnet101"`; `None` for 20, 6 and 16, respectively.
         width: number of channels of the first stage of `"resnet"` and `"resnet101"`, doubled from
             stage to stage.
+        stages: number of stages of `"resnet"`, `"hauser"` and `"resnet101"`; `None` for 3.
         layout: layout of the residual units.
         shortcut: shortcut of the residual units.
+        gate_bias: initial value of the bias of the gates of the shortcuts `"exclusive_gate"` and
+            `"shortcut_only_gate"`; `None` for -6.
+        shortcut_scale: factor of the state in the shortcut `"scaled"`; `None` for 0.5.
+        branch_scale: factor of the branch in the shortcut `"scaled"`; `None` for 1.
         gamma: initial scale of the units' batch normalization; `None` for 0.1 if `batch_norm` is
             `"unshared"`, else 1.
         share_from: block index from which the blocks of a stage are one shared block, or `None`.
@@ -103,8 +123,12 @@ class Settings:
     network: str = "resnet"
     depth: int | None = None
     width: int = 16
+    stages: int | None = None
     layout: Layout = "full_preactivation"
     shortcut: ShortcutName = "identity"
+    gate_bias: float | None = None
+    shortcut_scale: float | None = None
+    branch_scale: float | None = None
     gamma: float | None = None
     share_from: int | None = None
     batch_norm: BatchNorm = "shared"
@@ -142,7 +166,7 @@ def check(settings: Settings) -> None:
     """
     for name in ("width", "epochs", "batch_size", "validation"):
         check_int(name, getattr(settings, name), at_least=1)
-    for name in ("train_size", "test_size"):
+    for name in ("train_size", "test_size", "stages"):
         check_int(name, getattr(settings, name), at_least=1, or_none=True)
     check_int("depth", settings.depth, at_least=1, at_most=MOST_BLOCKS, or_none=True)
     check_int("seed", settings.seed, at_least=0, at_most=2**32 - 1)
@@ -159,7 +183,15 @@ def check(settings: Settings) -> None:
                 f"Argument `{name}` must be given together with `coupling`: it says how gradients "
                 f"are coupled. Received: {name}={getattr(settings, name)!r}, coupling=None"
             )
-    check_number("gamma", settings.gamma, at_least=-1e9, at_most=1e9, or_none=True)
+    for name in ("gamma", *OF_SHORTCUTS):
+        check_number(name, getattr(settings, name), at_least=-1e9, at_most=1e9, or_none=True)
+    for name, (_, shortcuts) in OF_SHORTCUTS.items():
+        if getattr(settings, name) is not None and settings.shortcut not in shortcuts:
+            raise ValueError(
+                f"Argument `{name}` must be given together with `shortcut` as "
+                f"{' or '.join(map(repr, shortcuts))}: no other shortcut has it. Received: "
+                f"{name}={getattr(settings, name)!r}, shortcut={settings.shortcut!r}"
+            )
     check_number("lipschitz", settings.lipschitz, at_least=1e-9, at_most=1e9, or_none=True)
     for name in SOURCES:
         if getattr(settings, name) is not None:
@@ -246,7 +278,7 @@ def build(settings: Settings, blocks: tuple[int, ...] | None = None) -> networks
         "classes": description.classes,
         "classifier_activation": "sigmoid" if description.multi_label else "softmax",
         "layout": settings.layout,
-        "shortcut": settings.shortcut,
+        "shortcut": _shortcut(settings),
         "share_from": share_from,
         "batch_norm": batch_norm,
         "recurrent_initialization": settings.recurrent,
@@ -258,7 +290,7 @@ def build(settings: Settings, blocks: tuple[int, ...] | None = None) -> networks
         kwargs["gamma_initializer"] = keras.initializers.Constant(settings.gamma)
     if blocks is not None:
         check_any_depth(settings)
-    kwargs |= _depth_and_width(settings, blocks)
+    kwargs |= _size(settings, blocks, description.input_shape)
     if settings.network == "resnet" and blocks is not None:
         return networks.ResidualNetwork(name="resnet", **kwargs)
     try:
@@ -270,33 +302,62 @@ def build(settings: Settings, blocks: tuple[int, ...] | None = None) -> networks
         ) from error
 
 
-def _depth_and_width(settings, blocks):
-    """Returns the arguments of a network that determine its depth and its width.
+def _shortcut(settings):
+    """Returns the shortcut of a network's units, by name or, with settings of its own, a layer."""
+    given = {
+        argument: getattr(settings, name)
+        for name, (argument, _) in OF_SHORTCUTS.items()
+        if getattr(settings, name) is not None
+    }
+    if not given:
+        return settings.shortcut
+    config = get_shortcut(settings.shortcut).get_config()
+    return type(get_shortcut(settings.shortcut)).from_config(config | given)
+
+
+def _size(settings, blocks, input_shape):
+    """Returns the arguments of a network that determine its depth, its width and its stages.
 
     Args:
         settings: a `Settings`.
         blocks: the number of blocks of each stage, or `None`, as in `build`.
+        input_shape: (height, width, channels) of one image.
 
     Raises:
-        ValueError: if the settings give a depth or a width to a network that has its own.
+        ValueError: if the settings give something to a network that has its own, or more stages
+            than can halve the images.
     """
-    if settings.network == "resnet":
-        widths = tuple(settings.width * 2**stage for stage in range(3))
-        if blocks is not None:
-            return {"widths": widths, "blocks": blocks}
-        return {"widths": widths, "depth": settings.depth or DEPTHS["resnet"]}
-    if settings.network == "resnet101":
-        return {"width": settings.width, "blocks": blocks or settings.depth or DEPTHS["resnet101"]}
-    kwargs, unused = {}, ["depth", "width"]
-    if settings.network == "hauser":
-        kwargs, unused = {"blocks": blocks or settings.depth or DEPTHS["hauser"]}, ["width"]
-    for name in unused:
-        if getattr(settings, name) != getattr(Settings, name):
+    for name, having in OF_NETWORKS.items():
+        if settings.network not in having and getattr(settings, name) != getattr(Settings, name):
             raise ValueError(
                 f"Argument `{name}` must not be given: {settings.network} has its own. Received: "
                 f"{name}={getattr(settings, name)!r}"
             )
-    return kwargs
+    if settings.network not in ANY_DEPTH:
+        return {}
+    stages = stages_of(settings)
+    height, width, _ = input_shape
+    # The largest power of two that divides both.
+    most = (math.gcd(height, width) & -math.gcd(height, width)).bit_length()
+    if stages > most:
+        raise ValueError(
+            f"Argument `stages` must be {most} or less for images of {height}x{width}: every stage "
+            f"but the first halves height and width. Received: stages={settings.stages!r}"
+        )
+    depth = settings.depth or DEPTHS[settings.network]
+    if settings.network == "resnet101":
+        return {"width": settings.width, "stages": stages, "blocks": blocks or depth}
+    widths = tuple(settings.width * 2**stage for stage in range(stages))
+    if settings.network == "hauser":
+        return {"widths": widths, "blocks": blocks or depth}
+    if blocks is not None:
+        return {"widths": widths, "blocks": blocks}
+    return {"widths": widths, "depth": depth}
+
+
+def stages_of(settings: Settings) -> int:
+    """Returns the number of stages of a network that can have any number of them."""
+    return settings.stages or STAGES
 
 
 def check_training_fits(network: networks.ResidualNetwork, settings: Settings) -> None:
@@ -338,15 +399,23 @@ def used(settings: Settings) -> dict[str, Any]:
     )
     values = dataclasses.asdict(settings) | {
         "depth": settings.depth or DEPTHS.get(settings.network),
+        "stages": stages_of(settings),
         "recipe": recipe_of(settings).name,
         "train_size": train_size,
         "test_size": test_size,
     }
+    shortcut = get_shortcut(settings.shortcut).get_config()
+    values |= {
+        name: shortcut[argument] if getattr(settings, name) is None else getattr(settings, name)
+        for name, (argument, shortcuts) in OF_SHORTCUTS.items()
+        if settings.shortcut in shortcuts
+    }
     without_effect = set()
     if describe(settings).digits is None:
         without_effect.add("digits")
-    if settings.network not in ("resnet", "resnet101"):
-        without_effect.add("width")
+    without_effect |= {
+        name for name, having in OF_NETWORKS.items() if settings.network not in having
+    }
     if settings.coupling is None:
         without_effect |= {"kernel", "coupling_from"}
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
-from tfresidual.arguments import check_bool, check_int, is_int
+from tfresidual.arguments import check_bool, check_int, check_ints, is_int
 from tfresidual.networks.residual_network import ResidualNetwork
 
 if TYPE_CHECKING:
@@ -99,7 +99,8 @@ def resnet(
 
     Args:
         depth: int, number of layers with weights: `6 n + 2` for `n` blocks per stage, or `9 n + 2`
-            with bottlenecks; 101 without bottlenecks gives `resnet101`.
+            with bottlenecks; 101 without bottlenecks gives `resnet101`. With another number of
+            `widths`, there are as many stages, and a third of 6 or 9 counts for each.
         input_shape: (height, width, channels) of one image.
         classes: int, number of outputs.
         bottleneck: bool, whether the blocks are bottlenecks of 64, 128 and 256 channels instead
@@ -120,17 +121,19 @@ def resnet(
         options |= {"name": "resnet101"} | kwargs
         return ResidualNetwork(input_shape, classes, blocks=16, **options)
     bottleneck = check_bool("bottleneck", bottleneck)
-    per_stage = 3 * LAYERS_PER_BLOCK[bottleneck]
-    if not is_int(depth) or depth <= 2 or (depth - 2) % per_stage:
-        raise ValueError(
-            f"Argument `depth` must be {per_stage} n + 2, for n blocks in each of three stages"
-            f"{' of bottlenecks' if bottleneck else ''}: {per_stage + 2}, {2 * per_stage + 2}, "
-            f"{3 * per_stage + 2}, ... Received: depth={depth!r}"
-        )
     kwargs.setdefault("widths", (64, 128, 256) if bottleneck else (16, 32, 64))
+    kwargs["widths"] = check_ints("widths", kwargs["widths"], at_least=1)
+    stages = len(kwargs["widths"])
+    layers = stages * LAYERS_PER_BLOCK[bottleneck]
+    if not is_int(depth) or depth <= 2 or (depth - 2) % layers:
+        raise ValueError(
+            f"Argument `depth` must be {layers} n + 2, for {stages} stage"
+            f"{'' if stages == 1 else 's'} of n {'bottlenecks' if bottleneck else 'blocks'}: "
+            f"{layers + 2}, {2 * layers + 2}, {3 * layers + 2}, ... Received: depth={depth!r}"
+        )
     kwargs.setdefault("name", f"resnet{depth}")
     return ResidualNetwork(
-        input_shape, classes, blocks=(depth - 2) // per_stage, bottleneck=bottleneck, **kwargs
+        input_shape, classes, blocks=(depth - 2) // layers, bottleneck=bottleneck, **kwargs
     )
 
 
@@ -260,8 +263,7 @@ def hauser(
     """Builds 3 stages with 1x1 stride-2 filters between them: `6 * blocks + 2` layers.
 
     Args:
-        blocks: int, blocks per stage (2 to 100 in the paper), or one int for each of the three
-            stages.
+        blocks: int, blocks per stage (2 to 100 in the paper), or one int per stage.
         input_shape: (height, width, channels) of one image.
         classes: int, number of outputs.
         **kwargs: further arguments of `ResidualNetwork`.
