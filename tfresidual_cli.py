@@ -48,6 +48,13 @@ LAYOUTS = (
 _PACKAGE = importlib.util.find_spec("tfresidual").submodule_search_locations[0]
 _ENTRIES = pathlib.Path(_PACKAGE, "registry", "entries").glob("[a-z]*.py")
 PROBES = tuple(sorted(path.stem for path in _ENTRIES))
+TRANSITIONS = (
+    "projection",
+    "convolution",
+    "average_pooling",
+    "max_pooling",
+    "downsampling_block",
+)
 SHORTCUTS = ("identity", "scaled", "exclusive_gate", "shortcut_only_gate", "conv1x1", "dropout")
 BATCH_NORMS = ("shared", "unshared_statistics", "unshared_scale", "unshared")
 KERNELS = ("uniform", "triangular", "triangular_printed")
@@ -143,6 +150,14 @@ TRAINING_OPTIONS = (
     ),
     number("--width", "Channels of the first stage of resnet and resnet101.", 16),
     number("--stages", "Stages of resnet (of 2 n layers each), hauser and resnet101.", 3),
+    option(
+        "--transition",
+        f"What leads to the next stage of networks but hauser and resnet101: "
+        f"{', '.join(TRANSITIONS)}.",
+        "the network's own",
+        type=click.Choice(TRANSITIONS),
+        metavar="NAME",
+    ),
     option(
         "--layout",
         f"Order of the operations in a block: {', '.join(LAYOUTS)}.",

@@ -211,13 +211,14 @@ def test_choices_are_those_of_the_package():
     from tfresidual.jobs import study
     from tfresidual.layers.residual_unit import BATCH_NORMS, LAYOUTS
     from tfresidual.layers.shortcuts import SHORTCUTS
-    from tfresidual.networks.residual_network import ANCHORS
+    from tfresidual.networks.residual_network import ANCHORS, TRANSITIONS
     from tfresidual.training.gradient_coupling import KERNELS
 
     assert tfresidual_cli.NETWORKS == networks.PRESETS
     assert tuple(BATCH_NORMS) == tfresidual_cli.BATCH_NORMS
     assert tfresidual_cli.KERNELS == KERNELS
     assert tuple(OPTIONS["study", "anchor"].type.choices) == ANCHORS
+    assert tfresidual_cli.TRANSITIONS == TRANSITIONS
     assert set(tfresidual_cli.RECIPES) == set(training.RECIPES)
     assert set(tfresidual_cli.LAYOUTS) == set(LAYOUTS)
     assert set(tfresidual_cli.SHORTCUTS) == set(SHORTCUTS)
@@ -332,6 +333,7 @@ REFUSED = {
     "depth of a preset": ["train", "--network", "wide", "--depth", "8"],
     "stages of a preset": ["train", "--network", "wide", "--stages", "1"],
     "more stages than halve the images": ["train", "--stages", "7"],
+    "a transition of hauser": ["train", "--network", "hauser", "--transition", "max_pooling"],
     "a bias of no gate": ["train", "--gate-bias", "-6"],
     "a scale of another shortcut": ["study", "--shortcut", "dropout", "--branch-scale", "0.5"],
     "epsilon that is no number": ["train", "--epsilon", "nan"],

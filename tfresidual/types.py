@@ -47,7 +47,7 @@ ShortcutName: TypeAlias = Literal[
 Resize: TypeAlias = Literal["projection", "zero_padding"]
 BatchNorm: TypeAlias = Literal["shared", "unshared_statistics", "unshared_scale", "unshared"]
 Transition: TypeAlias = Literal[
-    "projection", "convolution", "average_pooling", "downsampling_block"
+    "projection", "convolution", "average_pooling", "max_pooling", "downsampling_block"
 ]
 Anchor: TypeAlias = Literal["previous", "input"]
 CouplingKernel: TypeAlias = Literal["uniform", "triangular", "triangular_printed"]

@@ -59,7 +59,7 @@ def test_a_damaged_settings_file_is_named(tmp_path, kind, job):
 def test_settings_of_a_run_of_an_earlier_version(tmp_path):
     """A setting that did not exist yet had its default."""
     earlier = json.loads(WHOLE)["settings"]
-    for name in ("stages", "gate_bias", "shortcut_scale", "branch_scale"):
+    for name in ("stages", "transition", "gate_bias", "shortcut_scale", "branch_scale"):
         assert earlier.pop(name) is None
     content = json.dumps({"settings": earlier})
     (tmp_path / "settings.json").write_text(content)

@@ -238,7 +238,12 @@ def test_the_settings_of_the_report_are_those_used(done):
         ({"coupling": 0.5}, {"coupling": 0.5, "kernel": "uniform", "coupling_from": 0}, set()),
         ({"recipe": "mnist", "gamma": 0.1}, {"recipe": "mnist", "gamma": 0.1}, set()),
         ({}, {"stages": 3}, {"gate_bias", "shortcut_scale", "branch_scale"}),
-        ({"network": "avg_pooling"}, {}, {"stages"}),
+        ({"network": "avg_pooling"}, {}, {"stages", "transition"}),
+        (
+            {"network": "avg_pooling", "transition": "max_pooling"},
+            {"transition": "max_pooling"},
+            {"stages"},
+        ),
         ({"network": "resnet101", "stages": 1}, {"stages": 1, "depth": 16}, set()),
         ({"shortcut": "exclusive_gate"}, {"gate_bias": -6.0}, {"shortcut_scale"}),
         ({"shortcut": "shortcut_only_gate", "gate_bias": 0}, {"gate_bias": 0}, {"branch_scale"}),
@@ -380,6 +385,8 @@ def test_a_killed_study_goes_on(tmp_path, done, settings):
         ("stages", "1"),
         # Images of 32x32.
         ("stages", 7),
+        ("transition", "pooling"),
+        ("transition", 2),
         ("gate_bias", -6.0),
         ("gate_bias", float("nan")),
         ("shortcut_scale", 0.5),
@@ -492,6 +499,21 @@ def test_stages(changes, blocks):
     assert network.widths == (16, 32)[: len(blocks)]
     assert network.input_shape == (None, 28, 28, 1)
     assert set(settings_module.used(study.Settings(data="mnist", **changes))) >= {"stages"}
+
+
+def test_transition():
+    settings = study.Settings(network="resnet", depth=8, transition="max_pooling")
+    network = study.build(settings)
+    assert network.transition == "max_pooling"
+    searched = dataclasses.replace(settings, depth=None)
+    assert study.build(searched, (2, 1, 2)).transition == "max_pooling"
+    for name in ("hauser", "resnet101", "single_representation"):
+        changed = dataclasses.replace(settings, network=name, depth=None)
+        with pytest.raises(ValueError, match=rf"`transition` must not .*: {name} has .*Received"):
+            study.build(changed)
+    changed = dataclasses.replace(settings, stages=1, depth=None)
+    with pytest.raises(ValueError, match=r"`transition` must not .*one stage.*, stages=1"):
+        study.build(changed)
 
 
 def test_more_stages_than_halve_the_images():

@@ -140,6 +140,15 @@ def test_avg_pooling_has_no_projections():
     assert net.get_layer("stage3_transition").pool_size == (2, 2)
 
 
+def test_the_variant_with_max_pooling():
+    net = networks.avg_pooling(transition="max_pooling")
+    assert net.count_params() == built(networks.avg_pooling).count_params()
+    between = [transition for transition, _ in net.sections()[1]]
+    assert between[0] is None
+    assert all(isinstance(layer, keras.layers.MaxPooling2D) for layer in between[1:])
+    assert [layer.pool_size for layer in between[1:]] == [(2, 2), (2, 2)]
+
+
 def test_wide_projects_in_every_stage():
     net = built(networks.wide)
     _, stages, _ = net.sections()

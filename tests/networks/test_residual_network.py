@@ -44,6 +44,8 @@ VARIANTS = [
     {"blocks": 2, "widths": (4,)},
     {"shortcut": ScaledShortcut(0.75, 0.25)},
     {"gamma_initializer": "zeros"},
+    {"transition": "max_pooling"},
+    {"transition": "max_pooling", "layout": "original", "widths": (4, 4)},
 ]
 
 

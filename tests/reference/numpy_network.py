@@ -136,6 +136,31 @@ def subsample(channels, stride):
     return forward
 
 
+def max_pooling(size):
+    """Maxima of tiles of `size` x `size`; what does not fill a tile is dropped."""
+
+    def forward(x):
+        n, height, width, channels = x.shape
+        y = np.empty((n, height // size, width // size, channels))
+        places = {}
+        for at in np.ndindex(y.shape):
+            image, i, j, channel = at
+            tile = x[image, i * size : (i + 1) * size, j * size : (j + 1) * size, channel]
+            row, column = np.unravel_index(tile.argmax(), tile.shape)
+            places[at] = image, i * size + row, j * size + column, channel
+            y[at] = tile[row, column]
+
+        def backward(dy):
+            dx = np.zeros_like(x)
+            for at, place in places.items():
+                dx[place] = dy[at]
+            return dx
+
+        return y, backward
+
+    return forward
+
+
 def average_pooling(size):
     """Means over tiles of `size` x `size`; what does not fill a tile is dropped."""
 
@@ -378,13 +403,15 @@ class NumpyNetwork:
                 self.transitions.append(nothing)
             elif transition == "average_pooling":
                 self.transitions.append(average_pooling(2))
+            elif transition == "max_pooling":
+                self.transitions.append(max_pooling(2))
             elif transition == "convolution":
                 self.transitions.append(own.convolution(stride=2))
             else:
                 self.transitions.append(residual_unit(free, own, width, 2, zero_padding=True))
             strides = s > 0 and transition == "projection"
             # The other transitions bring the channels of the stage with them.
-            widens = (s == 0 or transition == "average_pooling") and channels != width
+            widens = (s == 0 or transition.endswith("_pooling")) and channels != width
             self.changes.append({0} if strides or widens else set())
             units, leader, share_from = [], None, config["share_from"]
             for t in range(depth):

@@ -109,6 +109,8 @@ PIECES = {
     ),
     "average pooling": reference.average_pooling(2),
     "average pooling with a rest": reference.average_pooling(3),
+    "maximum pooling": reference.max_pooling(2),
+    "maximum pooling with a rest": reference.max_pooling(3),
     "global average": reference.global_average,
     "flatten, dense": reference.chain(
         reference.flatten, reference.dense(random(6 * 5 * 4, 3), random(3))

@@ -26,6 +26,7 @@ from tfresidual.machine.backends import BACKEND
 from tfresidual.machine.console import say
 from tfresidual.machine.memory import TooLargeError, check_fits
 from tfresidual.networks import weight_groups
+from tfresidual.networks.residual_network import TRANSITIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         RecipeName,
         ShortcutName,
         StrPath,
+        Transition,
     )
 
 # Largest number of layers, or of blocks per stage; a larger network takes hours to build.
@@ -56,6 +58,7 @@ OF_NETWORKS = {
     "depth": ANY_DEPTH,
     "stages": ANY_DEPTH,
     "width": ("resnet", "resnet101"),
+    "transition": ("resnet", "resnet110", "resnet164", "resnet1001", "avg_pooling", "wide"),
 }
 # The arguments of shortcuts that are settings, and the shortcuts that have them.
 OF_SHORTCUTS = {
@@ -87,6 +90,9 @@ class Settings:
         width: number of channels of the first stage of `"resnet"` and `"resnet101"`, doubled from
             stage to stage.
         stages: number of stages of `"resnet"`, `"hauser"` and `"resnet101"`; `None` for 3.
+        transition: how the stages after the first begin, see `tfresidual.networks.ResidualNetwork`;
+            `None` for the network's own: `"avg_pooling"` with `"max_pooling"` is a variant of the
+            paper. `"hauser"` and `"resnet101"` have no other.
         layout: layout of the residual units.
         shortcut: shortcut of the residual units.
         gate_bias: initial value of the bias of the gates of the shortcuts `"exclusive_gate"` and
@@ -124,6 +130,7 @@ class Settings:
     depth: int | None = None
     width: int = 16
     stages: int | None = None
+    transition: Transition | None = None
     layout: Layout = "full_preactivation"
     shortcut: ShortcutName = "identity"
     gate_bias: float | None = None
@@ -168,6 +175,8 @@ def check(settings: Settings) -> None:
         check_int(name, getattr(settings, name), at_least=1)
     for name in ("train_size", "test_size", "stages"):
         check_int(name, getattr(settings, name), at_least=1, or_none=True)
+    if settings.transition is not None:
+        check_choice("transition", settings.transition, TRANSITIONS)
     check_int("depth", settings.depth, at_least=1, at_most=MOST_BLOCKS, or_none=True)
     check_int("seed", settings.seed, at_least=0, at_most=2**32 - 1)
     check_bool("recurrent", settings.recurrent)
@@ -333,9 +342,15 @@ def _size(settings, blocks, input_shape):
                 f"Argument `{name}` must not be given: {settings.network} has its own. Received: "
                 f"{name}={getattr(settings, name)!r}"
             )
+    between = {} if settings.transition is None else {"transition": settings.transition}
     if settings.network not in ANY_DEPTH:
-        return {}
+        return between
     stages = stages_of(settings)
+    if between and stages == 1:
+        raise ValueError(
+            "Argument `transition` must not be given to a network of one stage: it is between two. "
+            f"Received: transition={settings.transition!r}, stages={settings.stages!r}"
+        )
     height, width, _ = input_shape
     # The largest power of two that divides both.
     most = (math.gcd(height, width) & -math.gcd(height, width)).bit_length()
@@ -351,8 +366,8 @@ def _size(settings, blocks, input_shape):
     if settings.network == "hauser":
         return {"widths": widths, "blocks": blocks or depth}
     if blocks is not None:
-        return {"widths": widths, "blocks": blocks}
-    return {"widths": widths, "depth": depth}
+        return {"widths": widths, "blocks": blocks} | between
+    return {"widths": widths, "depth": depth} | between
 
 
 def stages_of(settings: Settings) -> int:

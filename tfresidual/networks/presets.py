@@ -64,16 +64,16 @@ class _OfResnet(_Options, total=False):
     pooling: Literal["global"] | int
 
 
-class _OfAvgPooling(_Options, total=False):
+class _OfStages(_Options, total=False):
     stem_width: int | None
     bottleneck: bool
 
 
-class _OfSingleRepresentation(_OfAvgPooling, total=False):
+class _OfPooling8(_OfStages, total=False):
     transition: Transition
 
 
-class _OfResnet101(_OfAvgPooling, total=False):
+class _OfResnet101(_OfStages, total=False):
     pooling: Literal["global"] | int
 
 
@@ -171,7 +171,7 @@ def resnet1001(
 
 
 def single_representation(
-    input_shape: Shape = CIFAR_SHAPE, classes: int = 10, **kwargs: Unpack[_OfSingleRepresentation]
+    input_shape: Shape = CIFAR_SHAPE, classes: int = 10, **kwargs: Unpack[_OfPooling8]
 ) -> ResidualNetwork:
     """Builds one stage of 10 blocks of 100 channels; 1,829,210 parameters on CIFAR-10.
 
@@ -183,20 +183,22 @@ def single_representation(
 
 
 def avg_pooling(
-    input_shape: Shape = CIFAR_SHAPE, classes: int = 10, **kwargs: Unpack[_OfAvgPooling]
+    input_shape: Shape = CIFAR_SHAPE, classes: int = 10, **kwargs: Unpack[_OfPooling8]
 ) -> ResidualNetwork:
     """Builds 3 x 10 blocks of 150 channels, average pooling between stages; 12,201,310 parameters.
+
+    With `transition="max_pooling"` it is the variant that the paper mentions without results.
 
     Reference:
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, section 4, architecture 3.
     """
     kwargs.setdefault("name", "avg_pooling")
+    kwargs.setdefault("transition", "average_pooling")
     return ResidualNetwork(
         input_shape,
         classes,
         blocks=10,
         widths=(150, 150, 150),
-        transition="average_pooling",
         pooling=8,
         **kwargs,
     )

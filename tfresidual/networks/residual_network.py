@@ -51,7 +51,17 @@ if TYPE_CHECKING:
         Transition,
     )
 
-TRANSITIONS = ("projection", "convolution", "average_pooling", "downsampling_block")
+TRANSITIONS = (
+    "projection",
+    "convolution",
+    "average_pooling",
+    "max_pooling",
+    "downsampling_block",
+)
+POOLINGS = {
+    "average_pooling": keras.layers.AveragePooling2D,
+    "max_pooling": keras.layers.MaxPooling2D,
+}
 ANCHORS = ("previous", "input")
 # Initial value of all scales with unshared batch normalization (Jastrzebski et al. 2018, 4.5).
 UNSHARED_GAMMA = 0.1
@@ -90,9 +100,10 @@ class ResidualNetwork(keras.Model):
         shortcut: shortcut of the units, by name or as a `tfresidual.layers.Shortcut`.
         transition: how every stage after the first begins. `"projection"`: its first unit has
             stride 2 and a 1x1 stride-2 convolution as shortcut. `"convolution"`: a 1x1 stride-2
-            convolution before the units. `"average_pooling"`: 2x2 average pooling before the units.
-            `"downsampling_block"`: an additional residual unit of stride 2 before the others, whose
-            shortcut keeps every second row and column and appends channels of zeros.
+            convolution before the units. `"average_pooling"`, `"max_pooling"`: 2x2 average or
+            maximum pooling before the units. `"downsampling_block"`: an additional residual unit of
+            stride 2 before the others, whose shortcut keeps every second row and column and appends
+            channels of zeros.
         pooling: `"global"`, or an int, the size of an average pooling whose output is flattened.
         classifier_activation: activation of the last layer: `"softmax"`, `"sigmoid"` (several
             labels per image) or `None` (logits).
@@ -491,8 +502,9 @@ def _graph(checked):
                 name=f"{prefix}_transition",
                 **common,
             )(state)
-        elif stage > 1 and checked.transition == "average_pooling":
-            state = keras.layers.AveragePooling2D(2, name=f"{prefix}_transition", **common)(state)
+        elif stage > 1 and checked.transition in POOLINGS:
+            pooling = POOLINGS[checked.transition]
+            state = pooling(2, name=f"{prefix}_transition", **common)(state)
         elif stage > 1 and checked.transition == "downsampling_block":
             state = unit(width, f"{prefix}_transition", strides=2, resize="zero_padding")(state)
         shared, entry = None, state
