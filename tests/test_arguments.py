@@ -161,7 +161,7 @@ CALLS = {
     ),
     "routing.evaluate": (
         lambda chain, **a: evaluate(chain, DATA, [routes.unperturbed(chain)], **a),
-        {"bool": ["with_outputs", "progress"], "number": ["memory_limit"]},
+        {"bool": ["with_outputs", "with_losses", "progress"], "number": ["memory_limit"]},
     ),
     "probes.evaluate_routes": (
         lambda chain, **a: probes.evaluate_routes(chain, DATA, [routes.unperturbed(chain)], **a),
@@ -188,6 +188,10 @@ CALLS = {
         )
         for name in ("drop_blocks", "readout")
     },
+    "probes.first_order": (
+        lambda chain, **a: probes.first_order(chain, DATA, **a),
+        {"bool": ["per_image", "progress"], "number": ["memory_limit"]},
+    ),
     "probes.repeat_last_block": (
         lambda chain, **a: probes.repeat_last_block(chain, DATA, **a),
         {"int": ["times"], "bool": ["block_metrics", "progress"], "number": ["memory_limit"]},

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.system
 SETTINGS = {"train_size": 64, "validation": 40, "test_size": 40, "batch_size": 32, "epochs": 1}
 FRAMES = {
     "block_metrics": ["block_metrics", "computational_distance"],
+    "first_order": ["first_order"],
     "readout": ["readout"],
     "drop_blocks": ["drop_blocks"],
     "repeat_last_block": ["repetition_metrics"],
@@ -62,6 +63,7 @@ def test_frames_are_those_of_the_probe(run, test_images, tmp_path, name):
     assert any(path.suffix == ".png" for path in paths)
     expected = {
         "block_metrics": lambda c, d: probes.block_metrics(c, d),
+        "first_order": lambda c, d: probes.first_order(c, d),
         "readout": lambda c, d: probes.readout(c, d),
         "drop_blocks": lambda c, d: probes.drop_blocks(c, d),
         "repeat_last_block": lambda c, d: probes.repeat_last_block(c, d, times=2, scale=0.5),

@@ -42,6 +42,7 @@ FRAMES = [
     "convergence_indices",
     "drop_blocks",
     "effective_parameters",
+    "first_order",
     "readout",
     "repeat_last_block",
     "repetition_metrics",

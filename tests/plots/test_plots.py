@@ -45,6 +45,7 @@ NETWORK_FIGURES = (
     "deviation_of_runs",
     "error_against_indices",
     "error_of_runs",
+    "first_order",
     "fixed_point",
     "indices_of_runs",
     "iterative_inference",

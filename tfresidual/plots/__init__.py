@@ -9,6 +9,7 @@ from tfresidual.plots.contraction import fixed_point, lipschitz_bounds
 from tfresidual.plots.cosine import cosine_loss, readout_cosine_loss
 from tfresidual.plots.curves import training_curves
 from tfresidual.plots.distance import computational_distance
+from tfresidual.plots.first_order import first_order
 from tfresidual.plots.groups import borderline
 from tfresidual.plots.histories import network_curves
 from tfresidual.plots.images import images
@@ -34,6 +35,7 @@ __all__ = [
     "drop_blocks",
     "error_against_indices",
     "error_of_runs",
+    "first_order",
     "fixed_point",
     "gradient_norm",
     "images",

@@ -11,6 +11,7 @@ from tfresidual.probes.convergence_indices import (
 from tfresidual.probes.drop_blocks import drop_blocks
 from tfresidual.probes.effective_parameters import effective_parameters, weight_deviations
 from tfresidual.probes.evaluate_routes import evaluate_routes
+from tfresidual.probes.first_order import first_order
 from tfresidual.probes.fixed_point import fixed_point
 from tfresidual.probes.geometry import (
     line_between,
@@ -49,6 +50,7 @@ __all__ = [
     "drop_blocks",
     "effective_parameters",
     "evaluate_routes",
+    "first_order",
     "fixed_point",
     "from_logs",
     "indices_of",

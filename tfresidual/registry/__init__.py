@@ -14,6 +14,7 @@ from tfresidual.registry.entries import (
     convergence_indices,
     drop_blocks,
     effective_parameters,
+    first_order,
     fixed_point,
     lipschitz,
     readout,
@@ -33,6 +34,7 @@ ENTRIES = {
     module.ENTRY.name: module.ENTRY
     for module in (
         block_metrics,
+        first_order,
         signal_propagation,
         readout,
         drop_blocks,

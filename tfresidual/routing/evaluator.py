@@ -64,6 +64,7 @@ class RouteValues:
         outputs: `(routes, images, classes)`, or `None` if they were not requested.
         predicted: bool, `(routes, images, classes)`, the predicted classes; `None` if the outputs
             were not requested.
+        losses: by the loss of the chain, `(routes, images)`, or `None` if they were not requested.
         is_finite: bool, whether the outputs are finite; outputs that are not predict no class.
         labels: the labels of the images as in the data, without an axis of routes.
         label_sets: bool, `(images, classes)`, which classes are the labels of an image; for a
@@ -80,6 +81,7 @@ class RouteValues:
     distance: np.ndarray
     outputs: np.ndarray | None
     predicted: np.ndarray | None
+    losses: np.ndarray | None
     is_finite: np.ndarray
     labels: np.ndarray
     label_sets: np.ndarray
@@ -93,6 +95,7 @@ def evaluate(
     *,
     memory_limit: float = MEMORY_LIMIT,
     with_outputs: bool = False,
+    with_losses: bool = False,
     progress: bool = False,
 ) -> RouteValues:
     """Runs routes over a dataset; parts that routes have in common are computed once.
@@ -113,6 +116,7 @@ def evaluate(
             limit, fewer images are run at once.
         with_outputs: whether the outputs of the network and the predicted classes are returned
             too.
+        with_losses: whether the losses by the loss of the chain are returned too.
         progress: whether to show a progress bar.
 
     Returns:
@@ -127,6 +131,7 @@ def evaluate(
     check_scored(chain)
     check_memory_limit(memory_limit)
     check_bool("with_outputs", with_outputs)
+    check_bool("with_losses", with_losses)
     check_bool("progress", progress)
     if chain.prepare is not None:
         chain.prepare()
@@ -138,7 +143,7 @@ def evaluate(
         raise ValueError(
             f"Argument `data` must hold at least one batch with images. Received: data={data!r}"
         )
-    runner = _Runner(chain, plan, *first)
+    runner = _Runner(chain, plan, *first, with_losses)
     of_image = (1 + RUNTIME_SHARE) * runner.bytes_per_image / MIB
     at_once = int(min(MOST_IMAGES, (memory_limit - RUNTIME_MIB) / of_image))
     if at_once < 1:
@@ -169,6 +174,7 @@ def evaluate(
     joined = {
         "outputs": None,
         "predicted": None,
+        "losses": None,
         "labels": labels,
         "label_sets": label_sets(chain.outputs, labels, runner.outputs),
         "classes": runner.classes,
@@ -200,7 +206,7 @@ def check_memory_limit(memory_limit):
 class _Runner:
     """The compiled functions of a plan and the memory they need."""
 
-    def __init__(self, chain, plan, images, labels):
+    def __init__(self, chain, plan, images, labels, with_losses):
         check_images(chain, images)
         self.plan, self.kind = plan, chain.outputs
         self.has_signs = takes_signs(chain.loss)
@@ -210,7 +216,7 @@ class _Runner:
         for step in plan.steps:
             anchor = specs.get(step.reference)
             function, of_image = _compiled(
-                chain, step.operation, specs[step.source], anchor, labels
+                chain, step.operation, specs[step.source], anchor, labels, with_losses
             )
             self.functions.append(function)
             inner.append(of_image)
@@ -268,7 +274,7 @@ def _is_scaled(operation):
     return operation.kind == BLOCK and operation.scale != 1
 
 
-def _compiled(chain, operation, state, reference, labels):
+def _compiled(chain, operation, state, reference, labels, with_losses):
     """Returns the compiled function of an operation for given `tf.TensorSpec`s, and its memory.
 
     The memory is the bytes that one image needs inside the function, see `_inner_bytes`. Both are
@@ -285,18 +291,19 @@ def _compiled(chain, operation, state, reference, labels):
         "routes",
         *operation[:-1],
         _is_scaled(operation),
+        with_losses and operation.kind == HEAD,
         *((tuple(spec.shape[1:]), spec.dtype) for spec in signature),
     )
     if key not in chain.compiled:
         function = tf.function(
-            _function_of(chain, operation), input_signature=signature, autograph=False
+            _function_of(chain, operation, with_losses), input_signature=signature, autograph=False
         )
         concrete = function.get_concrete_function()
         chain.compiled[key] = concrete, _inner_bytes(concrete.graph, chain.graphs)
     return chain.compiled[key]
 
 
-def _function_of(chain, operation):
+def _function_of(chain, operation, with_losses):
     """Returns the function of an operation, with only the parameters it is called with.
 
     TensorFlow binds arguments to the parameters of a compiled function. If a parameter has a
@@ -304,7 +311,7 @@ def _function_of(chain, operation):
     tensors and takes 5 ms per call.
     """
     if operation.kind == HEAD:
-        return lambda state, labels: _head_values(chain, state, labels)
+        return lambda state, labels: _head_values(chain, state, labels, with_losses)
     if operation.kind == DISTANCE:
         return lambda state, reference: norm(change_of(reference, state))
     if operation.kind == STEM:
@@ -322,7 +329,7 @@ def _function_of(chain, operation):
     return lambda state: block(state)
 
 
-def _head_values(chain, state, labels):
+def _head_values(chain, state, labels, with_losses):
     outputs = chain.head(state)
     if len(outputs.shape) != 2:
         raise ValueError(
@@ -331,6 +338,8 @@ def _head_values(chain, state, labels):
             f"the shape {tuple(outputs.shape)}"
         )
     scores = prediction_scores(chain.outputs, labels, outputs)
+    if with_losses:
+        scores["losses"] = tf.cast(chain.loss(labels, outputs), tf.float32)
     named = named_outputs(outputs)
     return scores | {name: tf.cast(values, tf.float32) for name, values in named.items()}
 

@@ -14,6 +14,7 @@ class Walk:
             `(images, height, width, channels)`.
         gradients: for every block, the gradient of each image's loss with respect to the state
             before the block, through the rest of the network.
+        gradients_after: for every block, the same with respect to the state after the block.
         readout_gradients: for every block of the last stage whose state the head can take, the
             gradient of the loss of the head applied directly to the state before it; `None` for
             all other blocks.
@@ -21,6 +22,7 @@ class Walk:
 
     pairs: list
     gradients: list
+    gradients_after: list
     readout_gradients: list
 
 
@@ -61,9 +63,14 @@ def walk_with_gradients(chain, images, labels):
             outputs = chain.head(tf.concat(states, axis=0))
             repeats = [len(readouts)] + [1] * (len(labels.shape) - 1)
             total += tf.reduce_sum(chain.loss(tf.tile(labels, repeats), outputs))
-    gradients, copies = tape.gradient(total, [[before for before, _ in pairs], readouts])
-    gradients = known_gradients(chain, [before for before, _ in pairs], gradients)
-    return Walk(pairs, gradients, [copies.get(index) for index in range(len(pairs))])
+    before, after = zip(*pairs, strict=True)
+    gradients, gradients_after, copies = tape.gradient(total, [before, after, readouts])
+    return Walk(
+        pairs,
+        known_gradients(chain, before, gradients),
+        known_gradients(chain, after, gradients_after),
+        [copies.get(index) for index in range(len(pairs))],
+    )
 
 
 def known_gradients(chain, states, gradients):

@@ -1,0 +1,208 @@
+"""What the gradient predicts of the loss against the NumPy version, and cases solved by hand."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+from keras import ops
+from reference import numpy_network, numpy_routes
+from reference.plane import at, plane_chain
+from reference.random_network import random_batch, random_network, sample
+from reference.route_probes import (
+    NETWORKS,
+    constrained,
+    network,
+    shape_changing,
+    trained_applications,
+    with_stage,
+)
+
+import tfresidual as tfr
+from tfresidual import probes
+from tfresidual.probes.first_order import TERMS, VALUES, rank_correlation
+from tfresidual.routing import Block, Chain, Stage
+
+pytestmark = pytest.mark.eager
+
+COMPARED = ["ratio", "rank_correlation", "ratio_after", "rank_correlation_after"]
+
+
+def numpy_values(net, batch):
+    """Every value of the probe by name, `(blocks, images)`, in float64."""
+    images, labels = batch
+    config, weights = net.get_config(), numpy_network.weights_of(net)
+    plain = numpy_network.NumpyNetwork(config, weights)
+    run = numpy_network.analyse(config, weights, images, labels)
+    rows = {name: [] for name in VALUES}
+    for s, stage in enumerate(run.by_stage()):
+        after = [*run.gradients[s][1:], run.last_gradients[s]]
+        for t, ((h, f, g, _), g_after) in enumerate(zip(stage, after, strict=True)):
+            if f is None:
+                for columns in rows.values():
+                    columns.append(np.full(len(images), np.nan))
+                continue
+            applied = trained_applications(net)[s]
+            kept = with_stage(net, s + 1, applied[:t] + applied[t + 1 :])
+            _, logits = numpy_routes.run(plain, kept, images)
+            without, _ = numpy_network.loss_of_logits(logits, labels)
+            rows["first_order"].append([np.vdot(a, b) for a, b in zip(f, g, strict=True)])
+            rows["first_order_after"].append(
+                [np.vdot(a, b) for a, b in zip(f, g_after, strict=True)]
+            )
+            rows["loss_change"].append(run.losses - without)
+            rows["l2_ratio"].append(numpy_network.norm(f) / numpy_network.norm(h))
+    return {name: np.array(columns) for name, columns in rows.items()}
+
+
+def ranks(values):
+    """Places from 1, the mean of them for equal values; quadratic and plain."""
+    return np.array([(np.sum(values < v) + np.sum(values <= v) + 1) / 2 for v in values])
+
+
+@pytest.mark.parametrize(
+    "settings", [*sample(NETWORKS, every=6), *constrained("bounded", "at its anchor")]
+)
+def test_equals_numpy(settings):
+    net, batch = network(settings)
+    expected = numpy_values(net, batch)
+    images = len(batch[0])
+    tolerance = {"rtol": 1e-3, "atol": 2e-5}
+    if net.lipschitz is not None:
+        tolerance = {"rtol": 0.01, "atol": 1e-3}
+    own = probes.first_order(net, batch, per_image=True)
+    assert own.columns.tolist() == ["stage", "block", "image", *VALUES]
+    for name in VALUES:
+        measured = own[name].to_numpy().reshape(-1, images)
+        np.testing.assert_allclose(measured, expected[name], **tolerance, err_msg=name)
+    assert own["first_order"].isna().sum() == images * len(shape_changing(net, batch[0]))
+    frame = probes.first_order(net, batch)
+    assert frame.columns.tolist() == ["stage", "block", *VALUES, *COMPARED]
+    values = {name: own[name].to_numpy().reshape(-1, images) for name in VALUES}
+    for name in VALUES:
+        np.testing.assert_allclose(frame[name], values[name].mean(axis=1), rtol=1e-6, atol=1e-7)
+    for term, suffix in zip(TERMS, ("", "_after"), strict=True):
+        quotients = values[term].mean(axis=1) / values["loss_change"].mean(axis=1)
+        np.testing.assert_allclose(frame[f"ratio{suffix}"], quotients, rtol=1e-3)
+        for place, pair in enumerate(zip(values[term], values["loss_change"], strict=True)):
+            measured = frame[f"rank_correlation{suffix}"].iloc[place]
+            if np.isnan(pair).any():
+                assert np.isnan(measured)
+            else:
+                wanted = np.corrcoef(*map(ranks, pair))[0, 1]
+                assert measured == pytest.approx(wanted, abs=1e-6)
+
+
+def linear_chain(*branches, slopes=(1.0, -2.0)):
+    """A chain in the plane whose loss is linear; block t adds `branches[t](h)`."""
+    blocks = tuple(
+        Block(1, index, True, lambda h, branch=branch: h + branch(h))
+        for index, branch in enumerate(branches)
+    )
+    return Chain(
+        name="linear",
+        stem=lambda images: ops.convert_to_tensor(images),
+        stages=(Stage(1, blocks),),
+        head=lambda state: ops.reshape(state, (-1, 2)),
+        loss=lambda labels, outputs: ops.sum(outputs * np.array(slopes, "float32"), axis=-1),
+        input_shape=(1, 1, 2),
+    )
+
+
+POINTS = np.array([[3, 4], [1, 0], [-2, 5]], "float32")[:, None, None], np.array([0, 1, 1])
+
+
+def test_exact_where_everything_is_linear():
+    # L = x - 2y. Branches a h for a = 1 and -1/2: the whole network is the identity. The change by
+    # the first block is (2 - 1) / 2 of L(h), by the second one 1 - 2 times L(h).
+    chain = linear_chain(lambda h: h, lambda h: -h / 2)
+    own = probes.first_order(chain, POINTS, per_image=True)
+    losses = np.array([-5, 1, -12])
+    np.testing.assert_allclose(own["loss_change"], np.r_[losses / 2, -losses], rtol=1e-6)
+    np.testing.assert_allclose(own["first_order_after"], own["loss_change"], rtol=1e-6)
+    # 1 + a times that.
+    factors = np.repeat([2, 1 / 2], 3)
+    np.testing.assert_allclose(own["first_order"], factors * own["loss_change"], rtol=1e-6)
+    frame = probes.first_order(chain, POINTS)
+    np.testing.assert_allclose(frame["ratio"], [2, 1 / 2], rtol=1e-6)
+    np.testing.assert_allclose(frame["ratio_after"], 1, rtol=1e-6)
+    assert frame["rank_correlation"].tolist() == [1, 1]
+    np.testing.assert_allclose(frame["l2_ratio"], [1, 1 / 2], rtol=1e-6)
+    np.testing.assert_allclose(frame["loss_change"], [-8 / 3, 16 / 3], rtol=1e-6)
+
+
+def test_a_constant_branch_has_no_way_through_it():
+    # Both terms are the change: x - 2y of (1, 1).
+    frame = probes.first_order(linear_chain(lambda h: 0 * h + 1), POINTS)
+    assert frame["first_order"].tolist() == frame["loss_change"].tolist() == [-1]
+    assert frame["first_order_after"].tolist() == [-1]
+    # The change is the same for all images, which therefore have no ranks.
+    assert frame["rank_correlation"].isna().all()
+
+
+def test_a_loss_with_curvature():
+    # L = |h|^2 / 2 of (3, 4), and a step of -h / 10: from 12.5 to 10.125.
+    row = probes.first_order(plane_chain(lambda h: -h / 10), at(3, 4)).iloc[0]
+    assert row["loss_change"] == pytest.approx(10.125 - 12.5)
+    # g at the input is 0.9 * (2.7, 3.6), at the output (2.7, 3.6).
+    assert row["first_order"] == pytest.approx(-0.1 * 0.81 * 25)
+    assert row["first_order_after"] == pytest.approx(-0.1 * 0.9 * 25)
+    assert row["ratio"] == pytest.approx(2.025 / 2.375)
+    assert np.isnan(row["rank_correlation"])
+
+
+def test_a_block_that_does_nothing():
+    frame = probes.first_order(linear_chain(lambda h: 0 * h), POINTS)
+    assert frame[["first_order", "loss_change", "l2_ratio"]].to_numpy().tolist() == [[0, 0, 0]]
+    assert frame[COMPARED].isna().all(axis=None)
+
+
+def test_rank_correlation():
+    assert rank_correlation(np.array([1, 2, 30]), np.array([-3, -2.5, 0])) == 1
+    assert rank_correlation(np.array([1, 2, 3]), np.array([3, 2, 1])) == -1
+    # 1 - 6 sum d^2 / (n (n^2 - 1)) with d = (0, 1, -1, 0).
+    assert rank_correlation(np.array([1, 2, 3, 4]), np.array([1, 3, 2, np.inf])) == pytest.approx(
+        1 - 12 / 60
+    )
+    tied = rank_correlation(np.array([1, 1, 2]), np.array([1, 2, 3]))
+    assert tied == pytest.approx(np.sqrt(3) / 2)
+    for left, right in (([1], [1]), ([1, 1], [1, 2]), ([1, np.nan, 2], [1, 2, 3])):
+        assert np.isnan(rank_correlation(np.array(left, float), np.array(right, float)))
+
+
+def test_data_that_is_shuffled_every_time_it_is_read():
+    net = random_network(blocks=1, widths=(4,))
+    images, labels = random_batch(net, images=24)
+    shuffled = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(24).batch(12)
+    expected, measured = (probes.first_order(net, data) for data in ((images, labels), shuffled))
+    pd.testing.assert_frame_equal(measured, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.compiled
+def test_traced_once_for_all_sizes_of_batch():
+    chain = tfr.chain(random_network(blocks=2, widths=(4,)))
+    for size in (3, 5):
+        probes.first_order(chain, random_batch(random_network(blocks=2, widths=(4,)), images=size))
+    before = set(chain.compiled)
+    probes.first_order(chain, random_batch(random_network(blocks=2, widths=(4,)), images=4))
+    assert set(chain.compiled) == before
+    (walk,) = (made for (name, *_), made in chain.compiled.items() if name == "first order")
+    assert walk.experimental_get_tracing_count() == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [({"data": 3}, "data"), ({"per_image": 1}, "per_image"), ({"memory_limit": 0}, "memory_limit")],
+)
+def test_bad_arguments(given, name):
+    net = random_network(blocks=1, widths=(4,))
+    with pytest.raises(ValueError, match=rf"`{name}` must .*Received: "):
+        probes.first_order(net, **{"data": random_batch(net)} | given)
+
+
+def test_outputs_that_are_no_classes():
+    net = random_network(blocks=1, widths=(4,), classifier_activation=None)
+    net.compile("sgd", "mse")
+    chain = tfr.chain(net)
+    assert chain.outputs == "values"
+    with pytest.raises(ValueError, match=r"`chain` must return classes.*Received: "):
+        probes.first_order(chain, (np.ones((2, 8, 8, 3), "float32"), np.ones((2, 5), "float32")))

@@ -1,0 +1,218 @@
+"""Whether the gradient predicts what a block does to the loss. TensorFlow only."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+import tensorflow as tf
+from keras import ops
+
+from tfresidual import sources
+from tfresidual.arguments import check_bool
+from tfresidual.machine.console import progress_bar
+from tfresidual.metrics import change_of, norm, ratio
+from tfresidual.probes.drop_blocks import rows_of
+from tfresidual.routing import evaluate
+from tfresidual.routing.batches import batches_of, run_over, splits_of
+from tfresidual.routing.evaluator import MEMORY_LIMIT, check_memory_limit, check_scored
+from tfresidual.routing.gradients import walk_with_gradients
+from tfresidual.routing.routes import unperturbed
+
+if TYPE_CHECKING:
+    from tfresidual.routing import Chain
+    from tfresidual.types import Array, ChainSource, Data, Frame
+
+TERMS = ("first_order", "first_order_after")
+VALUES = (*TERMS, "loss_change", "l2_ratio")
+
+
+def first_order(
+    chain: Chain | ChainSource,
+    data: Data,
+    *,
+    per_image: bool = False,
+    memory_limit: float = MEMORY_LIMIT,
+    progress: bool = False,
+) -> Frame:
+    """Compares what every block does to the loss with what the gradient predicts.
+
+    Let L be the loss of one image, h the state before a block, F = block(h) - h, and g = dL/dh
+    through the rest of the network, the block included, as in `block_metrics`.
+
+    - `first_order`: <F, g>, the first-order term, with the gradient at the input of the block.
+    - `first_order_after`: <F, dL/d(h + F)>, the same with the gradient at its output.
+    - `loss_change`: what the block does to the loss: the loss of the network minus the loss of the
+      network without the block (which `drop_blocks` measures). Under 0 if the block lowers it.
+    - `l2_ratio`: |F| / |h|, 0 or more. The smaller it is, the better the terms should predict.
+
+    All are computed per image and averaged over the images. Two numbers compare the values that a
+    block has for the images, `ratio` and `rank_correlation`; with the suffix `_after`, they are
+    those of the other term:
+
+    - `ratio`: the mean of `first_order` divided by the mean of `loss_change`. It is a ratio of
+      means, since the change of a single image may be close to 0. 1 if the prediction is right on
+      average. NaN if the mean change is 0.
+    - `rank_correlation`: Spearman's correlation between `first_order` and `loss_change` over the
+      images, in [-1, 1]. NaN for a single image, or if either is the same for all images.
+
+    Where the gradient is taken: Jastrzebski et al. 2018, eq. 2 to 4, expand the loss at the input
+    of the block, as a function of a state that skips the block (in eq. 4, also all later blocks).
+    What their section 4.1 measures, and `first_order` uses, is the gradient at the same state in
+    the whole network, (I + J)' dL/d(h + F), with J the Jacobian of the branch. If the rest of the
+    network and the loss are linear, the change is exactly `first_order_after`, and `first_order`
+    differs from it by the way through the branch, <J F, dL/d(h + F)>: for a branch F = a h, it is
+    1 + a times the change. Both differences are of second order in the branch.
+
+    The loss is that of the chain, whose gradient is g; with several labels per image it is not the
+    cross-entropy of `drop_blocks`, which adds up the labels. Blocks that change the shape of the
+    state have no F and cannot be dropped: all their values are NaN. Each batch is read once. The
+    network runs in inference mode and is not changed.
+
+    Example:
+
+    >>> frame = first_order(tfresidual.chain(net), test)
+    >>> predicted_well = frame[frame["rank_correlation"] > 0.9]
+
+    Args:
+        chain: a chain, or anything that `tfresidual.chain` accepts.
+        data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
+            these by split name.
+        per_image: whether to return the values of every image instead of their means.
+        memory_limit: MiB that the evaluator may use, about 25 or more; results do not depend on it.
+        progress: whether to show a progress bar.
+
+    Returns:
+        A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0), `first_order`,
+        `first_order_after`, `loss_change`, `l2_ratio`, `ratio`, `rank_correlation`, `ratio_after`
+        and `rank_correlation_after`. If `data` is a dict, `split` is the first column. If
+        `per_image` is set, there is one row per block and image, with `image` (from 0, in the order
+        of the data) after `block`, and without the last four columns.
+
+    Raises:
+        ValueError: if an argument cannot be used, or the outputs of the network are not classes.
+
+    Reference:
+        Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, section 3, eq. 2 to 4.
+    """
+    check_bool("per_image", per_image)
+    check_bool("progress", progress)
+    check_memory_limit(memory_limit)
+    chain = sources.chain(chain)
+    check_scored(chain)
+    if not chain.blocks:
+        raise ValueError(
+            "Argument `chain` must have at least one block to measure. "
+            f"Received: {chain.name}, which has none"
+        )
+    frames = []
+    for split, part in splits_of(data).items():
+        values = _values_of(chain, part, memory_limit, progress)
+        frame = _frame(chain, values, per_image)
+        if split is not None:
+            frame.insert(0, "split", split)
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
+
+
+def _values_of(chain, data, memory_limit, progress):
+    """Returns the values of all images, a dict of float64 arrays `(images, blocks)`."""
+    routes = [route for _, route in rows_of(chain)]
+    asked = [unperturbed(chain), *(route for route in routes if route is not None)]
+    function = functools.partial(_batch_values, chain)
+    batches, count = batches_of(data)
+    parts = []
+    with progress_bar("first order" if progress else None, count) as advance:
+        # Both see a batch before the next one is read, since data may be shuffled every time.
+        for batch in batches:
+            losses = evaluate(
+                chain, batch, asked, memory_limit=memory_limit, with_losses=True
+            ).losses
+            values = run_over(chain, "first order", function, batch)
+            parts.append(values | {"loss_change": _changes(routes, np.asarray(losses, float))})
+            advance(1)
+    if not parts:
+        raise ValueError(
+            f"Argument `data` must hold at least one batch with images. Received: data={data!r}"
+        )
+    return {name: np.concatenate([part[name] for part in parts]).astype(float) for name in VALUES}
+
+
+def _changes(routes, losses):
+    """Returns what the blocks do to the losses, `(images, blocks)`.
+
+    Args:
+        routes: for every block the route without it, or `None`.
+        losses: float64 array `(routes, images)`: those of the whole network, and then those of the
+            routes that there are.
+    """
+    whole, *others = losses
+    dropped, undefined = iter(others), np.full_like(whole, np.nan)
+    # A loss of two networks that both explode has no change.
+    with np.errstate(invalid="ignore"):
+        columns = [undefined if route is None else whole - next(dropped) for route in routes]
+    return np.stack(columns, axis=1)
+
+
+def _batch_values(chain, images, labels):
+    """Returns both first-order terms and the l2 ratio of a batch, each `(images, blocks)`."""
+    walk = walk_with_gradients(chain, images, labels)
+    undefined = tf.fill(tf.shape(images)[:1], tf.constant(np.nan, tf.float64))
+    values = {name: [] for name in (*TERMS, "l2_ratio")}
+    for block, (before, after), *gradients in zip(
+        chain.blocks, walk.pairs, walk.gradients, walk.gradients_after, strict=True
+    ):
+        found = [undefined] * len(values)
+        if block.keeps_shape:
+            change = change_of(before, after)
+            size = tf.cast(ratio(norm(change), norm(before)), tf.float64)
+            found = [*(_product(change, gradient) for gradient in gradients), size]
+        for columns, value in zip(values.values(), found, strict=True):
+            columns.append(value)
+    return {name: ops.stack(columns, axis=1) for name, columns in values.items()}
+
+
+def _product(left, right):
+    """Returns the scalar product over all features of each image, `(images,)`."""
+    # In float64, since products of both signs cancel.
+    products = tf.cast(left, tf.float64) * tf.cast(right, tf.float64)
+    return ops.sum(products, axis=tuple(range(1, len(products.shape))))
+
+
+def _frame(chain, values, per_image):
+    places = pd.DataFrame(
+        [(block.stage, block.index) for block in chain.blocks], columns=["stage", "block"]
+    )
+    if per_image:
+        images = len(values["first_order"])
+        frame = places.loc[np.repeat(places.index, images)].reset_index(drop=True)
+        frame["image"] = np.tile(np.arange(images), len(places))
+        return frame.assign(**{name: values[name].T.ravel() for name in VALUES})
+    changes = values["loss_change"]
+    # Means of networks that explode.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        columns = {name: values[name].mean(axis=0) for name in VALUES}
+        mean_change = columns["loss_change"]
+        for term, suffix in zip(TERMS, ("", "_after"), strict=True):
+            quotients = columns[term] / mean_change
+            columns[f"ratio{suffix}"] = np.where(mean_change == 0, np.nan, quotients)
+            columns[f"rank_correlation{suffix}"] = [
+                rank_correlation(*pair) for pair in zip(values[term].T, changes.T, strict=True)
+            ]
+    return places.assign(**columns)
+
+
+def rank_correlation(left: Array, right: Array) -> float:
+    """Returns Spearman's rank correlation of two arrays, in [-1, 1]; ties have their mean rank.
+
+    NaN if there are fewer than two values, if one of them is NaN, or if all values of an array are
+    the same.
+    """
+    ranks = [pd.Series(values).rank().to_numpy() for values in (left, right)]
+    centred = [rank - rank.mean() for rank in ranks]
+    size = np.sqrt((centred[0] ** 2).sum() * (centred[1] ** 2).sum())
+    if not size > 0:
+        return np.nan
+    return float(np.clip((centred[0] * centred[1]).sum() / size, -1, 1))
