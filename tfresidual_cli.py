@@ -375,7 +375,8 @@ def train(out, backend, **given):
     type=click.Choice(PROBES),
     metavar="NAME",
     help=f"May be given several times: {', '.join(PROBES)}. The indices come with the read-outs, "
-    "drops and repetitions they are taken from.  [default: all that the network has blocks for]",
+    "drops and repetitions they are taken from.  [default: all that the network has blocks for, "
+    "except line_element, which takes long]",
 )
 @click.option(
     "--split",

@@ -172,6 +172,8 @@ def test_defaults_of_probe_are_those_of_the_package():
     from tfresidual.jobs import probing
 
     assert set(tfresidual_cli.PROBES) == set(registry.ENTRIES)
+    long = [name for name, entry in registry.ENTRIES.items() if not entry.by_default]
+    assert f"except {', '.join(long)}, which takes long]" in OPTIONS["probe", "names"].help
     for name, default in dataclasses.asdict(registry.ProbeOptions()).items():
         if name in ("at_chance", "seed"):
             continue

@@ -29,6 +29,7 @@ FRAMES = {
     "signal_propagation": ["signal_propagation"],
     "effective_parameters": ["effective_parameters", "weight_deviations"],
     "fixed_point": ["fixed_point"],
+    "line_element": ["line_element", "path_lengths"],
 }
 # Frames of what the weights alone tell.
 WITHOUT_IMAGES = ("effective_parameters", "weight_deviations")
@@ -75,6 +76,7 @@ def test_frames_are_those_of_the_probe(run, test_images, tmp_path, name):
         "signal_propagation": lambda c, d: probes.signal_propagation(c, d),
         "effective_parameters": lambda c, d: probes.effective_parameters(c),
         "fixed_point": lambda c, d: probes.fixed_point(c, d, times=2),
+        "line_element": lambda c, d: probes.line_element(c, d),
     }[name](tfr.chain(run[0] / "model.keras"), test_images)
     pd.testing.assert_frame_equal(frames[FRAMES[name][0]], expected, rtol=1e-4, atol=1e-5)
 
@@ -83,7 +85,9 @@ def test_everything_by_default_beside_the_network(run, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(run[0], folder)
     frames, paths = probing.probe(folder, splits=("train", "test"), images=32)
-    assert set(frames) >= {name for names in FRAMES.values() for name in names}
+    others = {name: names for name, names in FRAMES.items() if name != "line_element"}
+    assert set(frames) >= {name for names in others.values() for name in names}
+    assert not set(frames) & set(FRAMES["line_element"])
     assert {path.parent for path in paths} == {folder / "probes"}
     of_images = [frame for name, frame in frames.items() if name not in WITHOUT_IMAGES]
     assert all(list(frame["split"].unique()) == ["train", "test"] for frame in of_images)

@@ -49,6 +49,7 @@ NETWORK_FIGURES = (
     "fixed_point",
     "indices_of_runs",
     "iterative_inference",
+    "line_element",
     "lipschitz_bounds",
     "network_curves",
     "parameter_efficiency",

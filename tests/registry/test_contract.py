@@ -29,7 +29,14 @@ def net(nets, name):
     return next(net for net in nets if name in possible(tfr.chain(net)))
 
 
-every_probe = pytest.mark.parametrize("name", ENTRIES)
+# Those that take long are system tests.
+every_probe = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if entry.by_default else [pytest.mark.system])
+        for name, entry in ENTRIES.items()
+    ],
+)
 
 
 def run(name, net, data, progress=False):

@@ -55,7 +55,8 @@ def probe(
             data is that of the run whose folder contains the network, unless `changes` says
             otherwise.
         names: names of probes, or a single name, see `tfresidual.registry.ENTRIES`; by default
-            all probes that the network has blocks for.
+            all probes that the network has blocks for, except those that take much longer than
+            the others (`line_element`).
         folder: where to write; by default `probes` in the folder of the run or of the series, or
             `probes/NAME` beside any other network. The file `probes.json` there records what each
             frame was measured on. The frames of a series have the column `epoch`, counted from 0
@@ -189,8 +190,11 @@ def _run(asked, console):
 
 
 def _measured_at_once(chain):
-    """Returns the names of all possible probes, without those measured by another one of them."""
-    names = possible(chain)
+    """Returns the names of the probes that are run when none is named.
+
+    Those are all possible ones, without those measured by another one of them.
+    """
+    names = [name for name in possible(chain) if ENTRIES[name].by_default]
     return [name for name in names if ENTRIES[name].measured_by not in names]
 
 

@@ -15,6 +15,7 @@ from tfresidual.plots.histories import network_curves
 from tfresidual.plots.images import images
 from tfresidual.plots.indices import convergence_indices
 from tfresidual.plots.inference import iterative_inference
+from tfresidual.plots.line_element import line_element
 from tfresidual.plots.magnitude import gradient_norm, l2_ratio, perturbation, scaled_perturbation
 from tfresidual.plots.parameters import deviation_of_runs, parameter_efficiency, weight_deviations
 from tfresidual.plots.propagation import signal_propagation
@@ -42,6 +43,7 @@ __all__ = [
     "indices_of_runs",
     "iterative_inference",
     "l2_ratio",
+    "line_element",
     "lipschitz_bounds",
     "network_curves",
     "parameter_efficiency",

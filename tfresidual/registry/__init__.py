@@ -16,6 +16,7 @@ from tfresidual.registry.entries import (
     effective_parameters,
     first_order,
     fixed_point,
+    line_element,
     lipschitz,
     readout,
     repeat_last_block,
@@ -45,6 +46,7 @@ ENTRIES = {
         lipschitz,
         fixed_point,
         effective_parameters,
+        line_element,
     )
 }
 

@@ -153,6 +153,8 @@ class Entry:
         studies: tuple of `Study`s, all of which a study of one network runs.
         measured_by: str, the probe whose frames include those of this one; when all probes are
             run, only that one is run. `None` if there is no such probe.
+        by_default: whether the probe is run when none is named; set to `False` if it takes much
+            longer than the others.
         watch: function `(data, epsilon) -> callbacks` that publish numbers of the probe during the
             training of a study; or `None`.
     """
@@ -163,6 +165,7 @@ class Entry:
     is_possible: Callable[[Chain], bool] = lambda chain: True
     studies: tuple[Study, ...] = ()
     measured_by: str | None = None
+    by_default: bool = True
     watch: Callable[[Images, float], Iterable[keras.callbacks.Callback]] | None = None
 
 
