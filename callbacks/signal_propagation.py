@@ -17,7 +17,9 @@ class SignalPropagation(ProbeCallback):
     """Runs `tfresidual.probes.signal_propagation` during `fit`.
 
     Publishes `"stage1/block0/state_norm"`, `".../state_l1"`, `".../state_gradient_norm"`,
-    `".../gradient_ratio"`, `".../shortcut_share"` and `".../shortcut_norm"` for every block.
+    `".../gradient_ratio"`, `".../shortcut_share"`, `".../shortcut_norm"`,
+    `".../shortcut_product"` and `".../sum_deviation"` for every block; the last one not for
+    blocks that change the shape of the state.
 
     Example:
 
@@ -41,7 +43,8 @@ class SignalPropagation(ProbeCallback):
     reads_labels = True
 
     def probe(self, chain: Chain) -> dict[str, float]:
-        return block_logs(signal_propagation(chain, self.data), METRICS)
+        logs = block_logs(signal_propagation(chain, self.data), METRICS)
+        return {key: logs[key] for key in self.keys(chain)}
 
     def keys(self, chain: Chain) -> list[str]:
         return [
@@ -49,4 +52,5 @@ class SignalPropagation(ProbeCallback):
             for split in self.splits()
             for block in chain.blocks
             for name in METRICS
+            if block.keeps_shape or name != "sum_deviation"
         ]

@@ -21,6 +21,7 @@ from reference.random_network import (
 import tfresidual as tfr
 from tfresidual import probes
 from tfresidual.layers.shortcuts import ExclusiveGateShortcut, ScaledShortcut
+from tfresidual.networks import ResidualNetwork
 from tfresidual.probes.signal_propagation import METRICS
 from tfresidual.routing import Block
 
@@ -88,6 +89,8 @@ def test_solved_by_hand():
     np.testing.assert_allclose(frame["gradient_ratio"], [1, 0.5], rtol=1e-6)
     np.testing.assert_allclose(frame["shortcut_share"], [1, 0.5], rtol=1e-6)
     np.testing.assert_allclose(frame["shortcut_norm"], [1, 0.5], rtol=1e-6)
+    assert frame["shortcut_product"].tolist() == [1, 1]
+    assert frame["sum_deviation"].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("scales", [(0.5, 0.5, 0.5), (1.5, 2.0, 3.0), (0.9, 1.0, -0.4)])
@@ -101,7 +104,11 @@ def test_share_is_the_product_of_the_lambdas(scales):
     products = np.cumprod(scales[::-1])[::-1]
     np.testing.assert_allclose(frame["shortcut_share"], products, rtol=1e-6)
     np.testing.assert_allclose(frame["shortcut_norm"], np.abs(products), rtol=1e-6)
+    np.testing.assert_allclose(frame["shortcut_product"], np.abs(products), rtol=1e-6)
     np.testing.assert_allclose(frame["state_gradient_norm"], 5, rtol=1e-6)
+    # Every state is (3, 4), and the sum has (1 - lambda) of it more for every block.
+    sums = np.cumsum([1 - scale for scale in scales])
+    np.testing.assert_allclose(frame["sum_deviation"], np.abs(sums), rtol=1e-6)
 
 
 def test_constant_branches_leave_the_shortcuts_all():
@@ -180,6 +187,8 @@ def test_blocks_that_do_not_tell_their_shortcut():
     frame = probes.signal_propagation(chain, at(3, 4))
     np.testing.assert_array_equal(frame["shortcut_share"].isna(), [True, True, False])
     np.testing.assert_array_equal(frame["shortcut_norm"].isna(), [True, True, False])
+    np.testing.assert_array_equal(frame["shortcut_product"].isna(), [True, True, False])
+    np.testing.assert_array_equal(frame["sum_deviation"].isna(), [False, True, False])
     assert frame["shortcut_share"][2] == pytest.approx(1 / 4)
     assert frame[list(METRICS[:4])].notna().all(axis=None)
     only = chain_of(Block(1, 0, False, double), head=lambda state: ops.reshape(state, (-1, 4)))
@@ -225,8 +234,33 @@ def test_columns():
     assert frame.columns.tolist() == ["stage", "block", *METRICS]
     assert frame["stage"].tolist() == [1, 1, 2]
     assert frame["block"].tolist() == [0, 1, 0]
-    # Blocks that change the shape have all values too.
-    assert frame.notna().all(axis=None)
+    # Blocks that change the shape have all values but one.
+    assert frame.drop(columns="sum_deviation").notna().all(axis=None)
+    assert frame["sum_deviation"].isna().tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("settings", "product", "is_sum"),
+    [
+        ({"shortcut": "identity"}, [1, 1, 1], True),
+        ({"shortcut": "scaled"}, [1 / 8, 1 / 4, 1 / 2], False),
+        # As shortcuts of dropout are at inference.
+        ({"shortcut": "dropout"}, [1, 1, 1], True),
+        ({"shortcut": "shortcut_only_gate"}, None, False),
+        # The ReLU after the addition is part of the shortcut.
+        ({"layout": "original"}, None, False),
+    ],
+)
+def test_sums_and_products_at_initialisation(settings, product, is_sum):
+    """He et al. 2016, eq. 4 to 8."""
+    net = ResidualNetwork((8, 8, 3), 5, blocks=3, widths=(4,), **settings)
+    frame = probes.signal_propagation(net, random_batch(net))
+    assert frame["sum_deviation"].lt(1e-6).all() == is_sum
+    if product is not None:
+        np.testing.assert_allclose(frame["shortcut_product"], product, rtol=1e-5)
+    else:
+        assert frame["shortcut_product"].is_monotonic_increasing
+        assert frame["shortcut_product"].between(0.01, 0.999).all()
 
 
 @pytest.mark.compiled
@@ -270,7 +304,9 @@ def test_mixed_precision_is_near_float32():
     low.set_weights(net.get_weights())
     batch = random_batch(net, images=8)
     expected, measured = (probes.signal_propagation(network, batch) for network in (net, low))
-    for name in METRICS:
+    # Rounding is all that a state of bfloat16 differs from a sum by.
+    np.testing.assert_allclose(measured["sum_deviation"], expected["sum_deviation"], atol=0.01)
+    for name in METRICS[:-1]:
         np.testing.assert_allclose(measured[name], expected[name], rtol=0.05, err_msg=name)
 
 

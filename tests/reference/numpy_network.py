@@ -375,6 +375,8 @@ def residual_unit(config, weights, channels, stride=1, zero_padding=False):
 
         return y, backward
 
+    # What is joined to the state.
+    forward.branch = lambda h: branch(h)[0] / divisor(h.shape[1:3])
     return forward
 
 

@@ -17,6 +17,8 @@ METRICS = (
     "gradient_ratio",
     "shortcut_share",
     "shortcut_norm",
+    "shortcut_product",
+    "sum_deviation",
 )
 
 
@@ -58,16 +60,31 @@ def through_shortcuts(net, run):
     return stages
 
 
+def sum_deviations(net, run):
+    """How far each state is from the first one of its stage plus all branches, relative to it."""
+    stages = []
+    for s, states in enumerate(run.states):
+        first, after = max(net.changes[s], default=-1) + 1, [*states[1:], run.last_states[s]]
+        branches = [net.units[s][t].branch(h) for t, h in enumerate(states)]
+        stages.append([np.full(len(run.losses), np.nan)] * first)
+        for t in range(first, len(states)):
+            expected = states[first] + np.sum(branches[first : t + 1], axis=0)
+            distance = numpy_network.norm(after[t] - expected)
+            stages[-1].append(distance / numpy_network.norm(after[t]))
+    return stages
+
+
 def signal_metrics(net, run):
     """Every metric of the probe by name, `(images, blocks)`."""
     columns = {name: [] for name in METRICS}
     first = numpy_network.norm(run.gradients[0][0])
-    shortcuts = through_shortcuts(net, run)
+    shortcuts, sums = through_shortcuts(net, run), sum_deviations(net, run)
     for s, states in enumerate(run.states):
         after = [*states[1:], run.last_states[s]]
         gradients_after = [*run.gradients[s][1:], run.last_gradients[s]]
         for index, gradient in enumerate(run.gradients[s]):
             size, arriving = numpy_network.norm(gradient), shortcuts[s][index]
+            last = numpy_network.norm(run.last_gradients[s])
             products = [np.vdot(a, b) for a, b in zip(arriving, gradient, strict=True)]
             with np.errstate(divide="ignore", invalid="ignore"):
                 values = (
@@ -77,6 +94,8 @@ def signal_metrics(net, run):
                     np.where(size > 0, first / size, 0),
                     np.where(size > 0, products / size**2, 0),
                     np.where(size > 0, numpy_network.norm(arriving) / size, 0),
+                    np.where(last > 0, numpy_network.norm(arriving) / last, 0),
+                    sums[s][index],
                 )
             for name, value in zip(METRICS, values, strict=True):
                 columns[name].append(value)

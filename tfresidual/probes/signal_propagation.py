@@ -9,10 +9,10 @@ import functools
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
-from keras import ops
+from keras import backend, ops
 
 from tfresidual import sources
-from tfresidual.metrics import cosine, norm, ratio
+from tfresidual.metrics import change_of, cosine, norm, ratio
 from tfresidual.probes.measure import measure
 from tfresidual.routing.gradients import known_gradients
 
@@ -27,6 +27,8 @@ METRICS = (
     "gradient_ratio",
     "shortcut_share",
     "shortcut_norm",
+    "shortcut_product",
+    "sum_deviation",
 )
 
 
@@ -49,6 +51,16 @@ def signal_propagation(
       shortcuts. The rest, up to 1, comes through the branches. It is over 1 if the branches cancel
       part of what the shortcuts carry, and under 0 if they cancel more than all of it.
     - `shortcut_norm`: |g_s| / |g|, 0 or more, and at least the absolute value of the share.
+    - `shortcut_product`: |g_s| divided by the norm of the last gradient of the stage, 0 or more:
+      the factor by which the shortcuts from this block to the end of the stage multiply the
+      gradient. 1 for identities, and the product of the scales for scaled shortcuts (He et al.
+      2016, eq. 5 and 8).
+    - `sum_deviation`: how far the state after the block is from the first state of the stage plus
+      the sum of the branches up to this one, divided by the norm of the state; 0 or more. 0, up to
+      rounding, if shortcuts are identities and nothing follows the additions (ibid., eq. 4; eq. 7
+      for scaled shortcuts, where it is not). Branches are taken before they are joined. After a
+      block that changes the shape, the sum starts at its output; such a block has no deviation,
+      NaN.
 
     g_s is the first of the two terms of He et al. 2016, eq. 5 and 8: if shortcuts multiply by
     lambdas, it is the last gradient of the stage times their product. All branches are held
@@ -59,9 +71,9 @@ def signal_propagation(
 
     Each metric is computed per image and then averaged over the images. Ratios and shares of an
     image without a gradient (g = 0) are 0. In a chain built by hand, a block may change the shape
-    of the state without giving branch and shortcut separately. `shortcut_share` and
-    `shortcut_norm` are then NaN for this block and those before it in its stage. The network runs
-    in inference mode and is not changed.
+    of the state without giving branch and shortcut separately. `shortcut_share`, `shortcut_norm`
+    and `shortcut_product` are then NaN for this block and those before it in its stage. The network
+    runs in inference mode and is not changed.
 
     Before training, the moving statistics of batch normalization (0 and 1) are not those of the
     data. To measure at initialization, first update them, which changes no other weight:
@@ -110,13 +122,14 @@ def _batch_values(chain, images, labels):
     gradients, gradients_after = tape.gradient(total, [before, after])
     gradients = known_gradients(chain, before, gradients)
     gradients_after = known_gradients(chain, after, gradients_after)
-    through_shortcuts, end = [], 0
+    through_shortcuts, ends, deviations, end = [], [], [], 0
     for stage in chain.stages:
         if stage.blocks:
             begin, end = end, end + len(stage.blocks)
-            through_shortcuts += _through_shortcuts(
-                stage.blocks, before[begin:end], gradients_after[end - 1]
-            )
+            last_gradient = gradients_after[end - 1]
+            through_shortcuts += _through_shortcuts(stage.blocks, before[begin:end], last_gradient)
+            ends += [norm(last_gradient)] * len(stage.blocks)
+            deviations += _sum_deviations(stage.blocks, pairs[begin:end])
     first_size = norm(gradients[0])
     values = [
         {
@@ -124,10 +137,11 @@ def _batch_values(chain, images, labels):
             "state_l1": _one_norm(state),
             "state_gradient_norm": norm(gradient_after),
             "gradient_ratio": ratio(first_size, norm(gradient)),
-            **_shortcut_values(gradient, through_shortcut),
+            **_shortcut_values(gradient, through_shortcut, end_size),
+            "sum_deviation": deviation,
         }
-        for state, gradient, gradient_after, through_shortcut in zip(
-            after, gradients, gradients_after, through_shortcuts, strict=True
+        for state, gradient, gradient_after, through_shortcut, end_size, deviation in zip(
+            after, gradients, gradients_after, through_shortcuts, ends, deviations, strict=True
         )
     ]
     return {name: ops.stack([value[name] for value in values], axis=1) for name in METRICS}
@@ -164,19 +178,43 @@ def _through_shortcuts(blocks, states, gradient):
     return [None] * first + arriving
 
 
+def _sum_deviations(blocks, pairs):
+    """Returns the deviations of the states of a stage from the sum of branches, per image.
+
+    Args:
+        blocks: the `Block`s of a stage.
+        pairs: the states before and after each of them.
+    """
+    total, deviations = None, []
+    for block, (before, after) in zip(blocks, pairs, strict=True):
+        if not block.keeps_shape:
+            total = None
+            deviations.append(ops.full_like(norm(after), float("nan")))
+            continue
+        # The dtype in which states of low precision are added up.
+        wide = backend.result_type(before.dtype, "float32")
+        branch = change_of(before, after) if block.branch is None else block.branch(before)
+        total = ops.cast(before, wide) if total is None else total
+        total = total + ops.cast(branch, wide)
+        deviations.append(ratio(norm(change_of(total, after)), norm(after)))
+    return deviations
+
+
 def _one_norm(state):
     """Returns the sum of the absolute values of the features of each image, `(images,)`."""
     # In float64, since a sum of so many terms loses digits in float32 and most of them in bfloat16.
     return ops.sum(ops.abs(ops.cast(state, "float64")), axis=tuple(range(1, len(state.shape))))
 
 
-def _shortcut_values(gradient, through_shortcut):
+def _shortcut_values(gradient, through_shortcut, end_size):
     size = norm(gradient)
     if through_shortcut is None:
-        undefined = ops.full_like(size, float("nan"))
-        return {"shortcut_share": undefined, "shortcut_norm": undefined}
-    relative = ratio(norm(through_shortcut), size)
+        names = ("shortcut_share", "shortcut_norm", "shortcut_product")
+        return dict.fromkeys(names, ops.full_like(size, float("nan")))
+    carried = norm(through_shortcut)
+    relative = ratio(carried, size)
     return {
         "shortcut_share": relative * cosine(through_shortcut, gradient),
         "shortcut_norm": relative,
+        "shortcut_product": ratio(carried, end_size),
     }
