@@ -122,8 +122,8 @@ def resnet(
         return ResidualNetwork(input_shape, classes, blocks=16, **options)
     bottleneck = check_bool("bottleneck", bottleneck)
     kwargs.setdefault("widths", (64, 128, 256) if bottleneck else (16, 32, 64))
-    kwargs["widths"] = check_ints("widths", kwargs["widths"], at_least=1)
-    stages = len(kwargs["widths"])
+    kwargs["widths"] = widths = check_ints("widths", kwargs["widths"], at_least=1)
+    stages = len(widths)
     layers = stages * LAYERS_PER_BLOCK[bottleneck]
     if not is_int(depth) or depth <= 2 or (depth - 2) % layers:
         raise ValueError(

@@ -143,7 +143,7 @@ def evaluate(
         raise ValueError(
             f"Argument `data` must hold at least one batch with images. Received: data={data!r}"
         )
-    runner = _Runner(chain, plan, *first, with_losses)
+    runner = _Runner(chain, plan, with_losses, *first)
     of_image = (1 + RUNTIME_SHARE) * runner.bytes_per_image / MIB
     at_once = int(min(MOST_IMAGES, (memory_limit - RUNTIME_MIB) / of_image))
     if at_once < 1:
@@ -206,7 +206,7 @@ def check_memory_limit(memory_limit):
 class _Runner:
     """The compiled functions of a plan and the memory they need."""
 
-    def __init__(self, chain, plan, images, labels, with_losses):
+    def __init__(self, chain, plan, with_losses, images, labels):
         check_images(chain, images)
         self.plan, self.kind = plan, chain.outputs
         self.has_signs = takes_signs(chain.loss)
