@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tfresidual.arguments import check_choice
 from tfresidual.callbacks.probe_callback import ProbeCallback
 from tfresidual.probes.convergence_indices import (
     BASES,
     INDICES,
     MEAN,
+    READINGS,
     TIMES,
     check_chance,
     convergence_frames,
@@ -18,7 +20,7 @@ from tfresidual.routing.routes import check_times
 
 if TYPE_CHECKING:
     from tfresidual.routing import Chain
-    from tfresidual.types import Chance, Data
+    from tfresidual.types import Chance, Data, Reading
 
 
 class ConvergenceIndices(ProbeCallback):
@@ -41,9 +43,10 @@ class ConvergenceIndices(ProbeCallback):
         every: int, the probe runs once every `every` epochs; the keys are NaN in the others.
         times: int, the largest number of extra applications of a stage's last block.
         chance: the error of guessing, see `tfresidual.probes.convergence_indices`.
+        reading: what the convergence index is of the read-outs, see there.
 
     Raises:
-        ValueError: if `every` or `times` is not a positive int, or `data` or `chance`
+        ValueError: if `every` or `times` is not a positive int, or `data`, `chance` or `reading`
             cannot be used; when training begins, if the data does not fit the network.
 
     Reference:
@@ -54,16 +57,29 @@ class ConvergenceIndices(ProbeCallback):
     counts_errors = True
 
     def __init__(
-        self, data: Data, *, every: int = 1, times: int = TIMES, chance: Chance = "uniform"
+        self,
+        data: Data,
+        *,
+        every: int = 1,
+        times: int = TIMES,
+        chance: Chance = "uniform",
+        reading: Reading = "all blocks",
     ) -> None:
         super().__init__(data, every=every)
         self.times: int = check_times(times)
         check_chance(chance)
         self.chance: Chance = chance
+        check_choice("reading", reading, READINGS)
+        self.reading: Reading = reading
 
     def probe(self, chain: Chain) -> dict[str, float]:
         _, frame = convergence_frames(
-            chain, self.data, times=self.times, chance=self.chance, at_chance="nan"
+            chain,
+            self.data,
+            times=self.times,
+            chance=self.chance,
+            reading=self.reading,
+            at_chance="nan",
         )
         logs = {}
         for row in frame.to_dict("records"):

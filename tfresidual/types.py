@@ -69,3 +69,5 @@ OutputKind: TypeAlias = Literal[
 # The error of guessing.
 Chance: TypeAlias = float | Literal["uniform", "largest class"]
 AtChance: TypeAlias = Literal["raise", "nan"]
+# What the convergence index is of the read-outs of a stage.
+Reading: TypeAlias = Literal["all blocks", "all but last", "trapezoid"]

@@ -107,7 +107,7 @@ def one_split(tmp_path_factory):
     chosen = [
         callbacks.Readout(data),
         callbacks.DropBlocks(data, every=2),
-        callbacks.ConvergenceIndices(data, every=2, times=2, chance=0.9),
+        callbacks.ConvergenceIndices(data, every=2, times=2, chance=0.9, reading="trapezoid"),
         callbacks.Borderline(data, blocks=2, probability=0.3),
     ]
     path = tmp_path_factory.mktemp("logs") / "log.csv"
@@ -178,7 +178,7 @@ def test_convergence_indices_are_those_of_the_probe():
 def test_chance_of_convergence_indices(one_split):
     history = one_split.values(callbacks.ConvergenceIndices)
     chain, data = one_split.chain, one_split.data
-    table = probes.convergence_indices(chain, data, times=2, chance=0.9)
+    table = probes.convergence_indices(chain, data, times=2, chance=0.9, reading="trapezoid")
     assert table["error"][0] > 0
     assert_convergence_indices(history, table.set_index(["basis", "stage"]))
     mean = table[(table["basis"] == "labels") & (table["stage"] == "mean")]
@@ -370,8 +370,9 @@ def test_deep_copies_keep_their_settings():
     data = (np.zeros((2, 8, 8, 3), "f"), np.zeros(2, int))
     one = copy.deepcopy(callbacks.Borderline(data, every=3, blocks=2, probability=0.3))
     assert (one.every, one.blocks, one.probability) == (3, 2, 0.3)
-    two = copy.deepcopy(callbacks.ConvergenceIndices(data, every=4, times=5, chance=0.5))
-    assert (two.every, two.times, two.chance) == (4, 5, 0.5)
+    kind = callbacks.ConvergenceIndices
+    two = copy.deepcopy(kind(data, every=4, times=5, chance=0.5, reading="all but last"))
+    assert (two.every, two.times, two.chance, two.reading) == (4, 5, 0.5, "all but last")
 
 
 @pytest.mark.parametrize(
@@ -383,6 +384,7 @@ def test_deep_copies_keep_their_settings():
             (callbacks.ConvergenceIndices, "chance", value)
             for value in ("largest", 0, 1.5, True, None)
         ],
+        *[(callbacks.ConvergenceIndices, "reading", value) for value in ("area", "", 1, None)],
         *[(callbacks.Borderline, "blocks", value) for value in (0, -1, 1.5, True, None)],
         *[
             (callbacks.Borderline, "probability", value)

@@ -50,6 +50,40 @@ def test_convergence_index(errors, error, chance, index):
 
 
 @pytest.mark.parametrize(
+    ("errors", "error", "chance", "but_last", "trapezoid"),
+    [
+        ([0.1, 0.1, 0.1], 0.1, 0.9, 1, 1),
+        ([0.9, 0.9, 0.9, 0.1], 0.1, 0.9, 0, 1 / 6),  # one triangle of three intervals
+        ([0.5, 0.1], 0.1, 0.9, 1 / 2, 3 / 4),
+        ([0.6, 0.3, 0.0], 0.0, 0.75, 0.4, (0.4 + 0.8) / 2),  # shares of 0.2, 0.6 and 1
+        ([0.1], 0.1, 0.9, NAN, NAN),
+        ([1.0, 0.0], 0.0, 0.5, -1, 0),
+        ([NAN, 0.5, 0.1], 0.1, 0.9, NAN, NAN),
+    ],
+)
+def test_other_readings_of_the_convergence_index(errors, error, chance, but_last, trapezoid):
+    for reading, index in (("all but last", but_last), ("trapezoid", trapezoid)):
+        found = convergence_index(errors, error, chance, reading)
+        assert found == pytest.approx(index, nan_ok=True), reading
+
+
+@pytest.mark.parametrize("blocks", [2, 3, 16])
+def test_readings_equal_those_of_numpy(blocks):
+    errors = np.random.default_rng(blocks).uniform(0, 1, blocks)
+    errors[-1] = 0.05
+    shares = (0.9 - errors) / (0.9 - 0.05)
+    area = np.interp(np.linspace(0, blocks - 1, 100 * (blocks - 1) + 1), range(blocks), shares)
+    expected = {
+        "all blocks": sum(shares) / blocks,
+        "all but last": (sum(shares) - 1) / (blocks - 1),
+        # The midpoints of a hundred pieces of every interval.
+        "trapezoid": ((area[1:] + area[:-1]) / 2).mean(),
+    }
+    for reading, index in expected.items():
+        assert convergence_index(errors, 0.05, 0.9, reading) == pytest.approx(index), reading
+
+
+@pytest.mark.parametrize(
     ("errors", "chance", "index"),
     [
         ([0.4, 0.4, 0.4, 0.4], 0.9, 1),
@@ -112,7 +146,8 @@ FRAMES = {
 
 def test_indices_of_frames():
     table = indices_of(**FRAMES, chance=0.9)
-    assert table.columns.tolist() == ["basis", "stage", *INDEX_NAMES, "error", "chance"]
+    assert table.columns.tolist() == ["basis", "stage", *INDEX_NAMES, "error", "chance", "reading"]
+    assert table["reading"].tolist() == ["all blocks"] * 6
     assert table["basis"].tolist() == ["labels"] * 3 + ["agreement"] * 3
     assert table["stage"].tolist() == [1, 2, "mean"] * 2
     assert table["error"].tolist() == pytest.approx([0.1] * 3 + [0.1] * 3)
@@ -121,6 +156,22 @@ def test_indices_of_frames():
     assert of_labels.loc[1].tolist() == pytest.approx([3 / 4, 1 / 2, 0])
     assert of_labels.loc[2].tolist() == pytest.approx([1 / 4, 1 - 3 / 16, 3 / 4])
     assert of_labels.loc["mean"].tolist() == pytest.approx([1 / 2, 21 / 32, 3 / 8])
+
+
+@pytest.mark.parametrize(
+    ("reading", "of_stages"), [("all but last", [1 / 2, 0]), ("trapezoid", [3 / 4, 1 / 6])]
+)
+def test_readings_of_frames(reading, of_stages):
+    table, usual = (
+        indices_of(**FRAMES, chance=0.9, reading=reading),
+        indices_of(**FRAMES, chance=0.9),
+    )
+    assert table["reading"].tolist() == [reading] * 6
+    of_labels = table.loc[table["basis"] == "labels", "convergence_index"]
+    assert of_labels.tolist() == pytest.approx([*of_stages, np.mean(of_stages)])
+    # The other indices have one reading.
+    others = [*INDEX_NAMES[1:], "error", "chance"]
+    pd.testing.assert_frame_equal(table[others], usual[others])
 
 
 def test_agreement_takes_the_place_of_the_error():
@@ -260,6 +311,13 @@ def test_stages_and_their_mean():
     np.testing.assert_allclose(rows, [*expected, expected.mean(axis=0)], atol=1e-9)
 
 
+def test_reading_of_a_chain():
+    share_wrong, _ = SOLVED["chance whichever is dropped"]
+    for reading, index in (("all blocks", 1 / 4), ("all but last", 0), ("trapezoid", 1 / 6)):
+        rows = measured(share_wrong, 4, times=1, reading=reading)
+        np.testing.assert_allclose(rows[:, 0], [index] * 2, atol=1e-9, err_msg=reading)
+
+
 def test_one_block_a_stage():
     rows = measured(lambda n: either(ops.max(n, axis=1) > 2, 0.75, 0.1), 1, 1)
     # Two repetitions bring chance: three of the four.
@@ -350,7 +408,7 @@ def test_chance_of_splits():
     data = {split: counted(values) for split, values in labels.items()}
     table = probes.convergence_indices(chain, data, times=1, chance="largest class")
     assert table.columns.tolist() == [
-        "split", "basis", "stage", *INDEX_NAMES, "error", "chance", "chance_from",
+        "split", "basis", "stage", *INDEX_NAMES, "error", "chance", "reading", "chance_from",
     ]  # fmt: skip
     own = table[table["stage"] == 1].set_index(["split", "basis"])
     assert own["chance"].tolist() == [3 / 4, 3 / 4, 1 / 2, 1 / 2, 1 / 2, 1 / 2]
@@ -406,6 +464,15 @@ def test_bad_chance(chance):
     chain = counting_chain(lambda n: 0 * n[:, 0], 1)
     with pytest.raises(ValueError, match=r"Argument `chance`.*Received: chance="):
         probes.convergence_indices(chain, IMAGES, chance=chance)
+
+
+@pytest.mark.parametrize("reading", ["", "area", 1, None])
+def test_bad_reading(reading):
+    chain = counting_chain(lambda n: 0 * n[:, 0], 1)
+    with pytest.raises(ValueError, match=r"Argument `reading`.*Received: reading="):
+        probes.convergence_indices(chain, IMAGES, reading=reading)
+    with pytest.raises(ValueError, match=r"Argument `reading`.*Received: reading="):
+        indices_of(**FRAMES, chance=0.9, reading=reading)
 
 
 @pytest.mark.parametrize("times", [0, -1, 1.0, "2", True, None])

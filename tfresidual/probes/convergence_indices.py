@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from tfresidual import sources
-from tfresidual.arguments import check_bool, is_number
+from tfresidual.arguments import check_bool, check_choice, is_number
 from tfresidual.probes.drop_blocks import rows_of as drop_rows
 from tfresidual.probes.drop_blocks import with_unperturbed_error
 from tfresidual.probes.evaluate_routes import frames_of_rows
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tfresidual.routing import Chain
-    from tfresidual.types import AtChance, ChainSource, Chance, Data, Frame
+    from tfresidual.types import AtChance, ChainSource, Chance, Data, Frame, Reading
 
 MEAN = "mean"
 BASES = ("labels", "agreement")
 INDICES = ("convergence_index", "recurrence_index", "divergence_index")
 CHANCES = ("uniform", "largest class")
+READINGS = ("all blocks", "all but last", "trapezoid")
 TIMES = 16
 
 
@@ -37,6 +38,7 @@ def convergence_indices(
     *,
     times: int = TIMES,
     chance: Chance = "uniform",
+    reading: Reading = "all blocks",
     memory_limit: float = MEMORY_LIMIT,
     progress: bool = False,
 ) -> Frame:
@@ -45,8 +47,9 @@ def convergence_indices(
     Let e0 be the error of the whole network and c the error of guessing.
 
     - `convergence_index`: the mean over the blocks of the stage of (c - error of the read-out
-      after the block) / (c - e0). 0 means no better than chance until the last block, 1 means the
-      final error is reached after the first block.
+      after the block) / (c - e0). 1 means the final error is reached after the first block. The
+      read-out after the last block is the whole network and counts as 1, so that a stage of T
+      blocks whose other read-outs are at chance has 1 / T, not 0.
     - `recurrence_index`: 1 - the mean over all blocks but the last of (error without the block -
       error without the last) / (c - error without the last). 0 means chance level whichever block
       is dropped, 1 means it does not matter which block is dropped.
@@ -59,6 +62,19 @@ def convergence_indices(
     recurrence if fewer than two blocks can be dropped, or if the error is at chance without the
     last block but not without each of the others; recurrence and divergence if the last block
     changes the shape of the state; convergence if the stage cannot be left after every block.
+
+    The paper does not print a formula of the convergence index. It describes an area under the
+    curve that is 0 for a read-out at chance at each block and 1 for the final error at the first
+    block. The default takes "each block" literally, like the other two indices, which are means
+    over what was changed; the paper's 0 is then out of reach. `reading` offers two others, which
+    keep the 1. With q(t) for the quotient above, t = 1 .. T:
+
+    - `"all blocks"`: the mean of q(1) .. q(T), 1 / T if all read-outs but the last are at chance.
+    - `"all but last"`: the mean of q(1) .. q(T - 1), 0 in that case.
+    - `"trapezoid"`: the area under the line through the points (t, q(t)), divided by T - 1, which
+      is 1 / (2 (T - 1)) in that case.
+
+    The last two are NaN for a stage of one block.
 
     Each index is given for the error on the labels and for the disagreement with the predictions
     of the whole network (here e0 is 0, and c is the same as for the labels). The row `"mean"` is
@@ -79,14 +95,16 @@ def convergence_indices(
             with n labels per image, all sets of n labels are equally likely. `"largest class"`:
             always guess the class, or set of labels, that most images of the split have, for data
             with unequal class sizes. Or a number over 0, up to 1.
+        reading: what the convergence index is of the read-outs: `"all blocks"`, `"all but last"`
+            or `"trapezoid"`.
         memory_limit: MiB that the evaluator may use, about 25 or more; results do not depend on it.
         progress: whether to show a progress bar.
 
     Returns:
         A `pandas.DataFrame` with the columns `basis` (`"labels"` or `"agreement"`), `stage` (from
-        1, and `"mean"`), the three indices, `error` (e0), `chance` (c) and `chance_from` (the
-        choice made for `chance`, or `"given"` for a number). If `data` is a dict, `split` is the
-        first column.
+        1, and `"mean"`), the three indices, `error` (e0), `chance` (c), `reading` and `chance_from`
+        (the choice made for `chance`, or `"given"` for a number). If `data` is a dict, `split` is
+        the first column.
 
     Raises:
         ValueError: if an argument cannot be used, or the error of the network is at chance or
@@ -97,7 +115,13 @@ def convergence_indices(
         3.3, fig. 2b; appendix B, fig. 6a for the agreement.
     """
     return convergence_frames(
-        chain, data, times=times, chance=chance, memory_limit=memory_limit, progress=progress
+        chain,
+        data,
+        times=times,
+        chance=chance,
+        reading=reading,
+        memory_limit=memory_limit,
+        progress=progress,
     )[1]
 
 
@@ -107,6 +131,7 @@ def convergence_frames(
     *,
     times: int = TIMES,
     chance: Chance = "uniform",
+    reading: Reading = "all blocks",
     memory_limit: float = MEMORY_LIMIT,
     progress: bool = False,
     at_chance: AtChance = "raise",
@@ -118,6 +143,7 @@ def convergence_frames(
         data: images and labels.
         times: int, the largest number of extra applications.
         chance: the error of guessing.
+        reading: what the convergence index is of the read-outs.
         memory_limit: MiB.
         progress: whether to show a progress bar.
         at_chance: `"raise"`, or `"nan"` for indices that are NaN if the error of the network is
@@ -135,6 +161,7 @@ def convergence_frames(
     chain = sources.chain(chain)
     check_times(times)
     check_chance(chance)
+    check_choice("reading", reading, READINGS)
     check_bool("progress", progress)
     tables = {
         "readout": readout_rows(chain),
@@ -148,7 +175,7 @@ def convergence_frames(
             _refuse_chance(error, chance_error(chance, part), split)
     frames, values = frames_of_rows(chain, data, tables, memory_limit, progress)
     chances = {split: chance_error(chance, part) for split, part in values.items()}
-    indices = indices_of(**frames, chance=chances, at_chance=at_chance)
+    indices = indices_of(**frames, chance=chances, at_chance=at_chance, reading=reading)
     frames["drop_blocks"] = with_unperturbed_error(frames["drop_blocks"], values)
     return frames, indices.assign(chance_from=chance if isinstance(chance, str) else "given")
 
@@ -159,6 +186,7 @@ def indices_of(
     repeat_last_block: Frame,
     chance: float | dict[str, float],
     at_chance: AtChance = "raise",
+    reading: Reading = "all blocks",
 ) -> Frame:
     """Computes the indices from the frames of three probes.
 
@@ -169,17 +197,20 @@ def indices_of(
         chance: float, the error of guessing, or a dict of these by split.
         at_chance: `"raise"`, or `"nan"` for indices that are NaN if the error of the network is
             at chance or above.
+        reading: what the convergence index is of the read-outs, see `convergence_indices`.
 
     Returns:
         The frame of `convergence_indices`, without `chance_from`.
 
     Raises:
-        ValueError: if the network is at chance or above, unless `at_chance` is `"nan"`.
+        ValueError: if `at_chance` or `reading` is unknown, or the network is at chance or above,
+            unless `at_chance` is `"nan"`.
     """
     if at_chance not in ("raise", "nan"):
         raise ValueError(
             f"Argument `at_chance` must be 'raise' or 'nan'. Received: at_chance={at_chance!r}"
         )
+    check_choice("reading", reading, READINGS)
     records = []
     splits: Iterable[Any] = readout["split"].unique() if "split" in readout else [None]
     for split in splits:
@@ -194,8 +225,9 @@ def indices_of(
             _refuse_chance(error, c, split)
         is_at_chance = _reaches(error, c)
         for basis in BASES:
-            for record in _indices_of_basis(parts, basis, c, is_at_chance):
-                records.append(place | {"basis": basis} | record | {"chance": c})
+            for record in _indices_of_basis(parts, basis, c, is_at_chance, reading):
+                chosen = {"chance": c, "reading": reading}
+                records.append(place | {"basis": basis} | record | chosen)
     return pd.DataFrame(records)
 
 
@@ -209,7 +241,7 @@ def _refuse_chance(error, chance, split):
         )
 
 
-def _indices_of_basis(frames, basis, chance, is_at_chance):
+def _indices_of_basis(frames, basis, chance, is_at_chance, reading):
     """Returns one record for each stage and one for their mean."""
     reads, drops, repeats = (
         frame.assign(wrong=frame["error"] if basis == "labels" else 1 - frame["agreement"])
@@ -225,7 +257,7 @@ def _indices_of_basis(frames, basis, chance, is_at_chance):
                 frame.loc[frame["stage"] == stage, "wrong"].to_numpy() for frame in (drops, repeats)
             ]
             values = [
-                convergence_index(of_stage["wrong"].to_numpy(), error, chance),
+                convergence_index(of_stage["wrong"].to_numpy(), error, chance, reading),
                 recurrence_index(in_stage[0], chance),
                 divergence_index(in_stage[1][1:], error, chance),
             ]
@@ -239,9 +271,27 @@ def _reaches(error, chance):
     return error > chance - 1e-9
 
 
-def convergence_index(errors, error, chance):
-    """Returns the mean of (c - e) / (c - e0) over the read-out errors; NaN if one is missing."""
-    return float(np.mean((chance - np.asarray(errors)) / (chance - error)))
+def convergence_index(errors, error, chance, reading="all blocks"):
+    """Returns a mean of (c - e) / (c - e0) over the read-out errors of a stage.
+
+    Args:
+        errors: the error of the read-out after each block, in order; NaN for blocks after which
+            the stage cannot be left.
+        error: float, the error of the whole network.
+        chance: float, the error of guessing.
+        reading: which mean, see `convergence_indices`.
+
+    Returns:
+        The index; NaN if an error is missing, or a single block is too few for the reading.
+    """
+    shares = (chance - np.asarray(errors, float)) / (chance - error)
+    if reading == "all blocks":
+        return float(np.mean(shares))
+    if len(shares) < 2:
+        return math.nan
+    # An interval has the mean height of its two ends under the line, all of them the same width.
+    heights = shares[:-1] if reading == "all but last" else (shares[:-1] + shares[1:]) / 2
+    return float(np.mean(heights))
 
 
 def recurrence_index(errors, chance):
