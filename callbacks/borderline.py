@@ -6,12 +6,18 @@ from typing import TYPE_CHECKING
 
 from tfresidual.callbacks.probe_callback import ProbeCallback
 from tfresidual.probes import borderline
-from tfresidual.probes.borderline import GROUPS, check_arguments, last_blocks
+from tfresidual.probes.borderline import (
+    COMPARED,
+    GROUPS,
+    check_arguments,
+    check_next_block,
+    measured_blocks,
+)
 from tfresidual.probes.logs import log_key
 
 if TYPE_CHECKING:
     from tfresidual.routing import Chain
-    from tfresidual.types import Data
+    from tfresidual.types import BorderlineGroups, Data
 
 PUBLISHED = ("accuracy", "cross_entropy", "entropy", "images")
 
@@ -21,8 +27,10 @@ class Borderline(ProbeCallback):
 
     Publishes `"stage3/block2/borderline_accuracy"`, `".../borderline_cross_entropy"`,
     `".../borderline_entropy"` and `".../borderline_images"` (the number of images in the group)
-    for each of the last blocks, and the same for the groups `correct` and `all`. Accuracy,
-    cross-entropy and entropy of an empty group are NaN.
+    for each of the last blocks, and the same for the groups `correct` and `all`. With groups of the
+    next block, the first of these blocks has no keys, and the others have five more for each group:
+    `"stage3/block2/borderline_put_right"` and so on, see `tfresidual.probes.borderline`. All but
+    the number of images are NaN for an empty group.
 
     Example:
 
@@ -36,10 +44,13 @@ class Borderline(ProbeCallback):
         blocks: int, the number of last blocks to read out; in a shorter stage, all of its blocks.
         probability: float over 0, up to 1: an image is borderline if its prediction changes to or
             from the right class when less than this much probability moves between classes.
+        groups: `"fixed"` for groups that are determined after the first of the last blocks,
+            `"next block"` for groups that are determined before each of the others.
 
     Raises:
-        ValueError: if `every` or `blocks` is not a positive int, or `data` or `probability`
-            cannot be used; when training begins, if the data does not fit the network.
+        ValueError: if `every` or `blocks` is not a positive int, or `data`, `probability` or
+            `groups` cannot be used; when training begins, if the data does not fit the network, or
+            it has no next block.
 
     Reference:
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, section 4.3 and fig. 6.
@@ -48,28 +59,49 @@ class Borderline(ProbeCallback):
     counts_errors = True
 
     def __init__(
-        self, data: Data, *, every: int = 1, blocks: int = 5, probability: float = 0.1
+        self,
+        data: Data,
+        *,
+        every: int = 1,
+        blocks: int = 5,
+        probability: float = 0.1,
+        groups: BorderlineGroups = "fixed",
     ) -> None:
         super().__init__(data, every=every)
-        check_arguments(blocks, 0, probability)
+        check_arguments(blocks, 0, probability, groups)
         self.blocks: int = blocks
         self.probability: float = probability
+        self.groups: BorderlineGroups = groups
+
+    def check(self, chain: Chain) -> None:
+        super().check(chain)
+        check_next_block(chain, self.groups)
 
     def probe(self, chain: Chain) -> dict[str, float]:
         frame = borderline(
-            chain, self.data, blocks=self.blocks, times=0, probability=self.probability
+            chain,
+            self.data,
+            blocks=self.blocks,
+            times=0,
+            probability=self.probability,
+            groups=self.groups,
         )
         logs: dict[str, float] = {}
         for row in frame.to_dict("records"):
             place = (row["stage"], row["block"], row.get("split"))
-            logs |= {log_key(f"{row['group']}_{name}", *place): row[name] for name in PUBLISHED}
+            logs |= {
+                log_key(f"{row['group']}_{name}", *place): row[name] for name in self._published()
+            }
         return logs
 
     def keys(self, chain: Chain) -> list[str]:
         return [
             log_key(f"{group}_{name}", chain.stages[-1].index, block, split)
             for split in self.splits()
-            for block in last_blocks(chain, self.blocks)
+            for block in measured_blocks(chain, self.blocks, self.groups)
             for group in GROUPS
-            for name in PUBLISHED
+            for name in self._published()
         ]
+
+    def _published(self):
+        return PUBLISHED if self.groups == "fixed" else (*PUBLISHED, *COMPARED)

@@ -69,5 +69,7 @@ OutputKind: TypeAlias = Literal[
 # The error of guessing.
 Chance: TypeAlias = float | Literal["uniform", "largest class"]
 AtChance: TypeAlias = Literal["raise", "nan"]
+# What determines the groups of images near the decision boundary.
+BorderlineGroups: TypeAlias = Literal["fixed", "next block"]
 # What the convergence index is of the read-outs of a stage.
 Reading: TypeAlias = Literal["all blocks", "all but last", "trapezoid"]

@@ -186,6 +186,31 @@ def test_chance_of_convergence_indices(one_split):
         assert history[name][-1] == pytest.approx(mean[name].item(), abs=1e-6)
 
 
+def test_borderline_groups_of_the_next_block():
+    net = network()
+    data = learnt(net)
+    probe = callbacks.Borderline(data, blocks=2, probability=0.3, groups="next block")
+    history = fit(net, [probe], data, epochs=1)
+    frame = probes.borderline(net, data, blocks=2, times=0, probability=0.3, groups="next block")
+    assert frame["block"].unique().tolist() == [2]
+    expected = {
+        f"stage2/block2/{row['group']}_{name}": row[name]
+        for row in frame.to_dict("records")
+        for name in frame.columns[frame.columns.get_loc("images") :]
+    }
+    assert len(expected) == 3 * (4 + 5)
+    assert sorted(own_keys(history)) == sorted(expected)
+    for key, value in expected.items():
+        assert history[key][0] == pytest.approx(value, rel=1e-5, nan_ok=True)
+
+
+def test_borderline_groups_of_a_next_block_that_is_missing():
+    net = network(blocks=(2, 1))
+    data = learnt(net)
+    with pytest.raises(ValueError, match=r"`groups` must be 'fixed' .*Received: groups="):
+        fit(net, [callbacks.Borderline(data, groups="next block")], data, epochs=1)
+
+
 def test_borderline_is_that_of_the_probe(one_split):
     history = one_split.values(callbacks.Borderline)
     options = {"blocks": 2, "times": 0, "probability": 0.3}
@@ -368,8 +393,9 @@ def test_deep_copies_before_and_after_a_fit():
 
 def test_deep_copies_keep_their_settings():
     data = (np.zeros((2, 8, 8, 3), "f"), np.zeros(2, int))
-    one = copy.deepcopy(callbacks.Borderline(data, every=3, blocks=2, probability=0.3))
-    assert (one.every, one.blocks, one.probability) == (3, 2, 0.3)
+    settings = {"every": 3, "blocks": 2, "probability": 0.3, "groups": "next block"}
+    one = copy.deepcopy(callbacks.Borderline(data, **settings))
+    assert {name: getattr(one, name) for name in settings} == settings
     kind = callbacks.ConvergenceIndices
     two = copy.deepcopy(kind(data, every=4, times=5, chance=0.5, reading="all but last"))
     assert (two.every, two.times, two.chance, two.reading) == (4, 5, 0.5, "all but last")
@@ -386,6 +412,7 @@ def test_deep_copies_keep_their_settings():
         ],
         *[(callbacks.ConvergenceIndices, "reading", value) for value in ("area", "", 1, None)],
         *[(callbacks.Borderline, "blocks", value) for value in (0, -1, 1.5, True, None)],
+        *[(callbacks.Borderline, "groups", value) for value in ("next", "", True, None)],
         *[
             (callbacks.Borderline, "probability", value)
             for value in (0, 1.5, -0.1, True, "0.1", None)

@@ -71,6 +71,42 @@ def test_a_group_without_images_has_no_line_but_is_counted():
     draws(figure)
 
 
+class TestGroupsOfTheNextBlock:
+    FRAME = borderline_frame().assign(
+        accuracy_before=0.5, cross_entropy_before=0.7, entropy_before=lambda f: f["block"] / 100
+    )
+
+    def test_a_line_per_block_from_before_to_after(self):
+        for axes, metric in zip(plots.borderline(self.FRAME).axes, METRICS, strict=True):
+            for line in metric_lines(axes):
+                group = line.get_label().split(" (")[0]
+                rows = self.FRAME[self.FRAME["along"] == "blocks"]
+                rows = rows[rows["group"] == group]
+                places, heights = (np.reshape(values, (-1, 3)) for values in line.get_data())
+                np.testing.assert_array_equal(places[:, 0], rows["block"] - 1)
+                np.testing.assert_array_equal(places[:, 1], rows["block"])
+                np.testing.assert_array_equal(heights[:, 0], rows[f"{metric}_before"])
+                np.testing.assert_array_equal(heights[:, 1], rows[metric])
+                assert np.isnan([places[:, 2], heights[:, 2]]).all()
+
+    def test_the_legend_has_the_range_of_the_images(self):
+        frame = self.FRAME.copy()
+        frame.loc[(frame["group"] == "correct") & (frame["block"] == 14), "images"] = 8000
+        assert legend_texts(plots.borderline(frame))[:2] == [
+            "borderline (310 images)",
+            "correct (8,000 to 9,000 images)",
+        ]
+
+    def test_the_axis_has_room_for_both(self):
+        frame = self.FRAME.assign(cross_entropy_before=1e-4)
+        assert plots.borderline(frame).axes[1].get_yscale() == "log"
+        draws(plots.borderline(frame, along="repetitions"))
+
+    def test_refused(self):
+        with pytest.raises(ValueError, match=r"missing: `entropy_before`\. Received: columns="):
+            plots.borderline(self.FRAME.drop(columns="entropy_before"))
+
+
 def test_decades_are_logarithmic():
     frame = borderline_frame()
     frame.loc[frame["group"] == "correct", "cross_entropy"] = 1e-4

@@ -31,6 +31,8 @@ OF_IMAGES = [
     *("accuracy", "cross_entropy", "entropy"),
 ]
 VALUES = ["accuracy", "cross_entropy", "entropy"]
+# Of groups of the next block.
+COMPARED = [*(f"{name}_before" for name in VALUES), "put_right", "put_wrong"]
 GROUPS = ["borderline", "correct", "all"]
 
 
@@ -327,6 +329,105 @@ def test_smoothed_rows_have_one_label():
     assert frame["prediction"].tolist() == [0, 1]
 
 
+def test_groups_of_the_next_block():
+    # The first class, which is the label, is ahead by these numbers after blocks 0, 1 and 2. An
+    # image is borderline up to 0.4055, where the probabilities are 0.6 and 0.4.
+    after = np.array([[-0.1, 0.3, 3, -5], [0.2, -0.4, 2.9, 0.1], [0.3, -0.6, -0.2, -0.3]])
+    steps = [after[index + 1] - after[index] for index in range(2)]
+    # A block knows an image by what the first class is ahead.
+    blocks = [
+        lambda h, index=index: h + ops.convert_to_tensor(rows_of(*[(x, 0) for x in steps[index]]))
+        for index in range(2)
+    ]
+    data = ahead(*after[0]), np.zeros(4, int)
+    frame = probes.borderline(output_chain(same, *blocks), data, times=0, groups="next block")
+    assert frame.columns.tolist() == COLUMNS + COMPARED
+    assert frame["block"].tolist() == [1] * 3 + [2] * 3
+    groups = {
+        1: [[0, 1], [1, 2], [0, 1, 2, 3]],
+        2: [[0, 1, 3], [0, 2, 3], [0, 1, 2, 3]],  # image 1 was wrong, image 3 right by a hair
+    }
+    rows = iter(frame.to_dict("records"))
+    for block, members in groups.items():
+        for places in members:
+            row = next(rows)
+            before, here = after[block - 1, places], after[block, places]
+            assert row["images"] == len(places)
+            expected = {
+                "accuracy": here > 0,
+                "cross_entropy": cross_entropy(here),
+                "entropy": entropy(here),
+                "accuracy_before": before > 0,
+                "cross_entropy_before": cross_entropy(before),
+                "entropy_before": entropy(before),
+                "put_right": (before < 0) & (here > 0),
+                "put_wrong": (before > 0) & (here < 0),
+            }
+            for name, values in expected.items():
+                assert row[name] == pytest.approx(values.mean(), rel=1e-5), (row, name)
+    assert frame.loc[0, ["put_right", "put_wrong"]].tolist() == [1 / 2, 1 / 2]
+    gained = frame["put_right"] - frame["put_wrong"]
+    np.testing.assert_allclose(frame["accuracy"], frame["accuracy_before"] + gained)
+
+
+@all_networks("bounded")
+def test_groups_of_the_next_block_equal_numpy(settings):
+    net, batch = network(settings, images=12)
+    applications = trained_applications(net)[-1]
+    stage, last = len(trained_applications(net)), len(applications) - 1
+    first = max([block for s, block in shape_changing(net, batch[0]) if s == stage], default=0)
+    options = {"blocks": 2, "times": 2, "scale": 0.3, "probability": 0.2, "groups": "next block"}
+    if first == last:
+        with pytest.raises(ValueError, match=r"`groups` must be 'fixed' .*Received: groups="):
+            probes.borderline(net, batch, **options)
+        return
+    frame = probes.borderline(net, batch, **options)
+    images = probes.borderline(net, batch, **options, per_image=True)
+    curves = {
+        "blocks": [(block, applications[: block + 1]) for block in (last - 1, last)],
+        "repetitions": [(last + k, applications + [(last, 0.3)] * k) for k in range(3)],
+    }
+    expected, of_images = [], []
+    for along, curve in curves.items():
+        values = [numpy_values(net, batch, with_stage(net, stage, route)) for _, route in curve]
+        for before, here, (block, _) in zip(values, values[1:], curve[1:], strict=False):
+            gap = np.abs(before["margin"]) / 2
+            assert np.abs(gap - 0.2).min() > 1e-4
+            members = {
+                "borderline": gap < 0.2,
+                "correct": before["wrong"] == 0,
+                "all": np.ones(12, bool),
+            }
+            columns = [
+                *(1 - here["wrong"], here["cross_entropy"], here["entropy"]),
+                *(1 - before["wrong"], before["cross_entropy"], before["entropy"]),
+                (before["wrong"] == 1) & (here["wrong"] == 0),
+                (before["wrong"] == 0) & (here["wrong"] == 1),
+            ]
+            place = [along, stage, block, 0.3 if along == "repetitions" else 1.0]
+            for group, inside in members.items():
+                means = [column[inside].mean() if inside.any() else np.nan for column in columns]
+                expected.append([*place, group, inside.sum(), *means])
+            of_images.append(np.stack([members["borderline"], members["correct"], *columns], 1))
+    expected = pd.DataFrame(expected, columns=COLUMNS + COMPARED)
+    pd.testing.assert_frame_equal(frame[COLUMNS[:6]], expected[COLUMNS[:6]], check_dtype=False)
+    values = [*VALUES, *COMPARED]
+    np.testing.assert_allclose(frame[values], expected[values], **TOLERANCE)
+    assert images.columns.tolist() == OF_IMAGES + COMPARED
+    found = images[["borderline", "correct", *values]].astype(float)
+    np.testing.assert_allclose(found, np.concatenate(of_images), **TOLERANCE)
+
+
+def test_groups_of_the_next_block_need_two_blocks():
+    data = ahead(1), np.zeros(1, int)
+    with pytest.raises(ValueError, match=r"`blocks` must be 2 or more .*Received: blocks=1, "):
+        probes.borderline(output_chain(same, same), data, blocks=1, groups="next block")
+    with pytest.raises(
+        ValueError, match=r"`groups` must be 'fixed' .*groups='next block', outputs"
+    ):
+        probes.borderline(output_chain(same), data, groups="next block")
+
+
 @pytest.mark.parametrize("per_image", [1, "yes", None])
 def test_per_image_is_a_bool(per_image):
     with pytest.raises(ValueError, match=r"`per_image` must be a bool\. Received: per_image="):
@@ -394,6 +495,8 @@ def test_defaults_are_those_of_the_paper():
         ("scale", float("inf")),
         ("scale", "half"),
         ("scale", None),
+        ("groups", "next"),
+        ("groups", None),
     ],
 )
 def test_bad_arguments(name, value):

@@ -17,6 +17,7 @@ from tfresidual import datasets, training, types
 from tfresidual.datasets.description import TITLES
 from tfresidual.layers import residual_unit, shortcuts
 from tfresidual.networks import residual_network
+from tfresidual.probes.borderline import GROUPINGS
 from tfresidual.probes.convergence_indices import CHANCES, READINGS
 from tfresidual.routing import chain
 from tfresidual.training import gradient_coupling
@@ -80,6 +81,7 @@ def test_each_mistake_is_found_and_nothing_else(tmp_path):
         (types.OutputKind, chain.OUTPUT_KINDS),
         (typing.get_args(types.Chance)[1], CHANCES),
         (types.Reading, READINGS),
+        (types.BorderlineGroups, GROUPINGS),
     ],
 )
 def test_literals_are_the_names_that_the_functions_take(literal, names):

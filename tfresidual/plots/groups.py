@@ -34,10 +34,15 @@ def borderline(frame: Frame, along: Literal["blocks", "repetitions"] = "blocks")
     legend shows the number of images of each group; a group without images has no line. Losses and
     entropies that span more than a factor of 30 are drawn on a logarithmic axis.
 
+    Groups of the next block have other images at each block. Each block is then a line of its own,
+    from the mean of its groups before the block to the mean of the same images after it, and the
+    legend shows the smallest and the largest number of images of each group.
+
     Args:
         frame: Borderline frame with the columns `along`, `block`, `group`, `images`, `accuracy`,
             `cross_entropy` and `entropy`, and optionally `split` and `scale`; a scale other than 1
-            appears in the title.
+            appears in the title. With the columns `accuracy_before`, `cross_entropy_before` and
+            `entropy_before`, its groups are those of the next block.
         along: Which rows are drawn: "blocks" for the last blocks of the last stage, or
             "repetitions" for its last block and the repetitions of it, which continue the count.
 
@@ -71,27 +76,43 @@ def borderline(frame: Frame, along: Literal["blocks", "repetitions"] = "blocks")
                     continue
                 name = ", ".join(filter(None, (group, split)))
                 (line,) = axes.plot(
-                    here["block"],
-                    here[metric],
+                    *_course(here, metric),
                     color=colour,
                     marker=marker,
                     markersize=3.5 if table["block"].nunique() <= 12 else 2.0,
                     linewidth=1.4,
                     linestyle=lines[split],
-                    label=f"{name} ({here['images'].max():,} images)",
+                    label=f"{name} ({_count(here['images'])} images)",
                 )
                 if metric == "accuracy":
                     handles.append(line)
-        if table[metric].isna().all():
+        values = table[[metric, f"{metric}_before"] if f"{metric}_before" in table else [metric]]
+        if values.isna().all(axis=None):
             style.no_values(axes)
         elif metric == "accuracy":
             style.percent_axis(axes)
-        elif style.wide_scale(axes, table[metric]):
+        elif style.wide_scale(axes, values):
             label = f"{label} (log scale)"
         style.whole_numbers(axes.xaxis, bins=7)
         style.axis_labels(axes, _PLACES[along], label)
     style.legend(figure, handles)
     return figure
+
+
+def _course(rows, metric):
+    """Returns the places and heights of the line of a group."""
+    if f"{metric}_before" not in rows:
+        return rows["block"], rows[metric]
+    # A gap after each block ends its line.
+    places = np.stack([rows["block"] - 1, rows["block"], np.full(len(rows), np.nan)], axis=1)
+    heights = np.stack([rows[f"{metric}_before"], rows[metric], places[:, 2]], axis=1)
+    return places.ravel(), heights.ravel()
+
+
+def _count(images):
+    """Returns the number of images of a group, or its range, as text."""
+    least, most = images.min(), images.max()
+    return f"{most:,}" if least == most else f"{least:,} to {most:,}"
 
 
 def _group_table(frame, along):
@@ -101,6 +122,8 @@ def _group_table(frame, along):
         ValueError: as `borderline` does.
     """
     metrics = tuple(metric for metric, _ in _METRICS)
+    if any(f"{metric}_before" in getattr(frame, "columns", ()) for metric in metrics):
+        metrics += tuple(f"{metric}_before" for metric in metrics)
     frames.require_columns(frame, ("along", "block", "group", "images", *metrics))
     check_choice("along", along, _PLACES)
     present = frame["along"].unique().tolist()

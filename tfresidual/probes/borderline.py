@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from tfresidual import sources
-from tfresidual.arguments import check_bool, check_int, check_number
+from tfresidual.arguments import check_bool, check_choice, check_int, check_number
 from tfresidual.routing import evaluate
 from tfresidual.routing.batches import splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT
@@ -23,9 +23,16 @@ from tfresidual.routing.routes import (
 
 if TYPE_CHECKING:
     from tfresidual.routing import Chain
-    from tfresidual.types import ChainSource, Data, Frame
+    from tfresidual.types import BorderlineGroups, ChainSource, Data, Frame
 
 GROUPS = ("borderline", "correct", "all")
+# What determines the groups: the state at the start of a curve, or the one before each block.
+GROUPINGS = ("fixed", "next block")
+# Columns that only groups of the next block have: two states are compared.
+COMPARED = (
+    *("accuracy_before", "cross_entropy_before", "entropy_before"),
+    *("put_right", "put_wrong"),
+)
 BLOCKS, REPETITIONS = "blocks", "repetitions"
 
 
@@ -37,6 +44,7 @@ def borderline(
     times: int = 20,
     scale: float = 1.0,
     probability: float = 0.1,
+    groups: BorderlineGroups = "fixed",
     memory_limit: float = MEMORY_LIMIT,
     progress: bool = False,
     per_image: bool = False,
@@ -45,8 +53,7 @@ def borderline(
 
     There are two curves. In the first, the head reads the state after each of the last blocks of
     the last stage; in the second, after each extra application of the last block. Images are put
-    into groups at the start of a curve (after the first of the last blocks, and at the trained
-    network) and stay in them along the curve:
+    into groups by one of these read-outs:
 
     - `borderline`: the prediction changes to or from the right class when less than `probability`
       moves from one class to another. That is, half the gap between the probability of the label
@@ -54,6 +61,17 @@ def borderline(
       the label with the lowest probability counts.
     - `correct`: the prediction is right.
     - `all`: all images.
+
+    The paper follows groups of images along the blocks, and says of the borderline images that the
+    next block puts many of them right. `groups` has both:
+
+    - `"fixed"`: images are put into groups at the start of a curve (after the first of the last
+      blocks, and at the trained network) and stay in them along the curve.
+    - `"next block"`: they are put into groups again before each block or extra application, which
+      is then measured on its own groups: which of the images that it could have moved over the
+      boundary did it move? A curve has no row at its start.
+
+    Being borderline depends only on the state before the block, not on what the block then does.
 
     Example:
 
@@ -74,6 +92,8 @@ def borderline(
         scale: float, the factor by which the branch of the block is multiplied in the extra
             applications.
         probability: float over 0, up to 1, the probability mass that defines `borderline`.
+        groups: `"fixed"` for groups that are determined at the start of a curve, `"next block"` for
+            groups that are determined before each block.
         memory_limit: MiB that the evaluator may use, about 25 or more; results do not depend on it.
         progress: whether to show a progress bar.
         per_image: whether to return the values of every image instead of the means of the groups.
@@ -87,23 +107,31 @@ def borderline(
         is the first column. If the last block changes the shape of the state, there are no rows
         for repetitions.
 
+        Groups of the next block have five more columns: `accuracy_before`, `cross_entropy_before`
+        and `entropy_before` of the same images before the block, and `put_right` and `put_wrong`,
+        the shares of them in [0, 1] that the block puts right and wrong: `accuracy` is
+        `accuracy_before + put_right - put_wrong`.
+
         With `per_image`, the columns `group` and `images` are replaced by `image` (from 0, in the
         order of the data), `borderline` and `correct` (whether the image belongs to these groups;
-        constant along a curve), `label` and `prediction` (the class, or with several labels per
-        image the classes as text, such as `"3 7"`; a prediction is missing where the outputs are
-        not finite) and `margin` (see `evaluate_routes`). `accuracy` is then 1 or 0.
+        constant along a curve if the groups are fixed), `label` and `prediction` (the class, or
+        with several labels per image the classes as text, such as `"3 7"`; a prediction is missing
+        where the outputs are not finite) and `margin` (see `evaluate_routes`). Accuracies and
+        shares are then 1 or 0.
 
     Raises:
-        ValueError: if an argument cannot be used.
+        ValueError: if an argument cannot be used, or there is no next block: `groups` is
+            `"next block"`, and `blocks` or the number of blocks that can be read out is 1.
 
     Reference:
         Jastrzebski et al. 2018, sections 4.3 and 4.4, fig. 6 and 7.
     """
     chain = sources.chain(chain)
-    check_arguments(blocks, times, probability)
+    check_arguments(blocks, times, probability, groups)
     check_scale(scale)
     per_image = check_bool("per_image", per_image)
     curves = _curves(chain, blocks, times, scale)
+    check_next_block(chain, groups)
     routes = [route for curve in curves.values() for _, route in curve]
     frames = []
     for split, part in splits_of(data).items():
@@ -117,35 +145,55 @@ def borderline(
         )
         begin = 0
         for along, curve in curves.items():
-            groups = {
-                "borderline": np.abs(values.margin[begin]) / 2 < probability,
-                "correct": values.wrong[begin] == 0,
-                "all": np.ones(len(values.labels), bool),
-            }
             for index, (block, _) in enumerate(curve, start=begin):
+                before = None if groups == "fixed" else index - 1
+                if before is not None and before < begin:
+                    continue
+                members = _members(values, begin if before is None else before, probability)
+                columns = _columns(values, index, before)
                 place = {} if split is None else {"split": split}
                 place |= {"along": along, "stage": chain.stages[-1].index, "block": block}
                 place["scale"] = float(scale) if along == REPETITIONS else 1.0
-                measured = (
-                    _of_images(values, index, groups, chain.outputs)
+                place |= (
+                    _of_images(values, index, members, chain.outputs) | columns
                     if per_image
-                    else _of_groups(values, index, groups)
+                    else _of_groups(columns, members)
                 )
-                frames.append(pd.DataFrame(place | measured))
+                frames.append(pd.DataFrame(place))
             begin += len(curve)
     return pd.concat(frames, ignore_index=True)
 
 
-def check_arguments(blocks, times, probability):
+def check_arguments(blocks, times, probability, groups):
     """Raises a `ValueError` unless `borderline` can use these arguments."""
     check_int("blocks", blocks, at_least=1)
     check_times(times, at_least=0)
     check_number("probability", probability, over=0, at_most=1)
+    check_choice("groups", groups, GROUPINGS)
+    if groups == "next block" and blocks == 1:
+        raise ValueError(
+            "Argument `blocks` must be 2 or more for groups of the next block: the first of the "
+            f"blocks only determines groups. Received: blocks={blocks!r}, groups={groups!r}"
+        )
+
+
+def check_next_block(chain, groups):
+    """Raises a `ValueError` if groups of the next block need more blocks than a chain has."""
+    if groups == "next block" and len(last_blocks(chain, 2)) < 2:
+        raise ValueError(
+            "Argument `groups` must be 'fixed' for a network without two blocks in its last stage "
+            f"that the head can follow. Received: groups={groups!r}, {chain.name}"
+        )
 
 
 def last_blocks(chain, blocks):
     """Returns the block indices of the last blocks of the last stage that the head can follow."""
     return chain.stages[-1].exits[-blocks:]
+
+
+def measured_blocks(chain, blocks, groups):
+    """Returns the block indices that the frame of `borderline` has rows for along the blocks."""
+    return last_blocks(chain, blocks)[0 if groups == "fixed" else 1 :]
 
 
 def _curves(chain, blocks, times, scale):
@@ -169,38 +217,53 @@ def _curves(chain, blocks, times, scale):
     return curves
 
 
-def _columns(values):
+def _members(values, route, probability):
+    """Returns which images are in each of the groups that a route determines, by name."""
     return {
-        "accuracy": 1 - values.wrong,
-        "cross_entropy": values.cross_entropy,
-        "entropy": values.entropy,
+        "borderline": np.abs(values.margin[route]) / 2 < probability,
+        "correct": values.wrong[route] == 0,
+        "all": np.ones(len(values.labels), bool),
     }
 
 
-def _of_groups(values, route, groups):
-    """Returns the means over the images of every group on a route, as columns."""
-    columns = {"group": list(GROUPS), "images": [int(groups[name].sum()) for name in GROUPS]}
-    for name, column in _columns(values).items():
+def _columns(values, route, before):
+    """Returns the values of all images on a route, compared with another one if not `None`."""
+    columns = {
+        "accuracy": 1 - values.wrong[route],
+        "cross_entropy": values.cross_entropy[route],
+        "entropy": values.entropy[route],
+    }
+    if before is None:
+        return columns
+    earlier = _columns(values, before, None)
+    gain = columns["accuracy"] - earlier["accuracy"]
+    compared = (*earlier.values(), np.maximum(gain, 0), np.maximum(-gain, 0))
+    return columns | dict(zip(COMPARED, compared, strict=True))
+
+
+def _of_groups(columns, members):
+    """Returns the means of columns over the images of every group, as columns."""
+    means = {"group": list(GROUPS), "images": [int(members[name].sum()) for name in GROUPS]}
+    for name, column in columns.items():
         with np.errstate(invalid="ignore"):
-            columns[name] = [
-                column[route][groups[group]].mean(dtype=float) if groups[group].any() else np.nan
+            means[name] = [
+                column[members[group]].mean(dtype=float) if members[group].any() else np.nan
                 for group in GROUPS
             ]
-    return columns
+    return means
 
 
-def _of_images(values, route, groups, outputs):
-    """Returns the values of every image on a route, as columns."""
+def _of_images(values, route, members, outputs):
+    """Returns the groups and the predictions of every image on a route, as columns."""
     predicted, is_finite = values.predicted[route], values.is_finite[route]
-    columns = {
+    return {
         "image": np.arange(len(values.labels)),
-        "borderline": groups["borderline"],
-        "correct": groups["correct"],
+        "borderline": members["borderline"],
+        "correct": members["correct"],
         "label": _label_names(values.labels, predicted.shape[-1], outputs),
         "prediction": _names_of(predicted, outputs).where(is_finite),
         "margin": values.margin[route],
     }
-    return columns | {name: column[route] for name, column in _columns(values).items()}
 
 
 def _label_names(labels, width, outputs):
