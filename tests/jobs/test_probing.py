@@ -22,7 +22,7 @@ FRAMES = {
     "first_order": ["first_order"],
     "readout": ["readout"],
     "drop_blocks": ["drop_blocks"],
-    "repeat_last_block": ["repetition_metrics"],
+    "repeat_last_block": ["repetition_metrics", "trained_blocks"],
     "shuffle_blocks": ["shuffle_blocks"],
     "convergence_indices": ["convergence_indices", "readout", "drop_blocks", "repeat_last_block"],
     "borderline": ["borderline"],

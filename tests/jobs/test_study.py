@@ -48,6 +48,7 @@ FRAMES = [
     "repetition_metrics",
     "repetition_metrics_scaled",
     "signal_propagation",
+    "trained_blocks",
     "weight_deviations",
 ]
 

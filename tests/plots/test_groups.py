@@ -97,6 +97,20 @@ class TestGroupsOfTheNextBlock:
             "correct (8,000 to 9,000 images)",
         ]
 
+    def test_the_title_tells_them_apart(self):
+        frame = self.FRAME.assign(scale=lambda f: np.where(f["along"] == "blocks", 1.0, 0.3))
+        titles = {
+            (kind, along): plots.borderline(table, along=along).get_suptitle()
+            for kind, table in (("next", frame), ("fixed", frame.filter(regex="^(?!.*_before)")))
+            for along in ("blocks", "repetitions")
+        }
+        assert titles == {
+            ("next", "blocks"): "Borderline before each block",
+            ("next", "repetitions"): "Borderline before each block, branch scaled by 0.3",
+            ("fixed", "blocks"): "Borderline images",
+            ("fixed", "repetitions"): "Borderline images, branch scaled by 0.3",
+        }
+
     def test_the_axis_has_room_for_both(self):
         frame = self.FRAME.assign(cross_entropy_before=1e-4)
         assert plots.borderline(frame).axes[1].get_yscale() == "log"

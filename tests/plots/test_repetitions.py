@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from plots.make_frames import readout_frame, repeat_frame
+from plots.make_frames import block_frame, readout_frame, repeat_frame
 from plots.read_figures import draws, legend_texts, lines_with, metric_lines, points
 
 from tfresidual import plots
@@ -64,6 +64,13 @@ class TestConvergenceCurves:
         assert bottom < 0
         assert top > repeat_frame()["distance"].max()
         assert [axes.get_xlabel() for axes in figure.axes] == ["number of blocks applied"] * 2
+
+    def test_a_scale_is_named(self):
+        scaled = repeat_frame().assign(scale=0.3)
+        title = plots.convergence_curves(readout_frame(5), scaled).get_suptitle()
+        assert title == "Stages, and their last blocks, branch scaled by 0.3"
+        title = plots.convergence_curves(readout_frame(5), repeat_frame()).get_suptitle()
+        assert title == "Stages, and their last blocks"
 
     def test_similar_values_stay_linear(self):
         readout = readout_frame(5).assign(distance=[1.0, 1.5, 2.0, 2.5, 0.0] * 3)
@@ -137,6 +144,44 @@ class TestRepetitionSteps:
     def test_a_scale_is_named(self, scale, title):
         frame = repeat_frame(3).assign(scale=scale)
         assert plots.repetition_metrics(frame).get_suptitle() == title
+
+    @pytest.mark.parametrize("blocks", [1, 5, 18])
+    def test_trained_blocks_and_then_repetitions(self, blocks):
+        splits = ("test", "train")
+        trained, frame = block_frame(blocks, splits=splits), repeat_frame(20, splits=splits)
+        frame = frame[(frame["stage"] == 1) | (blocks > 1)]
+        figure = plots.repetition_metrics(frame, trained.sample(frac=1.0, random_state=1))
+        stages = sorted(frame["stage"].unique())
+        grid = np.reshape(figure.axes, (2, len(stages)))
+        for row, column in zip(grid, ("cosine_loss", "l2_ratio"), strict=True):
+            for stage, axes in zip(stages, row, strict=True):
+                before = trained.query(f"stage == {stage} and split == 'train'")
+                after = frame.query(f"stage == {stage} and split == 'train' and repetition > 0")
+                expected = dict(enumerate([*before[column], *after[column]], start=1))
+                assert len(expected) == blocks + 20
+                expected = {place: y for place, y in expected.items() if np.isfinite(y)}
+                assert points(metric_lines(axes)[0]) == expected
+                assert [line.get_xdata()[0] for line in lines_with(axes, "length")] == [blocks]
+        assert figure.get_supxlabel() == "number of blocks applied"
+        assert legend_texts(figure) == ["train", "test", "trained number of blocks"]
+        draws(figure)
+
+    def test_stages_of_different_lengths(self):
+        trained = pd.concat([block_frame(5).query("stage == 1"), block_frame(3).query("stage > 1")])
+        frame = repeat_frame(4)
+        grid = np.reshape(plots.repetition_metrics(frame, trained).axes, (2, 3))
+        for axes, length in zip(grid[0], (5, 3, 3), strict=True):
+            assert [line.get_xdata()[0] for line in lines_with(axes, "length")] == [length]
+            assert max(points(metric_lines(axes)[0])) == length + 4
+
+    def test_trained_blocks_are_refused(self):
+        function, frame, trained = plots.repetition_metrics, repeat_frame(), block_frame(5)
+        with pytest.raises(ValueError, match=r"`block_metrics`.*missing: `l2_ratio`\. Received: "):
+            function(frame, trained.drop(columns="l2_ratio"))
+        with pytest.raises(ValueError, match=r"`frame`.*stages of `block_metrics`.*stages \[3\]"):
+            function(frame, trained.query("stage < 3"))
+        with pytest.raises(ValueError, match=r"`block_metrics`, `frame` must have the same splits"):
+            function(frame, block_frame(5, splits=("train",)))
 
     def test_words_and_the_zero_line(self):
         figure = plots.repetition_metrics(repeat_frame(20))

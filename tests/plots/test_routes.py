@@ -30,6 +30,12 @@ class TestRouteErrors:
                 rows = frame[(frame["stage"] == stage) & frame["error"].notna()]
                 assert points(line) == dict(zip(rows[key] + first, rows["error"], strict=True))
 
+    def test_a_scale_is_named(self):
+        readout, dropped, repeated = three()
+        figure = plots.route_errors(readout, dropped, repeated.assign(scale=0.3))
+        assert figure.get_suptitle() == "Errors on changed routes, branch scaled by 0.3"
+        assert plots.route_errors(*three()).get_suptitle() == "Errors on changed routes"
+
     def test_words(self):
         figure = plots.route_errors(*three(), chance=0.9)
         titles = [axes.get_title() for axes in figure.axes]

@@ -104,6 +104,15 @@ def order_splits(splits):
     return known + [split for split in found if split not in known]
 
 
+def branch_scale(frame):
+    """Returns text for the title of a figure of repeated blocks: the scale of their branch.
+
+    It is empty if the branch is not scaled, or the frame has no such column.
+    """
+    scales = set(frame["scale"]) if "scale" in frame else {1}
+    return f", branch scaled by {scales.pop():g}" if len(scales) == 1 and scales != {1} else ""
+
+
 def require_same_splits(tables):
     """Raises a `ValueError` unless all tables, a dictionary by name, have the same splits."""
     splits = {name: order_splits(table["split"]) for name, table in tables.items()}

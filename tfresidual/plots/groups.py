@@ -61,10 +61,8 @@ def borderline(frame: Frame, along: Literal["blocks", "repetitions"] = "blocks")
     table = _group_table(frame, along)
     splits = frames.order_splits(table["split"])
     lines = style.split_lines(splits)
-    title = "Borderline images"
-    scales = set(frame.loc[frame["along"] == along, "scale"]) if "scale" in frame else {1}
-    if len(scales) == 1 and scales != {1}:
-        title += f", branch scaled by {scales.pop():g}"
+    title = "Borderline before each block" if "accuracy_before" in table else "Borderline images"
+    title += frames.branch_scale(frame[frame["along"] == along])
     figure = style.new_figure(9.6, 3.9, title)
     handles = []
     for axes, (metric, label) in zip(figure.subplots(1, 3, sharex=True), _METRICS, strict=True):

@@ -31,8 +31,9 @@ def route_errors(
         readout: Read-out frame with the columns `stage`, `block` and `error`.
         drop_blocks: Dropped blocks frame with the columns `stage`, `block`, `error` and
             `unperturbed_error`.
-        repeat_last_block: Repetitions frame with the columns `stage`, `repetition` and `error`;
-            stages may be missing.
+        repeat_last_block: Repetitions frame with the columns `stage`, `repetition` and `error`,
+            and optionally `scale`; stages may be missing. A scale other than 1 appears in the
+            title.
         chance: Error of guessing, from 0 to 1, marked by a dashed line; a dict of such errors by
             split; or `None`.
 
@@ -71,7 +72,8 @@ def route_errors(
     stages = sorted(set().union(*(table["stage"] for table in tables.values())))
     looks = style.stage_looks(stages)
     splits = frames.order_splits(tables["readout"]["split"])
-    figure = style.new_figure(9.0, 2.5 * len(splits) + 1.2, "Errors on changed routes")
+    title = "Errors on changed routes" + frames.branch_scale(repeat_last_block)
+    figure = style.new_figure(9.0, 2.5 * len(splits) + 1.2, title)
     grid = figure.subplots(len(splits), 3, sharey=True, sharex="col", squeeze=False)
     unperturbed = tables["drop_blocks"].groupby("split")["unperturbed_error"].first()
     for row, split in zip(grid, splits, strict=True):

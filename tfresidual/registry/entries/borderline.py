@@ -54,7 +54,10 @@ ENTRY = Entry(
             column="accuracy",
             draw=lambda frame, epsilon: plots.borderline(frame, along="repetitions"),
             title="Which images does repeating the last block help?",
-            question="The same over extra applications of the last block.",
+            question=(
+                "The same over extra applications of the last block, whose branch is multiplied by "
+                "the number in the title of the figure, if there is one."
+            ),
             reading="The first point is the trained network, which determines the groups.",
             source=f"{INFERENCE}, figure 7",
             select=lambda frame: frame[frame["along"] == "repetitions"],

@@ -13,9 +13,14 @@ from tfresidual.registry.entry import (
 )
 from tfresidual.report import findings
 
+TRAINED = ("split", "stage", "block", "cosine_loss", "l2_ratio")
+
 
 def run(chain, data, options, progress):
-    """Measures the repetition of every stage's last block, and what each application does."""
+    """Measures the repetition of every stage's last block, and what each application does.
+
+    The trained blocks are measured on the same images, since the figures compare them.
+    """
     frame = probes.repeat_last_block(
         chain,
         data,
@@ -24,7 +29,9 @@ def run(chain, data, options, progress):
         memory_limit=options.memory_limit,
         progress=progress,
     )
-    return {"repetition_metrics": frame}
+    blocks = probes.block_metrics(chain, data, progress=progress)
+    drawn = [name for name in TRAINED if name in blocks]
+    return {"repetition_metrics": frame, "trained_blocks": blocks[drawn]}
 
 
 ENTRY = Entry(
@@ -43,26 +50,26 @@ ENTRY = Entry(
     figures=(
         Figure(
             name="repetition_metrics",
-            frames=("repetition_metrics",),
+            frames=("repetition_metrics", "trained_blocks"),
             column="l2_ratio",
-            draw=lambda frame, epsilon: plots.repetition_metrics(frame),
+            draw=lambda frame, blocks, epsilon: plots.repetition_metrics(frame, blocks),
             title="Does a repeated block keep refining?",
             question=(
-                "Cosine loss and l2 ratio of the last application, when the last block of a stage "
-                "is applied again and again."
+                "Cosine loss and l2 ratio of each block, and of the last application when the last "
+                "block of a stage is applied again and again."
             ),
             reading=(
                 "As long as the cosine is below zero, one more application lowers the loss to "
-                "first order. Repetition 0 is the block as trained."
+                "first order. The vertical line marks the last block as trained."
             ),
             source=f"{INFERENCE}, figure 20, left",
             finding=findings.of_repetition_metrics,
         ),
         Figure(
             name="repetition_metrics_scaled",
-            frames=("repetition_metrics_scaled",),
+            frames=("repetition_metrics_scaled", "trained_blocks"),
             column="l2_ratio",
-            draw=lambda frame, epsilon: plots.repetition_metrics(frame),
+            draw=lambda frame, blocks, epsilon: plots.repetition_metrics(frame, blocks),
             title="And with a scaled branch?",
             question=(
                 "The same with the branch of the extra applications multiplied by the number in "
