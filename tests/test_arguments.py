@@ -62,7 +62,7 @@ CALLS = {
     ),
     "layers.DropoutShortcut": (
         lambda chain, **a: layers.DropoutShortcut(**a),
-        {"number": ["rate"], "int": ["seed?"]},
+        {"number": ["rate"], "int": ["seed?"], "bool": ["rescale"]},
     ),
     "networks.ResidualNetwork": (
         lambda chain, **a: of_network(**a),
@@ -348,7 +348,7 @@ TWINS = {
     "subsampling": lambda i, f, b: layers.Subsampling(i(8), i(3)),
     "scaled": lambda i, f, b: layers.ScaledShortcut(f(0.25), f(2)),
     "gate": lambda i, f, b: layers.ExclusiveGateShortcut(f(-2)),
-    "dropout": lambda i, f, b: layers.DropoutShortcut(f(0.25), seed=i(3)),
+    "dropout": lambda i, f, b: layers.DropoutShortcut(f(0.25), seed=i(3), rescale=b(True)),
     "dense": lambda i, f, b: networks.DenseBlock(i(4), shortcut=b(False)),
     "inverse problem": lambda i, f, b: networks.InverseProblemNetwork(
         "recurrent", blocks=i(2), width=i(4), hidden=i(4)

@@ -206,12 +206,13 @@ def test_training_uses_the_statistics_of_the_batch_and_inference_the_moving_ones
     assert np.any(np.asarray(unit(x)) != before)
 
 
-def test_dropout_shortcut_drops_in_training_only():
-    unit, channels = make_unit("kept", shortcut=layers.DropoutShortcut(0.5, seed=3))
+@pytest.mark.parametrize(("rescale", "kept"), [(False, 1), (True, 2)])
+def test_dropout_shortcut_drops_in_training_only(rescale, kept):
+    unit, channels = make_unit("kept", shortcut=layers.DropoutShortcut(0.5, 3, rescale))
     unit.convolution2.kernel.assign(np.zeros((3, 3, 8, 8)))
     x = np.ones((2, 7, 6, channels), "float32")
-    assert set(np.unique(unit(x, training=True))) == {0.0, 2.0}
-    np.testing.assert_array_equal(unit(x), x)
+    assert set(np.unique(unit(x, training=True))) == {0.0, kept}
+    np.testing.assert_array_equal(unit(x), kept / 2 * x)
 
 
 def test_shortcut_layer_is_copied_and_kept_in_the_config():

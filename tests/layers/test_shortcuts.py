@@ -31,6 +31,7 @@ def sigmoid(x):
         (layers.ShortcutOnlyGateShortcut, {"bias": -2.0, "data_format": "channels_last"}, 2, 0),
         (layers.ConvolutionShortcut, {"data_format": "channels_last"}, 2, 0),
         (layers.DropoutShortcut, {"rate": 0.25, "seed": 3}, 0, 1),
+        (layers.DropoutShortcut, {"rate": 0.25, "seed": 3, "rescale": True}, 0, 1),
     ],
 )
 def test_layer(layer_class, init_kwargs, trainable, seed_generators, tmp_path):
@@ -115,24 +116,55 @@ def test_conv1x1_mixes_the_channels_of_one_pixel():
     np.testing.assert_allclose(layer(state, branch), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_dropout_drops_half_of_the_state_and_doubles_the_rest():
+@pytest.mark.parametrize(
+    ("rescale", "kept", "inference"), [(False, 11.0, 10.5), (True, 12.0, 11.0)]
+)
+def test_dropout_drops_half_of_the_state(rescale, kept, inference):
     state = np.ones((4, 16, 16, 8), "float32")
-    layer = layers.DropoutShortcut(seed=1)
+    layer = layers.DropoutShortcut(seed=1, rescale=rescale)
     output = np.asarray(layer(state, 10 * state, training=True))
-    assert set(np.unique(output)) == {10.0, 12.0}
+    assert set(np.unique(output)) == {10.0, kept}
     # 8192 fair coins: four standard deviations are 0.022.
-    assert abs((output == 12).mean() - 0.5) < 0.022
+    assert abs((output == kept).mean() - 0.5) < 0.022
     again = np.asarray(layer(state, 10 * state, training=True))
     assert np.any(again != output)
-    np.testing.assert_array_equal(layer(state, 10 * state), 11 * state)
-    np.testing.assert_array_equal(layer(state, 10 * state, training=False), 11 * state)
+    np.testing.assert_array_equal(layer(state, 10 * state), inference * state)
+    np.testing.assert_array_equal(layer(state, 10 * state, training=False), inference * state)
 
 
-def test_dropout_of_another_rate():
+@pytest.mark.parametrize(("rescale", "kept"), [(False, 1), (True, 1.25)])
+def test_dropout_of_another_rate(rescale, kept):
     state = np.ones((4, 16, 16, 8), "float32")
-    output = np.asarray(layers.DropoutShortcut(0.2, seed=1)(state, 0 * state, training=True))
-    np.testing.assert_allclose(np.unique(output), [0, 1.25])
+    layer = layers.DropoutShortcut(0.2, seed=1, rescale=rescale)
+    output = np.asarray(layer(state, 0 * state, training=True))
+    np.testing.assert_allclose(np.unique(output), [0, kept], rtol=1e-6)
     assert abs((output == 0).mean() - 0.2) < 0.018
+    # At inference the mean of the mask.
+    np.testing.assert_allclose(layer(state, 0 * state), 0.8 * kept * state, rtol=1e-6)
+
+
+def test_dropout_has_the_expected_scale_of_the_paper():
+    """He et al. 2016: dropout of 0.5 is a scale of 0.5 in expectation, as constant scaling is."""
+    state, branch = pair()
+    layer = get_shortcut("dropout")
+    scaled = layers.ScaledShortcut(0.5)(state, branch)
+    np.testing.assert_allclose(layer(state, branch), scaled, rtol=1e-6)
+    masks = np.mean([layer(state, branch, training=True) for _ in range(400)], axis=0) - branch
+    # Five standard deviations of the mean of 400 coins.
+    assert np.abs(masks / state - 0.5).max() < 0.125
+
+
+def test_dropout_of_nothing_is_an_identity():
+    state, branch = pair()
+    for training in (False, True):
+        output = layers.DropoutShortcut(0.0)(state, branch, training=training)
+        np.testing.assert_array_equal(output, state + branch)
+
+
+@pytest.mark.parametrize("rescale", [1, "no", None])
+def test_dropout_rescale_is_a_bool(rescale):
+    with pytest.raises(ValueError, match=r"`rescale` must be a bool\. Received: rescale="):
+        layers.DropoutShortcut(rescale=rescale)
 
 
 def test_dropout_with_a_seed_repeats_itself():

@@ -20,7 +20,11 @@ from reference.random_network import (
 
 import tfresidual as tfr
 from tfresidual import probes
-from tfresidual.layers.shortcuts import ExclusiveGateShortcut, ScaledShortcut
+from tfresidual.layers.shortcuts import (
+    DropoutShortcut,
+    ExclusiveGateShortcut,
+    ScaledShortcut,
+)
 from tfresidual.networks import ResidualNetwork
 from tfresidual.probes.signal_propagation import METRICS
 from tfresidual.routing import Block
@@ -40,6 +44,7 @@ NETWORKS = {
         "widths": (4, 8),
     },
     "lambda 1.3": {"shortcut": ScaledShortcut(scale=1.3, branch_scale=0.7), "widths": (4, 8)},
+    "dropout": {"shortcut": DropoutShortcut(0.25), "widths": (4, 8)},
     "several labels": {"classifier_activation": "sigmoid", "pooling": 2, "widths": (4, 6)},
     "bounded": {
         "widths": (4,),
@@ -271,6 +276,19 @@ def test_traced_once_for_all_sizes_of_batch():
         probes.signal_propagation(chain, random_batch(net, images=size))
     (function,) = chain.compiled.values()
     assert function.experimental_get_tracing_count() == 1
+
+
+@pytest.mark.parametrize(("rescale", "scale"), [(False, 0.5), (True, 1)])
+def test_dropout_shortcuts_pass_the_mean_of_their_masks(rescale, scale):
+    net = random_network(shortcut=DropoutShortcut(rescale=rescale), blocks=3, widths=(4,))
+    for variable in net.trainable_variables:
+        if "convolution" in variable.path:
+            # No branch adds anything: what arrives came through the shortcuts.
+            variable.assign(np.zeros(variable.shape))
+    frame = probes.signal_propagation(net, random_batch(net))
+    sizes = frame["gradient_ratio"].iloc[0] / frame["gradient_ratio"]
+    np.testing.assert_allclose(sizes, [1, 1 / scale, 1 / scale**2], rtol=1e-5)
+    np.testing.assert_allclose(frame["shortcut_share"], 1, rtol=1e-5)
 
 
 def test_leaves_the_network_as_it_was():

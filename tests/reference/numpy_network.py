@@ -1,9 +1,9 @@
 """Residual networks in plain NumPy and float64: states, losses, gradients and metrics per block.
 
 Written from the papers' definitions, not from the package, and without Keras or TensorFlow. At
-inference only (moving statistics, no dropout), channels last only. Blocks may share weights, have a
-bounded Lipschitz constant (by the singular values of explicit matrices), and add their branch to
-the input of their stage.
+inference only (moving statistics, the mean of a dropout mask), channels last only. Blocks may share
+weights, have a bounded Lipschitz constant (by the singular values of explicit matrices), and add
+their branch to the input of their stage.
 
 Every piece of the network is a function `x -> (y, pull)`, where `pull` takes the gradient of a
 scalar with respect to `y` and returns the one with respect to `x`, written by hand.
@@ -256,8 +256,11 @@ def joined(shortcut, weights):
             "DropoutShortcut": "dropout",
         }[shortcut["class_name"]]
     name = settings.get("name", "shortcut")
-    if shortcut in ("identity", "dropout"):
+    if shortcut == "identity":
         return lambda h, f: (h + f, lambda dy: (dy, dy))
+    if shortcut == "dropout":
+        mean = 1 if settings.get("rescale", False) else 1 - settings.get("rate", 0.5)
+        return lambda h, f: (mean * h + f, lambda dy: (mean * dy, dy))
     if shortcut == "scaled":
         a, b = settings.get("scale", 0.5), settings.get("branch_scale", 1.0)
         return lambda h, f: (a * h + b * f, lambda dy: (a * dy, b * dy))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import ops
 
-from tfresidual.arguments import check_int, check_number
+from tfresidual.arguments import check_bool, check_int, check_number
 
 if TYPE_CHECKING:
     from tfresidual.types import DataFormat, DType, Shape, ShortcutName, Tensor
@@ -156,31 +156,49 @@ class ConvolutionShortcut(Shortcut):
 
 @keras.saving.register_keras_serializable(package="tfresidual")
 class DropoutShortcut(Shortcut):
-    """Applies dropout to the state: `dropout(state) + branch`. An identity shortcut at inference.
+    """Applies dropout to the state: `mask * state + branch`.
+
+    In training, the mask is 0 for a feature with probability `rate`, else 1, drawn for each feature
+    of each image. At inference, the state is multiplied by the mean of the mask, 1 - rate. The
+    paper means this form, in which the shortcut has an expected scale of 0.5. With `rescale`, the
+    mask is divided by its mean, as in `keras.layers.Dropout` ("inverted" dropout): the expected
+    scale is 1, and the shortcut is an identity at inference.
 
     Args:
         rate: float in [0, 1), fraction of the state's features that are set to zero in training.
         seed: int or `None`, seed of the dropout masks. Do not set it in a network: units with the
             same seed draw the same masks.
+        rescale: whether the mask is divided by 1 - rate.
 
     Reference:
-        He et al. 2016, https://arxiv.org/abs/1603.05027, fig. 2f.
+        He et al. 2016, https://arxiv.org/abs/1603.05027, section 3.1 and fig. 2f.
     """
 
-    def __init__(self, rate: float = 0.5, seed: int | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, rate: float = 0.5, seed: int | None = None, rescale: bool = False, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.rate: float = check_number("rate", rate, at_least=0, below=1)
         self.seed: int | None = check_int("seed", seed, at_least=0, at_most=None, or_none=True)
+        self.rescale: bool = check_bool("rescale", rescale)
         self.dropout = keras.layers.Dropout(self.rate, seed=self.seed, dtype=self.dtype_policy)
 
     def build(self, state_shape: Shape, branch_shape: Shape | None = None) -> None:
         self.dropout.build(state_shape)
 
     def call(self, state: Tensor, branch: Tensor, training: bool | None = None) -> Tensor:
-        return ops.add(self.dropout(state, training=training), branch)
+        kept = self.dropout(state, training=training)
+        if not self.rescale:
+            # Keras divides what it keeps by 1 - rate.
+            kept = (1.0 - self.rate) * kept
+        return ops.add(kept, branch)
 
     def get_config(self) -> dict[str, Any]:
-        return super().get_config() | {"rate": self.rate, "seed": self.seed}
+        return super().get_config() | {
+            "rate": self.rate,
+            "seed": self.seed,
+            "rescale": self.rescale,
+        }
 
 
 SHORTCUTS = {
