@@ -60,6 +60,7 @@ BATCH_NORMS = ("shared", "unshared_statistics", "unshared_scale", "unshared")
 KERNELS = ("uniform", "triangular", "triangular_printed")
 RECIPES = (
     "digitclutter",
+    "digitclutter_200",
     "cifar10",
     "cifar100",
     "mnist",
@@ -67,6 +68,7 @@ RECIPES = (
     "single_representation",
     "avg_pooling",
     "wide",
+    "hauser",
 )
 
 

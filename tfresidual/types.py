@@ -60,6 +60,8 @@ RecipeName: TypeAlias = Literal[
     "cifar100",
     "mnist",
     "digitclutter",
+    "digitclutter_200",
+    "hauser",
 ]
 DatasetName: TypeAlias = Literal["cifar10", "cifar100", "mnist", "digitclutter"]
 Pixels: TypeAlias = Literal["standardized", "0-1", "0-255"]

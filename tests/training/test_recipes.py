@@ -25,6 +25,9 @@ PAPERS = {
     "cifar100": (200, [(0, 99, 0.1), (100, 149, 0.01), (150, 199, 0.001)]),
     "mnist": (400, [(0, 199, 0.025), (200, 299, 0.01), (300, 399, 0.004)]),
     "digitclutter": (400, [(0, 199, 0.05), (200, 299, 0.01), (300, 399, 0.002)]),
+    "digitclutter_200": (200, [(0, 99, 0.1), (100, 149, 0.01), (150, 199, 0.001)]),
+    # Not printed but chosen: a half and three quarters of the training.
+    "hauser": (200, [(0, 99, 0.1), (100, 149, 0.01), (150, 199, 0.001)]),
 }
 recipes = pytest.mark.parametrize("name", PAPERS)
 
@@ -39,6 +42,37 @@ def test_there_is_a_recipe_for_every_paper_and_dataset():
         # The recipe of a dataset augments just where the dataset's pipeline does.
         assert datasets.describe(name)
         assert training.recipe(name).augment == name.startswith("cifar")
+
+
+def test_recipes_that_a_paper_does_not_print_say_so():
+    assert "our choice" in training.recipe("hauser").source
+    # The dataset decides about augmentation, and MNIST has none.
+    assert training.recipe("hauser").augment is True
+    assert training.recipe("digitclutter_200").augment is False
+    assert training.recipe("digitclutter_200").source == training.recipe("digitclutter").source
+
+
+def test_batch_sizes_of_hauser():
+    # The depths that the paper names, with the batch sizes that it prints.
+    printed = {
+        "cifar10": {256: range(2, 29, 2), 128: range(30, 59, 2), 64: range(60, 101, 10)},
+        "mnist": {128: range(2, 61, 2), 64: range(70, 101, 10)},
+    }
+    for data, sizes in printed.items():
+        for size, depths in sizes.items():
+            assert {training.hauser_batch_size(blocks, data) for blocks in depths} == {size}
+    assert training.hauser_batch_size(30) == 128
+    assert training.hauser_batch_size(1) == training.hauser_batch_size(29) == 256
+    assert training.hauser_batch_size(1000, data="mnist") == 64
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("blocks", 0), ("blocks", 2.0), ("blocks", True), ("data", "cifar100"), ("data", None)],
+)
+def test_bad_arguments_of_batch_sizes(name, value):
+    with pytest.raises(ValueError, match=rf"`{name}`.*Received: {name}="):
+        training.hauser_batch_size(**{"blocks": 2, name: value})
 
 
 @recipes

@@ -10,6 +10,8 @@ import keras
 from tfresidual.arguments import check_choice, check_int
 
 if TYPE_CHECKING:
+    from typing import Literal
+
     from tfresidual.types import RecipeName
 
 
@@ -19,7 +21,7 @@ class Recipe:
 
     Attributes:
         name: str, the name in `RECIPES`.
-        epochs: int, number of epochs in the paper.
+        epochs: int, number of epochs in the paper, or our choice where it prints none.
         rates: pairs (first epoch, learning rate) in chronological order; the first pair begins at
             epoch 0.
         augment: whether images are flipped and cropped at random.
@@ -67,6 +69,13 @@ class Recipe:
 
 _INFERENCE = "Jastrzebski et al. 2018, section 4"
 _CONVERGENCE = "Iterative convergent computation is not a useful inductive bias, appendix A"
+_HAUSER = "Hauser 2019, section 3: the augmentation; optimizer, rates and epochs are our choice"
+# The batch sizes of Hauser 2019, section 3: pairs of the first number of blocks
+# per stage and the batch size.
+_HAUSER_BATCH_SIZES = {
+    "cifar10": ((1, 256), (30, 128), (60, 64)),
+    "mnist": ((1, 128), (70, 64)),
+}
 
 RECIPES = {
     recipe.name: recipe
@@ -97,6 +106,8 @@ RECIPES = {
         Recipe("cifar100", 200, ((0, 0.1), (100, 0.01), (150, 0.001)), True, _CONVERGENCE),
         Recipe("mnist", 400, ((0, 0.025), (200, 0.01), (300, 0.004)), False, _CONVERGENCE),
         Recipe("digitclutter", 400, ((0, 0.05), (200, 0.01), (300, 0.002)), False, _CONVERGENCE),
+        Recipe("digitclutter_200", 200, ((0, 0.1), (100, 0.01), (150, 0.001)), False, _CONVERGENCE),
+        Recipe("hauser", 200, ((0, 0.1), (100, 0.01), (150, 0.001)), True, _HAUSER),
     )
 }
 
@@ -104,11 +115,22 @@ RECIPES = {
 def recipe(name: RecipeName) -> Recipe:
     """Returns the training recipe of a paper, by name.
 
+    Appendix A.4 of "Iterative convergent computation is not a useful inductive bias for ResNets"
+    prints two recipes for Digitclutter. `"digitclutter"` is the one it prints for Digitclutter
+    alone: 400 epochs as for most networks, a rate of 0.05, divided by 5 at 200 and 300 epochs.
+    `"digitclutter_200"` is the one it prints for CIFAR-100 and Digitclutter together: 200 epochs, a
+    rate of 0.1, divided by 10 at 100 and 150 epochs.
+
+    Of its training, Hauser 2019 prints the augmentation, flips and crops on CIFAR-10 and none on
+    MNIST, and the batch sizes, see `hauser_batch_size`. Everything else in `"hauser"` is our
+    choice: SGD with momentum 0.9 for 200 epochs, and a rate of 0.1 that is divided by 10 at one
+    half and at three quarters of them, as He et al. 2016 divide it.
+
     Args:
         name: for Jastrzebski et al. 2018, the network: `"resnet110"`, `"single_representation"`,
             `"avg_pooling"` or `"wide"`; for "Iterative convergent computation is not a useful
-            inductive bias for ResNets", the dataset: `"cifar10"`, `"cifar100"`, `"mnist"` or
-            `"digitclutter"`.
+            inductive bias for ResNets", the dataset: `"cifar10"`, `"cifar100"`, `"mnist"`,
+            `"digitclutter"` or `"digitclutter_200"`; for Hauser 2019, `"hauser"`.
 
     Returns:
         A `Recipe`.
@@ -118,3 +140,28 @@ def recipe(name: RecipeName) -> Recipe:
     """
     check_choice("name", name, RECIPES)
     return RECIPES[name]
+
+
+def hauser_batch_size(blocks: int, data: Literal["cifar10", "mnist"] = "cifar10") -> int:
+    """Returns the batch size with which Hauser 2019 trains a network of some depth.
+
+    Deeper networks have smaller batches, to fit into memory: on CIFAR-10, 256 images up to 28
+    blocks per stage, 128 from 30 on and 64 from 60 on; on MNIST, 128 up to 60 and 64 from 70 on.
+    The paper trains no network between these depths, which belong to the shallower ones here.
+
+    Args:
+        blocks: int, number of blocks of each stage, 1 or more.
+        data: `"cifar10"` or `"mnist"`.
+
+    Returns:
+        An int, images per step.
+
+    Raises:
+        ValueError: if an argument cannot be used.
+
+    Reference:
+        Hauser 2019, section 3.
+    """
+    check_int("blocks", blocks, at_least=1)
+    check_choice("data", data, _HAUSER_BATCH_SIZES)
+    return [size for first, size in _HAUSER_BATCH_SIZES[data] if first <= blocks][-1]
