@@ -116,6 +116,10 @@ CALLS = {
         ),
         {"int": ["epochs", "steps_per_epoch"]},
     ),
+    "training.hauser_batch_size": (
+        lambda chain, **a: training.hauser_batch_size(**{"blocks": 2} | a),
+        {"int": ["blocks"]},
+    ),
     "training.train": (
         lambda chain, **a: training.train(None, None, None, "nowhere", metric="accuracy", **a),
         {"int": ["epochs"]},
@@ -278,7 +282,7 @@ CALLS = {
     ),
     "registry.ProbeOptions": (
         lambda chain, **a: ProbeOptions(**a),
-        {"int": ["times"], "number": ["chance", "memory_limit"]},
+        {"int": ["times", "first_block?"], "number": ["chance", "memory_limit"]},
     ),
 }
 

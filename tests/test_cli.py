@@ -175,7 +175,7 @@ def test_defaults_of_probe_are_those_of_the_package():
     long = [name for name, entry in registry.ENTRIES.items() if not entry.by_default]
     assert f"except {', '.join(long)}, which takes long]" in OPTIONS["probe", "names"].help
     for name, default in dataclasses.asdict(registry.ProbeOptions()).items():
-        if name in ("at_chance", "seed"):
+        if name in ("at_chance", "seed", "first_block"):
             continue
         default = "that of the run" if name == "epsilon" else default
         option = OPTIONS["probe", name]

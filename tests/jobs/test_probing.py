@@ -240,7 +240,13 @@ def test_a_folder_that_is_a_file_is_refused_before_anything_is_opened(run, tmp_p
 
 @pytest.mark.parametrize(
     "change",
-    [{"times": 0}, {"scale": float("nan")}, {"chance": "largest_class"}, {"memory_limit": 0}],
+    [
+        {"times": 0},
+        {"scale": float("nan")},
+        {"chance": "largest_class"},
+        {"memory_limit": 0},
+        {"first_block": -1},
+    ],
     ids=lambda change: next(iter(change)),
 )
 def test_bad_options(change):

@@ -8,6 +8,7 @@ import html.parser
 import json
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,10 +19,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
+from reference.random_network import random_network
 
-from tfresidual import chain, datasets, probes, tuning
+from tfresidual import chain, datasets, probes, registry, tuning
+from tfresidual.jobs import probing, study
 from tfresidual.jobs import settings as settings_module
-from tfresidual.jobs import study
 
 pytestmark = pytest.mark.system
 
@@ -91,11 +93,12 @@ def test_files(done):
     figures = [name for name in names if name.startswith("figures/")]
     assert len(figures) >= 8
     assert {"figures/cosine_loss.png", "figures/computational_distance.png"} <= set(figures)
-    frames = {name for name in names if name.startswith("frames/")}
+    frames = {name for name in names if name.startswith("frames/")} - {"frames/probes.json"}
     assert frames >= {f"frames/{name}.csv" for name in FRAMES}
     assert all(re.fullmatch(r"frames/\w+\.csv", name) for name in frames)
     assert set(names) - set(figures) - frames == {
         "settings.json",
+        "frames/probes.json",
         "log.csv",
         "model.keras",
         "checkpoints/epoch-0001.keras",
@@ -219,6 +222,74 @@ def test_report(done, saved):
     assert "train_size" in text and "64" in text
 
 
+def captions_of(folder):
+    """What the captions of a report say of images, or nothing, by the title of their section."""
+    page = (folder / "report.html").read_text("utf-8")
+    found = re.findall(r"<h2[^>]*>([^<]+)</h2>.*?<figcaption>(.*?)</figcaption>", page, re.S)
+    assert len(found) == page.count("<figcaption>")
+    return {title: "".join(re.findall(r"On \d.* images\.$", text)) for title, text in found}
+
+
+def test_every_figure_says_on_how_many_images(done):
+    captions = captions_of(done[0])
+    # Of 64 and 40 images, and of the first 256 of them; validation images in whole batches of 32.
+    both = "On 64 training images and 40 test images."
+    assert captions.pop("Images") == "On 16 test images."
+    assert captions.pop("Training") == "On 64 training images and 40 validation images."
+    by_epoch = [title for title, caption in captions.items() if "validation" in caption]
+    assert len(by_epoch) >= 3
+    assert {captions.pop(title) for title in by_epoch} == {"On 40 validation images."}
+    assert set(captions.values()) <= {both, "On 40 test images."}
+    assert captions["Do blocks move down the loss gradient?"] == both
+    # The same numbers stand beside the frames, and in those that count images themselves.
+    known = json.loads((done[0] / "frames" / "probes.json").read_text())
+    assert set(known) == {path.stem for path in (done[0] / "frames").glob("*.csv")}
+    assert known["weight_deviations"]["images"] == {}
+    assert known["block_metrics"]["images"] == {"train": 64, "test": 40}
+    assert known["repetition_metrics_scaled"]["options"]["scale"] == 0.3
+    groups = pd.read_csv(done[0] / "frames" / "borderline.csv").query("group == 'all'")
+    counts = groups.groupby("split")["images"].unique().map(list).to_dict()
+    assert counts == {split: [n] for split, n in known["borderline"]["images"].items()}
+
+
+@pytest.fixture(scope="module")
+def late(tmp_path_factory, settings):
+    """The folder of a study of three blocks per stage, of which the first is not coupled."""
+    folder = tmp_path_factory.mktemp("runs") / "late"
+    changes = {"depth": 20, "epochs": 1, "coupling": 0.5, "coupling_from": 1}
+    study.run(folder, dataclasses.replace(settings, **changes))
+    return folder
+
+
+def test_effective_parameters_of_late_coupling(late, tmp_path):
+    net = chain(late / "model.keras")
+    expected = probes.effective_parameters(net, first_block=1)
+    uncoupled = probes.effective_parameters(net)["uncoupled"]
+    assert (expected["uncoupled"] > uncoupled).all()
+    frames, _ = probing.probe(late, ["effective_parameters"], tmp_path / "own")
+    for folder in (late / "frames", tmp_path / "own"):
+        frame = pd.read_csv(folder / "effective_parameters.csv")
+        pd.testing.assert_frame_equal(frame, expected, rtol=1e-6)
+        assert set(pd.read_csv(folder / "weight_deviations.csv")["block"]) == {1, 2}
+        known = json.loads((folder / "probes.json").read_text())
+        assert known["effective_parameters"]["options"]["first_block"] == 1
+    # It reads no images.
+    assert captions_of(late)["How different are the blocks?"] == ""
+    # What is asked for comes before what the run says.
+    options = registry.ProbeOptions(first_block=0)
+    frames, _ = probing.probe(late, ["effective_parameters"], tmp_path / "other", options=options)
+    assert frames["effective_parameters"]["uncoupled"].tolist() == uncoupled.tolist()
+    # A network of two blocks in the same folder was not coupled from its second block on.
+    path = tmp_path / "run" / "shallow.keras"
+    shutil.copytree(late, path.parent)
+    random_network(
+        input_shape=(32, 32, 1), classes=10, classifier_activation="sigmoid", blocks=2
+    ).save(path)
+    frames, _ = probing.probe(path, ["effective_parameters"], tmp_path / "shallow")
+    alone = probes.effective_parameters(path)
+    pd.testing.assert_frame_equal(frames["effective_parameters"], alone)
+
+
 def test_the_settings_of_the_report_are_those_used(done):
     page = (done[0] / "report.html").read_text("utf-8")
     rows = dict(re.findall(r'<tr><th scope="row">settings \S+ (\w+)</th><td>(.*?)</td>', page))
@@ -332,7 +403,7 @@ def test_other_settings_are_refused(done, settings, change):
 
 INTERRUPTED = """
 import os, signal, sys
-from tfresidual.jobs import study
+from tfresidual.jobs import probing, study
 
 def watch(event, arguments):
     # Just before the second epoch's checkpoint takes its place.

@@ -215,16 +215,20 @@ def test_indices_of_unknown_images_say_nothing():
 def test_findings_stand_in_their_sections():
     frame = block_frame(3, splits=("test",)).assign(cosine_loss_se=1e-6)
     frames = {"block_metrics": frame}
-    sections = {s.title: s for s in study_sections(frames, study_figures(frames, 0.1))}
+    counts = {"block_metrics": {"train": 2000, "test": 10_000}}
+    sections = {s.title: s for s in study_sections(frames, study_figures(frames, 0.1), counts)}
     measured = frame["cosine_loss"].dropna()
     section = sections["Do blocks move down the loss gradient?"]
     assert f"{(measured < 0).sum()} of {len(measured)} blocks lie below zero" in section.finding
     assert sections["How large is the gradient?"].finding is None
+    # Where the number of images is known, the caption says it.
+    assert section.images == "2,000 training images and 10,000 test images"
     # The frame of another network, and other words.
     frames = {"block_metrics": frame.assign(cosine_loss=-frame["cosine_loss"])}
     others = {s.title: s for s in study_sections(frames, study_figures(frames, 0.1))}
     assert others[section.title].finding != section.finding
     assert others[section.title].reading == section.reading
+    assert others[section.title].images is None
 
 
 @pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)

@@ -129,6 +129,13 @@ class TestPage:
         assert page.text("strong") == ["Measured:"]
         assert some_sections()[0].finding in texts
 
+    @pytest.mark.parametrize("figure", [True, False])
+    def test_images_come_after_the_reading(self, tmp_path, figure):
+        shown = {"figure": small_figure()} if figure else {"frame": pd.DataFrame({"a": [1]})}
+        section = report.Section("T", "Q?", reading="R.", images="2,000 test images", **shown)
+        page = Page(report.write(tmp_path / "r.html", "T", [section]).read_text("utf-8"))
+        assert "R. On 2,000 test images." in page.text("figcaption") + page.text("p")
+
     def test_links_lead_to_sections(self, page):
         targets = {attributes.get("id") for _, attributes in page.tags}
         links = [attributes["href"] for attributes in page.all("a")]
@@ -282,7 +289,9 @@ class TestWholeOrNothing:
 
 
 class TestRefused:
-    @pytest.mark.parametrize("name", ["title", "question", "reading", "source", "finding"])
+    @pytest.mark.parametrize(
+        "name", ["title", "question", "reading", "source", "finding", "images"]
+    )
     @pytest.mark.parametrize("value", ["  ", 3])
     def test_texts(self, name, value):
         arguments = {"title": "T", "question": "Q?", "reading": "R.", name: value}

@@ -52,6 +52,7 @@ from tfresidual.machine.files import replacing, written
 from tfresidual.machine.locks import locked
 from tfresidual.machine.memory import check_fits
 from tfresidual.probes.logs import log_key
+from tfresidual.registry.figures import images_text
 from tfresidual.training.progress import TrainingProgress
 from tfresidual.tuning.depth_search import load_trained
 from tfresidual.tuning.workers import IP, check_environment, is_worker
@@ -333,7 +334,8 @@ def _conclude(folder, settings, test, console, seconds):
     oracle = tuning.read_search(folder / PROJECT)
     (outcome,) = tuning.outcomes_of(oracle)
     trace = tuning.trace_of(oracle)
-    sections = report.search_sections(trace, settings.epsilon)
+    images = images_text({"validation": settings.validation})
+    sections = report.search_sections(trace, settings.epsilon, images)
     figures = {"depth_search": sections[0].figure}
     write_frames_and_figures(folder, {"trace": trace}, figures)
     error = None

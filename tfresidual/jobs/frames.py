@@ -1,12 +1,19 @@
 """Writes the results of probes: frames, figures, and a record of what they were measured on."""
 
+import dataclasses
 import json
+from importlib import metadata
 
 from tfresidual.machine.console import followed
 from tfresidual.machine.files import read_json, written
 
 # Records what each frame was measured on, by the name of the frame.
 RECORD = "probes.json"
+
+
+def count_images(dataset):
+    """Returns the number of images of a dataset of batches `(images, labels)`."""
+    return sum(len(images) for images, _ in dataset)
 
 
 def write_frames_and_figures(folder, frames, figures, flat=False, console=None):
@@ -41,13 +48,33 @@ def known_records(folder):
     return read_json(path, "Remove it to probe again") if path.exists() else {}
 
 
-def record(folder, known, frames, what):
-    """Records what frames were measured on and returns the path of the record.
+def described(network, settings, counts, pixels, options):
+    """Returns what frames were measured on, as it is recorded.
 
-    The known records of other frames are kept.
+    Args:
+        network: str, the path of the network.
+        settings: the `Settings` of the data.
+        counts: dict of the numbers of images by split; empty if none were read.
+        pixels: format of the pixels.
+        options: the `ProbeOptions`.
     """
-    known |= dict.fromkeys(frames, what)
+    return {
+        "network": network,
+        "tfresidual": metadata.version("tfresidual"),
+        "data": settings.data,
+        "images": counts,
+        "pixels": pixels,
+        "options": dataclasses.asdict(options),
+    }
+
+
+def record(folder, records):
+    """Writes what frames were measured on, a dict by name of what `described` returns.
+
+    Returns:
+        The path of the file.
+    """
     path = folder / RECORD
     with written(path) as beside:
-        beside.write_text(json.dumps(known, indent=2) + "\n", "utf-8")
+        beside.write_text(json.dumps(records, indent=2) + "\n", "utf-8")
     return path

@@ -5,14 +5,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from importlib import metadata
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from tfresidual import datasets, sources
 from tfresidual.arguments import check_choice, check_int, checked_path
-from tfresidual.jobs.frames import known_records, record, write_frames_and_figures
+from tfresidual.jobs.frames import (
+    count_images,
+    described,
+    known_records,
+    record,
+    write_frames_and_figures,
+)
 from tfresidual.jobs.settings import prepare
 from tfresidual.jobs.targets import check_fit, folder_of, network_of, settings_for, whole_series
 from tfresidual.machine.console import say
@@ -145,7 +150,7 @@ def _run(asked, console):
     known = known_records(asked.folder)
     # An incomplete series leaves the complete frames of an earlier probe as they are.
     written_to = asked.folder / UNFINISHED if asked.is_series else asked.folder
-    frames, paths = {}, {}
+    frames, paths, options = {}, {}, asked.options
     data, last = None, [*asked.networks.values()][-1]
     for epoch, path in asked.networks.items():
         say(console, f"opening {path}")
@@ -155,21 +160,18 @@ def _run(asked, console):
         check_fit(chain, asked.settings, path)
         if data is None:
             data = _data(asked.settings, asked.splits, asked.images, asked.pixels, console)
-            counts = {split: _count(part) for split, part in data.items()}
+            counts = {split: count_images(part) for split, part in data.items()}
+            if options.first_block is None:
+                options = dataclasses.replace(
+                    options, first_block=_first_coupled(chain, asked.settings)
+                )
             say(console, f"on {counts} images of {asked.settings.data}, pixels {asked.pixels}")
-            what = {
-                "network": str(asked.target),
-                "tfresidual": metadata.version("tfresidual"),
-                "data": asked.settings.data,
-                "images": counts,
-                "pixels": asked.pixels,
-                "options": dataclasses.asdict(asked.options),
-            }
+            what = described(str(asked.target), asked.settings, counts, asked.pixels, options)
         for name in asked.names or _measured_at_once(chain):
             say(console, f"running {name}")
-            measured = ENTRIES[name].run(chain, data, asked.options, console is not None)
+            measured = ENTRIES[name].run(chain, data, options, console is not None)
             # Only the last network of a series is drawn.
-            figures = study_figures(measured, asked.options.epsilon) if path == last else {}
+            figures = study_figures(measured, options.epsilon) if path == last else {}
             if epoch is not None:
                 measured = _with_epoch(measured, epoch, frames)
             # Written at once, so that an interruption loses only the current probe.
@@ -177,12 +179,13 @@ def _run(asked, console):
             paths |= dict.fromkeys(written_now)
             frames |= measured
             if not asked.is_series:
-                paths[record(asked.folder, known, measured, what)] = None
+                known |= dict.fromkeys(measured, what)
+                paths[record(asked.folder, known)] = None
     if asked.is_series:
-        figures = study_figures(_by_epoch(frames), asked.options.epsilon)
+        figures = study_figures(_by_epoch(frames), options.epsilon)
         paths |= dict.fromkeys(write_frames_and_figures(written_to, {}, figures, flat=True))
         paths = {path.replace(asked.folder / path.name): None for path in paths}
-        paths[record(asked.folder, known, frames, what)] = None
+        paths[record(asked.folder, known | dict.fromkeys(frames, what))] = None
         # Files that an interrupted run of other probes left there stay.
         with contextlib.suppress(OSError):
             written_to.rmdir()
@@ -196,6 +199,14 @@ def _measured_at_once(chain):
     """
     names = [name for name in possible(chain) if ENTRIES[name].by_default]
     return [name for name in names if ENTRIES[name].measured_by not in names]
+
+
+def _first_coupled(chain, settings):
+    """Returns the block index from which the training of a network coupled its blocks, or 0."""
+    first = settings.coupling_from
+    later = [block for block in chain.blocks if block.keeps_shape and block.index >= first]
+    # A search trains networks that do not have two such blocks in a stage without coupling.
+    return first if len(later) > len({block.stage for block in later}) else 0
 
 
 def _listed(names):
@@ -237,7 +248,3 @@ def _data(settings, splits, images, pixels, console):
     batches = math.ceil(images / settings.batch_size) if images else int(test.cardinality())
     parts = {"train": datasets.plain(train), "test": test}
     return {split: parts[split].take(batches) for split in splits}
-
-
-def _count(dataset):
-    return sum(len(images) for images, _ in dataset)

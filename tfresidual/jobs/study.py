@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from typing import TYPE_CHECKING
@@ -15,16 +16,22 @@ import numpy as np
 from tfresidual import plots, probes, sources
 from tfresidual.arguments import checked_path
 from tfresidual.datasets import plain
-from tfresidual.jobs.frames import write_frames_and_figures
-from tfresidual.jobs.run_folder import read_settings
+from tfresidual.datasets.description import sizes_of
+from tfresidual.jobs.frames import (
+    count_images,
+    described,
+    record,
+    write_frames_and_figures,
+)
+from tfresidual.jobs.run_folder import MODEL_FILE, read_settings
 from tfresidual.jobs.settings import Settings, build, check, prepare, used
-from tfresidual.jobs.training import batches_of, train, train_locked
+from tfresidual.jobs.training import IMAGES_PER_EPOCH, batches_of, train, train_locked
 from tfresidual.machine.console import say
 from tfresidual.machine.locks import locked
 from tfresidual.plots.style import RIGHT, WRONG
 from tfresidual.probes.logs import has_blocks
 from tfresidual.registry import ENTRIES, ProbeOptions, possible
-from tfresidual.registry.figures import study_figures, study_sections
+from tfresidual.registry.figures import images_text, study_figures, study_sections
 from tfresidual.report import Section, findings, write
 
 if TYPE_CHECKING:
@@ -52,7 +59,8 @@ def run(
     - `log.csv`: the losses, metrics and block metrics of every epoch (a training on another
       backend than TensorFlow, which is taken on when it is finished, has no block metrics);
     - `model.keras`: the network of the best epoch;
-    - `frames/*.csv`: the frames that the probes returned;
+    - `frames/*.csv`: the frames that the probes returned, and `frames/probes.json`: the number of
+      images of each split that they were measured on;
     - `figures/*.png`: the figures;
     - `report.html`: all results on one page.
 
@@ -80,17 +88,23 @@ def _run(folder, settings, console):
     begun = time.monotonic()
     data, result = train_locked(folder, settings, console)
     seconds = time.monotonic() - begun
-    frames = _probe(result, data, settings, console)
+    frames, records = _probe(folder, result, data, settings, console)
+    images = {name: what["images"] for name, what in records.items() if what["images"]}
+    train_size, validation, _ = sizes_of(
+        settings.data, settings.train_size, settings.validation, settings.test_size
+    )
+    images["log"] = {"train": train_size, "validation": validation}
     say(console, "drawing the figures")
     figures = study_figures(frames, settings.epsilon)
     examples = _examples(result, data)
-    sections = [examples, *study_sections(frames, figures)]
+    sections = [examples, *study_sections(frames, figures, images)]
     write_frames_and_figures(
         folder,
         {name: frame for name, frame in frames.items() if name != "log"},
         figures | {"images": examples.figure},
         console=console,
     )
+    record(folder / "frames", records)
     say(console, "measuring the error on the test images")
     error = 1 - result.network.evaluate(data.test, return_dict=True, verbose=0)[result.metric]
     say(console, "writing the report")
@@ -103,28 +117,53 @@ def _run(folder, settings, console):
     )
 
 
-def _probe(result, data, settings, console):
+def _probe(folder, result, data, settings, console):
+    """Returns the frames and what those of probes were measured on, two dicts by name."""
     chain = sources.chain(result.network)
+    network = str(folder / MODEL_FILE)
     images = {"train": plain(data.train).take(batches_of(TRAIN_IMAGES, settings))}
     images["test"] = data.test
-    options = ProbeOptions(at_chance="nan", epsilon=settings.epsilon, seed=settings.seed)
-    frames = {}
+    options = ProbeOptions(
+        at_chance="nan",
+        epsilon=settings.epsilon,
+        seed=settings.seed,
+        first_block=settings.coupling_from,
+    )
+
+    @functools.cache
+    def images_of(split, most):
+        """Returns the images of a split, at most this many in whole batches, and their number."""
+        part = images[split]
+        if most is not None:
+            part = part.take(batches_of(most, settings))
+        return part, count_images(part)
+
+    frames, records = {}, {}
     for name in possible(chain):
         for study in ENTRIES[name].studies:
             if not study.when(chain):
                 continue
             say(console, f"running {name}")
-            parts = {split: images[split] for split in study.splits}
-            if study.images is not None:
-                batches = batches_of(study.images, settings)
-                parts = {split: part.take(batches) for split, part in parts.items()}
+            parts, counts = {}, {}
+            for split in study.splits:
+                parts[split], counts[split] = images_of(split, study.images)
             changed = dataclasses.replace(options, **study.changes)
             measured = ENTRIES[name].run(chain, parts, changed, console is not None)
-            frames |= {study.renamed.get(key, key): frame for key, frame in measured.items()}
+            for key, frame in measured.items():
+                key = study.renamed.get(key, key)
+                frames[key] = frame
+                # A frame without splits was measured on the weights alone.
+                read = counts if "split" in frame else {}
+                records[key] = described(network, settings, read, "standardized", changed)
     if has_blocks(result.log):
         # The log of a training on another backend has no metrics of the blocks.
         frames["block_metrics_by_epoch"] = probes.from_logs(result.log)
-    return frames | {"log": result.log}
+        probed = data.validation.take(batches_of(IMAGES_PER_EPOCH, settings))
+        read = {"validation": count_images(probed)}
+        records["block_metrics_by_epoch"] = described(
+            network, settings, read, "standardized", options
+        )
+    return frames | {"log": result.log}, records
 
 
 def _examples(result, data):
@@ -148,6 +187,7 @@ def _examples(result, data):
         "wrong one"
         + ("; all classes of an image must be named." if data.description.multi_label else "."),
         finding=f"{sum(are_right)} of these {len(are_right)} answers are correct.",
+        images=images_text({"test": len(are_right)}),
     )
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tfresidual.arguments import check_epsilon
+from tfresidual.arguments import check_epsilon, check_int
 from tfresidual.probes.convergence_indices import check_chance
 from tfresidual.routing.evaluator import MEMORY_LIMIT, check_memory_limit
 from tfresidual.routing.routes import check_scale, check_times
@@ -49,6 +49,8 @@ class ProbeOptions:
         epsilon: the mean scaled perturbation of the stopping rule, `None` for that of the run.
         memory_limit: MiB that the evaluator may use.
         seed: the seed of the orders of shuffled blocks, `None` for that of the run.
+        first_block: block index of the first block of a stage that counts as coupled, see
+            `tfresidual.probes.effective_parameters`; `None` for that of the run, or 0.
 
     Raises:
         ValueError: if one of them cannot be used.
@@ -61,6 +63,7 @@ class ProbeOptions:
     epsilon: float | None = None
     memory_limit: float = MEMORY_LIMIT
     seed: int | None = None
+    first_block: int | None = None
 
     def __post_init__(self) -> None:
         check_times(self.times)
@@ -69,6 +72,7 @@ class ProbeOptions:
         check_scale(self.scale)
         check_chance(self.chance)
         check_memory_limit(self.memory_limit)
+        check_int("first_block", self.first_block, at_least=0, or_none=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,8 @@ _TRAINING = Figure(
         "a training loss that falls while the validation loss rises."
     ),
 )
+# How the images of a split are called.
+_NAMES = {"train": "training"}
 FIGURES = (_TRAINING, *(figure for entry in ENTRIES.values() for figure in entry.figures))
 
 
@@ -49,12 +51,14 @@ def study_figures(frames, epsilon):
     return figures
 
 
-def study_sections(frames, figures):
+def study_sections(frames, figures, images=None):
     """Puts the figures and tables of a study into sections of a report.
 
     Args:
         frames: see `study_figures`.
         figures: the figures returned by `study_figures`.
+        images: a dict from the names of frames to the numbers of images that they were measured on,
+            a dict by split; frames that were measured on no images are left out.
 
     Returns:
         A list of `Section`.
@@ -68,7 +72,21 @@ def study_sections(frames, figures):
             reading=figure.reading,
             source=figure.source,
             finding=None if figure.finding is None else figure.finding(frames),
+            images=_images_of(figure, images or {}),
         )
         for figure in FIGURES
         if figure.name in figures
     ]
+
+
+def images_text(counts):
+    """Returns numbers of images by split as text, such as "2,000 test images"."""
+    return " and ".join(
+        f"{count:,} {_NAMES.get(split, split)} images" for split, count in counts.items()
+    )
+
+
+def _images_of(figure, images):
+    """Returns what the frames of a figure were measured on as text; `None` if on no images."""
+    texts = [images_text(images[name]) for name in figure.frames if name in images]
+    return "; ".join(dict.fromkeys(texts)) or None

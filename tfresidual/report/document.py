@@ -77,7 +77,7 @@ def _render(title, sections, summary, settings):
             {
                 "title": section.title,
                 "question": section.question,
-                "reading": section.reading,
+                "reading": _caption(section),
                 "finding": section.finding,
                 "source": section.source,
                 "table": None if section.frame is None else tables.from_frame(section.frame),
@@ -87,6 +87,11 @@ def _render(title, sections, summary, settings):
         ],
         settings=tables.from_settings(settings),
     )
+
+
+def _caption(section):
+    """Returns how to read a section, and the images that it was measured on."""
+    return section.reading + ("" if section.images is None else f" On {section.images}.")
 
 
 def _image(section):

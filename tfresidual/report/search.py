@@ -26,12 +26,13 @@ COLUMNS = (
 )
 
 
-def search_sections(trace: Frame, epsilon: float) -> list[Section]:
+def search_sections(trace: Frame, epsilon: float, images: str | None = None) -> list[Section]:
     """Returns the sections of a report on the trace of a search.
 
     Args:
         trace: frame of `tfresidual.tuning.DepthSearch.trace`.
         epsilon: float over 0, the largest mean scaled perturbation that meets the stopping rule.
+        images: what the networks were measured on, such as "2,000 validation images", or `None`.
 
     Returns:
         A list of `Section`.
@@ -46,6 +47,7 @@ def search_sections(trace: Frame, epsilon: float) -> list[Section]:
             "less. Where the distance no longer grows with depth, the mean falls as one over "
             "the number of blocks.",
             source="Hauser 2019, figures 6 and 7, section 2.3",
+            images=images,
         ),
         Section(
             "Trials",
@@ -59,5 +61,6 @@ def search_sections(trace: Frame, epsilon: float) -> list[Section]:
             "would be met if the distance stayed the same. Blocks that change the shape of "
             "the state are not measured.",
             source="Hauser 2019, equation 11",
+            images=images,
         ),
     ]

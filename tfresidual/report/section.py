@@ -33,6 +33,8 @@ class Section:
         reading: One line on how to read the figure or table.
         source: The paper and figure the measurement comes from, or `None`.
         finding: A sentence on what was found, computed from the numbers shown, or `None`.
+        images: What the numbers were measured on, such as "2,000 test images", shown after the
+            reading; or `None`.
 
     Raises:
         ValueError: if an argument is of another type, or a text is empty.
@@ -46,11 +48,12 @@ class Section:
     reading: str
     source: str | None = None
     finding: str | None = None
+    images: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("title", "question", "reading"):
             check_text(getattr(self, name), name)
-        for name in ("source", "finding"):
+        for name in ("source", "finding", "images"):
             if getattr(self, name) is not None:
                 check_text(getattr(self, name), name)
         for name, kind in (("figure", Figure), ("frame", pd.DataFrame)):
