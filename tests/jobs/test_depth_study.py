@@ -139,6 +139,7 @@ def test_the_report_counts_trials_as_the_figure_does(done, settings):
     assert trace["trial"].min() == 0
     page = (folder / "report.html").read_text()
     assert "counts from 1" in page
+    assert page.count(f"On {settings.validation} validation images.") == 2
     # What was searched is no setting, and what was left open has no value.
     assert "<td>none</td>" not in page
 
