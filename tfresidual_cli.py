@@ -150,7 +150,11 @@ TRAINING_OPTIONS = (
         type=click.Choice(NETWORKS),
         metavar="NAME",
     ),
-    number("--width", "Channels of the first stage of resnet and resnet101.", 16),
+    number(
+        "--width",
+        "Channels of the first stage.",
+        "16; 100, 150 and 160 of single_representation, avg_pooling and wide",
+    ),
     number("--stages", "Stages of resnet (of 2 n layers each), hauser and resnet101.", 3),
     option(
         "--transition",

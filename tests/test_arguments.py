@@ -275,7 +275,15 @@ CALLS = {
     "settings": (
         lambda chain, **a: of_settings(**a),
         {
-            "int": ["width", "epochs", "batch_size", "validation", "depth?", "train_size?", "seed"],
+            "int": [
+                "width?",
+                "epochs",
+                "batch_size",
+                "validation",
+                "depth?",
+                "train_size?",
+                "seed",
+            ],
             "bool": ["recurrent"],
             "number": ["epsilon", "coupling?"],
         },

@@ -304,8 +304,10 @@ def test_the_settings_of_the_report_are_those_used(done):
     [
         ({}, {"depth": 20, "train_size": 20_000, "test_size": 2_000}, {"kernel", "gamma"}),
         ({"depth": 8, "train_size": 64, "test_size": 40}, {"depth": 8, "train_size": 64}, set()),
-        ({"network": "hauser"}, {"depth": 6}, {"width"}),
-        ({"network": "wide"}, {"network": "wide"}, {"depth", "width"}),
+        ({"network": "hauser"}, {"depth": 6, "width": 16}, set()),
+        ({"network": "wide"}, {"width": 160}, {"depth"}),
+        ({"network": "avg_pooling", "width": 8}, {"width": 8}, {"depth"}),
+        ({"network": "resnet110"}, {}, {"depth", "width"}),
         # What validation leaves of the 50,000.
         ({"data": "cifar10"}, {"train_size": 48_000, "test_size": 10_000}, {"digits"}),
         ({"coupling": 0.5}, {"coupling": 0.5, "kernel": "uniform", "coupling_from": 0}, set()),
@@ -497,7 +499,7 @@ def test_a_setting_that_the_network_does_not_have_is_refused(settings):
     changed = dataclasses.replace(settings, network="wide", depth=8, width=study.Settings.width)
     with pytest.raises(ValueError, match=r"`depth`.*Received: depth=8"):
         study.build(changed)
-    changed = dataclasses.replace(settings, network="single_representation", depth=None, width=8)
+    changed = dataclasses.replace(settings, network="resnet110", depth=None, width=8)
     with pytest.raises(ValueError, match=r"`width`.*Received: width=8"):
         study.build(changed)
     changed = dataclasses.replace(changed, width=study.Settings.width, stages=1)
@@ -572,6 +574,19 @@ def test_stages(changes, blocks):
     assert network.widths == (16, 32)[: len(blocks)]
     assert network.input_shape == (None, 28, 28, 1)
     assert set(settings_module.used(study.Settings(data="mnist", **changes))) >= {"stages"}
+
+
+@pytest.mark.parametrize(
+    ("network", "widths"),
+    [
+        ("hauser", (4, 8, 16)),
+        ("single_representation", (4,)),
+        ("avg_pooling", (4, 4, 4)),
+        ("wide", (4, 8, 16)),
+    ],
+)
+def test_width(network, widths):
+    assert study.build(study.Settings(network=network, width=4)).widths == widths
 
 
 def test_transition():

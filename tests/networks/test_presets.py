@@ -134,6 +134,12 @@ def test_single_representation_keeps_its_size_to_the_head():
     assert net.get_layer("classifier").kernel.shape == (1600, 10)
 
 
+@pytest.mark.parametrize("preset", [networks.avg_pooling, networks.wide])
+def test_a_width_is_a_positive_int(preset):
+    with pytest.raises(ValueError, match=r"`width` must .* Received: width=0"):
+        preset(width=0)
+
+
 def test_avg_pooling_has_no_projections():
     net = built(networks.avg_pooling)
     assert {layer.kernel_size for layer in convolutions(net)} == {(3, 3)}

@@ -250,7 +250,7 @@ def test_columns():
         ({"shortcut": "identity"}, [1, 1, 1], True),
         ({"shortcut": "scaled"}, [1 / 8, 1 / 4, 1 / 2], False),
         # As shortcuts of dropout are at inference.
-        ({"shortcut": "dropout"}, [1, 1, 1], True),
+        ({"shortcut": "dropout"}, [1 / 8, 1 / 4, 1 / 2], False),
         ({"shortcut": "shortcut_only_gate"}, None, False),
         # The ReLU after the addition is part of the shortcut.
         ({"layout": "original"}, None, False),

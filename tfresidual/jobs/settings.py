@@ -53,11 +53,20 @@ if TYPE_CHECKING:
 MOST_BLOCKS = 10_000
 # Networks whose stages can have any number of blocks; there can be any number of stages.
 ANY_DEPTH = ("resnet", "hauser", "resnet101")
+# The width used if the setting `width` is `None`, of networks that can have any.
+WIDTHS = {
+    "resnet": 16,
+    "hauser": 16,
+    "resnet101": 16,
+    "single_representation": 100,
+    "avg_pooling": 150,
+    "wide": 160,
+}
 # What the settings of a network's size are for networks that can have them; others have their own.
 OF_NETWORKS = {
     "depth": ANY_DEPTH,
     "stages": ANY_DEPTH,
-    "width": ("resnet", "resnet101"),
+    "width": tuple(WIDTHS),
     "transition": ("resnet", "resnet110", "resnet164", "resnet1001", "avg_pooling", "wide"),
 }
 # The arguments of shortcuts that are settings, and the shortcuts that have them.
@@ -87,8 +96,10 @@ class Settings:
         network: name of a function in `tfresidual.networks`.
         depth: number of layers of `"resnet"`, or of blocks per stage of `"hauser"` and
             `"resnet101"`; `None` for 20, 6 and 16, respectively.
-        width: number of channels of the first stage of `"resnet"` and `"resnet101"`, doubled from
-            stage to stage.
+        width: number of channels of the first stage, doubled from stage to stage (except in
+            `"single_representation"` and `"avg_pooling"`, which have one width); `None` for the
+            network's own: 16, or 100, 150 and 160 for `"single_representation"`, `"avg_pooling"`
+            and `"wide"`.
         stages: number of stages of `"resnet"`, `"hauser"` and `"resnet101"`; `None` for 3.
         transition: how the stages after the first begin, see `tfresidual.networks.ResidualNetwork`;
             `None` for the network's own: `"avg_pooling"` with `"max_pooling"` is a variant of the
@@ -128,7 +139,7 @@ class Settings:
     data_file: str | None = None
     network: str = "resnet"
     depth: int | None = None
-    width: int = 16
+    width: int | None = None
     stages: int | None = None
     transition: Transition | None = None
     layout: Layout = "full_preactivation"
@@ -171,9 +182,9 @@ def check(settings: Settings) -> None:
 
     What depends on the network or the data is checked by `build` and `tfresidual.datasets.load`.
     """
-    for name in ("width", "epochs", "batch_size", "validation"):
+    for name in ("epochs", "batch_size", "validation"):
         check_int(name, getattr(settings, name), at_least=1)
-    for name in ("train_size", "test_size", "stages"):
+    for name in ("width", "train_size", "test_size", "stages"):
         check_int(name, getattr(settings, name), at_least=1, or_none=True)
     if settings.transition is not None:
         check_choice("transition", settings.transition, TRANSITIONS)
@@ -343,26 +354,29 @@ def _size(settings, blocks, input_shape):
                 f"{name}={getattr(settings, name)!r}"
             )
     between = {} if settings.transition is None else {"transition": settings.transition}
-    if settings.network not in ANY_DEPTH:
+    if settings.network not in WIDTHS:
         return between
+    width = settings.width or WIDTHS[settings.network]
+    if settings.network not in ANY_DEPTH:
+        return {"width": width, **between}
     stages = stages_of(settings)
     if between and stages == 1:
         raise ValueError(
             "Argument `transition` must not be given to a network of one stage: it is between two. "
             f"Received: transition={settings.transition!r}, stages={settings.stages!r}"
         )
-    height, width, _ = input_shape
+    rows, columns, _ = input_shape
     # The largest power of two that divides both.
-    most = (math.gcd(height, width) & -math.gcd(height, width)).bit_length()
+    most = (math.gcd(rows, columns) & -math.gcd(rows, columns)).bit_length()
     if stages > most:
         raise ValueError(
-            f"Argument `stages` must be {most} or less for images of {height}x{width}: every stage "
+            f"Argument `stages` must be {most} or less for images of {rows}x{columns}: every stage "
             f"but the first halves height and width. Received: stages={settings.stages!r}"
         )
     depth = settings.depth or DEPTHS[settings.network]
     if settings.network == "resnet101":
-        return {"width": settings.width, "stages": stages, "blocks": blocks or depth}
-    widths = tuple(settings.width * 2**stage for stage in range(stages))
+        return {"width": width, "stages": stages, "blocks": blocks or depth}
+    widths = tuple(width * 2**stage for stage in range(stages))
     if settings.network == "hauser":
         return {"widths": widths, "blocks": blocks or depth}
     if blocks is not None:
@@ -414,6 +428,7 @@ def used(settings: Settings) -> dict[str, Any]:
     )
     values = dataclasses.asdict(settings) | {
         "depth": settings.depth or DEPTHS.get(settings.network),
+        "width": settings.width or WIDTHS.get(settings.network),
         "stages": stages_of(settings),
         "recipe": recipe_of(settings).name,
         "train_size": train_size,

@@ -171,52 +171,87 @@ def resnet1001(
 
 
 def single_representation(
-    input_shape: Shape = CIFAR_SHAPE, classes: int = 10, **kwargs: Unpack[_OfPooling8]
+    input_shape: Shape = CIFAR_SHAPE,
+    classes: int = 10,
+    width: int = 100,
+    **kwargs: Unpack[_OfPooling8],
 ) -> ResidualNetwork:
     """Builds one stage of 10 blocks of 100 channels; 1,829,210 parameters on CIFAR-10.
+
+    Args:
+        input_shape: (height, width, channels) of one image.
+        classes: int, number of outputs.
+        width: int, channels of all blocks; 100 in the paper.
+        **kwargs: further arguments of `ResidualNetwork`.
 
     Reference:
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, section 4, architecture 2.
     """
     kwargs.setdefault("name", "single_representation")
-    return ResidualNetwork(input_shape, classes, blocks=10, widths=(100,), pooling=8, **kwargs)
+    width = check_int("width", width, at_least=1)
+    return ResidualNetwork(input_shape, classes, blocks=10, widths=(width,), pooling=8, **kwargs)
 
 
 def avg_pooling(
-    input_shape: Shape = CIFAR_SHAPE, classes: int = 10, **kwargs: Unpack[_OfPooling8]
+    input_shape: Shape = CIFAR_SHAPE,
+    classes: int = 10,
+    width: int = 150,
+    **kwargs: Unpack[_OfPooling8],
 ) -> ResidualNetwork:
     """Builds 3 x 10 blocks of 150 channels, average pooling between stages; 12,201,310 parameters.
 
     With `transition="max_pooling"` it is the variant that the paper mentions without results.
+
+    Args:
+        input_shape: (height, width, channels) of one image.
+        classes: int, number of outputs.
+        width: int, channels of all blocks; 150 in the paper.
+        **kwargs: further arguments of `ResidualNetwork`.
 
     Reference:
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, section 4, architecture 3.
     """
     kwargs.setdefault("name", "avg_pooling")
     kwargs.setdefault("transition", "average_pooling")
+    width = check_int("width", width, at_least=1)
     return ResidualNetwork(
         input_shape,
         classes,
         blocks=10,
-        widths=(150, 150, 150),
+        widths=(width, width, width),
         pooling=8,
         **kwargs,
     )
 
 
 def wide(
-    input_shape: Shape = CIFAR_SHAPE, classes: int = 10, **kwargs: Unpack[_OfWide]
+    input_shape: Shape = CIFAR_SHAPE,
+    classes: int = 10,
+    width: int = 160,
+    **kwargs: Unpack[_OfWide],
 ) -> ResidualNetwork:
     """Builds a wide ResNet: 4, 5 and 5 blocks of 160, 320 and 640 channels; 45,732,842 parameters.
 
     The paper states four blocks per stage, but its parameter count is that of 4, 5 and 5.
 
+    Args:
+        input_shape: (height, width, channels) of one image.
+        classes: int, number of outputs.
+        width: int, channels of the first stage, doubled from stage to stage; 160 in the paper.
+        **kwargs: further arguments of `ResidualNetwork`.
+
     Reference:
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, section 4, architecture 4.
     """
     kwargs.setdefault("name", "wide")
+    width = check_int("width", width, at_least=1)
     return ResidualNetwork(
-        input_shape, classes, blocks=(4, 5, 5), widths=(160, 320, 640), stem_width=16, **kwargs
+        input_shape,
+        classes,
+        blocks=(4, 5, 5),
+        widths=(width, 2 * width, 4 * width),
+        stem_width=16,
+        **kwargs,
     )
 
 
