@@ -29,6 +29,7 @@ import tfresidual as tfr
 import tfresidual_cli
 from tfresidual import callbacks, datasets, export, layers, networks, probes, training, tuning
 from tfresidual.jobs import study
+from tfresidual.registry import watching
 from tfresidual.routing import evaluate, routes
 
 pytestmark = pytest.mark.system
@@ -51,6 +52,10 @@ class Stop(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
+def watched_and_stopped(images):
+    return [*watching(images["validation"], epsilon=0.1), Stop()]
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     """A folder with everything that commands can be pointed at."""
@@ -59,7 +64,7 @@ def home(tmp_path_factory):
     settings = study.Settings(**sizes, depth=8, width=4, epochs=EPOCHS, data_dir="data")
     with contextlib.chdir(home):
         with pytest.raises(KeyboardInterrupt):
-            study.train("run", settings, more_callbacks=lambda data: [Stop()])
+            study.train("run", settings, callbacks=watched_and_stopped)
         shutil.copytree("run", "done")
         study.train("done", settings)
         shutil.copy("done/model.keras", "net.keras")

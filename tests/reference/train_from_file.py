@@ -32,7 +32,7 @@ def main(data_file, *folders):
     settings = Settings(**with_data_of_file({"data_file": data_file, **SETTINGS}))
     for text in folders:
         folder, _, epoch = text.partition(":")
-        result = training.train(folder, settings, more_callbacks=lambda data, at=epoch: [Kill(at)])
+        result = training.train(folder, settings, callbacks=lambda data, at=epoch: [Kill(at)])
         print(folder, result.best_epoch, flush=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING
 
@@ -50,20 +51,22 @@ def train(
     folder: StrPath,
     settings: Settings | None = None,
     console: Console | None = None,
-    more_callbacks: Callable[[Images], Iterable[keras.callbacks.Callback]] | None = None,
+    callbacks: Callable[[dict[str, Images]], Iterable[keras.callbacks.Callback]] | None = None,
 ) -> training.Training:
     """Trains a network into a folder, without probing it; see `tfresidual.jobs.study.run` for it.
 
-    On TensorFlow, the metrics of every block are logged in every epoch. On other backends they are
-    not: `tfresidual.jobs.probing.probe` measures those of the trained network, on TensorFlow.
+    On TensorFlow, the metrics of every block are logged in every epoch, unless `callbacks` is
+    given. On other backends they are not: `tfresidual.jobs.probing.probe` measures those of the
+    trained network, on TensorFlow.
 
     Args:
         folder: where to write; created if it does not exist.
         settings: a `Settings`, by default those of the embedded study.
         console: a `rich.console.Console` for progress, or `None` for no output.
-        more_callbacks: function that takes a few validation images, a `tf.data.Dataset` or, on
-            other backends than TensorFlow, a `tfresidual.datasets.ArrayDataset`, and returns a
-            list of callbacks whose numbers are logged with those of the study.
+        callbacks: function that takes a few images, a dict from `"train"` (not augmented) and
+            `"validation"` to a `tf.data.Dataset` or, on other backends than TensorFlow, a
+            `tfresidual.datasets.ArrayDataset`, and returns a list of callbacks whose numbers are
+            logged; by default those of a study.
 
     Returns:
         A `tfresidual.training.Training`.
@@ -77,10 +80,10 @@ def train(
     settings, folder = settings or Settings(), checked_path("folder", folder)
     check(settings)
     with locked(folder):
-        return train_locked(folder, settings, console, more_callbacks)[1]
+        return train_locked(folder, settings, console, callbacks)[1]
 
 
-def train_locked(folder, settings, console, more_callbacks=None):
+def train_locked(folder, settings, console, callbacks=None):
     """Does the same for settings that were checked and a folder that this process has locked.
 
     Returns:
@@ -100,7 +103,15 @@ def train_locked(folder, settings, console, more_callbacks=None):
     # The settings are valid, so the folder now belongs to this run.
     claim(folder, {"settings": settings})
     metric = compile_for(network, settings, len(data.train))
-    probed = data.validation.take(batches_of(IMAGES_PER_EPOCH, settings))
+    batches = batches_of(IMAGES_PER_EPOCH, settings)
+    few = {
+        "train": datasets.plain(data.train).take(batches),
+        "validation": data.validation.take(batches),
+    }
+    if callbacks is None:
+        callbacks = functools.partial(
+            _watching, settings=settings, console=console if done < settings.epochs else None
+        )
     result = training.train(
         network,
         data.train,
@@ -108,10 +119,7 @@ def train_locked(folder, settings, console, more_callbacks=None):
         folder,
         settings.epochs,
         metric,
-        callbacks=[
-            *_watching(probed, settings, console if done < settings.epochs else None),
-            *(more_callbacks(probed) if more_callbacks else ()),
-        ],
+        callbacks=list(callbacks(few)),
         console=console,
     )
     return data, result
@@ -122,7 +130,7 @@ def batches_of(images, settings):
     return math.ceil(images / settings.batch_size)
 
 
-def _watching(probed, settings, console):
+def _watching(images, settings, console):
     """Returns the callbacks that log the metrics of the blocks, where there are any."""
     if BACKEND != "tensorflow":
         say(console, "without the metrics of the blocks, which are measured on TensorFlow only")
@@ -130,4 +138,4 @@ def _watching(probed, settings, console):
     # Probes are loaded on TensorFlow only.
     from tfresidual.registry import watching
 
-    return watching(probed, settings.epsilon)
+    return watching(images["validation"], settings.epsilon)
