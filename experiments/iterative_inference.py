@@ -1,62 +1,941 @@
-"""Figures 2 to 7, 12 to 14 and 20 of Jastrzebski et al. 2018: what every block does.
+"""II: Jastrzebski et al. 2018, "Residual connections encourage iterative inference"."""
 
-    python experiments/iterative_inference.py --size smoke
-    python experiments/iterative_inference.py --size small
-    python experiments/iterative_inference.py --size paper --data-dir ~/tensorflow_datasets
+from __future__ import annotations
 
-One study per network, each in its own folder with a report; an interrupted run resumes.
-Sizes: `smoke` shows that everything works; `small` is Digitclutter, for two cores; `paper` is the
-paper's four networks on CIFAR-10 at full length, for a GPU.
-"""
+import functools
 
-import argparse
-from pathlib import Path
+import numpy as np
+import pandas as pd
+from catalogue import Case, Network, entry, per_seed, statement
+from drawing import in_a_row, panels, table
+from measures import (
+    SCALE,
+    block_metrics,
+    borderline,
+    by_epoch,
+    clocked,
+    drop_blocks,
+    first_order,
+    first_signal,
+    history,
+    repetitions,
+    summary,
+)
 
-from tfresidual import training
-from tfresidual.jobs import study
-from tfresidual.machine.console import terminal
+from tfresidual import callbacks, training
+from tfresidual.jobs.settings import Settings
 
-PAPER = ("resnet110", "single_representation", "avg_pooling", "wide")
+DEEP = ("ResNet-110", "single_representation", "avg_pooling", "wide")
+# Batch normalization and initial gamma of the shared later blocks of a stage.
+STRATEGIES = {
+    "naive": {"batch_norm": "shared", "gamma": 1.0},
+    "gamma 0.1": {"batch_norm": "shared", "gamma": 0.1},
+    "statistics": {"batch_norm": "unshared_statistics", "gamma": 1.0},
+    "statistics, gamma 0.1": {"batch_norm": "unshared_statistics", "gamma": 0.1},
+    "UBN": {"batch_norm": "unshared"},
+}
+# Blocks per stage that stand for the paper's ResNets, by the paper's number of layers, and the
+# number of blocks after which they are shared. With UBN, 146 and 182 layers have the parameters
+# of 38.
+BLOCKS = {
+    "smoke": ({32: 2, 38: 3, 56: 3, 110: 4, 146: 5, 182: 6}, 2),
+    "small": ({32: 3, 38: 4, 56: 6, 110: 9, 146: 12, 182: 15}, 3),
+    "paper": ({32: 5, 38: 6, 56: 9, 110: 18, 146: 24, 182: 30}, 5),
+}
+SEEDS = {"smoke": 1, "small": 2, "paper": 4}
+COMMON = {
+    "smoke": {"width": 4, "epochs": 2, "train_size": 256, "validation": 64, "test_size": 64},
+    "small": {
+        "data": "cifar10",
+        "recipe": "cifar10",
+        "width": 8,
+        "epochs": 6,
+        "train_size": 12_000,
+        "test_size": 5000,
+    },
+    "paper": {"data": "cifar10", "batch_size": 128, "validation": 5000},
+}
+# Channels of the published networks at the smaller sizes, instead of their own.
+WIDTHS = {"smoke": 4, "small": 16, "paper": None}
 
 
-def settings_of(size, data_dir):
-    """Returns the settings of the studies of a size, by the name of their folder."""
+def watched(images):
+    """Callbacks for networks whose blocks are followed over the epochs."""
+    return [
+        *clocked(images),
+        callbacks.BlockMetrics(images),
+        callbacks.Readout(images),
+        callbacks.SignalPropagation(images),
+    ]
+
+
+def network(size, label, seed, is_watched=True, **changes):
+    """A network of the paper; `changes` are those of the settings of its size."""
+    common = dict(COMMON[size])
     if size == "paper":
-        return {
-            name: study.Settings(
-                data="cifar10",
-                data_dir=data_dir,
-                network=name,
-                recipe=name,
-                epochs=training.recipe(name).epochs,
-                batch_size=128,
-                validation=5000,
-            )
-            for name in PAPER
-        }
-    if size == "small":
-        return {
-            f"resnet{depth}": study.Settings(data_dir=data_dir, depth=depth, epochs=6)
-            for depth in (14, 20, 32)
-        }
-    smallest = study.Settings(
-        data_dir=data_dir,
-        depth=14,
-        width=4,
-        epochs=2,
-        train_size=500,
-        validation=100,
-        test_size=100,
+        # The recipe of the network; those of the table and of sharing have that of ResNet-110.
+        recipe = training.recipe(changes.get("network", "resnet110"))
+        common |= {"recipe": recipe.name, "epochs": recipe.epochs}
+        changes = {"width": 16} | changes
+    settings = Settings(seed=seed, **common | changes)
+    name = f"{label.replace(', ', '-').replace(' ', '_')}-seed{seed}"
+    labels = {"network": label, "seed": seed}
+    return Network(name, settings, labels, watched if is_watched else clocked)
+
+
+def resnet(size, layers, seed, strategy=None, **kwargs):
+    """The network that stands for a ResNet of the paper, with or without shared blocks."""
+    blocks, first = BLOCKS[size]
+    shared = {} if strategy is None else {"share_from": first} | STRATEGIES[strategy]
+    label = f"ResNet-{layers}" if strategy is None else f"{layers} {strategy}"
+    return network(size, label, seed, depth=6 * blocks[layers] + 2, **shared, **kwargs)
+
+
+def over_seeds(function):
+    """Lets a function `(size, seed) -> networks` return those of all seeds of a size."""
+
+    @functools.wraps(function)
+    def networks(size):
+        return [network for seed in range(SEEDS[size]) for network in function(size, seed)]
+
+    return networks
+
+
+@over_seeds
+def published(size, seed):
+    """The four networks of section 4."""
+    others = (network(size, name, seed, network=name, width=WIDTHS[size]) for name in DEEP[1:])
+    return [resnet(size, 110, seed), *others]
+
+
+@over_seeds
+def shared(size, seed):
+    """Unshared networks of two depths, and the strategies of sharing."""
+    return [
+        resnet(size, 38, seed),
+        resnet(size, 110, seed),
+        *(resnet(size, 110, seed, strategy) for strategy in STRATEGIES),
+    ]
+
+
+@over_seeds
+def of_table(size, seed):
+    """The networks of table 1."""
+    return [
+        resnet(size, 32, seed, is_watched=False),
+        resnet(size, 38, seed),
+        resnet(size, 56, seed, is_watched=False),
+        resnet(size, 110, seed),
+        resnet(size, 110, seed, "UBN"),
+        resnet(size, 146, seed, "UBN", is_watched=False),
+        resnet(size, 182, seed, "UBN", is_watched=False),
+    ]
+
+
+def of_networks(frame, names):
+    """Returns the rows of networks, by label."""
+    return frame[frame["network"].isin(names)]
+
+
+def cases(frame, function, names=DEEP):
+    """Returns the cases of a function `(rows of a network and seed) -> (holds, effect)`."""
+    found = []
+    for (label, seed), rows in of_networks(frame, names).groupby(["network", "seed"], sort=False):
+        holds, effect = function(rows)
+        found.append(Case(bool(holds), float(effect), f"{label}, seed {seed}"))
+    return found
+
+
+# Figures
+
+
+@entry(
+    "II-2",
+    "How far does every block move the state, relative to its size?",
+    published,
+    [block_metrics, summary],
+)
+def l2_ratio(frames):
+    return panels(
+        in_a_row(frames["block_metrics"]),
+        "place",
+        "l2_ratio",
+        "l2 ratio of every block",
+        panel="network",
+        dash="split",
+        stages=True,
+        below="block",
+        beside="|F| / |h|",
+        share_y=False,
     )
-    return {"resnet14": smallest}
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", choices=["smoke", "small", "paper"], default="smoke")
-    parser.add_argument("--data-dir", help="folder of tensorflow-datasets")
-    parser.add_argument("--out", type=Path, default=Path("runs/iterative_inference"))
-    arguments = parser.parse_args()
-    for name, settings in settings_of(arguments.size, arguments.data_dir).items():
-        folder = arguments.out / arguments.size / name
-        print(study.run(folder, settings, terminal()))
+@entry("II-3", "What does the network lose with one block less?", published, [drop_blocks, summary])
+def dropped(frames):
+    return panels(
+        in_a_row(frames["drop_blocks"]),
+        "place",
+        "error",
+        "Error without one block",
+        panel="network",
+        stages=True,
+        below="block dropped",
+        beside="test error",
+        percent=True,
+    )
+
+
+@entry(
+    "II-4", "Does every block lower the loss, to first order?", published, [block_metrics, summary]
+)
+def cosine_loss(frames):
+    return panels(
+        in_a_row(frames["block_metrics"]),
+        "place",
+        "cosine_loss",
+        "Cosine between what a block adds and the gradient of the loss",
+        panel="network",
+        dash="split",
+        stages=True,
+        zero=True,
+        below="block",
+        beside="cosine loss",
+    )
+
+
+@entry(
+    "II-E",
+    "Does the first-order term predict what a block does to the loss?",
+    published,
+    [first_order, summary],
+)
+def first_order_share(frames):
+    frame = in_a_row(frames["first_order"])
+    draw = functools.partial(
+        panels, frame, "place", panel="network", stages=True, dash="split", below="block", zero=True
+    )
+    return {
+        "correlation": draw(
+            y="rank_correlation",
+            beside="rank correlation over images",
+            title="First-order term and actual change of the loss",
+        ),
+        "ratio": draw(
+            y="ratio",
+            beside="first-order term / change",
+            share_y=False,
+            title="First-order term over actual change of the loss, ratio of means",
+        ),
+    }
+
+
+def last_stage(frame):
+    """Returns the rows of the last stage of every network."""
+    last = frame.groupby("network")["stage"].transform("max")
+    return frame[frame["stage"] == last]
+
+
+@entry(
+    "II-5",
+    "How does the accuracy of the head rise from block to block, and over training?",
+    published,
+    [by_epoch, summary],
+)
+def readout_over_epochs(frames):
+    frame = last_stage(frames["by_epoch"])
+    frame = frame[frame["split"] == "validation"].assign(accuracy=1 - frame["readout_error"])
+    return panels(
+        frame.assign(epoch=frame["epoch"] + 1),
+        "epoch",
+        "accuracy",
+        "Accuracy of the head after each block of the last stage",
+        panel="network",
+        line="block",
+        coloured=True,
+        percent=True,
+        below="epoch",
+        beside="validation accuracy",
+    )
+
+
+def deep(size):
+    """The network that stands for ResNet-110."""
+    return [resnet(size, 110, seed) for seed in range(SEEDS[size])]
+
+
+GROUPS = {"accuracy": "accuracy", "cross_entropy": "loss", "entropy": "entropy"}
+
+
+def of_groups(frame, along):
+    """Draws accuracy, loss and entropy of the groups of images."""
+    frame = frame[frame["along"] == along]
+    long = frame.melt(["network", "seed", "split", "block", "group"], [*GROUPS], "metric", "value")
+    long["metric"] = long["metric"].map(GROUPS) + ", " + long["split"] + " images"
+    return panels(
+        long,
+        "block",
+        "value",
+        "",
+        panel="metric",
+        line="group",
+        below="block",
+        columns=3,
+        share_y=False,
+    )
+
+
+@entry("II-6", "Which images do the last blocks put right?", deep, [borderline, summary])
+def last_blocks(frames):
+    return of_groups(frames["borderline"], "blocks")
+
+
+@entry(
+    "II-7",
+    "What if the last block is repeated twenty times, its branch scaled?",
+    deep,
+    [borderline, repetitions, summary],
+)
+def repeated(frames):
+    frame = frames["borderline"]
+    return of_groups(frame[(frame["scale"] == SCALE)], "repetitions")
+
+
+@entry(
+    "II-20",
+    "Do repetitions of the last block go on lowering the loss?",
+    deep,
+    [block_metrics, repetitions],
+)
+def repeated_cosine(frames):
+    trained = last_stage(frames["block_metrics"])
+    trained = trained.assign(step=trained["block"] - trained["block"].max())
+    again = last_stage(frames["repetitions"]).assign(step=lambda rows: rows["repetition"])
+    both = pd.concat(
+        [
+            pd.concat([trained, again[again["scale"] == scale]]).assign(
+                branch="as it is" if scale == 1 else f"branch times {scale:g}"
+            )
+            for scale in (1.0, SCALE)
+        ]
+    )
+    long = both.melt(
+        ["network", "seed", "split", "step", "branch"],
+        ["cosine_loss", "l2_ratio"],
+        "metric",
+        "value",
+    )
+    long["metric"] = long["metric"].str.replace("_", " ")
+    return panels(
+        long,
+        "step",
+        "value",
+        "Last stage, then repetitions of its last block",
+        panel="metric",
+        line="branch",
+        dash="split",
+        zero=True,
+        share_y=False,
+        below="applications after the trained last one",
+    )
+
+
+def long_history(frame, columns):
+    """Returns a history with one row per epoch, split and column."""
+    return frame.melt(["network", "seed", "epoch"], columns, "metric", "value").assign(
+        epoch=lambda rows: rows["epoch"] + 1
+    )
+
+
+@entry(
+    "II-8",
+    "What happens to errors and gradients when blocks are shared naively?",
+    shared,
+    [history, by_epoch, first_signal, summary],
+)
+def naive_sharing(frames):
+    names = ["ResNet-110", "ResNet-38", "110 naive"]
+    errors = long_history(of_networks(frames["history"], names), ["error", "train_error"])
+    errors["split"] = errors["metric"].map({"error": "validation", "train_error": "train"})
+    signal = in_a_row(of_networks(frames["first_signal"], names))
+    return {
+        "errors": panels(
+            errors,
+            "epoch",
+            "value",
+            "Error over the epochs",
+            line="network",
+            dash="split",
+            percent=True,
+            below="epoch",
+            beside="error",
+        ),
+        "gradients": panels(
+            gradient_ratios(of_networks(frames["by_epoch"], names)),
+            "epoch",
+            "gradient_ratio",
+            "Gradient norm, first block of the first stage over that of the last",
+            line="network",
+            dash="split",
+            log=True,
+            below="epoch (0: before training)",
+            beside="r",
+        ),
+        "states": panels(
+            signal[signal["split"] == "train"],
+            "place",
+            "state_norm",
+            "Norm of the states before training",
+            line="network",
+            log=True,
+            below="block",
+            beside="norm of the state",
+        ),
+    }
+
+
+def gradient_ratios(frame, first=None):
+    """Returns r after every epoch: the ratio at the first block of the last stage."""
+    return last_stage(frame).query("block == 0").assign(epoch=lambda rows: rows["epoch"] + 1)
+
+
+@entry(
+    "II-9",
+    "Which part of unshared batch norm helps?",
+    shared,
+    [history, by_epoch, first_signal, summary],
+)
+def ablation(frames):
+    names = [f"110 {strategy}" for strategy in STRATEGIES]
+    errors = long_history(of_networks(frames["history"], names), ["error", "train_error"])
+    errors["split"] = errors["metric"].map({"error": "validation", "train_error": "train"})
+    last = last_states(of_networks(frames["by_epoch"], names))
+    return {
+        "errors": panels(
+            errors,
+            "epoch",
+            "value",
+            "Error over the epochs",
+            line="network",
+            dash="split",
+            percent=True,
+            below="epoch",
+            beside="error",
+        ),
+        "states": panels(
+            last,
+            "epoch",
+            "state_l1",
+            "L1 norm of the last state",
+            line="network",
+            log=True,
+            below="epoch",
+            beside="sum of absolute values",
+        ),
+    }
+
+
+def last_states(frame, split="validation"):
+    """Returns the L1 norm of the last state of a network after every epoch."""
+    frame = last_stage(frame)
+    frame = frame[(frame["split"] == split) & frame["state_l1"].notna()]
+    last = frame.groupby("network")["block"].transform("max")
+    return frame[frame["block"] == last].assign(epoch=lambda rows: rows["epoch"] + 1)
+
+
+@entry("II-T1", "What errors do deep, shallow and shared networks have?", of_table, [summary])
+def errors(frames):
+    return table(frames["summary"], ["parameters", "train_error", "error"])
+
+
+@entry("II-18", "Do shared networks show the same trends over training?", shared, [by_epoch])
+def trends(frames):
+    frame = last_stage(of_networks(frames["by_epoch"], ["ResNet-110", "110 naive", "110 UBN"]))
+    frame = frame[frame["split"] == "validation"].assign(
+        accuracy=1 - frame["readout_error"], epoch=frame["epoch"] + 1
+    )
+    draw = functools.partial(
+        panels, frame, "epoch", panel="network", line="block", coloured=True, below="epoch"
+    )
+    return {
+        "cosine": draw(
+            y="cosine_loss",
+            title="Cosine loss of the last stage over the epochs",
+            beside="cosine loss",
+            zero=True,
+        ),
+        "l2_ratio": draw(
+            y="l2_ratio", title="l2 ratio of the last stage over the epochs", beside="|F| / |h|"
+        ),
+        "readout": draw(
+            y="accuracy",
+            title="Accuracy after each block of the last stage",
+            beside="accuracy",
+            percent=True,
+        ),
+    }
+
+
+# Statements
+
+
+def spearman(frame, one, other):
+    """Returns the rank correlation of two columns."""
+    return frame[[one, other]].dropna().corr("spearman").iloc[0, 1]
+
+
+@statement(
+    "II-2a",
+    "II-2",
+    "4.2, fig. 2",
+    "Single representation and average pooling: the first block has by far the largest l2 "
+    "ratio, and the ratio falls monotonically with the block",
+    "largest l2 ratio of the first block over the largest of the others; holds if over 1.5 "
+    "and the rank correlation of block and ratio is under -0.7",
+)
+def _(frames):
+    frame = in_a_row(frames["block_metrics"].query("split == 'test'"))
+
+    def judged(rows):
+        first = rows.loc[rows["place"] == 0, "l2_ratio"].item()
+        ratio = first / rows.loc[rows["place"] > 0, "l2_ratio"].max()
+        return ratio > 1.5 and spearman(rows, "place", "l2_ratio") < -0.7, ratio
+
+    return cases(frame, judged, ("single_representation", "avg_pooling"))
+
+
+@statement(
+    "II-2b",
+    "II-2",
+    "4.2, fig. 2",
+    "This is less drastic in ResNet-110 and the wide network",
+    "l2 ratio of the first block that keeps the shape, mean of the two networks, over that "
+    "of the two others; holds if under 1",
+)
+def _(frames):
+    frame = frames["block_metrics"].query("split == 'test'").dropna(subset=["l2_ratio"])
+    first = in_a_row(frame).sort_values("place").groupby(["network", "seed"], sort=False)
+    first = first["l2_ratio"].first().reset_index()
+
+    def judged(rows):
+        is_drastic = rows["network"].isin(["single_representation", "avg_pooling"])
+        ratio = rows.loc[~is_drastic, "l2_ratio"].mean() / rows.loc[is_drastic, "l2_ratio"].mean()
+        return ratio < 1, ratio
+
+    return per_seed(first, judged)
+
+
+@statement(
+    "II-2c",
+    "II-2",
+    "fig. 2",
+    "Curves of training and validation images lie on one another",
+    "mean difference of the l2 ratios of training and test images, relative; holds if under 0.05",
+)
+def _(frames):
+    def judged(rows):
+        pair = rows.pivot(index=["stage", "block"], columns="split", values="l2_ratio")
+        difference = ((pair["train"] - pair["test"]).abs() / pair["test"]).mean()
+        return difference < 0.05, difference
+
+    return cases(frames["block_metrics"], judged, DEEP)
+
+
+def way_to_chance(rows, error):
+    """Returns how far errors are from that of the whole network to chance, as a share."""
+    whole = rows["unperturbed_error"]
+    return (rows[error] - whole) / (0.9 - whole)
+
+
+@statement(
+    "II-3a",
+    "II-3",
+    "4.2, fig. 3",
+    "Single representation and average pooling: dropping the first block is catastrophic, "
+    "dropping most later ones costs little",
+    "share of the way from the network's error to chance, first block dropped; holds if "
+    "over 0.5, and the median over the other blocks is under 0.1",
+)
+def _(frames):
+    frame = in_a_row(frames["drop_blocks"])
+
+    def judged(rows):
+        way = way_to_chance(rows, "error")
+        first = way[rows["place"] == 0].item()
+        return first > 0.5 and way[rows["place"] > 0].median() < 0.1, first
+
+    return cases(frame, judged, ("single_representation", "avg_pooling"))
+
+
+@statement(
+    "II-3b",
+    "II-3",
+    "fig. 3",
+    "ResNet-110 and the wide network: no single drop is drastic",
+    "largest share of the way from the network's error to chance by one dropped block; "
+    "holds if under 0.5",
+)
+def _(frames):
+    def judged(rows):
+        way = way_to_chance(rows, "error").max()
+        return way < 0.5, way
+
+    return cases(frames["drop_blocks"], judged, ("ResNet-110", "wide"))
+
+
+@statement(
+    "II-4a",
+    "II-4",
+    "4.1, fig. 4",
+    "The cosine is negative for all blocks, most of all for the higher ones",
+    "rank correlation of block and cosine; holds if it is negative and all cosines are",
+)
+def _(frames):
+    frame = in_a_row(frames["block_metrics"].query("split == 'test'"))
+
+    def judged(rows):
+        correlation = spearman(rows, "place", "cosine_loss")
+        return correlation < 0 and (rows["cosine_loss"].dropna() < 0).all(), correlation
+
+    return cases(frame, judged, DEEP)
+
+
+@statement(
+    "II-4b",
+    "II-4",
+    "4.1, fig. 4",
+    "The higher blocks of the deeper networks (ResNet-110, average pooling) reach the most "
+    "negative cosine",
+    "lowest cosine of the deeper networks over that of the others; holds if over 1",
+)
+def _(frames):
+    lowest = frames["block_metrics"].query("split == 'test'")
+    lowest = lowest.groupby(["network", "seed"])["cosine_loss"].min().reset_index()
+
+    def judged(rows):
+        is_deep = rows["network"].isin(["ResNet-110", "avg_pooling"])
+        ratio = rows.loc[is_deep, "cosine_loss"].min() / rows.loc[~is_deep, "cosine_loss"].min()
+        return ratio > 1, ratio
+
+    return per_seed(lowest, judged)
+
+
+@statement(
+    "II-E",
+    "II-E",
+    "eq. 2-4, 4.1",
+    "Where the l2 ratio is small, the first-order term predicts what a block does to the loss",
+    "mean rank correlation over images, of blocks with an l2 ratio under 0.2; holds if over 0.5",
+)
+def _(frames):
+    frame = frames["first_order"].query("split == 'test' and l2_ratio < 0.2")
+
+    def judged(rows):
+        correlation = rows["rank_correlation"].mean()
+        return correlation > 0.5, correlation
+
+    return cases(frame, judged, DEEP)
+
+
+@statement(
+    "II-5",
+    "II-5",
+    "4.2, fig. 5",
+    "The accuracy of the head after each block of the last stage rises gradually, block by "
+    "block, in every epoch",
+    "share of steps from a block to the next, over all epochs, that do not lower the "
+    "accuracy; holds if over 0.9",
+)
+def _(frames):
+    frame = last_stage(frames["by_epoch"]).query("split == 'validation'")
+
+    def judged(rows):
+        errors = rows.pivot(index="epoch", columns="block", values="readout_error")
+        steps = errors.diff(axis=1).iloc[:, 1:].to_numpy()
+        rising = np.mean(steps[~np.isnan(steps)] <= 0)
+        return rising > 0.9, rising
+
+    return cases(frame, judged, DEEP)
+
+
+def of_group(rows, group, column, split="test"):
+    """Returns the values of a group of images, in the order of the blocks."""
+    rows = rows[(rows["group"] == group) & (rows["split"] == split)]
+    return rows.sort_values("block")[column].to_numpy()
+
+
+@statement(
+    "II-6a",
+    "II-6",
+    "4.3, fig. 6",
+    "Over the last five blocks the accuracy of borderline images rises while that of all "
+    "images hardly moves, and the entropy falls in all groups",
+    "rise of the accuracy of borderline test images over that of all test images; holds if "
+    "over 3, and all entropies fall",
+)
+def _(frames):
+    def judged(rows):
+        rises = {
+            name: np.ptp(of_group(rows, name, "accuracy")[[0, -1]])
+            * np.sign(of_group(rows, name, "accuracy")[-1] - of_group(rows, name, "accuracy")[0])
+            for name in ("borderline", "all")
+        }
+        falls = all(
+            of_group(rows, name, "entropy")[-1] < of_group(rows, name, "entropy")[0]
+            for name in ("borderline", "correct", "all")
+        )
+        ratio = rises["borderline"] / max(abs(rises["all"]), 1e-3)
+        return ratio > 3 and falls, ratio
+
+    return cases(frames["borderline"].query("along == 'blocks'"), judged, ("ResNet-110",))
+
+
+@statement(
+    "II-6b",
+    "II-6",
+    "4.3, fig. 6",
+    "The training loss falls with every block, the test loss rises after the last one",
+    "change of the test loss by the last block, in nats; holds if it is positive and the "
+    "training loss falls with every block",
+)
+def _(frames):
+    def judged(rows):
+        training = of_group(rows, "all", "cross_entropy", "train")
+        change = np.diff(of_group(rows, "all", "cross_entropy"))[-1]
+        return change > 0 and (np.diff(training) < 0).all(), change
+
+    return cases(frames["borderline"].query("along == 'blocks'"), judged, ("ResNet-110",))
+
+
+@statement(
+    "II-7a",
+    "II-7",
+    "4.4",
+    "Repeating the last block as it is makes the states explode",
+    "distance from the trained last state after 20 repetitions over that after one; holds "
+    "if over 20",
+)
+def _(frames):
+    frame = last_stage(frames["repetitions"]).query("split == 'test' and scale == 1")
+
+    def judged(rows):
+        distance = rows.set_index("repetition")["distance"]
+        growth = distance[20] / distance[1]
+        return growth > 20, growth
+
+    return cases(frame, judged, ("ResNet-110",))
+
+
+@statement(
+    "II-7b",
+    "II-7",
+    "4.4, fig. 7",
+    "Repeated 20 times with a scaled branch: the training loss falls, the test loss rises, "
+    "the accuracy of borderline images rises",
+    "change of the accuracy of borderline test images; holds if it is positive, the "
+    "training loss falls and the test loss rises",
+)
+def _(frames):
+    frame = frames["borderline"]
+    frame = frame[(frame["along"] == "repetitions") & (frame["scale"] == SCALE)]
+
+    def judged(rows):
+        change = {
+            split: np.subtract(*of_group(rows, "all", "cross_entropy", split)[[-1, 0]])
+            for split in ("train", "test")
+        }
+        rise = np.subtract(*of_group(rows, "borderline", "accuracy")[[-1, 0]])
+        return rise > 0 and change["train"] < 0 < change["test"], rise
+
+    return cases(frame, judged, ("ResNet-110",))
+
+
+@statement(
+    "II-7c",
+    "II-20",
+    "4.4, fig. 20",
+    "The cosine stays negative for the first two repetitions as they are, and for all scaled ones",
+    "largest cosine of these, of training images; holds if negative",
+)
+def _(frames):
+    frame = last_stage(frames["repetitions"]).query("split == 'train' and repetition > 0")
+
+    def judged(rows):
+        asked = (rows["scale"] == SCALE) | (rows["repetition"] <= 2)
+        largest = rows.loc[asked, "cosine_loss"].max()
+        return largest < 0, largest
+
+    return cases(frame, judged, ("ResNet-110",))
+
+
+def by_network(frame, column):
+    """Returns a table of a column, with a row per seed and a column per network."""
+    return frame.pivot_table(index="seed", columns="network", values=column, aggfunc="last")
+
+
+def per_row(table, function):
+    """Returns the cases of a function `(row of a seed) -> (holds, effect)`."""
+    return per_seed(table.reset_index(), lambda rows: function(rows.iloc[0]))
+
+
+@statement(
+    "II-8a",
+    "II-8",
+    "4.5, fig. 8",
+    "Shared naively, ResNet-110 has a higher training error than unshared and a higher "
+    "validation error than ResNet-38 of as many parameters",
+    "validation error of the shared network minus that of ResNet-38; holds if positive, and "
+    "so is the difference of training errors to ResNet-110",
+)
+def _(frames):
+    train = by_network(frames["history"], "train_error")
+    test = by_network(frames["history"], "error")
+    return per_row(
+        test,
+        lambda row: (
+            row["110 naive"] > row["ResNet-38"]
+            and train.loc[row["seed"], "110 naive"] > train.loc[row["seed"], "ResNet-110"],
+            row["110 naive"] - row["ResNet-38"],
+        ),
+    )
+
+
+def first_ratios(frame):
+    """Returns r before training, by seed, network and split."""
+    return last_stage(frame).query("block == 0")
+
+
+@statement(
+    "II-8b",
+    "II-8",
+    "fig. 8",
+    "r, the gradient norm at the first block of the first stage over that at the last "
+    "stage's, is far larger in the naively shared network, on training and validation "
+    "images, from initialization on",
+    "smallest quotient of r of the naively shared and the unshared network, over splits and "
+    "epochs with initialization; holds if over 2",
+)
+def _(frames):
+    first = first_ratios(frames["first_signal"]).assign(epoch=0)
+    later = gradient_ratios(frames["by_epoch"])
+    both = pd.concat([first, later])
+
+    def judged(rows):
+        ratios = rows.pivot(index=["split", "epoch"], columns="network", values="gradient_ratio")
+        quotient = (ratios["110 naive"] / ratios["ResNet-110"]).min()
+        return quotient > 2, quotient
+
+    return per_seed(of_networks(both, ["110 naive", "ResNet-110"]), judged)
+
+
+@statement(
+    "II-8c",
+    "II-8",
+    "fig. 8",
+    "Its states explode at initialization",
+    "growth of the norm of the state from the first to the last block, naively shared over "
+    "unshared; holds if over 10",
+)
+def _(frames):
+    frame = in_a_row(frames["first_signal"].query("split == 'train'")).sort_values("place")
+    growth = frame.groupby(["seed", "network"])["state_norm"].agg(lambda x: x.iloc[-1] / x.iloc[0])
+    table = growth.unstack()
+    return per_row(
+        table,
+        lambda row: (
+            row["110 naive"] / row["ResNet-110"] > 10,
+            row["110 naive"] / row["ResNet-110"],
+        ),
+    )
+
+
+@statement(
+    "II-9a",
+    "II-9",
+    "fig. 9",
+    "Every part of unshared batch norm helps; statistics of their own matter most",
+    "validation error of naive sharing minus that with statistics of their own; holds if "
+    "that is the largest single gain and every added part lowers the error",
+)
+def _(frames):
+    best = frames["history"].groupby(["seed", "network"])["error"].min().unstack()
+
+    def judged(row):
+        naive, gamma, statistics, both, ubn = (row[f"110 {name}"] for name in STRATEGIES)
+        gain = naive - statistics
+        return gain > naive - gamma > 0 and statistics > both > ubn, gain
+
+    return per_row(best, judged)
+
+
+@statement(
+    "II-9b",
+    "II-9",
+    "fig. 9",
+    "The L1 norm of the last state falls with each part",
+    "L1 norm of naive sharing over that of UBN, last epoch; holds if each part lowers it",
+)
+def _(frames):
+    last = by_network(last_states(frames["by_epoch"]), "state_l1")
+
+    def judged(row):
+        naive, gamma, statistics, both, ubn = (row[f"110 {name}"] for name in STRATEGIES)
+        return naive > gamma > both > ubn and naive > statistics > both, naive / ubn
+
+    return per_row(last, judged)
+
+
+@statement(
+    "II-T1",
+    "II-T1",
+    "table 1",
+    "Test error: 110 < 56 < 110-UBN < 38 < 32; UBN with more steps does not gain more",
+    "error of ResNet-38 minus that of 110-UBN; holds if the order is the paper's and "
+    "neither 146-UBN nor 182-UBN is better than 110-UBN by more than 0.5 points",
+)
+def _(frames):
+    test = by_network(frames["summary"], "error")
+
+    def judged(row):
+        order = [
+            row[name] for name in ("ResNet-110", "ResNet-56", "110 UBN", "ResNet-38", "ResNet-32")
+        ]
+        gain = row["110 UBN"] - min(row["146 UBN"], row["182 UBN"])
+        return order == sorted(order) and gain < 0.005, row["ResNet-38"] - row["110 UBN"]
+
+    return per_row(test, judged)
+
+
+@statement(
+    "II-18",
+    "II-18",
+    "app. D, fig. 18, 19",
+    "Shared networks show the same trends of cosine, read-out and l2 ratio over the epochs "
+    "as unshared ones",
+    "smallest rank correlation, over the three metrics and two shared networks, with the "
+    "unshared network's values by block and epoch; holds if over 0.5",
+)
+def _(frames):
+    frame = last_stage(frames["by_epoch"]).query("split == 'validation'")
+    metrics = ["cosine_loss", "readout_error", "l2_ratio"]
+
+    def judged(rows):
+        smallest = 1.0
+        for metric in metrics:
+            table = rows.pivot(index=["epoch", "block"], columns="network", values=metric)
+            ranks = table.corr("spearman")["ResNet-110"]
+            smallest = min(smallest, ranks["110 naive"], ranks["110 UBN"])
+        return smallest > 0.5, smallest
+
+    return per_seed(of_networks(frame, ["ResNet-110", "110 naive", "110 UBN"]), judged)
+
+
+@statement(
+    "II-C",
+    "II-2",
+    "fig. 10-12, 15-17",
+    "The same figures on CIFAR-100",
+    "",
+    cannot="CIFAR-100 has to be downloaded, and 100 classes are not learnt at this size",
+)
+def _(frames):
+    return []

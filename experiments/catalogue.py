@@ -1,0 +1,342 @@
+"""The catalogue of figures and tables: what each needs, measures, draws and decides.
+
+A figure or table of a paper is an `Entry`: a function that draws frames, with the networks it needs
+and the measurements it is drawn from. A published statement is a `Statement`: a function from the
+same frames to `Case`s, one per seed or network, from which its verdict follows. Both are added with
+a decorator, in the file of their paper.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import pandas as pd
+
+import tfresidual
+from tfresidual import datasets, probes
+from tfresidual.datasets.description import sizes_of
+from tfresidual.jobs import training
+from tfresidual.jobs.settings import (
+    DEPTHS,
+    WIDTHS,
+    Settings,
+    build,
+    describe,
+    prepare,
+    stages_of,
+)
+from tfresidual.machine.files import replacing
+
+# Frames of the size `small`, which are kept in the repository.
+FRAMES = Path(__file__).parent / "frames"
+# Digits of their numbers: more than any figure or verdict shows.
+DIGITS = 5
+# Images of each split on which everything but errors of trained networks is measured.
+IMAGES = 2000
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """A network to be trained, once for all entries that need it.
+
+    Attributes:
+        name: name of its folder, unique within a paper and a size.
+        settings: settings of its training.
+        labels: columns that tell its rows from those of other networks in every frame.
+        callbacks: function from dicts of training and validation images to callbacks whose numbers
+            are logged in every epoch, or `None`.
+    """
+
+    name: str
+    settings: Settings
+    labels: Mapping[str, Any]
+    callbacks: Callable[[Mapping[str, Any]], Iterable[keras.callbacks.Callback]] | None = None
+
+    def train(self, folder, console=None):
+        """Trains it, or goes on with its training, and returns a `Trained`."""
+        training.train(folder, self.settings, console, self.callbacks)
+        return Trained(self, folder)
+
+    def operations(self):
+        """Returns about how many multiplications its training takes."""
+        settings = self.settings
+        height, width, _ = describe(settings).input_shape
+        channels = settings.width or WIDTHS[settings.network]
+        depth = settings.depth or DEPTHS.get(settings.network)
+        # Blocks that take as much as those of the first stage; most stages halve rows and columns
+        # and double the channels, which keeps a block as it is.
+        blocks = {
+            "resnet": lambda: (depth - 2) / 2,
+            "single_representation": lambda: 10,
+            "avg_pooling": lambda: 10 * (1 + 1 / 4 + 1 / 16),
+            "wide": lambda: 14,
+        }.get(settings.network, lambda: depth * stages_of(settings))()
+        images, held_out, _ = sizes_of(
+            settings.data, settings.train_size, settings.validation, settings.test_size
+        )
+        # Forward, and twice that backward.
+        of_image = blocks * 18 * channels**2 * height * width
+        return of_image * (3 * images + held_out) * settings.epochs
+
+
+class Untrained(Network):
+    """A network that is measured before any training."""
+
+    def train(self, folder, console=None):
+        return Trained(self, folder)
+
+    def operations(self):
+        return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A figure or table of a paper.
+
+    Attributes:
+        id: such as `"II-2"`, `"IM-T1"`.
+        asks: the question it answers, one sentence.
+        networks: function from a size to the `Network`s it needs.
+        measures: functions from a `Trained` to a frame; their names are those of the frames.
+        draw: function from a dict of frames to a figure, a table, or a dict of these by name.
+    """
+
+    id: str
+    asks: str
+    networks: Callable[[str], list[Network]]
+    measures: tuple[Callable[[Trained], pd.DataFrame], ...]
+    draw: Callable[[dict[str, pd.DataFrame]], Any]
+
+    @property
+    def paper(self):
+        """The short name of the paper."""
+        return self.id.partition("-")[0]
+
+    def select(self, frames, size):
+        """Returns the rows of its networks in the frames of its paper.
+
+        Raises:
+            MissingError: if a network has no rows in a frame.
+        """
+        names = [network.name for network in self.networks(size)]
+        parts = {}
+        for measure in self.measures:
+            frame = frames.get(measure.__name__, pd.DataFrame({"name": []}))
+            missing = sorted(set(names) - set(frame["name"]))
+            if missing:
+                raise MissingError(measure.__name__, missing)
+            parts[measure.__name__] = frame[frame["name"].isin(names)].reset_index(drop=True)
+        return parts
+
+
+class MissingError(Exception):
+    """Networks were not trained, or not measured."""
+
+    def __init__(self, frame, networks):
+        some = ", ".join(networks[:3]) + (", ..." if len(networks) > 3 else "")
+        super().__init__(f"no `{frame}` of {len(networks)} networks ({some})")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What one seed, or one network, says about a statement.
+
+    Attributes:
+        holds: whether the statement holds.
+        effect: the number that shows how much.
+        name: the seed or the network.
+    """
+
+    holds: bool
+    effect: float
+    name: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Statement:
+    """A published statement.
+
+    Attributes:
+        id: as in the paper's figure, such as `"II-2a"`.
+        entry: id of the entry whose frames decide it.
+        place: where the paper says it.
+        says: the statement.
+        effect: what the effect of its cases is, with its unit.
+        cases: function from the frames of the entry to `Case`s.
+        differs: what differs from the paper's setting, besides the size.
+        cannot: why no verdict can be computed, or `None`.
+    """
+
+    id: str
+    entry: str
+    place: str
+    says: str
+    effect: str
+    cases: Callable[[dict[str, pd.DataFrame]], Iterable[Case]]
+    differs: str = ""
+    cannot: str | None = None
+
+    @property
+    def paper(self):
+        """The short name of the paper."""
+        return self.id.partition("-")[0]
+
+
+ENTRIES: dict[str, Entry] = {}
+STATEMENTS: dict[str, Statement] = {}
+
+
+def entry(id, asks, networks, measures):
+    """Decorator: adds an entry, whose drawing the function is."""
+
+    def add(draw):
+        if id in ENTRIES:
+            raise ValueError(f"Argument `id` must be new. Received: id={id!r}")
+        ENTRIES[id] = Entry(id, asks, networks, tuple(measures), draw)
+        return draw
+
+    return add
+
+
+def statement(id, entry, place, says, effect, differs="", cannot=None):
+    """Decorator: adds a statement, whose cases the function returns."""
+
+    def add(cases):
+        if id in STATEMENTS or entry not in ENTRIES:
+            raise ValueError(
+                "Argument `id` must be new and `entry` the id of an entry. Received: "
+                f"id={id!r}, entry={entry!r}"
+            )
+        STATEMENTS[id] = Statement(id, entry, place, says, effect, cases, differs, cannot)
+        return cases
+
+    return add
+
+
+def per_seed(frame, function):
+    """Returns the cases of a function `(rows of a seed) -> (holds, effect)`."""
+    return [
+        Case(bool(holds), float(effect), f"seed {seed}")
+        for seed, rows in frame.groupby("seed", sort=True)
+        for holds, effect in [function(rows)]
+    ]
+
+
+def verdict_of(cases):
+    """Returns `"holds"`, `"mixed"` or `"fails"`."""
+    holding = [case.holds for case in cases]
+    return "holds" if all(holding) else "mixed" if any(holding) else "fails"
+
+
+class Trained:
+    """A trained network, from which measures take what they need.
+
+    Args:
+        network: the `Network`.
+        folder: its folder.
+    """
+
+    def __init__(self, network: Network, folder: Path) -> None:
+        self.network, self.folder, self.settings = network, folder, network.settings
+
+    @functools.cached_property
+    def log(self):
+        """The log of the training, with one row per epoch."""
+        return pd.read_csv(self.folder / "log.csv")
+
+    @functools.cached_property
+    def chain(self):
+        """The chain of the network of the best epoch."""
+        return tfresidual.chain(keras.saving.load_model(self.folder / "model.keras"))
+
+    @functools.cached_property
+    def untrained(self):
+        """The network before its training."""
+        keras.utils.set_random_seed(self.settings.seed)
+        return build(self.settings)
+
+    @functools.cached_property
+    def metric(self):
+        """The name of the metric that is logged: `"accuracy"` or `"exact_match"`."""
+        return "exact_match" if "exact_match" in self.log else "accuracy"
+
+    @functools.cached_property
+    def convergence(self):
+        """The frames of three kinds of routes, and of the indices; see `probes`."""
+        images = self.images("test", count=IMAGES)
+        return probes.convergence_frames(self.chain, images, at_chance="nan")
+
+    @functools.cached_property
+    def _data(self):
+        train, validation, test = prepare(self.settings)
+        return {"train": datasets.plain(train), "validation": validation, "test": test}
+
+    def images(self, *splits, count=None):
+        """Returns a dict by split of the images, or about the first `count` of them."""
+        batches = -1 if count is None else math.ceil(count / self.settings.batch_size)
+        return {split: self._data[split].take(batches) for split in splits}
+
+
+def measured(trained: Trained, measure) -> None:
+    """Measures a trained network, unless its folder holds the frame already."""
+    path = trained.folder / "frames" / f"{measure.__name__}.csv"
+    if not path.exists():
+        frame = measure(trained)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as written:
+            frame.to_csv(written, index=False, float_format=f"%.{DIGITS}g")
+
+
+def labelled(network, path):
+    """Returns a frame of a network with the columns that tell it from others."""
+    frame = pd.read_csv(path)
+    for column, value in reversed(network.labels.items()):
+        frame.insert(0, column, value)
+    frame.insert(0, "name", network.name)
+    return frame
+
+
+def on_disk(network: Network, data_dir: str | None) -> Network:
+    """Returns a network whose images are read from a folder."""
+    if not isinstance(network.settings, Settings):
+        return network
+    return dataclasses.replace(
+        network, settings=dataclasses.replace(network.settings, data_dir=data_dir)
+    )
+
+
+def kept_frames(size, paper, out):
+    """Returns the folder of the frames of all networks of a paper."""
+    return (FRAMES if size == "small" else Path(out) / size / "frames") / paper
+
+
+def read_frames(size, paper, out="."):
+    """Returns the frames of all networks of a paper, a dict by name."""
+    folder = kept_frames(size, paper, out)
+    return {path.stem: pd.read_csv(path) for path in sorted(folder.glob("*.csv"))}
+
+
+def collect(out, size, networks):
+    """Puts the frames of single networks together; rows of networks that are not here stay."""
+    found = {}
+    for (paper, name), network in networks.items():
+        folder = Path(out) / size / paper / name / "frames"
+        for path in sorted(folder.glob("*.csv")):
+            found.setdefault((paper, path.stem), []).append(labelled(network, path))
+    for (paper, name), parts in found.items():
+        path = kept_frames(size, paper, out) / f"{name}.csv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = pd.concat(parts, ignore_index=True)
+        if path.exists():
+            old = pd.read_csv(path)
+            here = {key[1] for key in networks if key[0] == paper} - set(new["name"])
+            new = pd.concat([old[old["name"].isin(here)], new], ignore_index=True)
+        new = new.sort_values("name", kind="stable")
+        with replacing(path) as written:
+            new.to_csv(written, index=False, float_format=f"%.{DIGITS}g")

@@ -1,0 +1,172 @@
+"""Figures of several networks and seeds: small panels with means and the range over the seeds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from tfresidual.plots import style
+from tfresidual.plots.blocks import shade_stages
+
+COLOURS = (
+    style.BLUE,
+    style.VERMILION,
+    style.GREEN,
+    style.ORANGE,
+    style.PURPLE,
+    style.SKY,
+    style.INK,
+)
+DASHES = {"train": (0, (4, 2)), "test": "-", "validation": "-"}
+
+
+def in_a_row(frame):
+    """Returns the frame with the column `place`: the blocks of all stages of a network, counted."""
+    sizes = frame.groupby(["network", "stage"])["block"].max() + 1
+    starts = sizes.groupby("network").cumsum() - sizes
+    keys = pd.MultiIndex.from_frame(frame[["network", "stage"]])
+    return frame.assign(place=starts.reindex(keys).to_numpy() + frame["block"].to_numpy())
+
+
+def panels(
+    frame,
+    x,
+    y,
+    title,
+    *,
+    panel=None,
+    line=None,
+    dash=None,
+    below="",
+    beside="",
+    percent=False,
+    log=False,
+    log_x=False,
+    zero=False,
+    reference=None,
+    stages=False,
+    coloured=False,
+    columns=4,
+    share_y=True,
+):
+    """Draws means over the seeds as lines, with a band from the lowest to the highest seed.
+
+    Args:
+        frame: rows with the columns named by the other arguments, and `seed`.
+        x: column of the horizontal axis.
+        y: column of the vertical axis.
+        title: title of the figure.
+        panel: column with one panel per value, or `None`.
+        line: column with one line per value, or `None`.
+        dash: column of splits, which are told apart by the dashes of lines, or `None`.
+        below: label of the horizontal axis.
+        beside: label of the vertical axis.
+        percent: whether values are shares.
+        log: whether the vertical axis is logarithmic.
+        log_x: whether the horizontal axis is.
+        zero: whether there is a line at zero.
+        reference: height of a dashed line, or `None`.
+        stages: whether `x` is `place`, so that stages are shaded.
+        coloured: whether lines go from blue (first) to red (last) in order of their values.
+        columns: largest number of panels side by side.
+        share_y: whether all panels have the same vertical axis.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+    """
+    names = [None] if panel is None else list(dict.fromkeys(frame[panel]))
+    lines = [None] if line is None else list(dict.fromkeys(frame[line]))
+    splits = [None] if dash is None else list(dict.fromkeys(frame[dash]))
+    wide = min(len(names), columns)
+    tall = -(-len(names) // wide)
+    figure = style.new_figure(max(3.0 * wide, 7.0), 2.5 * tall + 1.0, title)
+    grid = figure.subplots(tall, wide, squeeze=False, sharey=share_y).ravel()
+    palette = style.depth_colours(len(lines)) if coloured else COLOURS
+    for axes, name in zip(grid, names, strict=False):
+        style.clean_axes(axes)
+        here = frame if panel is None else frame[frame[panel] == name]
+        if panel is not None:
+            style.panel_title(axes, str(name))
+        if zero:
+            axes.axhline(0, color=style.FAINT_INK, linewidth=0.8)
+        if reference is not None:
+            axes.axhline(reference, color=style.FAINT_INK, linewidth=0.9, linestyle=(0, (2, 2)))
+        for i, of_line in enumerate(lines):
+            for split in splits:
+                rows = here if line is None else here[here[line] == of_line]
+                rows = rows if dash is None else rows[rows[dash] == split]
+                _draw(axes, rows, x, y, palette[i % len(palette)], DASHES.get(split, "-"))
+        if stages:
+            sizes = here.groupby("stage")["block"].max() + 1
+            if len(sizes) > 1:
+                shade_stages(axes, sizes.cumsum() - sizes, sizes)
+        if log and (here[y].dropna() > 0).all():
+            style.log_scale(axes)
+        if log_x:
+            axes.set_xscale("log")
+            axes.set_xticks(places := sorted(set(here[x])), map(str, places))
+            axes.set_xticks([], minor=True)
+        if percent:
+            style.percent_axis(axes)
+    for axes in grid[len(names) :]:
+        axes.remove()
+    for i, axes in enumerate(grid[: len(names)]):
+        is_lowest = i + wide >= len(names)
+        style.axis_labels(
+            axes, below=below if is_lowest else None, beside=beside if i % wide == 0 else None
+        )
+    _legend(figure, lines, palette, splits)
+    return figure
+
+
+def _draw(axes, rows, x, y, colour, dash):
+    rows = rows[[x, y]].replace([np.inf, -np.inf], np.nan).dropna()
+    if rows.empty:
+        return
+    groups = rows.groupby(x, sort=True)[y]
+    means, low, high = groups.mean(), groups.min(), groups.max()
+    axes.plot(
+        means.index,
+        means,
+        color=colour,
+        linestyle=dash,
+        linewidth=1.4,
+        marker="o" if len(means) <= 30 else None,
+        markersize=3,
+    )
+    if (high > low).any():
+        axes.fill_between(means.index, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _legend(figure, lines, palette, splits):
+    handles = []
+    if lines != [None]:
+        handles = [
+            style.line_handle(str(name), color=palette[i % len(palette)])
+            for i, name in enumerate(lines)
+        ]
+    if splits not in ([None], []) and len(splits) > 1:
+        handles += [
+            style.line_handle(f"{split} images", color=style.INK, linestyle=DASHES.get(split, "-"))
+            for split in splits
+        ]
+    if handles:
+        style.legend(figure, handles)
+
+
+def table(frame, columns, by="network", percent=("error", "train_error")):
+    """Returns a table of means over the seeds, with the range, as text: one row per network."""
+    rows = {}
+    for name, here in frame.groupby(by, sort=False):
+        rows[name] = {column: ranged(here[column], percent=column in percent) for column in columns}
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis(by)
+
+
+def ranged(values, percent=False):
+    """Returns a mean and its range as text."""
+    values = np.asarray(values, float) * (100 if percent else 1)
+    form = (lambda value: f"{value:.1f}") if percent else style.short_number
+    unit = " %" if percent else ""
+    low, high = form(values.min()), form(values.max())
+    mean = form(values.mean())
+    return f"{mean}{unit}" if low == high else f"{mean}{unit} ({low} to {high})"

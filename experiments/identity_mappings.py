@@ -1,0 +1,319 @@
+"""IM: He et al. 2016, "Identity mappings in deep residual networks"."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from catalogue import Network, Untrained, entry, per_seed, statement
+from drawing import in_a_row, panels, table
+from measures import clocked, first_signal, history, summary
+
+from tfresidual.jobs.settings import Settings
+
+# The shortcuts of table 1.
+SHORTCUTS = {
+    "identity": {},
+    "scaled 0.5, branch 1": {"shortcut": "scaled"},
+    "scaled 0.5, branch 0.5": {"shortcut": "scaled", "branch_scale": 0.5},
+    "exclusive gate, bias 0": {"shortcut": "exclusive_gate", "gate_bias": 0.0},
+    "exclusive gate, bias -6": {"shortcut": "exclusive_gate", "gate_bias": -6.0},
+    "exclusive gate, bias -10": {"shortcut": "exclusive_gate", "gate_bias": -10.0},
+    "shortcut-only gate, bias 0": {"shortcut": "shortcut_only_gate", "gate_bias": 0.0},
+    "shortcut-only gate, bias -6": {"shortcut": "shortcut_only_gate", "gate_bias": -6.0},
+    "conv1x1": {"shortcut": "conv1x1"},
+    "dropout": {"shortcut": "dropout"},
+}
+LAYOUTS = (
+    "original",
+    "bn_after_addition",
+    "relu_before_addition",
+    "relu_only_preactivation",
+    "full_preactivation",
+)
+# Layers of the network of the tables, and of the deeper one of figure 1.
+DEPTHS = {"smoke": (14, 20), "small": (56, 110), "paper": (110, 164)}
+SEEDS = {"smoke": 1, "small": 2, "paper": 5}
+COMMON = {
+    "smoke": {"width": 4, "epochs": 1, "train_size": 256, "validation": 64, "test_size": 64},
+    "small": {
+        "data": "cifar10",
+        "recipe": "cifar10",
+        "width": 8,
+        "epochs": 6,
+        "train_size": 12_000,
+        "test_size": 5000,
+    },
+    "paper": {
+        "data": "cifar10",
+        "recipe": "resnet110",
+        "epochs": 164,
+        "batch_size": 128,
+        "validation": 5000,
+    },
+}
+
+
+def network(size, seed, depth, label, **changes):
+    """A network with units of a layout and a shortcut."""
+    settings = Settings(depth=depth, seed=seed, **COMMON[size] | {"layout": "original"} | changes)
+    name = f"{depth}_layers-{label}-seed{seed}".replace(", ", "_").replace(" ", "_")
+    return Network(name, settings, {"network": label, "layers": depth, "seed": seed}, clocked)
+
+
+def of_shortcuts(size, **more):
+    """The networks of table 1."""
+    return [
+        network(size, seed, DEPTHS[size][0], label, **changes, **more)
+        for seed in range(SEEDS[size])
+        for label, changes in SHORTCUTS.items()
+    ]
+
+
+def before_training(size):
+    """Untrained networks of all shortcuts, with nothing after their additions."""
+    return [
+        Untrained(f"untrained-{one.name}", one.settings, one.labels)
+        for one in of_shortcuts(size, layout="full_preactivation")
+    ]
+
+
+def of_layouts(size):
+    """The networks of table 2; the one of original units is that of table 1 with identity."""
+    return [
+        network(
+            size,
+            seed,
+            DEPTHS[size][0],
+            layout if layout != "original" else "identity",
+            layout=layout,
+        )
+        for seed in range(SEEDS[size])
+        for layout in LAYOUTS
+    ]
+
+
+def of_depths(size):
+    """Original units and full pre-activation at two depths."""
+    return [
+        network(size, seed, depth, label, layout=layout)
+        for seed in range(SEEDS[size])
+        for depth in DEPTHS[size]
+        for label, layout in (
+            ("identity", "original"),
+            ("full_preactivation", "full_preactivation"),
+        )
+    ]
+
+
+COLUMNS = ["train_error", "error"]
+
+
+@entry("IM-T1", "Which shortcut can be trained, and to what error?", of_shortcuts, [summary])
+def shortcuts(frames):
+    return table(frames["summary"], COLUMNS)
+
+
+@entry("IM-3", "How does the training error fall with each shortcut?", of_shortcuts, [history])
+def curves(frames):
+    frame = frames["history"].assign(epoch=lambda rows: rows["epoch"] + 1)
+    return panels(
+        frame,
+        "epoch",
+        "train_error",
+        "Training error over the epochs",
+        line="network",
+        percent=True,
+        below="epoch",
+        beside="error on training images",
+    )
+
+
+@entry("IM-T2", "Which order of the operations in a unit is best?", of_layouts, [summary])
+def layouts(frames):
+    named = frames["summary"].replace({"network": {"identity": "original"}})
+    return table(named, COLUMNS)
+
+
+@entry(
+    "IM-1",
+    "Does full pre-activation ease training more, the deeper the network?",
+    of_depths,
+    [history],
+)
+def depths(frames):
+    frame = frames["history"].replace({"network": {"identity": "original"}})
+    frame["panel"] = frame["layers"].map("{} layers".format)
+    return panels(
+        frame.assign(epoch=frame["epoch"] + 1),
+        "epoch",
+        "train_loss",
+        "Training loss over the epochs",
+        panel="panel",
+        line="network",
+        below="epoch",
+        beside="loss on training images",
+    )
+
+
+@entry(
+    "IM-E",
+    "Before training: what do the shortcuts pass on, and is a state the sum of the branches?",
+    before_training,
+    [first_signal],
+)
+def first_products(frames):
+    frame = in_a_row(frames["first_signal"].query("split == 'train'"))
+    draw = functools.partial(
+        panels, frame, "place", line="network", stages=True, log=True, below="block"
+    )
+    return {
+        "products": draw(
+            y="shortcut_product",
+            title="What the shortcuts to the end of the stage multiply the gradient by",
+            beside="factor",
+        ),
+        "sums": draw(
+            y="sum_deviation",
+            title="Distance of a state from the first one plus the sum of branches",
+            beside="distance, over the state's norm",
+        ),
+    }
+
+
+# Statements
+
+
+def pivot(frame, column, function="last"):
+    """Returns a table of a column, with a row per seed and a column per network."""
+    return frame.pivot_table(index="seed", columns="network", values=column, aggfunc=function)
+
+
+def per_row(table, function):
+    """Returns the cases of a function `(row of a seed) -> (holds, effect)`."""
+    return per_seed(table.reset_index(), lambda rows: function(rows.iloc[0]))
+
+
+@statement(
+    "IM-T1",
+    "IM-T1",
+    "table 1",
+    "With original units, identity shortcuts beat all others",
+    "test error of the best other shortcut minus that of identity, in points; holds if positive",
+)
+def _(frames):
+    errors = pivot(frames["summary"], "error")
+
+    def judged(row):
+        least = min(row[name] for name in SHORTCUTS if name != "identity") - row["identity"]
+        return least > 0, 100 * least
+
+    return per_row(errors, judged)
+
+
+@statement(
+    "IM-T1g",
+    "IM-T1",
+    "text, table 1",
+    "The gate's first bias decides: exclusive gates converge for few values only, "
+    "shortcut-only gates are poor at 0 and close to identity at -6",
+    "error of the shortcut-only gate at bias 0 minus that at -6, in points; holds if that "
+    "is over 2, -6 is within 1 point of identity, and the biases of exclusive gates differ "
+    "by over 2",
+)
+def _(frames):
+    errors = 100 * pivot(frames["summary"], "error")
+
+    def judged(row):
+        gain = row["shortcut-only gate, bias 0"] - row["shortcut-only gate, bias -6"]
+        exclusive = [row[f"exclusive gate, bias {bias}"] for bias in (0, -6, -10)]
+        near = row["shortcut-only gate, bias -6"] - row["identity"]
+        return gain > 2 and near < 1 and max(exclusive) - min(exclusive) > 2, gain
+
+    return per_row(errors, judged)
+
+
+@statement(
+    "IM-3",
+    "IM-3",
+    "fig. 3",
+    "The worse shortcuts have the higher training error, from early on",
+    "rank correlation, over the shortcuts, of the training error after a quarter of the "
+    "epochs and the last validation error; holds if over 0.7",
+)
+def _(frames):
+    def judged(rows):
+        early = rows[rows["epoch"] == rows["epoch"].max() // 4]
+        last = rows[rows["epoch"] == rows["epoch"].max()]
+        both = early.set_index("network")["train_error"].to_frame("early")
+        both["last"] = last.set_index("network")["error"]
+        correlation = both.corr("spearman").iloc[0, 1]
+        return correlation > 0.7, correlation
+
+    return per_seed(frames["history"], judged)
+
+
+@statement(
+    "IM-T2",
+    "IM-T2",
+    "table 2",
+    "Full pre-activation is best, BN after addition worst",
+    "error of original units minus that of full pre-activation, in points; holds if full "
+    "pre-activation is best and BN after addition worst",
+)
+def _(frames):
+    errors = 100 * pivot(frames["summary"], "error")
+
+    def judged(row):
+        found = row[[name if name != "original" else "identity" for name in LAYOUTS]]
+        best, worst = found.astype(float).idxmin(), found.astype(float).idxmax()
+        gain = row["identity"] - row["full_preactivation"]
+        return (best, worst) == ("full_preactivation", "bn_after_addition"), gain
+
+    return per_row(errors, judged)
+
+
+@statement(
+    "IM-1",
+    "IM-1",
+    "fig. 1, 6",
+    "The deeper the network, the more full pre-activation eases training",
+    "loss of original units over that of full pre-activation, mean over the epochs, deeper "
+    "network, over the same of the shallower one; holds if over 1",
+)
+def _(frames):
+    def judged(rows):
+        means = rows.groupby(["layers", "network"])["train_loss"].mean()
+        ratios = [
+            means[layers, "identity"] / means[layers, "full_preactivation"]
+            for layers in sorted(set(rows["layers"]))
+        ]
+        return ratios[-1] / ratios[0] > 1, ratios[-1] / ratios[0]
+
+    return per_seed(frames["history"], judged)
+
+
+@statement(
+    "IM-E",
+    "IM-E",
+    "eq. 4-8",
+    "At initialization the gradient that reaches a block through the shortcuts is the "
+    "product of their scales: 1 for identity, 0.5^k for scaled",
+    "scale per block fitted to the gradient through scaled shortcuts, last stage; holds if "
+    "within 0.01 of 0.5, that of identity within 0.01 of 1, and its states are the sums to 0.001",
+)
+def _(frames):
+    frame = frames["first_signal"].query("split == 'train'")
+    frame = frame[frame["stage"] == frame["stage"].max()]
+
+    def judged(rows):
+        scales = {}
+        for name in ("identity", "scaled 0.5, branch 1"):
+            here = rows[rows["network"] == name].dropna(subset=["shortcut_product"])
+            left = here["block"].max() - here["block"]
+            scales[name] = np.exp(np.polyfit(left, np.log(here["shortcut_product"]), 1)[0])
+        identity, scaled = scales.values()
+        sums = rows.loc[rows["network"] == "identity", "sum_deviation"].max()
+        return abs(identity - 1) < 0.01 and abs(scaled - 0.5) < 0.01 and sums < 1e-3, scaled
+
+    return per_seed(frame, judged)

@@ -1,0 +1,208 @@
+"""What is measured on trained networks: functions from a `Trained` to a frame.
+
+Errors of a trained network, `error` and `train_error`, are those at inference on images that are
+not augmented: all test images, and the first `IMAGES` training images. The training error over the
+epochs is that of the first 512 of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import keras
+import numpy as np
+import pandas as pd
+from catalogue import IMAGES
+
+import tfresidual
+from tfresidual import probes
+from tfresidual.jobs.settings import compile_for
+from tfresidual.probes import from_logs
+from tfresidual.routing import routes
+
+# Scale of the branch of a repeated block. Jastrzebski et al. 2018 do not say which one they use.
+SCALE = 0.3
+# Images whose statistics batch normalization has in a network that is measured before training.
+WARMUP = 512
+
+
+class Clock(keras.callbacks.Callback):
+    """Logs the seconds of processor time that every epoch took, whatever ran beside it."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._began = time.process_time()
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["seconds"] = time.process_time() - self._began
+
+
+class TrainingError(keras.callbacks.Callback):
+    """Logs error and loss on training images at inference, without augmentation."""
+
+    def __init__(self, images):
+        super().__init__()
+        self.images = images
+
+    def on_epoch_end(self, epoch, logs=None):
+        found = self.model.evaluate(self.images, verbose=0, return_dict=True)
+        logs["plain_loss"] = found.pop("loss")
+        logs["plain_accuracy"] = found.popitem()[1]
+
+
+def clocked(images):
+    """The callbacks of every training: its time, and its error on training images."""
+    return [Clock(), TrainingError(images["train"])]
+
+
+def _error(chain, data):
+    frame = probes.evaluate_routes(chain, data, [routes.unperturbed(chain)])
+    return frame["error"].item(), frame["cross_entropy"].item()
+
+
+def summary(trained):
+    """The errors of the network, its parameters, and the time its training took."""
+    images = trained.images("train", count=IMAGES) | trained.images("test")
+    error, loss = _error(trained.chain, images["test"])
+    train_error, train_loss = _error(trained.chain, images["train"])
+    network = trained.untrained
+    metric = trained.metric
+    return pd.DataFrame(
+        {
+            "error": [error],
+            "train_error": train_error,
+            "loss": loss,
+            "train_loss": train_loss,
+            "last_error": 1 - trained.log[f"val_{metric}"].iloc[-1],
+            "best_epoch": trained.log[f"val_{metric}"].idxmax(),
+            "epochs": len(trained.log),
+            "parameters": network.count_params(),
+            "seconds": trained.log["seconds"].sum(),
+        }
+    )
+
+
+def history(trained):
+    """Errors and losses on training and validation images after every epoch."""
+    log, metric = trained.log, trained.metric
+    return pd.DataFrame(
+        {
+            "epoch": log["epoch"],
+            "error": 1 - log[f"val_{metric}"],
+            "train_error": 1 - log["plain_accuracy"],
+            "loss": log["val_loss"],
+            "train_loss": log["plain_loss"],
+        }
+    )
+
+
+def by_epoch(trained):
+    """What the callbacks of the training published for every block and epoch."""
+    return from_logs(trained.log)
+
+
+def block_metrics(trained):
+    """Cosine loss, l2 ratio, gradient norm and perturbations of every block, of two splits."""
+    return probes.block_metrics(trained.chain, trained.images("train", "test", count=IMAGES))
+
+
+def first_order(trained):
+    """The first-order term of every block against what it does to the loss."""
+    return probes.first_order(trained.chain, trained.images("train", "test", count=IMAGES))
+
+
+def drop_blocks(trained):
+    """The predictions without each of the blocks."""
+    return probes.drop_blocks(trained.chain, trained.images("test", count=IMAGES))
+
+
+def perturbation(trained):
+    """How far every block moves the state."""
+    return probes.perturbation(trained.chain, trained.images("test", count=IMAGES))
+
+
+def borderline(trained):
+    """Groups of images after each of the last blocks and as the last one is repeated."""
+    frames = [
+        probes.borderline(
+            trained.chain, trained.images("train", "test", count=IMAGES), times=20, scale=scale
+        )
+        for scale in (1.0, SCALE)
+    ]
+    return pd.concat(frames).drop_duplicates(["split", "along", "scale", "block", "group"])
+
+
+def repetitions(trained):
+    """The last block of every stage repeated twenty times, as it is and with a scaled branch."""
+    data = trained.images("train", "test", count=IMAGES)
+    return pd.concat(
+        probes.repeat_last_block(trained.chain, data, times=20, scale=scale)
+        for scale in (1.0, SCALE)
+    )
+
+
+def first_signal(trained):
+    """State and gradient at every block before the training."""
+    network, images = trained.untrained, trained.images("train", "validation", count=WARMUP)
+    # The statistics of the images, in place of means of 0 and variances of 1.
+    for layer in network._flatten_layers():
+        if hasattr(layer, "momentum"):
+            layer.momentum = 0.0
+    network(next(iter(images["train"].unbatch().batch(WARMUP)))[0], training=True)
+    compile_for(network, trained.settings, 1)
+    return probes.signal_propagation(tfresidual.chain(network), images)
+
+
+def route_errors(trained):
+    """Every stage left early, every block dropped, every last block repeated 16 times."""
+    frames, _ = trained.convergence
+    renamed = {"repetition": "block"}
+    return pd.concat(
+        frame.rename(columns=renamed).assign(route=name) for name, frame in frames.items()
+    )
+
+
+def indices(trained):
+    """The convergence, recurrence and divergence index of every stage."""
+    return trained.convergence[1]
+
+
+def weights(trained):
+    """Raw and effective number of parameters, and the mean deviation of the weights."""
+    first = trained.settings.coupling_from
+    count = probes.effective_parameters(trained.chain, first_block=first).iloc[-1]
+    deviations = probes.weight_deviations(trained.chain, first_block=first)
+    return pd.DataFrame(
+        {
+            "raw_parameters": [count["raw"]],
+            "effective_parameters": count["effective"],
+            "deviation": deviations["l1"].sum() / deviations["parameters"].sum(),
+        }
+    )
+
+
+def distances(trained):
+    """How far the state travels through each stage, and the mean step."""
+    return probes.computational_distance(trained.chain, trained.images("test", count=IMAGES))
+
+
+def lines(trained, pairs=64):
+    """Straight lines between the first states of two images, of one class and of two."""
+    images, labels = next(iter(trained.images("test")["test"].unbatch().batch(IMAGES)))
+    images, labels = images.numpy(), labels.numpy()
+    order = np.argsort(labels, kind="stable")
+    same = [(i, j) for i, j in itertools.pairwise(order) if labels[i] == labels[j]]
+    rng = np.random.default_rng(0)
+    same = rng.permutation(same)[:pairs]
+    other = [
+        (i, j) for i, j in rng.integers(0, len(labels), (8 * pairs, 2)) if labels[i] != labels[j]
+    ]
+    chosen = {"one class": same, "two classes": np.array(other[:pairs])}
+    return pd.concat(
+        probes.line_between(trained.chain, images[of[:, 0]], images[of[:, 1]], stage=stage)
+        .mean()
+        .to_frame()
+        .T.assign(classes=classes, stage=stage)
+        for classes, of in chosen.items()
+        for stage in range(1, 1 + len(trained.chain.stages))
+    ).drop(columns=["pair", "block"])

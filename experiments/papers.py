@@ -1,0 +1,276 @@
+"""The figures, tables and statements of the papers, from one command.
+
+    python experiments/papers.py list
+    python experiments/papers.py run II-4 PI-7 --size small --data-dir ~/tensorflow_datasets
+    python experiments/papers.py run IC --size smoke --workers 2
+    python experiments/papers.py page
+
+`run` trains the networks that are missing, measures what is missing, and draws. A network is
+trained once for all figures and tables that need it, in a process of its own; after a kill, the
+same command goes on where it stopped. Sizes: `smoke` shows that everything works; `small` is for
+two cores; `paper` has the settings of the papers, for a GPU. `page` writes the page of all
+statements from the frames that are kept in experiments/frames.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PAPERS = {
+    "II": "iterative_inference",
+    "IC": "iterative_convergence",
+    "PI": "perturbation_from_identity",
+    "IM": "identity_mappings",
+}
+SIZES = ("smoke", "small", "paper")
+FIGURES = HERE.parent / "docs" / "images" / "papers"
+
+
+def page(arguments):
+    """Writes the page of all statements, and its figures, from the frames that are kept."""
+    load()
+    from statements import write_page
+
+    write_page(HERE / "STATEMENTS.md", FIGURES)
+
+
+def load():
+    """Imports the catalogue; that takes seconds, which wrong arguments should not need."""
+    import importlib
+
+    import catalogue
+
+    for module in PAPERS.values():
+        importlib.import_module(module)
+    return catalogue
+
+
+def chosen(catalogue, names):
+    """Returns the entries that are named, or all of the papers that are."""
+    entries = []
+    for name in names:
+        found = [e for e in catalogue.ENTRIES.values() if name in (e.id, e.paper)]
+        if not found:
+            known = ", ".join([*PAPERS, *catalogue.ENTRIES])
+            raise SystemExit(f"There is no figure, table or paper {name!r}. There are: {known}")
+        entries += [e for e in found if e not in entries]
+    return entries
+
+
+def networks_of(entries, size):
+    """Returns the networks that entries need, by paper and name, and what is measured on each."""
+    networks, measures = {}, {}
+    for one in entries:
+        for network in one.networks(size):
+            key = one.paper, network.name
+            if networks.setdefault(key, network).settings != network.settings:
+                raise ValueError(f"Two networks have the name {network.name!r}.")
+            measures.setdefault(key, {}).update({m.__name__: m for m in one.measures})
+    return networks, measures
+
+
+def folder_of(out, size, key):
+    return Path(out) / size / key[0] / key[1]
+
+
+def missing(networks, measures, out, size):
+    """Returns the keys of the networks that are not trained, or not measured, completely."""
+    return [
+        key
+        for key in networks
+        if any(
+            not (folder_of(out, size, key) / "frames" / f"{name}.csv").exists()
+            for name in measures[key]
+        )
+    ]
+
+
+def train_one(arguments):
+    """Trains and measures one network, in this process."""
+    catalogue = load()
+    entries = chosen(catalogue, arguments.names)
+    networks, measures = networks_of(entries, arguments.size)
+    key = tuple(arguments.key)
+    folder = folder_of(arguments.out, arguments.size, key)
+    network = catalogue.on_disk(networks[key], arguments.data_dir)
+    trained = network.train(folder)
+    for measure in measures[key].values():
+        catalogue.measured(trained, measure)
+
+
+# Multiplications per second of a training in one process of one thread, if none was timed yet.
+RATE = 2e10
+
+
+def rate_of(catalogue, size):
+    """Returns the multiplications per second of the trainings that were timed, or a guess."""
+    done, seconds = 0.0, 0.0
+    for paper in PAPERS:
+        frame = catalogue.read_frames(size, paper).get("summary")
+        if frame is None:
+            continue
+        networks, _ = networks_of([e for e in catalogue.ENTRIES.values() if e.paper == paper], size)
+        times = frame.set_index("name")["seconds"]
+        for (_, name), network in networks.items():
+            if name in times:
+                done, seconds = done + network.operations(), seconds + times[name]
+    return done / seconds if seconds else RATE
+
+
+def listed(arguments):
+    """Prints every figure and table with its state."""
+    catalogue = load()
+    for one in catalogue.ENTRIES.values():
+        networks, measures = networks_of([one], arguments.size)
+        left = missing(networks, measures, arguments.out, arguments.size)
+        kept = catalogue.read_frames(arguments.size, one.paper)
+        try:
+            one.select(kept, arguments.size)
+            state = "frames kept"
+        except catalogue.MissingError:
+            state = f"{len(networks) - len(left)} of {len(networks)} networks"
+        decides = ", ".join(s.id for s in catalogue.STATEMENTS.values() if s.entry == one.id)
+        print(f"{one.id:8} {state:20} {one.asks}" + (f" [{decides}]" if decides else ""))
+
+
+def run(arguments):
+    """Trains, measures and draws what was asked for."""
+    catalogue = load()
+    entries = chosen(catalogue, arguments.names)
+    networks, measures = networks_of(entries, arguments.size)
+    keys = missing(networks, measures, arguments.out, arguments.size)
+    rate = rate_of(catalogue, arguments.size)
+    # Large ones first, so that no process ends long after the others.
+    keys.sort(key=lambda key: -networks[key].operations())
+    seconds = {key: networks[key].operations() / rate for key in keys}
+    print(
+        f"{len(networks)} networks, {len(keys)} of them to be trained or measured: about "
+        f"{sum(seconds.values()) / arguments.workers / 60:.0f} minutes in {arguments.workers} "
+        "processes",
+        flush=True,
+    )
+    if arguments.dry_run:
+        for key in keys:
+            print(described(key, networks[key], seconds[key]))
+        return
+    failed = run_all(keys, seconds, arguments)
+    catalogue.collect(
+        arguments.out,
+        arguments.size,
+        networks_of(list(catalogue.ENTRIES.values()), arguments.size)[0],
+    )
+    for one in entries:
+        draw(catalogue, one, arguments)
+    if failed:
+        raise SystemExit("Not trained: " + ", ".join("/".join(key) for key in failed))
+
+
+def described(key, network, seconds):
+    """Returns a line on a training: its network, its length and its schedule."""
+    from tfresidual.datasets.description import sizes_of
+    from tfresidual.jobs.settings import build, recipe_of
+
+    settings = network.settings
+    if not network.operations():
+        return f"{'/'.join(key)}: {settings}"
+    images = sizes_of(settings.data, settings.train_size, settings.validation, settings.test_size)[
+        0
+    ]
+    recipe = recipe_of(settings)
+    steps = -(-images // settings.batch_size)
+    rates = ", ".join(
+        f"{rate:g} from {round(first / recipe.epochs * settings.epochs)}"
+        for first, rate in recipe.rates
+    )
+    return (
+        f"{'/'.join(key)}: {build(settings).count_params():,} parameters, {settings.epochs} epochs "
+        f"of {steps} steps of {settings.batch_size} images, rate {rates}; {seconds / 60:.0f} min"
+    )
+
+
+def run_all(keys, seconds, arguments):
+    """Trains and measures networks in processes of their own; returns those that failed."""
+    waiting, running, failed, done = list(keys), {}, [], 0.0
+    threads = str(max(1, (os.cpu_count() or 1) // arguments.workers))
+    names = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
+    environment = os.environ | dict.fromkeys(names, threads) | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    total, began = sum(seconds.values()), time.monotonic()
+    try:
+        while waiting or running:
+            while waiting and len(running) < arguments.workers:
+                key = waiting.pop(0)
+                running[key] = start(key, arguments, environment)
+            time.sleep(0.5)
+            for key in [key for key, process in running.items() if process.poll() is not None]:
+                process = running.pop(key)
+                done += seconds[key]
+                if process.returncode:
+                    failed.append(key)
+                state = "failed, see log.txt" if process.returncode else "done"
+                print(
+                    f"{'/'.join(key)}: {state}; {done / total:.0%} after "
+                    f"{(time.monotonic() - began) / 60:.1f} min",
+                    flush=True,
+                )
+    finally:
+        for process in running.values():
+            process.terminate()
+    return failed
+
+
+def start(key, arguments, environment):
+    """Starts the process that trains and measures a network; it writes to log.txt."""
+    folder = folder_of(arguments.out, arguments.size, key)
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, __file__, "train", *arguments.names, "--size", arguments.size]
+    command += ["--out", str(arguments.out), "--key", *key]
+    if arguments.data_dir:
+        command += ["--data-dir", arguments.data_dir]
+    with open(folder / "log.txt", "a") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+
+
+def draw(catalogue, one, arguments):
+    """Draws a figure, or prints a table, from the frames."""
+    frames = catalogue.read_frames(arguments.size, one.paper, arguments.out)
+    try:
+        drawn = one.draw(one.select(frames, arguments.size))
+    except catalogue.MissingError as error:
+        print(f"{one.id}: {error}")
+        return
+    for name, found in (drawn if isinstance(drawn, dict) else {"": drawn}).items():
+        if hasattr(found, "savefig"):
+            path = arguments.out / arguments.size / one.paper / f"{one.id}{name and '-' + name}.png"
+            found.savefig(path, dpi=160)
+            print(path)
+        else:
+            print(found.to_string())
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("command", choices=["list", "run", "page", "train"])
+    parser.add_argument("names", nargs="*", help="figures and tables such as II-4, or papers")
+    parser.add_argument("--size", choices=SIZES, default="smoke")
+    parser.add_argument("--data-dir", help="folder of tensorflow-datasets")
+    parser.add_argument("--out", type=Path, default=Path("runs/papers"))
+    parser.add_argument("--workers", type=int, default=2, help="processes that train side by side")
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be trained")
+    parser.add_argument("--key", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.command in ("run", "train") and not arguments.names:
+        parser.error("name figures, tables or papers, such as II-4 or IC; see `list`")
+    commands = {"list": listed, "run": run, "train": train_one, "page": page}
+    commands[arguments.command](arguments)
+
+
+if __name__ == "__main__":
+    main()

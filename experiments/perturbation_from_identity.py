@@ -1,0 +1,435 @@
+"""PI: Hauser 2019, "On residual networks learning a perturbation from identity"."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+from catalogue import Case, Network, entry, statement
+from drawing import panels, ranged
+from measures import clocked, lines, perturbation, summary
+
+from tfresidual.jobs.settings import Settings
+from tfresidual.probes.perturbation import distances_of
+from tfresidual.probes.stopping_rule import depth_for
+from tfresidual.training import hauser_batch_size
+
+BLOCKS = {
+    "smoke": (2, 3),
+    "small": (2, 4, 8, 16, 24),
+    "paper": (*range(2, 72, 2), 80, 90, 100),
+}
+# Data sets by the name that figures show. Digitclutter is drawn and not downloaded.
+DATA = {
+    "smoke": {"CIFAR-10": "digitclutter", "MNIST": "digitclutter"},
+    "small": {"CIFAR-10": "cifar10", "MNIST": "mnist"},
+    "paper": {"CIFAR-10": "cifar10", "MNIST": "mnist"},
+}
+SEEDS = {"smoke": 1, "small": 2, "paper": 1}
+COMMON = {
+    "smoke": {"width": 4, "epochs": 1, "train_size": 256, "validation": 64, "test_size": 64},
+    "small": {"width": 8, "epochs": 5, "train_size": 12_000, "test_size": 5000},
+    "paper": {"recipe": "hauser", "epochs": 200, "validation": 5000},
+}
+# The largest mean step of the rule. The paper takes 0.1, which is met at 34 blocks and more; in
+# smaller networks the steps are larger.
+EPSILON = {2: 0.5, 3: 0.5, 24: 0.2, 100: 0.1}
+
+
+def networks(size):
+    """A network for every depth, data set and seed."""
+    found = []
+    for data, images in DATA[size].items():
+        for blocks in BLOCKS[size]:
+            for seed in range(SEEDS[size]):
+                common = dict(COMMON[size])
+                if size == "paper":
+                    common["batch_size"] = hauser_batch_size(blocks, images)
+                settings = Settings(
+                    network="hauser", data=images, depth=blocks, seed=seed, **common
+                )
+                labels = {"data": data, "blocks": blocks, "seed": seed}
+                name = f"{data.lower().replace('-', '')}-{blocks}_blocks-seed{seed}"
+                found.append(Network(name, settings, labels, clocked))
+    return found
+
+
+def of_stages(frame):
+    """Returns the distances of the stages of every network, and of all stages."""
+    found = []
+    for labels, rows in frame.groupby(["name", "data", "blocks", "seed"], sort=False):
+        named = dict(zip(["name", "data", "of", "seed"], labels, strict=True))
+        found.append(distances_of(rows).assign(**named))
+    distances = pd.concat(found, ignore_index=True)
+    stages = distances["stage"].astype(str)
+    distances["section"] = np.where(stages == "all", "all sections", "section " + stages)
+    return distances.rename(columns={"of": "blocks", "blocks": "measured"})
+
+
+def over_blocks(frames, column, title, beside, **kwargs):
+    """Draws a distance over the number of blocks, for every section."""
+    return panels(
+        of_stages(frames["perturbation"]),
+        "blocks",
+        column,
+        title,
+        panel="data",
+        line="section",
+        below="blocks per section",
+        beside=beside,
+        share_y=False,
+        **kwargs,
+    )
+
+
+def steps_along(frames, column, title):
+    """Draws the step of every block over its place in the section, a line per network."""
+    frame = frames["perturbation"]
+    last = frame.groupby(["name", "stage"])["block"].transform("max")
+    frame = frame.assign(
+        along=frame["block"] / last,
+        section=frame["data"] + ", section " + frame["stage"].astype(str),
+    ).sort_values(["data", "stage", "blocks"], kind="stable")
+    frame["L"] = frame["blocks"].map("L = {}".format)
+    return panels(
+        frame,
+        "along",
+        column,
+        title,
+        panel="section",
+        line="L",
+        coloured=True,
+        columns=3,
+        share_y=False,
+        below="place in the section",
+        beside="step",
+    )
+
+
+@entry("PI-1", "What is the test error of networks of every depth?", networks, [summary])
+def test_error(frames):
+    return panels(
+        frames["summary"],
+        "blocks",
+        "error",
+        "Test error over depth",
+        panel="data",
+        percent=True,
+        share_y=False,
+        below="blocks per section",
+        beside="test error",
+    )
+
+
+@entry("PI-2", "How far does every block move the state?", networks, [perturbation])
+def steps(frames):
+    return steps_along(frames, "perturbation", "Steps of the blocks, |F|")
+
+
+@entry("PI-3", "How far does the state travel?", networks, [perturbation])
+def distance(frames):
+    return over_blocks(frames, "distance", "Computational distance", "distance")
+
+
+@entry("PI-4", "How long is the mean step?", networks, [perturbation])
+def mean_step(frames):
+    return over_blocks(frames, "mean_perturbation", "Mean step, |F|", "mean step")
+
+
+@entry(
+    "PI-5",
+    "How far does every block move the state, relative to its size?",
+    networks,
+    [perturbation],
+)
+def scaled_steps(frames):
+    return steps_along(frames, "scaled_perturbation", "Scaled steps of the blocks, |F| / |h|")
+
+
+@entry("PI-6", "How far does the state travel, relative to its size?", networks, [perturbation])
+def scaled_distance(frames):
+    return over_blocks(frames, "scaled_distance", "Scaled computational distance", "distance")
+
+
+@entry(
+    "PI-7", "At what depth does the mean scaled step fall under epsilon?", networks, [perturbation]
+)
+def mean_scaled_step(frames):
+    epsilon = EPSILON[frames["perturbation"]["blocks"].max()]
+    return over_blocks(
+        frames,
+        "mean_scaled_perturbation",
+        f"Mean scaled step, and the rule's {epsilon:g}",
+        "mean scaled step",
+        log=True,
+        log_x=True,
+        reference=epsilon,
+    )
+
+
+def crossing(rows, epsilon):
+    """Returns the depth at which the mean scaled step falls under epsilon, between two depths on
+    a line in logarithms; NaN if it never does."""
+    rows = rows.sort_values("blocks")
+    depth = np.log(rows["blocks"].to_numpy(float))
+    over = np.log(rows["mean_scaled_perturbation"].to_numpy() / epsilon)
+    under = np.flatnonzero(over <= 0)
+    if not len(under):
+        return math.nan
+    i = under[0]
+    if i == 0:
+        return float(np.exp(depth[0]))
+    share = over[i - 1] / (over[i - 1] - over[i])
+    return float(np.exp(depth[i - 1] + share * (depth[i] - depth[i - 1])))
+
+
+def rule_of(frame):
+    """Returns what the rule says, taken at the deepest network, and the depth by experiment."""
+    epsilon = EPSILON[frame["blocks"].max()]
+    rows = []
+    keys = ["data", "section", "seed"]
+    for (data, section, seed), here in of_stages(frame).groupby(keys, sort=False):
+        if section == "all sections":
+            continue
+        deepest = here.loc[here["blocks"].idxmax()]
+        rows.append(
+            {
+                "data": data,
+                "section": section,
+                "seed": seed,
+                "scaled_distance": deepest["scaled_distance"],
+                "rule": depth_for(deepest["scaled_distance"], epsilon),
+                "experiment": crossing(here, epsilon),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+@entry(
+    "PI-R",
+    "Does the rule name the depth at which the mean step falls under epsilon?",
+    networks,
+    [perturbation],
+)
+def rule(frames):
+    found = rule_of(frames["perturbation"])
+    groups = found.groupby(["data", "section"], sort=False)
+    columns = ["scaled_distance", "rule", "experiment"]
+    return groups[columns].agg(ranged).reset_index()
+
+
+def of_lines(size):
+    """The networks of one depth between the extremes."""
+    middle = BLOCKS[size][len(BLOCKS[size]) // 2]
+    return [network for network in networks(size) if network.labels["blocks"] == middle]
+
+
+@entry("PI-M", "How long are straight lines between two images, by the metric?", of_lines, [lines])
+def lengths(frames):
+    frame = frames["lines"].copy()
+    frame["detour"] = frame["length"] / frame["last_distance"]
+    groups = frame.groupby(["data", "classes", "stage"], sort=False)
+    columns = ["length", "last_distance", "detour"]
+    return groups[columns].agg(ranged).reset_index()
+
+
+# Statements
+
+
+def cases(frame, function, by=("data", "seed")):
+    """Returns the cases of a function `(rows of a data set and seed) -> (holds, effect)`."""
+    found = []
+    for (data, seed), rows in frame.groupby([*by], sort=False):
+        holds, effect = function(rows)
+        found.append(Case(bool(holds), float(effect), f"{data}, seed {seed}"))
+    return found
+
+
+@statement(
+    "PI-1",
+    "PI-1",
+    "fig. 1",
+    "The test error over L is in line with published networks",
+    "lowest test error minus the published one of a ResNet-20 (8.75 % on CIFAR-10, 0.5 % on "
+    "MNIST), in points; holds if under 2 points",
+    "The published networks were trained for some 200 epochs on all images.",
+)
+def _(frames):
+    published = {"CIFAR-10": 0.0875, "MNIST": 0.005}
+
+    def judged(rows):
+        difference = rows["error"].min() - published[rows["data"].iloc[0]]
+        return difference < 0.02, 100 * difference
+
+    return cases(frames["summary"], judged)
+
+
+@statement(
+    "PI-2",
+    "PI-2",
+    "3.1, fig. 2, 5",
+    "Sections 1 and 2: earlier blocks move the state more than later ones; section 3: both ends "
+    "more than the middle",
+    "share of networks of 8 blocks or more for which the first half of the steps is longer in "
+    "sections 1 and 2, and first and last are longer than the middle one in section 3; holds if "
+    "over 0.8",
+)
+def _(frames):
+    frame = frames["perturbation"]
+
+    def is_so(rows):
+        halves = []
+        for stage in (1, 2, 3):
+            steps = rows[rows["stage"] == stage].sort_values("block")["perturbation"].dropna()
+            values, half = steps.to_numpy(), len(steps) // 2
+            halves.append(
+                values[:half].mean() > values[-half:].mean()
+                if stage < 3
+                else min(values[0], values[-1]) > values[half]
+            )
+        return all(halves)
+
+    def judged(rows):
+        deep = rows[rows["blocks"] >= min(8, rows["blocks"].max())]
+        share = np.mean([is_so(here) for _, here in deep.groupby("name")])
+        return share > 0.8, share
+
+    return cases(frame, judged)
+
+
+def total(frame):
+    """Returns the distances of all sections together."""
+    return of_stages(frame).query("section == 'all sections'").sort_values("blocks")
+
+
+def growths(rows, column="distance"):
+    """Returns by what a distance grows as the depth doubles, at both ends of the depths."""
+    depth, height = np.log2(rows["blocks"]), np.log2(rows[column])
+    slopes = np.diff(height) / np.diff(depth)
+    return 2 ** slopes[0], 2 ** slopes[-1]
+
+
+@statement(
+    "PI-3a",
+    "PI-3",
+    "3.2, fig. 3",
+    "The distance grows with L with diminishing return: it doubles with L while L is small, then "
+    "grows by less than half, then not at all",
+    "growth of the total distance per doubling of L, among the deepest networks; holds if under "
+    "1.5 and over 1.5 among the shallowest",
+)
+def _(frames):
+    def judged(rows):
+        first, last = growths(rows)
+        return last < 1.5 < first, last
+
+    return cases(total(frames["perturbation"]), judged)
+
+
+@statement(
+    "PI-3b",
+    "PI-3",
+    "3.2",
+    "CIFAR-10 is further than MNIST (860 against 490 at saturation)",
+    "total distance on CIFAR-10 over that on MNIST, deepest networks; holds if over 1",
+)
+def _(frames):
+    frame = total(frames["perturbation"])
+    deepest = frame[frame["blocks"] == frame["blocks"].max()]
+    by_data = deepest.pivot_table(index="seed", columns="data", values="distance")
+    ratios = by_data["CIFAR-10"] / by_data["MNIST"]
+    return [Case(bool(ratio > 1), float(ratio), f"seed {seed}") for seed, ratio in ratios.items()]
+
+
+def falls(frame, column):
+    """Returns a function that judges whether a column falls with the depth."""
+
+    def judged(rows):
+        correlation = rows[["blocks", column]].corr("spearman").iloc[0, 1]
+        return correlation < -0.8, correlation
+
+    return cases(frame, judged)
+
+
+@statement(
+    "PI-4",
+    "PI-4",
+    "3.3, fig. 4",
+    "The mean absolute step falls with L",
+    "rank correlation of L and the mean step of all sections; holds if under -0.8",
+)
+def _(frames):
+    return falls(total(frames["perturbation"]), "mean_perturbation")
+
+
+@statement(
+    "PI-6",
+    "PI-6",
+    "3.4, fig. 6",
+    "The scaled distance has the same course",
+    "growth of the total scaled distance per doubling of L, among the deepest networks; holds if "
+    "under 1.5 and over 1.5 among the shallowest",
+)
+def _(frames):
+    def judged(rows):
+        first, last = growths(rows, "scaled_distance")
+        return last < 1.5 < first, last
+
+    return cases(total(frames["perturbation"]), judged)
+
+
+@statement(
+    "PI-7",
+    "PI-7",
+    "3.5, fig. 7",
+    "The mean scaled step falls about as 1/L and ends under 0.1",
+    "exponent fitted to the mean scaled step of all sections over L; holds if between -1.3 and "
+    "-0.7 and the mean ends under epsilon",
+)
+def _(frames):
+    epsilon = EPSILON[frames["perturbation"]["blocks"].max()]
+
+    def judged(rows):
+        step = rows["mean_scaled_perturbation"]
+        exponent = np.polyfit(np.log(rows["blocks"]), np.log(step), 1)[0]
+        return -1.3 < exponent < -0.7 and step.iloc[-1] < epsilon, exponent
+
+    return cases(total(frames["perturbation"]), judged)
+
+
+@statement(
+    "PI-R",
+    "PI-R",
+    "3.5.1",
+    "ceil(distance / epsilon), taken at one L, names the depth at which the mean falls under "
+    "epsilon",
+    "depth by the rule over depth by experiment, mean of the sections; holds if every section is "
+    "within a quarter",
+)
+def _(frames):
+    def judged(rows):
+        quotients = rows["rule"] / rows["experiment"]
+        return quotients.between(0.75, 1.25).all(), quotients.mean()
+
+    return cases(rule_of(frames["perturbation"]), judged)
+
+
+@statement(
+    "PI-M",
+    "PI-M",
+    "2.4, eq. 12",
+    "Lines between images of two classes are longer, under the metric, than between images of one",
+    "mean length between images of two classes over that of one class, first stage; holds if over "
+    "1",
+    "The paper gives the metric and no lengths.",
+)
+def _(frames):
+    frame = frames["lines"].query("stage == 1")
+
+    def judged(rows):
+        means = rows.groupby("classes")["length"].mean()
+        ratio = means["two classes"] / means["one class"]
+        return ratio > 1, ratio
+
+    return cases(frame, judged)

@@ -1,0 +1,136 @@
+"""The page of all statements, written from the frames that are kept."""
+
+from __future__ import annotations
+
+import numpy as np
+from catalogue import ENTRIES, STATEMENTS, MissingError, read_frames, verdict_of
+from drawing import ranged
+from papers import PAPERS
+
+SIZE = "small"
+TITLES = {
+    "II": 'Jastrzebski et al. 2018, "Residual connections encourage iterative inference"',
+    "IC": '"Iterative convergent computation is not a useful inductive bias for ResNets"',
+    "PI": 'Hauser 2019, "On residual networks learning a perturbation from identity"',
+    "IM": 'He et al. 2016, "Identity mappings in deep residual networks"',
+}
+INTRODUCTION = """# What the papers state, put to the test
+
+Written by `python experiments/papers.py page` from the frames in experiments/frames, which
+`python experiments/papers.py run II IC PI IM --size small` measured. A statement *holds* if every
+case says so (a seed, or a network with a seed), *fails* if none does, and is *mixed* otherwise.
+The effect is the mean over the cases, with its range. All networks are far smaller than the papers'
+and trained for a few epochs: a statement that fails here need not fail at the size of the paper.
+CIFAR-10 stands for CIFAR-10 (JPEG q75), whose images were encoded as JPEG of quality 75.
+"""
+
+
+def cases_of(statement, frames):
+    """Returns the cases of a statement, or the reason why there are none."""
+    if statement.cannot is not None:
+        return statement.cannot
+    try:
+        parts = ENTRIES[statement.entry].select(frames, SIZE)
+    except MissingError as error:
+        return str(error)
+    return [case for case in statement.cases(parts) if np.isfinite(case.effect)] or (
+        "no case has a finite effect"
+    )
+
+
+def row(cells):
+    """Returns a row of a table in Markdown."""
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+
+
+def markdown(frame):
+    """Returns a frame as a table, lines of Markdown."""
+    if frame.index.name is not None:
+        frame = frame.reset_index()
+    names = [str(column).replace("_", " ") for column in frame]
+    return [row(names), row(["---"] * len(names)), *(row(cells) for cells in frame.to_numpy())]
+
+
+def table_of(paper, frames):
+    """Returns the table of a paper's statements, lines of Markdown."""
+    names = ["id", "statement", "place", "effect", "cases", "verdict"]
+    lines = [row(names), row(["---"] * len(names))]
+    for statement in STATEMENTS.values():
+        if statement.paper != paper:
+            continue
+        cases = cases_of(statement, frames)
+        says = statement.says + (f" *{statement.differs}*" if statement.differs else "")
+        if isinstance(cases, str):
+            effect, count, verdict = "", "", f"not run: {cases}"
+        else:
+            effect = f"{ranged([case.effect for case in cases])}: {statement.effect}"
+            holding = sum(case.holds for case in cases)
+            count, verdict = f"{holding} of {len(cases)}", f"**{verdict_of(cases)}**"
+        lines.append(row([statement.id, says, statement.place, effect, count, verdict]))
+    return lines
+
+
+def trainings_of(frames):
+    """Returns the sentence on the networks of a paper, their errors and their time."""
+    if "summary" not in frames:
+        return "No networks were trained."
+    frame = frames["summary"]
+    hours = frame["seconds"].sum() / 3600
+    return (
+        f"{len(frame)} networks, trained in {hours:.1f} hours of one core; "
+        f"test errors from {100 * frame['error'].min():.1f} to "
+        f"{100 * frame['error'].max():.1f} %, best epochs of {frame['epochs'].max()}."
+    )
+
+
+def page_of(papers=PAPERS):
+    """Returns the text of the page."""
+    lines = [INTRODUCTION]
+    for paper in papers:
+        frames = read_frames(SIZE, paper)
+        lines += [f"## {paper}: {TITLES[paper]}", "", trainings_of(frames), ""]
+        lines += [*table_of(paper, frames), ""]
+        for entry in ENTRIES.values():
+            if entry.paper == paper:
+                lines += drawn_of(entry, frames)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def pictures_of(entry, frames):
+    """Returns what an entry draws, by the name of its file; nothing if frames are missing."""
+    try:
+        drawn = entry.draw(entry.select(frames, SIZE))
+    except MissingError:
+        return {}
+    drawn = drawn if isinstance(drawn, dict) else {"": drawn}
+    return {f"{entry.id}{name and '-' + name}": found for name, found in drawn.items()}
+
+
+def drawn_of(entry, frames):
+    """Returns the section of a figure or table, lines of Markdown."""
+    found = pictures_of(entry, frames)
+    if not found:
+        return []
+    lines = [f"### {entry.id}", "", entry.asks, ""]
+    for name, drawn in found.items():
+        if hasattr(drawn, "savefig"):
+            title = drawn.get_suptitle() or entry.asks
+            lines += [f"![{title}](../docs/images/papers/{name}.png)", ""]
+        else:
+            lines += [*markdown(drawn), ""]
+    return lines
+
+
+def write_page(path, folder):
+    """Writes the page and its figures."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for paper in PAPERS:
+        frames = read_frames(SIZE, paper)
+        for entry in ENTRIES.values():
+            if entry.paper != paper:
+                continue
+            for name, drawn in pictures_of(entry, frames).items():
+                if hasattr(drawn, "savefig"):
+                    drawn.savefig(folder / f"{name}.png", dpi=110)
+    path.write_text(page_of())
+    print(path)

@@ -1,0 +1,191 @@
+"""The catalogue: which networks it trains, what it says of them, and the page of statements."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import catalogue
+import numpy as np
+import pandas as pd
+import papers
+import perturbation_from_identity as depth
+import pytest
+import statements
+
+from tfresidual.jobs.settings import Settings, build, check
+
+papers.load()
+EXPERIMENTS = pathlib.Path(papers.__file__).parent
+SIZES = papers.SIZES
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", catalogue.ENTRIES)
+def test_networks_can_be_trained_and_have_names_of_their_own(name, size):
+    networks, measures = papers.networks_of([catalogue.ENTRIES[name]], size)
+    assert networks
+    assert all(measures.values())
+    for network in networks.values():
+        if isinstance(network.settings, Settings):
+            check(network.settings)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_name_is_one_network_in_all_entries(size):
+    networks, _ = papers.networks_of(list(catalogue.ENTRIES.values()), size)
+    assert len(networks) > 40
+
+
+PUBLISHED = {
+    "II": {
+        "ResNet-110-seed0": 1_742_762,
+        "single_representation-seed0": 1_829_210,
+        "avg_pooling-seed0": 12_201_310,
+        "wide-seed0": 45_732_842,
+    },
+    "IM": {"110_layers-full_preactivation-seed0": 1_742_762},
+}
+
+
+@pytest.mark.parametrize(
+    ("paper", "name"), [(paper, name) for paper, of in PUBLISHED.items() for name in of]
+)
+def test_networks_of_the_size_paper_have_the_published_counts(paper, name):
+    entries = [entry for entry in catalogue.ENTRIES.values() if entry.paper == paper]
+    networks, _ = papers.networks_of(entries, "paper")
+    assert build(networks[paper, name].settings).count_params() == PUBLISHED[paper][name]
+
+
+def test_every_statement_says_what_its_effect_is_or_why_there_is_none():
+    assert len(catalogue.STATEMENTS) == 55
+    for statement in catalogue.STATEMENTS.values():
+        assert bool(statement.effect) != bool(statement.cannot), statement.id
+        assert catalogue.ENTRIES[statement.entry].paper == statement.paper
+
+
+def test_an_id_is_given_once():
+    with pytest.raises(ValueError, match=r"Argument `id` must be new. Received: id='II-2'"):
+        catalogue.entry("II-2", "Again?", lambda size: [], [])(lambda frames: None)
+    with pytest.raises(ValueError, match=r"`entry` the id of an entry. Received: .*'II-99'"):
+        catalogue.statement("II-99a", "II-99", "", "", "")(lambda frames: [])
+
+
+@pytest.mark.parametrize(
+    ("holding", "verdict"),
+    [((True, True), "holds"), ((True, False), "mixed"), ((False, False), "fails")],
+)
+def test_verdict(holding, verdict):
+    cases = [catalogue.Case(holds, 1.0, "seed") for holds in holding]
+    assert catalogue.verdict_of(cases) == verdict
+
+
+def steps(scaled, blocks=(2, 4, 8, 16, 24), seeds=(0, 1)):
+    """A frame of perturbations with a step `scaled(L, block)` of every block."""
+    rows = [
+        (f"{data}-{count}-{seed}", data, count, seed, "test", stage, block, 10 * step, step)
+        for data in ("CIFAR-10", "MNIST")
+        for count in blocks
+        for seed in seeds
+        for stage in (1, 2, 3)
+        for block in range(count)
+        for step in [scaled(count, block)]
+    ]
+    columns = ["name", "data", "blocks", "seed", "split", "stage", "block"]
+    return pd.DataFrame(rows, columns=[*columns, "perturbation", "scaled_perturbation"])
+
+
+def judged(name, frames):
+    return catalogue.verdict_of(list(catalogue.STATEMENTS[name].cases(frames)))
+
+
+def effects(name, frames):
+    return [case.effect for case in catalogue.STATEMENTS[name].cases(frames)]
+
+
+def test_steps_of_one_over_the_depth():
+    """The distance is 4 at every depth, the mean step 4/L."""
+    frames = {"perturbation": steps(lambda count, block: 4 / count)}
+    np.testing.assert_allclose(effects("PI-7", frames), -1)
+    assert judged("PI-7", frames) == "holds"
+    np.testing.assert_allclose(effects("PI-3a", frames), 1)
+    # 4/L is 0.2 at L = 20, and 4 / 0.2 is 20.
+    rule = depth.rule_of(frames["perturbation"])
+    np.testing.assert_allclose(rule["experiment"], 20)
+    assert (rule["rule"] == 20).all()
+    assert judged("PI-R", frames) == "holds"
+
+
+def test_steps_that_do_not_depend_on_the_depth():
+    frames = {"perturbation": steps(lambda count, block: 0.5)}
+    np.testing.assert_allclose(effects("PI-7", frames), 0, atol=1e-12)
+    np.testing.assert_allclose(effects("PI-3a", frames), 2)
+    assert {judged(name, frames) for name in ("PI-3a", "PI-7", "PI-R")} == {"fails"}
+
+
+def test_frames_of_networks_that_are_missing_are_named():
+    entry = catalogue.ENTRIES["PI-3"]
+    with pytest.raises(catalogue.MissingError, match="no `perturbation` of 20 networks"):
+        entry.select({}, "small")
+
+
+def test_the_page_is_what_the_frames_say():
+    page = (EXPERIMENTS / "STATEMENTS.md").read_text()
+    assert page == statements.page_of()
+
+
+@pytest.mark.system
+def test_a_figure_from_one_command(tmp_path):
+    """What was trained and measured is not trained again; a lost frame is measured again."""
+    command = [sys.executable, str(EXPERIMENTS / "papers.py"), "run", "IC-1", "--out", "runs"]
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+
+    def run():
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
+        ).stdout
+
+    first = run()
+    assert "4 networks, 4 of them" in first
+    folder = tmp_path / "runs" / "smoke"
+    assert (folder / "IC" / "IC-1-trajectories.png").stat().st_size > 10_000
+    models = sorted(folder.glob("IC/*/model.keras"))
+    before = [path.stat().st_mtime_ns for path in models]
+    lost = next(folder.glob("IC/*/frames/trajectories.csv"))
+    content = lost.read_text()
+    lost.unlink()
+    assert "4 networks, 1 of them" in run()
+    assert lost.read_text() == content
+    assert [path.stat().st_mtime_ns for path in models] == before
+    assert len(models) == 4
+
+
+@pytest.mark.parametrize("arguments", [["run"], ["run", "II-99"], ["draw", "II-2"]])
+def test_wrong_arguments_are_named(arguments, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["papers.py", *arguments])
+    with pytest.raises(SystemExit) as error:
+        papers.main()
+    said = capsys.readouterr().err + str(error.value)
+    assert any(text in said for text in ("name figures", "'II-99'", "invalid choice: 'draw'"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("paper", papers.PAPERS)
+def test_every_figure_of_a_paper_at_the_smallest_size(paper, tmp_path):
+    """Every entry is drawn, and every statement has cases."""
+    command = [sys.executable, str(EXPERIMENTS / "papers.py"), "run", paper, "--out", "runs"]
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(
+        [*command, "--data-dir", "data"],
+        cwd=tmp_path,
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert ": no `" not in done.stdout
+    frames = catalogue.read_frames("smoke", paper, tmp_path / "runs")
+    for statement in catalogue.STATEMENTS.values():
+        if statement.paper == paper and statement.cannot is None:
+            entry = catalogue.ENTRIES[statement.entry]
+            assert statement.cases(entry.select(frames, "smoke")), statement.id
