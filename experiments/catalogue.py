@@ -48,7 +48,7 @@ class Network:
     Attributes:
         name: name of its folder, unique within a paper and a size.
         settings: settings of its training.
-        labels: columns that tell its rows from those of other networks in every frame.
+        labels: columns that tell its rows from those of other networks in a figure.
         callbacks: function from dicts of training and validation images to callbacks whose numbers
             are logged in every epoch, or `None`.
     """
@@ -119,19 +119,21 @@ class Entry:
         return self.id.partition("-")[0]
 
     def select(self, frames, size):
-        """Returns the rows of its networks in the frames of its paper.
+        """Returns the rows of its networks in the frames of its paper, with their labels.
 
         Raises:
             MissingError: if a network has no rows in a frame.
         """
-        names = [network.name for network in self.networks(size)]
+        networks = {network.name: network for network in self.networks(size)}
         parts = {}
         for measure in self.measures:
             frame = frames.get(measure.__name__, pd.DataFrame({"name": []}))
-            missing = sorted(set(names) - set(frame["name"]))
+            missing = sorted(set(networks) - set(frame["name"]))
             if missing:
                 raise MissingError(measure.__name__, missing)
-            parts[measure.__name__] = frame[frame["name"].isin(names)].reset_index(drop=True)
+            # In the order of the networks, which is that of the figures.
+            labels = pd.DataFrame([{"name": name, **n.labels} for name, n in networks.items()])
+            parts[measure.__name__] = labels.merge(frame, on="name")
         return parts
 
 
@@ -293,15 +295,6 @@ def measured(trained: Trained, measure) -> None:
             frame.to_csv(written, index=False, float_format=f"%.{DIGITS}g")
 
 
-def labelled(network, path):
-    """Returns a frame of a network with the columns that tell it from others."""
-    frame = pd.read_csv(path)
-    for column, value in reversed(network.labels.items()):
-        frame.insert(0, column, value)
-    frame.insert(0, "name", network.name)
-    return frame
-
-
 def on_disk(network: Network, data_dir: str | None) -> Network:
     """Returns a network whose images are read from a folder."""
     if not isinstance(network.settings, Settings):
@@ -325,10 +318,10 @@ def read_frames(size, paper, out="."):
 def collect(out, size, networks):
     """Puts the frames of single networks together; rows of networks that are not here stay."""
     found = {}
-    for (paper, name), network in networks.items():
+    for paper, name in networks:
         folder = Path(out) / size / paper / name / "frames"
         for path in sorted(folder.glob("*.csv")):
-            found.setdefault((paper, path.stem), []).append(labelled(network, path))
+            found.setdefault((paper, path.stem), []).append(pd.read_csv(path).assign(name=name))
     for (paper, name), parts in found.items():
         path = kept_frames(size, paper, out) / f"{name}.csv"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -337,6 +330,6 @@ def collect(out, size, networks):
             old = pd.read_csv(path)
             here = {key[1] for key in networks if key[0] == paper} - set(new["name"])
             new = pd.concat([old[old["name"].isin(here)], new], ignore_index=True)
-        new = new.sort_values("name", kind="stable")
+        new = new.sort_values("name", kind="stable")[["name", *new.columns.drop("name")]]
         with replacing(path) as written:
             new.to_csv(written, index=False, float_format=f"%.{DIGITS}g")

@@ -100,6 +100,8 @@ def panels(
             sizes = here.groupby("stage")["block"].max() + 1
             if len(sizes) > 1:
                 shade_stages(axes, sizes.cumsum() - sizes, sizes)
+        if frame[x].dtype.kind == "i" and not log_x:
+            style.whole_numbers(axes.xaxis)
         if log and (here[y].dropna() > 0).all():
             style.log_scale(axes)
         if log_x:

@@ -266,7 +266,7 @@ def deep(size):
 GROUPS = {"accuracy": "accuracy", "cross_entropy": "loss", "entropy": "entropy"}
 
 
-def of_groups(frame, along):
+def of_groups(frame, along, title):
     """Draws accuracy, loss and entropy of the groups of images."""
     frame = frame[frame["along"] == along]
     long = frame.melt(["network", "seed", "split", "block", "group"], [*GROUPS], "metric", "value")
@@ -275,18 +275,18 @@ def of_groups(frame, along):
         long,
         "block",
         "value",
-        "",
+        title,
         panel="metric",
         line="group",
         below="block",
-        columns=3,
+        columns=2,
         share_y=False,
     )
 
 
 @entry("II-6", "Which images do the last blocks put right?", deep, [borderline, summary])
 def last_blocks(frames):
-    return of_groups(frames["borderline"], "blocks")
+    return of_groups(frames["borderline"], "blocks", "Groups of images after the last blocks")
 
 
 @entry(
@@ -297,7 +297,11 @@ def last_blocks(frames):
 )
 def repeated(frames):
     frame = frames["borderline"]
-    return of_groups(frame[(frame["scale"] == SCALE)], "repetitions")
+    return of_groups(
+        frame[frame["scale"] == SCALE],
+        "repetitions",
+        f"Groups of images as the last block is repeated, its branch times {SCALE:g}",
+    )
 
 
 @entry(

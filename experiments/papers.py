@@ -104,6 +104,8 @@ def train_one(arguments):
         catalogue.measured(trained, measure)
 
 
+# Seconds to start the process of a network, to compile it and to measure it.
+OVERHEAD = 60
 # Multiplications per second of a training in one process of one thread, if none was timed yet.
 RATE = 2e10
 
@@ -148,7 +150,7 @@ def run(arguments):
     rate = rate_of(catalogue, arguments.size)
     # Large ones first, so that no process ends long after the others.
     keys.sort(key=lambda key: -networks[key].operations())
-    seconds = {key: networks[key].operations() / rate for key in keys}
+    seconds = {key: OVERHEAD + networks[key].operations() / rate for key in keys}
     print(
         f"{len(networks)} networks, {len(keys)} of them to be trained or measured: about "
         f"{sum(seconds.values()) / arguments.workers / 60:.0f} minutes in {arguments.workers} "
