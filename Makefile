@@ -19,10 +19,10 @@ test: .venv/test
 	$(ONE_THREAD) $(BIN)/pytest -n 2 --dist loadfile
 
 test-system: .venv/test
-	$(BIN)/pytest -n 2 --dist loadfile -m 'system and not slow'
+	$(ONE_THREAD) $(BIN)/pytest -n 2 --dist loadfile -m 'system and not slow'
 
 test-backends: .venv/backends
-	$(BIN)/pytest -m 'backends and not slow'
+	$(ONE_THREAD) $(BIN)/pytest -n 2 --dist loadfile -m 'backends and not slow'
 
 test-slow: .venv/test
 	$(BIN)/pytest -m slow

@@ -328,8 +328,9 @@ def collect(out, size, networks):
         new = pd.concat(parts, ignore_index=True)
         if path.exists():
             old = pd.read_csv(path)
-            here = {key[1] for key in networks if key[0] == paper} - set(new["name"])
-            new = pd.concat([old[old["name"].isin(here)], new], ignore_index=True)
+            elsewhere = {key[1] for key in networks if key[0] == paper} - set(new["name"])
+            kept = old[old["name"].isin(elsewhere)]
+            new = new if kept.empty else pd.concat([kept, new], ignore_index=True)
         new = new.sort_values("name", kind="stable")[["name", *new.columns.drop("name")]]
         with replacing(path) as written:
             new.to_csv(written, index=False, float_format=f"%.{DIGITS}g")

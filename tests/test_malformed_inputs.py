@@ -265,7 +265,7 @@ OPTIONS = {
     "width huge": Command(f"train --width {HUGE}", "--width"),
     "width large": Command("train --width 100000000", "--width"),
     "width that takes all memory": Command("train --width 100000", "memory"),
-    "width of a fixed network": Command("train --network hauser --width 8", "--width"),
+    "width of a fixed network": Command("train --network resnet110 --width 8", "--width"),
     "batch size 0": Command("train --batch-size 0", "--batch-size"),
     "batch size huge": Command(f"train --batch-size {HUGE}", "--batch-size"),
     "train size 0": Command("train --train-size 0", "--train-size"),

@@ -80,7 +80,8 @@ def test_import_loads_little(imported):
     # Keras itself loads what of pandas, matplotlib and Pillow it finds, and the most of rich.
     light = {"tfresidual", "rich", "filelock", "psutil"}
     assert {name.split(".")[0] for name in imported["first"]} <= light
-    lazy = {f"tfresidual.{name}" for name in ("callbacks", "datasets", "jobs", "plots", "report")}
+    parts = ("callbacks", "datasets.loading", "jobs", "plots", "probes", "report", "routing")
+    lazy = {f"tfresidual.{name}" for name in parts}
     assert lazy & set(imported["first"]) == set()
     assert {"tfresidual.layers", "tfresidual.networks"} <= set(imported["first"])
 

@@ -18,6 +18,7 @@ from reference.random_network import CASES, case_id, random_batch, random_networ
 
 import tfresidual as tfr
 from tfresidual import probes
+from tfresidual.layers.shortcuts import DropoutShortcut
 from tfresidual.routing import Block, Chain, Stage
 
 pytestmark = pytest.mark.eager
@@ -485,7 +486,7 @@ def calls(chain, images):
 @pytest.mark.system
 @pytest.mark.compiled
 def test_mixed_precision_is_near_float32_and_weights_are_followed_and_left_as_they_were():
-    size = SMALL | {"widths": (4,), "shortcut": "dropout"}
+    size = SMALL | {"widths": (4,), "shortcut": DropoutShortcut(rescale=True)}
     net = random_network(**size)
     net.layers[2].trainable = False
     low = random_network(dtype="mixed_bfloat16", **size)

@@ -615,7 +615,9 @@ def bytes_of_image(chain):
     chosen = [routes.unperturbed(chain), routes.drop(chain, (1, 0))]
     chosen.append(routes.repeat_last_block(chain, 1, 2, scale=0.5))
     images = tf.zeros([1, *chain.input_shape])
-    runner = evaluator._Runner(chain, plan_of(chain, chosen), images, tf.zeros([1], tf.int64))
+    runner = evaluator._Runner(
+        chain, plan_of(chain, chosen), False, images, tf.zeros([1], tf.int64)
+    )
     return runner.bytes_per_image
 
 
