@@ -33,6 +33,13 @@ from tfresidual.jobs.settings import (
 )
 from tfresidual.machine.files import replacing
 
+# The files of the papers, by short name.
+PAPERS = {
+    "II": "iterative_inference",
+    "IC": "iterative_convergence",
+    "PI": "perturbation_from_identity",
+    "IM": "identity_mappings",
+}
 # Frames of the size `small`, which are kept in the repository.
 FRAMES = Path(__file__).parent / "frames"
 # Digits of their numbers: more than any figure or verdict shows.

@@ -22,12 +22,6 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PAPERS = {
-    "II": "iterative_inference",
-    "IC": "iterative_convergence",
-    "PI": "perturbation_from_identity",
-    "IM": "identity_mappings",
-}
 SIZES = ("smoke", "small", "paper")
 FIGURES = HERE.parent / "docs" / "images" / "papers"
 
@@ -46,7 +40,7 @@ def load():
 
     import catalogue
 
-    for module in PAPERS.values():
+    for module in catalogue.PAPERS.values():
         importlib.import_module(module)
     return catalogue
 
@@ -57,7 +51,7 @@ def chosen(catalogue, names):
     for name in names:
         found = [e for e in catalogue.ENTRIES.values() if name in (e.id, e.paper)]
         if not found:
-            known = ", ".join([*PAPERS, *catalogue.ENTRIES])
+            known = ", ".join([*catalogue.PAPERS, *catalogue.ENTRIES])
             raise SystemExit(f"There is no figure, table or paper {name!r}. There are: {known}")
         entries += [e for e in found if e not in entries]
     return entries
@@ -113,7 +107,7 @@ RATE = 2e10
 def rate_of(catalogue, size):
     """Returns the multiplications per second of the trainings that were timed, or a guess."""
     done, seconds = 0.0, 0.0
-    for paper in PAPERS:
+    for paper in catalogue.PAPERS:
         frame = catalogue.read_frames(size, paper).get("summary")
         if frame is None:
             continue

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from catalogue import ENTRIES, STATEMENTS, MissingError, read_frames, verdict_of
+from catalogue import ENTRIES, PAPERS, STATEMENTS, MissingError, read_frames, verdict_of
 from drawing import ranged
-from papers import PAPERS
 
 SIZE = "small"
 TITLES = {

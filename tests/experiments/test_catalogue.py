@@ -170,7 +170,7 @@ def test_wrong_arguments_are_named(arguments, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("paper", papers.PAPERS)
+@pytest.mark.parametrize("paper", catalogue.PAPERS)
 def test_every_figure_of_a_paper_at_the_smallest_size(paper, tmp_path):
     """Every entry is drawn, and every statement has cases."""
     command = [sys.executable, str(EXPERIMENTS / "papers.py"), "run", paper, "--out", "runs"]
