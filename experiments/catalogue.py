@@ -237,6 +237,17 @@ def per_seed(frame, function):
     ]
 
 
+def cases_of(table, function):
+    """Returns the cases of a function `(row of a table) -> (holds, effect)`."""
+    found = []
+    for key, row in table.iterrows():
+        holds, effect = function(row)
+        key = key if isinstance(key, tuple) else (key,)
+        name = ", ".join(f"{k} {v}" for k, v in zip(table.index.names, key, strict=True))
+        found.append(Case(bool(holds), float(effect), name))
+    return found
+
+
 def verdict_of(cases):
     """Returns `"holds"`, `"mixed"` or `"fails"`."""
     holding = [case.holds for case in cases]

@@ -74,6 +74,9 @@ def panels(
     Returns:
         A `matplotlib.figure.Figure`.
     """
+    if log:
+        # Zeros have no place on a logarithmic axis.
+        frame = frame.assign(**{y: frame[y].where(frame[y] > 0)})
     names = [None] if panel is None else list(dict.fromkeys(frame[panel]))
     lines = [None] if line is None else list(dict.fromkeys(frame[line]))
     splits = [None] if dash is None else list(dict.fromkeys(frame[dash]))
@@ -95,14 +98,15 @@ def panels(
             for split in splits:
                 rows = here if line is None else here[here[line] == of_line]
                 rows = rows if dash is None else rows[rows[dash] == split]
-                _draw(axes, rows, x, y, palette[i % len(palette)], DASHES.get(split, "-"))
+                dashes = DASHES.get(split, "-") if splits != [None] else dash_of(i, palette)
+                _draw(axes, rows, x, y, palette[i % len(palette)], dashes)
         if stages:
             sizes = here.groupby("stage")["block"].max() + 1
             if len(sizes) > 1:
                 shade_stages(axes, sizes.cumsum() - sizes, sizes)
         if frame[x].dtype.kind == "i" and not log_x:
             style.whole_numbers(axes.xaxis)
-        if log and (here[y].dropna() > 0).all():
+        if log:
             style.log_scale(axes)
         if log_x:
             axes.set_xscale("log")
@@ -119,6 +123,11 @@ def panels(
         )
     _legend(figure, lines, palette, splits)
     return figure
+
+
+def dash_of(i, palette):
+    """Returns the dashes of a line; those after the last colour begin again, with dashes."""
+    return "-" if i < len(palette) else (0, (2, 1))
 
 
 def _draw(axes, rows, x, y, colour, dash):
@@ -144,7 +153,9 @@ def _legend(figure, lines, palette, splits):
     handles = []
     if lines != [None]:
         handles = [
-            style.line_handle(str(name), color=palette[i % len(palette)])
+            style.line_handle(
+                str(name), color=palette[i % len(palette)], linestyle=dash_of(i, palette)
+            )
             for i, name in enumerate(lines)
         ]
     if splits not in ([None], []) and len(splits) > 1:

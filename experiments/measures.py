@@ -13,6 +13,7 @@ import time
 import keras
 import numpy as np
 import pandas as pd
+import tensorflow as tf
 from catalogue import IMAGES
 
 import tfresidual
@@ -25,6 +26,10 @@ from tfresidual.routing import routes
 SCALE = 0.3
 # Images whose statistics batch normalization has in a network that is measured before training.
 WARMUP = 512
+# Images whose paths are measured, a pass per block.
+LINES = 256
+# Passes over them, after which a moving average of momentum 0.9 has forgotten where it began.
+UPDATES = 60
 
 
 class Clock(keras.callbacks.Callback):
@@ -144,11 +149,15 @@ def repetitions(trained):
 def first_signal(trained):
     """State and gradient at every block before the training."""
     network, images = trained.untrained, trained.images("train", "validation", count=WARMUP)
-    # The statistics of the images, in place of means of 0 and variances of 1.
+    # The statistics of the images, in place of means of 0 and variances of 1. A shared
+    # normalization ends with the mean over the applications of its block.
     for layer in network._flatten_layers():
         if hasattr(layer, "momentum"):
-            layer.momentum = 0.0
-    network(next(iter(images["train"].unbatch().batch(WARMUP)))[0], training=True)
+            layer.momentum = 0.9
+    batch = next(iter(images["train"].unbatch().batch(WARMUP)))[0]
+    update = tf.function(lambda: network(batch, training=True))
+    for _ in range(UPDATES):
+        update()
     compile_for(network, trained.settings, 1)
     return probes.signal_propagation(tfresidual.chain(network), images)
 
@@ -175,6 +184,7 @@ def weights(trained):
     return pd.DataFrame(
         {
             "raw_parameters": [count["raw"]],
+            "recurrent_parameters": count["recurrent"],
             "effective_parameters": count["effective"],
             "deviation": deviations["l1"].sum() / deviations["parameters"].sum(),
         }
@@ -190,6 +200,9 @@ def lines(trained, pairs=64):
     """Straight lines between the first states of two images, of one class and of two."""
     images, labels = next(iter(trained.images("test")["test"].unbatch().batch(IMAGES)))
     images, labels = images.numpy(), labels.numpy()
+    if labels.ndim > 1:
+        # The lowest of the digits on the image.
+        labels = labels.argmax(axis=-1)
     order = np.argsort(labels, kind="stable")
     same = [(i, j) for i, j in itertools.pairwise(order) if labels[i] == labels[j]]
     rng = np.random.default_rng(0)
@@ -206,3 +219,10 @@ def lines(trained, pairs=64):
         for classes, of in chosen.items()
         for stage in range(1, 1 + len(trained.chain.stages))
     ).drop(columns=["pair", "block"])
+
+
+def path_lengths(trained):
+    """The lengths of the paths of images through the stages, by the line element with the step."""
+    images = trained.images("test", count=LINES)
+    frame = probes.path_lengths(trained.chain, images)
+    return frame.rename(columns={"blocks": "measured"})

@@ -74,15 +74,23 @@ def folder_of(out, size, key):
 
 
 def missing(networks, measures, out, size):
-    """Returns the keys of the networks that are not trained, or not measured, completely."""
-    return [
-        key
-        for key in networks
-        if any(
-            not (folder_of(out, size, key) / "frames" / f"{name}.csv").exists()
-            for name in measures[key]
-        )
-    ]
+    """Returns the keys of the networks that are not trained, or not measured, completely.
+
+    Raises:
+        SystemExit: if a network was trained with other settings.
+    """
+    left = []
+    for key, network in networks.items():
+        frames = folder_of(out, size, key) / "frames"
+        settings = frames / "settings.txt"
+        if settings.exists() and settings.read_text() != str(network.settings):
+            raise SystemExit(
+                f"{frames.parent} holds a network that was trained with other settings. Move it "
+                "away to train it anew, or name another folder with --out."
+            )
+        if any(not (frames / f"{name}.csv").exists() for name in measures[key]):
+            left.append(key)
+    return left
 
 
 def train_one(arguments):
@@ -94,6 +102,8 @@ def train_one(arguments):
     folder = folder_of(arguments.out, arguments.size, key)
     network = catalogue.on_disk(networks[key], arguments.data_dir)
     trained = network.train(folder)
+    (folder / "frames").mkdir(parents=True, exist_ok=True)
+    (folder / "frames" / "settings.txt").write_text(str(networks[key].settings))
     for measure in measures[key].values():
         catalogue.measured(trained, measure)
 

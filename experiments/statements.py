@@ -13,6 +13,22 @@ TITLES = {
     "PI": 'Hauser 2019, "On residual networks learning a perturbation from identity"',
     "IM": 'He et al. 2016, "Identity mappings in deep residual networks"',
 }
+# Where the size differs from the papers', besides the number of images and epochs.
+SMALL = {
+    "II": "ResNets of 3 x 9 blocks of 8, 16 and 32 channels stand for ResNet-110, of 3 x 4 for "
+    "ResNet-38; blocks are shared from the fourth on. The other networks have 16 channels. 12,000 "
+    "images of CIFAR-10 (JPEG q75), 6 epochs, the rate divided by 10 after one half and three "
+    "quarters; test images stand for validation images; the best epoch is measured.",
+    "IC": "Stages of 8 blocks, first stage of 4 and 8 channels; late coupling from the fourth "
+    "block on. 12,000 images and 4 epochs of CIFAR-10 (JPEG q75) and MNIST, 8 epochs of "
+    "Digitclutter (recipe of 400 epochs, not the second one that the paper prints); sets with few "
+    "images are seen as often.",
+    "PI": "Up to 24 blocks per section of 8, 16 and 32 channels, batches of 64. 12,000 images of "
+    "CIFAR-10 (JPEG q75) and of MNIST, 5 epochs.",
+    "IM": "ResNet-56 of 8, 16 and 32 channels stands for ResNet-110, and ResNet-110 of these "
+    "widths for deeper ones. 12,000 images of CIFAR-10 (JPEG q75), 6 epochs, without warm-up "
+    "and weight decay.",
+}
 INTRODUCTION = """# What the papers state, put to the test
 
 Written by `python experiments/papers.py page` from the frames in experiments/frames, which
@@ -32,9 +48,13 @@ def cases_of(statement, frames):
         parts = ENTRIES[statement.entry].select(frames, SIZE)
     except MissingError as error:
         return str(error)
-    return [case for case in statement.cases(parts) if np.isfinite(case.effect)] or (
-        "no case has a finite effect"
-    )
+    cases = statement.cases(parts)
+    return cases if any(has_value(case) for case in cases) else "no case has a value"
+
+
+def has_value(case):
+    """Returns whether the effect of a case is a number; infinity is one."""
+    return not np.isnan(case.effect)
 
 
 def row(cells):
@@ -62,9 +82,12 @@ def table_of(paper, frames):
         if isinstance(cases, str):
             effect, count, verdict = "", "", f"not run: {cases}"
         else:
-            effect = f"{ranged([case.effect for case in cases])}: {statement.effect}"
-            holding = sum(case.holds for case in cases)
-            count, verdict = f"{holding} of {len(cases)}", f"**{verdict_of(cases)}**"
+            judged = [case for case in cases if has_value(case)]
+            effect = f"{ranged([case.effect for case in judged])}: {statement.effect}"
+            count = f"{sum(case.holds for case in judged)} of {len(judged)}"
+            if len(judged) < len(cases):
+                count += f", {len(cases) - len(judged)} without a value"
+            verdict = f"**{verdict_of(judged)}**"
         lines.append(row([statement.id, says, statement.place, effect, count, verdict]))
     return lines
 
@@ -88,6 +111,7 @@ def page_of(papers=PAPERS):
     for paper in papers:
         frames = read_frames(SIZE, paper)
         lines += [f"## {paper}: {TITLES[paper]}", "", trainings_of(frames), ""]
+        lines += [SMALL[paper], ""]
         lines += [*table_of(paper, frames), ""]
         for entry in ENTRIES.values():
             if entry.paper == paper:
@@ -110,7 +134,7 @@ def drawn_of(entry, frames):
     found = pictures_of(entry, frames)
     if not found:
         return []
-    lines = [f"### {entry.id}", "", entry.asks, ""]
+    lines = [f"### {entry.id}", "", f"{entry.asks} {networks_of(entry, frames)}", ""]
     for name, drawn in found.items():
         if hasattr(drawn, "savefig"):
             title = drawn.get_suptitle() or entry.asks
@@ -118,6 +142,17 @@ def drawn_of(entry, frames):
         else:
             lines += [*markdown(drawn), ""]
     return lines
+
+
+def networks_of(entry, frames):
+    """Returns what the networks of an entry are, and their errors, in a sentence."""
+    networks = entry.networks(SIZE)
+    seeds = len({network.labels["seed"] for network in networks})
+    said = f"{len(networks)} networks, {seeds} seeds"
+    parts = entry.select(frames, SIZE)
+    if "summary" in parts:
+        said += f"; test error {ranged(parts['summary']['error'], percent=True)}"
+    return f"*{said}.*"
 
 
 def write_page(path, folder):
