@@ -19,6 +19,7 @@ import pytest
 
 from tfresidual import probes, report, training, tuning
 from tfresidual.jobs import depth_study, study
+from tfresidual.jobs.run_folder import claim
 from tfresidual.jobs.settings import Settings, build, compile_for, prepare
 from tfresidual.machine.console import terminal
 from tfresidual.machine.locks import FolderInUseError, locked
@@ -59,6 +60,25 @@ def without_time(frame):
 
 def trials_written(folder):
     return {path: path.stat().st_mtime_ns for path in folder.glob("search/trial_*/*")}
+
+
+def test_what_a_process_of_a_search_logs(tmp_path, settings, capsys):
+    """Without a supervisor, such a process is the whole search."""
+    search = dataclasses.replace(SEARCH, max_trials=2)
+    claim(tmp_path, {"settings": settings, "search": search})
+    depth_study.member(tmp_path)
+    # After the date and the time.
+    logged = [line[20:] for line in capsys.readouterr().err.splitlines()]
+    lines = [line for line in logged if line.startswith("trial ")]
+    assert [line.partition(": ")[2].rpartition(", ")[2] for line in lines[::2]] == ["started"] * 2
+    trace = trace_of(tmp_path)
+    for trial, line in enumerate(lines[1::2]):
+        rows = trace[trace["trial"] == trial]
+        blocks = " ".join(map(str, rows["blocks"]))
+        means = " ".join(f"{mean:.3g}" for mean in rows["mean_scaled_perturbation"])
+        assert line.startswith(f"trial {trial + 1}: {blocks} blocks, finished")
+        assert means in line
+        assert f"error {rows['error'].iloc[0]:.1%}" in line
 
 
 def test_what_is_written(done, settings):
