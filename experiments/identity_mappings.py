@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 
-import numpy as np
 from catalogue import Network, Untrained, cases_of, entry, per_seed, statement
 from drawing import in_a_row, panels, table
 from measures import clocked, first_signal, history, summary
@@ -298,7 +297,7 @@ def _(frames):
     "eq. 4-8",
     "At initialization the gradient that reaches a block through the shortcuts is the "
     "product of their scales: 1 for identity, 0.5^k for scaled",
-    "scale per block fitted to the gradient through scaled shortcuts, over the blocks of the last "
+    "factor per block of the gradient through scaled shortcuts, mean over the blocks of the last "
     "stage that keep the shape; holds if "
     "within 0.01 of 0.5, that of identity within 0.01 of 1, and its states are the sums to 0.001",
 )
@@ -309,10 +308,9 @@ def _(frames):
     def judged(rows):
         scales = {}
         for name in ("identity", "scaled 0.5, branch 1"):
-            # The first block has a projection.
-            here = rows[(rows["network"] == name) & (rows["block"] > 0)]
-            left = here["block"].max() - here["block"]
-            scales[name] = np.exp(np.polyfit(left, np.log(here["shortcut_product"]), 1)[0])
+            # Through all blocks but the first, which has a projection.
+            here = rows[(rows["network"] == name) & (rows["block"] == 1)]
+            scales[name] = here["shortcut_product"].item() ** (1 / rows["block"].max())
         identity, scaled = scales.values()
         sums = rows.loc[rows["network"] == "identity", "sum_deviation"].max()
         return abs(identity - 1) < 0.01 and abs(scaled - 0.5) < 0.01 and sums < 1e-3, scaled
