@@ -890,12 +890,13 @@ def test_nothing_is_left_behind():
 
     def tensors():
         gc.collect()
-        return sum(type(thing) is keras.KerasTensor for thing in gc.get_objects())
+        return [thing for thing in gc.get_objects() if type(thing) is keras.KerasTensor]
 
+    # They are kept, so that none of theirs is the place of a new one; those of other tests may go.
     before = tensors()
     for _ in range(3):
         tfr.chain(model)
-    assert tensors() == before
+    assert {id(tensor) for tensor in tensors()} <= {id(tensor) for tensor in before}
 
 
 @pytest.mark.compiled
