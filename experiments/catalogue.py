@@ -66,7 +66,7 @@ class Network:
     callbacks: Callable[[Mapping[str, Any]], Iterable[keras.callbacks.Callback]] | None = None
 
     def train(self, folder, console=None):
-        """Trains it, or goes on with its training, and returns a `Trained`."""
+        """Trains it, or resumes its training, and returns a `Trained`."""
         training.train(folder, self.settings, console, self.callbacks)
         return Trained(self, folder)
 
@@ -142,6 +142,12 @@ class Entry:
             labels = pd.DataFrame([{"name": name, **n.labels} for name, n in networks.items()])
             parts[measure.__name__] = labels.merge(frame, on="name")
         return parts
+
+    def pictures(self, frames, size):
+        """Returns the figures and tables that it draws, by the name of their files."""
+        drawn = self.draw(self.select(frames, size))
+        drawn = drawn if isinstance(drawn, dict) else {"": drawn}
+        return {f"{self.id}{name and '-' + name}": found for name, found in drawn.items()}
 
 
 class MissingError(Exception):
@@ -226,6 +232,28 @@ def statement(id, entry, place, says, effect, differs="", cannot=None):
         return cases
 
     return add
+
+
+def over_seeds(seeds):
+    """Decorator: a function `(size, seed) -> networks` returns those of all seeds of a size.
+
+    Args:
+        seeds: dict from a size to its number of seeds.
+    """
+
+    def repeat(function):
+        @functools.wraps(function)
+        def networks(size):
+            return [network for seed in range(seeds[size]) for network in function(size, seed)]
+
+        return networks
+
+    return repeat
+
+
+def entries_of(paper):
+    """Returns the entries of a paper."""
+    return [one for one in ENTRIES.values() if one.paper == paper]
 
 
 def per_seed(frame, function):

@@ -6,7 +6,7 @@ import functools
 import math
 
 import numpy as np
-from catalogue import Case, Network, cases_of, entry, statement
+from catalogue import Case, Network, cases_of, entry, over_seeds, statement
 from drawing import panels, table
 from inverse_problem import (
     KINDS,
@@ -125,16 +125,6 @@ def network(size, seed, coupling, width, data="CIFAR-10", bounds="standard", var
     return Network(name.replace(" ", "_"), settings, labels, clocked)
 
 
-def over_seeds(function):
-    """Lets a function `(size, seed) -> networks` return those of all seeds of a size."""
-
-    @functools.wraps(function)
-    def networks(size):
-        return [network for seed in range(SEEDS[size]) for network in function(size, seed)]
-
-    return networks
-
-
 def every(size, seed, couplings=COUPLINGS, widths=None, **kwargs):
     """Networks of all couplings and widths."""
     widths = dict.fromkeys(WIDTHS[size] if widths is None else widths)
@@ -148,35 +138,35 @@ def some_widths(size):
     return WIDTHS[size] if size == "paper" else WIDTHS[size][1:2]
 
 
-@over_seeds
+@over_seeds(SEEDS)
 def ordinary(size, seed):
     """Networks trained in the ordinary way, of the second width."""
     return every(size, seed, ["ordinary"], WIDTHS[size][1:2])
 
 
-coupled = over_seeds(every)
+coupled = over_seeds(SEEDS)(every)
 
 
-@over_seeds
+@over_seeds(SEEDS)
 def of_one_width(size, seed):
     """Networks of all couplings and the second width."""
     return every(size, seed, widths=WIDTHS[size][1:2])
 
 
-@over_seeds
+@over_seeds(SEEDS)
 def on_clutter(size, seed):
     """Networks of all couplings on CIFAR-10 and on five digits."""
     clutter = every(size, seed, widths=some_widths(size), data="Digitclutter-5")
     return every(size, seed) + clutter
 
 
-@over_seeds
+@over_seeds(SEEDS)
 def improper(size, seed):
     """Networks with bounded branches, and without."""
     return every(size, seed) + every(size, seed, bounds="improperly convergent")
 
 
-@over_seeds
+@over_seeds(SEEDS)
 def proper(size, seed):
     """Properly and improperly convergent networks of one width."""
     return [
@@ -186,7 +176,7 @@ def proper(size, seed):
     ]
 
 
-@over_seeds
+@over_seeds(SEEDS)
 def varied(size, seed):
     """Variations of the training."""
     widths = some_widths(size)
@@ -197,7 +187,7 @@ def varied(size, seed):
     return found
 
 
-@over_seeds
+@over_seeds(SEEDS)
 def other_data(size, seed):
     """Networks on other data sets; CIFAR-100 only at full size, since it has to be downloaded."""
     names = [name for name in list(DATA)[2:] if size == "paper" or name != "CIFAR-100"]
@@ -706,7 +696,7 @@ def _(frames):
     found = []
     for index in INDICES:
         table = frame.pivot_table(index="name", columns="basis", values=f"{index}_index")
-        correlation = table["agreement"].corr(table["labels"], "spearman")
+        correlation = table.corr("spearman").loc["agreement", "labels"]
         found.append(Case(bool(correlation > 0.8), float(correlation), f"{index} index"))
     return found
 

@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 import pandas as pd
-from catalogue import Case, Network, cases_of, entry, per_seed, statement
+from catalogue import Case, Network, cases_of, entry, over_seeds, per_seed, statement
 from drawing import in_a_row, panels, table
 from measures import (
     SCALE,
@@ -91,24 +91,14 @@ def resnet(size, layers, seed, strategy=None, **kwargs):
     return network(size, label, seed, depth=6 * blocks[layers] + 2, **shared, **kwargs)
 
 
-def over_seeds(function):
-    """Lets a function `(size, seed) -> networks` return those of all seeds of a size."""
-
-    @functools.wraps(function)
-    def networks(size):
-        return [network for seed in range(SEEDS[size]) for network in function(size, seed)]
-
-    return networks
-
-
-@over_seeds
+@over_seeds(SEEDS)
 def published(size, seed):
     """The four networks of section 4."""
     others = (network(size, name, seed, network=name, width=WIDTHS[size]) for name in DEEP[1:])
     return [resnet(size, 110, seed), *others]
 
 
-@over_seeds
+@over_seeds(SEEDS)
 def shared(size, seed):
     """Unshared networks of two depths, and the strategies of sharing."""
     return [
@@ -118,7 +108,7 @@ def shared(size, seed):
     ]
 
 
-@over_seeds
+@over_seeds(SEEDS)
 def of_table(size, seed):
     """The networks of table 1."""
     return [
@@ -351,10 +341,21 @@ def repeated_cosine(frames):
     )
 
 
-def long_history(frame, columns):
-    """Returns a history with one row per epoch, split and column."""
-    return frame.melt(["network", "seed", "epoch"], columns, "metric", "value").assign(
-        epoch=lambda rows: rows["epoch"] + 1
+def error_curves(frames, names):
+    """Draws the errors of networks on training and validation images over the epochs."""
+    history = of_networks(frames["history"], names)
+    long = history.melt(["network", "seed", "epoch"], ["error", "train_error"], "split", "value")
+    long["split"] = long["split"].map({"error": "validation", "train_error": "train"})
+    return panels(
+        long.assign(epoch=long["epoch"] + 1),
+        "epoch",
+        "value",
+        "Error over the epochs",
+        line="network",
+        dash="split",
+        percent=True,
+        below="epoch",
+        beside="error",
     )
 
 
@@ -366,23 +367,11 @@ def long_history(frame, columns):
 )
 def naive_sharing(frames):
     names = ["ResNet-110", "ResNet-38", "110 naive"]
-    errors = long_history(of_networks(frames["history"], names), ["error", "train_error"])
-    errors["split"] = errors["metric"].map({"error": "validation", "train_error": "train"})
     signal = in_a_row(of_networks(frames["first_signal"], names))
     return {
-        "errors": panels(
-            errors,
-            "epoch",
-            "value",
-            "Error over the epochs",
-            line="network",
-            dash="split",
-            percent=True,
-            below="epoch",
-            beside="error",
-        ),
+        "errors": error_curves(frames, names),
         "gradients": panels(
-            gradient_ratios(of_networks(frames["by_epoch"], names)),
+            gradient_ratios(frames, names),
             "epoch",
             "gradient_ratio",
             "Gradient norm, first block of the first stage over that of the last",
@@ -405,9 +394,11 @@ def naive_sharing(frames):
     }
 
 
-def gradient_ratios(frame, first=None):
-    """Returns r after every epoch: the ratio at the first block of the last stage."""
-    return last_stage(frame).query("block == 0").assign(epoch=lambda rows: rows["epoch"] + 1)
+def gradient_ratios(frames, names):
+    """Returns r before training and after every epoch, at the first block of the last stage."""
+    rows = [frames["first_signal"].assign(epoch=-1), frames["by_epoch"]]
+    ratios = last_stage(of_networks(pd.concat(rows), names)).query("block == 0")
+    return ratios.assign(epoch=ratios["epoch"] + 1)
 
 
 @entry(
@@ -418,21 +409,9 @@ def gradient_ratios(frame, first=None):
 )
 def ablation(frames):
     names = [f"110 {strategy}" for strategy in STRATEGIES]
-    errors = long_history(of_networks(frames["history"], names), ["error", "train_error"])
-    errors["split"] = errors["metric"].map({"error": "validation", "train_error": "train"})
     last = last_states(of_networks(frames["by_epoch"], names))
     return {
-        "errors": panels(
-            errors,
-            "epoch",
-            "value",
-            "Error over the epochs",
-            line="network",
-            dash="split",
-            percent=True,
-            below="epoch",
-            beside="error",
-        ),
+        "errors": error_curves(frames, names),
         "states": panels(
             last,
             "epoch",
@@ -813,11 +792,6 @@ def _(frames):
     )
 
 
-def first_ratios(frame):
-    """Returns r before training, by seed, network and split."""
-    return last_stage(frame).query("block == 0")
-
-
 @statement(
     "II-8b",
     "II-8",
@@ -829,16 +803,12 @@ def first_ratios(frame):
     "epochs with initialization; holds if over 2",
 )
 def _(frames):
-    first = first_ratios(frames["first_signal"]).assign(epoch=0)
-    later = gradient_ratios(frames["by_epoch"])
-    both = pd.concat([first, later])
-
     def judged(rows):
         ratios = rows.pivot(index=["split", "epoch"], columns="network", values="gradient_ratio")
         quotient = (ratios["110 naive"] / ratios["ResNet-110"]).min()
         return quotient > 2, quotient
 
-    return per_seed(of_networks(both, ["110 naive", "ResNet-110"]), judged)
+    return per_seed(gradient_ratios(frames, ["110 naive", "ResNet-110"]), judged)
 
 
 @statement(

@@ -26,10 +26,10 @@ from tfresidual.routing import routes
 SCALE = 0.3
 # Images whose statistics batch normalization has in a network that is measured before training.
 WARMUP = 512
-# Images whose paths are measured, a pass per block.
-LINES = 256
 # Passes over them, after which a moving average of momentum 0.9 has forgotten where it began.
 UPDATES = 60
+# Images whose paths are measured, a pass per block.
+LINES = 256
 
 
 class Clock(keras.callbacks.Callback):
@@ -189,11 +189,6 @@ def weights(trained):
             "deviation": deviations["l1"].sum() / deviations["parameters"].sum(),
         }
     )
-
-
-def distances(trained):
-    """How far the state travels through each stage, and the mean step."""
-    return probes.computational_distance(trained.chain, trained.images("test", count=IMAGES))
 
 
 def lines(trained, pairs=64):

@@ -7,7 +7,7 @@
 
 `run` trains the networks that are missing, measures what is missing, and draws. A network is
 trained once for all figures and tables that need it, in a process of its own; after a kill, the
-same command goes on where it stopped. Sizes: `smoke` shows that everything works; `small` is for
+same command resumes where it stopped. Sizes: `smoke` shows that everything works; `small` is for
 two cores; `paper` has the settings of the papers, for a GPU. `page` writes the page of all
 statements from the frames that are kept in experiments/frames.
 """
@@ -121,7 +121,7 @@ def rate_of(catalogue, size):
         frame = catalogue.read_frames(size, paper).get("summary")
         if frame is None:
             continue
-        networks, _ = networks_of([e for e in catalogue.ENTRIES.values() if e.paper == paper], size)
+        networks, _ = networks_of(catalogue.entries_of(paper), size)
         times = frame.set_index("name")["seconds"]
         for (_, name), network in networks.items():
             if name in times:
@@ -185,9 +185,9 @@ def described(key, network, seconds):
     settings = network.settings
     if not network.operations():
         return f"{'/'.join(key)}: {settings}"
-    images = sizes_of(settings.data, settings.train_size, settings.validation, settings.test_size)[
-        0
-    ]
+    images, _, _ = sizes_of(
+        settings.data, settings.train_size, settings.validation, settings.test_size
+    )
     recipe = recipe_of(settings)
     steps = -(-images // settings.batch_size)
     rates = ", ".join(
@@ -246,13 +246,13 @@ def draw(catalogue, one, arguments):
     """Draws a figure, or prints a table, from the frames."""
     frames = catalogue.read_frames(arguments.size, one.paper, arguments.out)
     try:
-        drawn = one.draw(one.select(frames, arguments.size))
+        pictures = one.pictures(frames, arguments.size)
     except catalogue.MissingError as error:
         print(f"{one.id}: {error}")
         return
-    for name, found in (drawn if isinstance(drawn, dict) else {"": drawn}).items():
+    for name, found in pictures.items():
         if hasattr(found, "savefig"):
-            path = arguments.out / arguments.size / one.paper / f"{one.id}{name and '-' + name}.png"
+            path = arguments.out / arguments.size / one.paper / f"{name}.png"
             found.savefig(path, dpi=160)
             print(path)
         else:

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-from catalogue import ENTRIES, PAPERS, STATEMENTS, MissingError, read_frames, verdict_of
+from catalogue import (
+    ENTRIES,
+    PAPERS,
+    STATEMENTS,
+    MissingError,
+    entries_of,
+    read_frames,
+    verdict_of,
+)
 from drawing import ranged
 
 SIZE = "small"
@@ -105,42 +113,34 @@ def trainings_of(frames):
     )
 
 
-def page_of(papers=PAPERS):
-    """Returns the text of the page."""
+def page_of(folder=None):
+    """Returns the text of the page, and saves its figures if there is a folder for them."""
     lines = [INTRODUCTION]
-    for paper in papers:
+    for paper in PAPERS:
         frames = read_frames(SIZE, paper)
         lines += [f"## {paper}: {TITLES[paper]}", "", trainings_of(frames), ""]
         lines += [SMALL[paper], ""]
         lines += [*table_of(paper, frames), ""]
-        for entry in ENTRIES.values():
-            if entry.paper == paper:
-                lines += drawn_of(entry, frames)
+        for entry in entries_of(paper):
+            lines += drawn_of(entry, frames, folder)
     return "\n".join(lines).rstrip() + "\n"
 
 
-def pictures_of(entry, frames):
-    """Returns what an entry draws, by the name of its file; nothing if frames are missing."""
+def drawn_of(entry, frames, folder):
+    """Returns the section of a figure or table in Markdown; nothing if frames are missing."""
     try:
-        drawn = entry.draw(entry.select(frames, SIZE))
+        pictures = entry.pictures(frames, SIZE)
     except MissingError:
-        return {}
-    drawn = drawn if isinstance(drawn, dict) else {"": drawn}
-    return {f"{entry.id}{name and '-' + name}": found for name, found in drawn.items()}
-
-
-def drawn_of(entry, frames):
-    """Returns the section of a figure or table, lines of Markdown."""
-    found = pictures_of(entry, frames)
-    if not found:
         return []
     lines = [f"### {entry.id}", "", f"{entry.asks} {networks_of(entry, frames)}", ""]
-    for name, drawn in found.items():
-        if hasattr(drawn, "savefig"):
-            title = drawn.get_suptitle() or entry.asks
-            lines += [f"![{title}](../docs/images/papers/{name}.png)", ""]
-        else:
+    for name, drawn in pictures.items():
+        if not hasattr(drawn, "savefig"):
             lines += [*markdown(drawn), ""]
+            continue
+        if folder is not None:
+            drawn.savefig(folder / f"{name}.png", dpi=110)
+        title = drawn.get_suptitle() or entry.asks
+        lines += [f"![{title}](../docs/images/papers/{name}.png)", ""]
     return lines
 
 
@@ -158,13 +158,5 @@ def networks_of(entry, frames):
 def write_page(path, folder):
     """Writes the page and its figures."""
     folder.mkdir(parents=True, exist_ok=True)
-    for paper in PAPERS:
-        frames = read_frames(SIZE, paper)
-        for entry in ENTRIES.values():
-            if entry.paper != paper:
-                continue
-            for name, drawn in pictures_of(entry, frames).items():
-                if hasattr(drawn, "savefig"):
-                    drawn.savefig(folder / f"{name}.png", dpi=110)
-    path.write_text(page_of())
+    path.write_text(page_of(folder))
     print(path)

@@ -52,8 +52,7 @@ PUBLISHED = {
     ("paper", "name"), [(paper, name) for paper, of in PUBLISHED.items() for name in of]
 )
 def test_networks_of_the_size_paper_have_the_published_counts(paper, name):
-    entries = [entry for entry in catalogue.ENTRIES.values() if entry.paper == paper]
-    networks, _ = papers.networks_of(entries, "paper")
+    networks, _ = papers.networks_of(catalogue.entries_of(paper), "paper")
     assert build(networks[paper, name].settings).count_params() == PUBLISHED[paper][name]
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tfresidual.plots import style
+from tfresidual.plots import frames, style
 from tfresidual.plots.blocks import shade_stages
 
 # With more blocks than this, the dots are smaller.
@@ -45,6 +45,30 @@ def figure_width(sizes):
 def marker_size(sizes):
     """Returns the size of a dot that leaves its neighbours visible."""
     return 5.0 if sizes.sum() <= _FEW else 3.2
+
+
+def draw_splits(axes, table, column, sizes, line="-", width=1.5):
+    """Draws a column of a table over the blocks, with a line per split.
+
+    Args:
+        axes: The axes.
+        table: A table with the columns stage, block and split.
+        column: Column of the values.
+        sizes: Number of blocks by stage.
+        line: Line style; dots are open unless it is solid.
+        width: Width of the lines.
+    """
+    for split, (colour, marker) in style.split_looks(frames.order_splits(table["split"])).items():
+        axes.plot(
+            *in_a_row(table[table["split"] == split], column, sizes),
+            color=colour,
+            marker=marker,
+            markersize=marker_size(sizes),
+            markerfacecolor=colour if line == "-" else "white",
+            linewidth=width,
+            linestyle=line,
+            label=f"{split}, {column}" if split else column,
+        )
 
 
 def mark_stages(axes, sizes):

@@ -56,18 +56,7 @@ def first_order(frame: Frame) -> Figure:
     curves = [(above, column, line) for column, _, line in _CHANGES]
     curves += [(below, column, line) for column, line in _CORRELATIONS]
     for axes, column, line in curves:
-        for split in splits:
-            colour, marker = looks[split]
-            axes.plot(
-                *block_axis.in_a_row(table[table["split"] == split], column, sizes),
-                color=colour,
-                marker=marker,
-                markersize=block_axis.marker_size(sizes),
-                markerfacecolor=colour if line == "-" else "white",
-                linewidth=1.5 if line == "-" else 1.1,
-                linestyle=line,
-                label=f"{split}, {column}" if split else column,
-            )
+        block_axis.draw_splits(axes, table, column, sizes, line, 1.5 if line == "-" else 1.1)
     is_wide = _wide_scale(above, np.abs(table[changes].to_numpy(float)))
     for axes, label, columns in (
         (above, f"mean change of the loss{' (log scale)' if is_wide else ''}", changes),

@@ -47,18 +47,7 @@ def line_element(frame: Frame) -> Figure:
     looks = style.split_looks(splits)
     curves = [(above, "length", "-"), *((below, column, line) for column, _, line in _PARTS)]
     for axes, column, line in curves:
-        for split in splits:
-            colour, marker = looks[split]
-            axes.plot(
-                *block_axis.in_a_row(table[table["split"] == split], column, sizes),
-                color=colour,
-                marker=marker,
-                markersize=block_axis.marker_size(sizes),
-                markerfacecolor=colour if line == "-" else "white",
-                linewidth=1.5,
-                linestyle=line,
-                label=f"{split}, {column}" if split else column,
-            )
+        block_axis.draw_splits(axes, table, column, sizes, line)
     for axes, label, columns in (
         (above, "length of the step", ["length"]),
         (below, "parts of its square", parts),
