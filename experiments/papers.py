@@ -15,6 +15,8 @@ statements from the frames that are kept in experiments/frames.
 from __future__ import annotations
 
 import argparse
+import ast
+import dataclasses
 import os
 import subprocess
 import sys
@@ -82,19 +84,46 @@ def missing(networks, measures, out, size):
     left = []
     for key, network in networks.items():
         frames = folder_of(out, size, key) / "frames"
-        settings = frames / "settings.txt"
-        if settings.exists() and settings.read_text() != str(network.settings):
+        kept = frames / "settings.txt"
+        others = other_settings(kept.read_text(), network.settings) if kept.exists() else []
+        if others:
             raise SystemExit(
-                f"{frames.parent} holds a network that was trained with other settings. Move it "
-                "away to train it anew, or name another folder with --out."
+                f"{frames.parent} holds a network that was trained with other settings "
+                f"({', '.join(others)}). Move it away to train it anew, or name another folder "
+                "with --out."
             )
         if any(not (frames / f"{name}.csv").exists() for name in measures[key]):
             left.append(key)
     return left
 
 
+def other_settings(text, settings):
+    """Returns the names of the settings that differ from those of a trained network.
+
+    A setting that did not exist yet when the network was trained had its default value.
+
+    Args:
+        text: the settings of the trained network, as their `repr`.
+        settings: a dataclass, the present settings.
+    """
+    from tfresidual.jobs.run_folder import changed_settings
+
+    names = [field.name for field in dataclasses.fields(settings)]
+    try:
+        call = ast.parse(text, mode="eval").body
+        kept = {argument.arg: ast.literal_eval(argument.value) for argument in call.keywords}
+        is_same_kind = call.func.id == type(settings).__name__
+    except (SyntaxError, ValueError, AttributeError):
+        return names
+    if not is_same_kind:
+        return names
+    return [*changed_settings(settings, kept), *(name for name in kept if name not in names)]
+
+
 def train_one(arguments):
     """Trains and measures one network, in this process."""
+    from tfresidual.machine.files import replacing
+
     catalogue = load()
     entries = chosen(catalogue, arguments.names)
     networks, measures = networks_of(entries, arguments.size)
@@ -103,7 +132,8 @@ def train_one(arguments):
     network = catalogue.on_disk(networks[key], arguments.data_dir)
     trained = network.train(folder)
     (folder / "frames").mkdir(parents=True, exist_ok=True)
-    (folder / "frames" / "settings.txt").write_text(str(networks[key].settings))
+    with replacing(folder / "frames" / "settings.txt") as path:
+        path.write_text(repr(networks[key].settings))
     for measure in measures[key].values():
         catalogue.measured(trained, measure)
 

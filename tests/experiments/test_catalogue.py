@@ -133,6 +133,70 @@ def test_the_page_is_what_the_frames_say():
     assert page == statements.page_of()
 
 
+# The settings as they stand in the folders of networks that are trained already.
+KEPT = (
+    "Settings(data='cifar10', digits=3, data_dir=None, data_file=None, network='hauser', depth=24, "
+    "width=8, stages=None, transition=None, layout='full_preactivation', shortcut='identity', "
+    "gate_bias=None, shortcut_scale=None, branch_scale=None, gamma=None, share_from=None, "
+    "batch_norm='shared', recurrent=False, coupling=None, kernel='uniform', coupling_from=0, "
+    "lipschitz=None, anchor='previous', epochs=5, batch_size=64, recipe=None, train_size=12000, "
+    "validation=2000, test_size=5000, epsilon=0.1, dtype='float32', seed=0)"
+)
+OF_POINTS = "Training(kind=None, seed=0, epochs=20)"
+
+
+def others(text, name=("PI", "cifar10-24_blocks-seed0")):
+    """The settings in which a network of the size `small` differs from a kept text."""
+    networks, _ = papers.networks_of(list(catalogue.ENTRIES.values()), "small")
+    return papers.other_settings(text, networks[name].settings)
+
+
+def test_trained_networks_stay_when_settings_are_added():
+    """A setting that the kept text lacks had its default; where the images are does not matter."""
+    assert others(KEPT) == []
+    lacking = KEPT.replace("gate_bias=None, ", "").replace("epsilon=0.1, ", "")
+    assert lacking.count("=") == KEPT.count("=") - 2
+    assert others(lacking) == []
+    moved = KEPT.replace("data_dir=None, data_file=None", "data_dir='/data', data_file='a.npz'")
+    assert moved != KEPT
+    assert others(moved) == []
+    assert others(OF_POINTS, ("IC", "inverse_problem-algorithm-seed0")) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "name"),
+    [
+        ("epochs=5", "epochs=6", "epochs"),
+        # The default is 4, which is not what the network has.
+        ("epochs=5, ", "", "epochs"),
+        ("recipe=None", "recipe='cifar10'", "recipe"),
+        ("seed=0", "seed=0, breadth=3", "breadth"),
+    ],
+)
+def test_other_settings_are_named(old, new, name):
+    assert old in KEPT
+    assert others(KEPT.replace(old, new)) == [name]
+
+
+@pytest.mark.parametrize("text", ["", "Settings(data=", "Settings", "3", OF_POINTS, KEPT[:-1]])
+def test_a_text_that_holds_no_settings_is_no_trained_network(text):
+    assert "epochs" in others(text)
+
+
+def test_a_network_with_other_settings_is_not_overwritten(tmp_path):
+    networks, measures = papers.networks_of([catalogue.ENTRIES["PI-3"]], "small")
+    frames = tmp_path / "small" / "PI" / "cifar10-24_blocks-seed0" / "frames"
+    frames.mkdir(parents=True)
+    (frames / "settings.txt").write_text(KEPT)
+    assert len(papers.missing(networks, measures, tmp_path, "small")) == len(networks)
+    for measure in measures["PI", "cifar10-24_blocks-seed0"]:
+        (frames / f"{measure}.csv").touch()
+    assert len(papers.missing(networks, measures, tmp_path, "small")) == len(networks) - 1
+    (frames / "settings.txt").write_text(KEPT.replace("depth=24", "depth=20"))
+    with pytest.raises(SystemExit, match=r"24_blocks-seed0 holds .* other settings \(depth\)"):
+        papers.missing(networks, measures, tmp_path, "small")
+
+
 @pytest.mark.system
 def test_a_figure_from_one_command(tmp_path):
     """What was trained and measured is not trained again; a lost frame is measured again."""

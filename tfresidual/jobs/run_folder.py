@@ -64,12 +64,9 @@ def refuse_other_settings(
     changed, before = {}, {}
     for name, part in parts.items():
         _check_known(folder, content, name, type(part))
-        # A setting that is missing in the file of the run had its default value.
-        earlier = _plain(type(part)()) | content[name]
-        for key, value in _plain(part).items():
-            # The images are the same wherever they are.
-            if key not in free and key not in SOURCES and earlier[key] != value:
-                before[key], changed[key] = earlier[key], value
+        for key, (earlier, now) in changed_settings(part, content[name]).items():
+            if key not in free:
+                before[key], changed[key] = earlier, now
     if "search" in content and "search" not in parts:
         raise ValueError(
             "Argument `folder` must be new, or hold a run of the same kind; this one holds a "
@@ -82,6 +79,26 @@ def refuse_other_settings(
             + f". Received: folder={str(folder)!r} with "
             + ", ".join(f"{key}={changed[key]!r}" for key in changed)
         )
+
+
+def changed_settings(part: Any, kept: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Returns the settings that differ from those of an earlier run, besides where the images are.
+
+    Args:
+        part: a dataclass of settings.
+        kept: dict of the fields of the earlier run; one that is missing had its default value.
+
+    Returns:
+        A dict from the name of a setting to its earlier value and its present one.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(part)}
+    earlier, now = defaults | dict(kept), _plain(part)
+    # The images are the same wherever they are.
+    return {
+        key: (earlier[key], value)
+        for key, value in now.items()
+        if key not in SOURCES and earlier[key] != value
+    }
 
 
 def refuse_other_backend(folder: pathlib.Path, done: int, epochs: int) -> None:
