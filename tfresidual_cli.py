@@ -629,8 +629,8 @@ def data(download, to, **given):
     with _package(lambda: "The same command starts again", only_training=True) as package:
         settings, _ = _settings(package, given, None)
         if to is not None:
-            package.settings.write_file(settings, to, package.terminal(), download=download)
-        parts = package.settings.prepare(settings, package.terminal(), download=download)
+            package.data.write_file(settings, to, package.terminal(), download=download)
+        parts = package.data.prepare(settings, package.terminal(), download=download)
         description = package.settings.describe(settings)
     size = "x".join(map(str, description.input_shape))
     for name, part in zip(("train", "validation", "test"), parts, strict=True):
@@ -825,12 +825,16 @@ def _package(after_interrupt, backend=None, only_training=False):
 
 def _loaded(only_training):
     """Returns the modules of the package that commands use."""
-    from tfresidual.jobs import settings, training
+    from tfresidual.jobs import data, settings, training
     from tfresidual.machine.console import terminal
     from tfresidual.machine.locks import FolderInUseError
 
     package = types.SimpleNamespace(
-        failures=(FolderInUseError,), settings=settings, terminal=terminal, training=training
+        failures=(FolderInUseError,),
+        data=data,
+        settings=settings,
+        terminal=terminal,
+        training=training,
     )
     if only_training:
         return package

@@ -22,15 +22,9 @@ import tfresidual
 from tfresidual import datasets, probes
 from tfresidual.datasets.description import sizes_of
 from tfresidual.jobs import training
-from tfresidual.jobs.settings import (
-    DEPTHS,
-    WIDTHS,
-    Settings,
-    build,
-    describe,
-    prepare,
-    stages_of,
-)
+from tfresidual.jobs.building import build
+from tfresidual.jobs.data import prepare
+from tfresidual.jobs.settings import DEPTHS, WIDTHS, Settings, describe, stages_of
 from tfresidual.machine.files import replacing
 
 # The files of the papers, by short name.

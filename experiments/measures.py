@@ -18,7 +18,7 @@ from catalogue import IMAGES
 
 import tfresidual
 from tfresidual import probes
-from tfresidual.jobs.settings import compile_for
+from tfresidual.jobs.building import compile_for
 from tfresidual.probes import from_logs
 from tfresidual.routing import routes
 

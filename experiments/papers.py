@@ -210,7 +210,8 @@ def run(arguments):
 def described(key, network, seconds):
     """Returns a line on a training: its network, its length and its schedule."""
     from tfresidual.datasets.description import sizes_of
-    from tfresidual.jobs.settings import build, recipe_of
+    from tfresidual.jobs.building import build
+    from tfresidual.jobs.settings import recipe_of
 
     settings = network.settings
     if not network.operations():

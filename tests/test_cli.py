@@ -124,18 +124,19 @@ OPTIONS = {
 
 @pytest.mark.parametrize("command", ["study", "train"])
 def test_defaults_in_the_help_are_those_of_the_settings(command):
-    from tfresidual.jobs import study
+    from tfresidual.jobs.settings import Settings
 
-    fields = {field.name: field.default for field in dataclasses.fields(study.Settings)}
+    fields = {field.name: field.default for field in dataclasses.fields(Settings)}
     options = {name: option for (of, name), option in OPTIONS.items() if of == command}
     assert set(options) - {"out", "help", "backend"} == set(fields)
     assert_defaults_are_shown(options, fields)
 
 
 def test_defaults_of_tune_are_those_of_the_package():
-    from tfresidual.jobs import depth_study, study
+    from tfresidual.jobs import depth_study
+    from tfresidual.jobs.settings import Settings
 
-    classes = (study.Settings, depth_study.SearchSettings)
+    classes = (Settings, depth_study.SearchSettings)
     fields = {f.name: f.default for of in classes for f in dataclasses.fields(of)}
     del fields["depth"]
     options = {name: option for (of, name), option in OPTIONS.items() if of == "tune"}
@@ -187,7 +188,8 @@ def test_defaults_of_probe_are_those_of_the_package():
 
 def test_defaults_in_words():
     from tfresidual import chain, datasets
-    from tfresidual.jobs import study
+    from tfresidual.jobs.building import build
+    from tfresidual.jobs.settings import Settings
 
     assert "20000 of digitclutter" in OPTIONS["data", "train_size"].help
     assert "20,000 of Digitclutter" in " ".join(inspect.getdoc(datasets.load).split())
@@ -196,7 +198,7 @@ def test_defaults_in_words():
     assert "[default: 20, 6 and 16]" in OPTIONS["study", "depth"].help
     blocks = {}
     for name in ("resnet", "hauser", "resnet101"):
-        stages = chain(study.build(study.Settings(network=name))).stages
+        stages = chain(build(Settings(network=name))).stages
         blocks[name] = [sum(block.keeps_shape for block in stage.blocks) for stage in stages]
     assert blocks == {"resnet": [3, 2, 2], "hauser": [6, 6, 6], "resnet101": [16, 16, 16]}
 
@@ -210,7 +212,7 @@ def test_backends_are_those_that_the_package_knows():
 
 def test_choices_are_those_of_the_package():
     from tfresidual import datasets, networks, training
-    from tfresidual.jobs import study
+    from tfresidual.jobs.settings import Settings
     from tfresidual.layers.residual_unit import BATCH_NORMS, LAYOUTS
     from tfresidual.layers.shortcuts import SHORTCUTS
     from tfresidual.networks.residual_network import ANCHORS, TRANSITIONS
@@ -229,7 +231,7 @@ def test_choices_are_those_of_the_package():
     named = re.findall(r"'(\w+)'", str(raised.value).split("Received: ")[0])
     assert set(tfresidual_cli.DATASETS) == set(named)
     assert set(tfresidual_cli.DATASETS) <= set(training.RECIPES)
-    assert study.Settings().data in tfresidual_cli.DATASETS
+    assert Settings().data in tfresidual_cli.DATASETS
 
 
 def test_depths():

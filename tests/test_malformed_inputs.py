@@ -28,7 +28,8 @@ import tensorflow as tf
 import tfresidual as tfr
 import tfresidual_cli
 from tfresidual import callbacks, datasets, export, layers, networks, probes, training, tuning
-from tfresidual.jobs import study
+from tfresidual.jobs.settings import Settings
+from tfresidual.jobs.training import train
 from tfresidual.registry import watching
 from tfresidual.routing import evaluate, routes
 
@@ -61,12 +62,12 @@ def home(tmp_path_factory):
     """A folder with everything that commands can be pointed at."""
     home = tmp_path_factory.mktemp("home")
     sizes = {"train_size": 64, "validation": 40, "test_size": 40, "batch_size": 32}
-    settings = study.Settings(**sizes, depth=8, width=4, epochs=EPOCHS, data_dir="data")
+    settings = Settings(**sizes, depth=8, width=4, epochs=EPOCHS, data_dir="data")
     with contextlib.chdir(home):
         with pytest.raises(KeyboardInterrupt):
-            study.train("run", settings, callbacks=watched_and_stopped)
+            train("run", settings, callbacks=watched_and_stopped)
         shutil.copytree("run", "done")
-        study.train("done", settings)
+        train("done", settings)
         shutil.copy("done/model.keras", "net.keras")
         export(keras.saving.load_model("net.keras"), "saved")
         for epoch in (1, 2):

@@ -13,7 +13,8 @@ import perturbation_from_identity as depth
 import pytest
 import statements
 
-from tfresidual.jobs.settings import Settings, build, check
+from tfresidual.jobs.building import build
+from tfresidual.jobs.settings import Settings, check
 
 papers.load()
 EXPERIMENTS = pathlib.Path(papers.__file__).parent

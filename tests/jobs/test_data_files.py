@@ -9,7 +9,8 @@ import pytest
 from tfresidual import datasets
 from tfresidual.datasets.image_file import write
 from tfresidual.jobs import run_folder, targets
-from tfresidual.jobs.settings import Settings, check, prepare, with_data_of_file, write_file
+from tfresidual.jobs.data import prepare, write_file
+from tfresidual.jobs.settings import Settings, check, with_data_of_file
 
 SIZES = {"train_size": 40, "validation": 12, "test_size": 20}
 

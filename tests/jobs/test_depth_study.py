@@ -18,9 +18,12 @@ import pandas as pd
 import pytest
 
 from tfresidual import probes, report, training, tuning
-from tfresidual.jobs import depth_study, study
+from tfresidual.jobs import depth_study
+from tfresidual.jobs.building import build, compile_for
+from tfresidual.jobs.data import prepare
 from tfresidual.jobs.run_folder import claim
-from tfresidual.jobs.settings import Settings, build, compile_for, prepare
+from tfresidual.jobs.settings import Settings
+from tfresidual.jobs.training import train
 from tfresidual.machine.console import terminal
 from tfresidual.machine.locks import FolderInUseError, locked
 
@@ -373,7 +376,7 @@ def test_the_smallest_depths_of_an_experiment(experiment, done):
 
 def test_folders_of_other_runs_are_refused(done, settings, tmp_path):
     with pytest.raises(ValueError, match=r"holds a search\. Received: folder="):
-        study.train(done[0], settings)
+        train(done[0], settings)
     (tmp_path / "settings.json").write_text(json.dumps({"settings": {}}))
     with pytest.raises(ValueError, match=r"not a search\. Received: folder="):
         depth_study.run(tmp_path, settings, SEARCH)

@@ -12,7 +12,9 @@ from reference.random_network import random_network
 
 import tfresidual as tfr
 from tfresidual import probes, registry, sources
-from tfresidual.jobs import probing, study
+from tfresidual.jobs import probing, training
+from tfresidual.jobs.data import prepare
+from tfresidual.jobs.settings import Settings
 
 pytestmark = pytest.mark.system
 
@@ -38,17 +40,17 @@ WITHOUT_IMAGES = ("effective_parameters", "weight_deviations")
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """The folder of a training of three stages of two blocks, all of which keep the shape."""
-    settings = study.Settings(
+    settings = Settings(
         **SETTINGS, network="hauser", depth=2, data_dir=str(tmp_path_factory.mktemp("clutter"))
     )
     folder = tmp_path_factory.mktemp("runs") / "run"
-    study.train(folder, settings)
+    training.train(folder, settings)
     return folder, settings
 
 
 @pytest.fixture(scope="module")
 def test_images(run):
-    return {"test": study.prepare(run[1])[2]}
+    return {"test": prepare(run[1])[2]}
 
 
 @pytest.mark.parametrize("name", FRAMES)

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tfresidual.jobs import depth_study, probing, study
+from tfresidual.jobs import depth_study, probing, study, training
 from tfresidual.jobs.run_folder import claim, read_settings, refuse_other_settings, settings_of
 from tfresidual.jobs.settings import Settings
 
@@ -35,7 +35,7 @@ def test_a_damaged_settings_file_is_named(tmp_path, kind, job):
     path.write_bytes(content)
     (tmp_path / "run" / "model.keras").write_bytes(b"a network")
     jobs = {
-        "train": lambda: study.train(path.parent, Settings(depth=8, width=4)),
+        "train": lambda: training.train(path.parent, Settings(depth=8, width=4)),
         "run": lambda: study.run(path.parent, Settings(depth=8, width=4)),
         "search": lambda: depth_study.run(path.parent, Settings(width=4)),
         "probe": lambda: probing.probe(path.parent),
@@ -90,7 +90,7 @@ def test_a_search_whose_settings_are_damaged(tmp_path):
 def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path):
     (tmp_path / "settings.json").mkdir()
     with pytest.raises(IsADirectoryError, match=r"settings\.json"):
-        study.train(tmp_path, Settings(depth=8, width=4))
+        training.train(tmp_path, Settings(depth=8, width=4))
 
 
 @pytest.mark.parametrize("content", [b"", b"null", b"{", b"\xff"])

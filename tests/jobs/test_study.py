@@ -22,8 +22,10 @@ from PIL import Image
 from reference.random_network import random_network
 
 from tfresidual import chain, datasets, probes, registry, tuning
-from tfresidual.jobs import probing, study
-from tfresidual.jobs import settings as settings_module
+from tfresidual.jobs import probing, study, training
+from tfresidual.jobs.building import build
+from tfresidual.jobs.data import prepare
+from tfresidual.jobs.settings import Settings, check, used
 
 pytestmark = pytest.mark.system
 
@@ -76,7 +78,7 @@ def data_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def settings(data_dir):
-    return study.Settings(**TINY, data_dir=data_dir)
+    return Settings(**TINY, data_dir=data_dir)
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +139,7 @@ def test_log(done):
 def saved(done, settings):
     """The network on the disk, and the images of the probes, loaded again."""
     network = keras.saving.load_model(done[0] / "model.keras")
-    train, _, test = study.prepare(settings)
+    train, _, test = prepare(settings)
     return network, {"train": datasets.plain(train), "test": test}
 
 
@@ -330,10 +332,10 @@ def test_the_settings_of_the_report_are_those_used(done):
     ],
 )
 def test_settings_used(changes, expected, missing):
-    used = settings_module.used(study.Settings(**changes))
-    assert {name: used[name] for name in expected} == expected
-    assert missing.isdisjoint(used)
-    assert None not in used.values()
+    values = used(Settings(**changes))
+    assert {name: values[name] for name in expected} == expected
+    assert missing.isdisjoint(values)
+    assert None not in values.values()
 
 
 def of_frames(cosines, errors, error=0.5, indices=(0.8, float("nan"), 0.1)):
@@ -382,7 +384,7 @@ def test_the_same_command_reads_the_finished_training(done, settings):
 
 def test_train_reads_it_too(done, settings):
     before = contents(done[0])
-    result = study.train(done[0], settings)
+    result = training.train(done[0], settings)
     assert contents(done[0]) == before
     assert len(result.log) == 2
     assert result.metric == "exact_match"
@@ -405,7 +407,8 @@ def test_other_settings_are_refused(done, settings, change):
 
 INTERRUPTED = """
 import os, signal, sys
-from tfresidual.jobs import probing, study
+from tfresidual.jobs import study
+from tfresidual.jobs.settings import Settings
 
 def watch(event, arguments):
     # Just before the second epoch's checkpoint takes its place.
@@ -413,7 +416,7 @@ def watch(event, arguments):
         os.kill(os.getpid(), signal.SIGKILL)
 
 sys.addaudithook(watch)
-study.run(sys.argv[1], study.Settings(**eval(sys.argv[2])))
+study.run(sys.argv[1], Settings(**eval(sys.argv[2])))
 """
 
 
@@ -496,15 +499,15 @@ def test_a_setting_that_cannot_be_used_writes_nothing(tmp_path, settings, settin
 
 
 def test_a_setting_that_the_network_does_not_have_is_refused(settings):
-    changed = dataclasses.replace(settings, network="wide", depth=8, width=study.Settings.width)
+    changed = dataclasses.replace(settings, network="wide", depth=8, width=Settings.width)
     with pytest.raises(ValueError, match=r"`depth`.*Received: depth=8"):
-        study.build(changed)
+        build(changed)
     changed = dataclasses.replace(settings, network="resnet110", depth=None, width=8)
     with pytest.raises(ValueError, match=r"`width`.*Received: width=8"):
-        study.build(changed)
-    changed = dataclasses.replace(changed, width=study.Settings.width, stages=1)
+        build(changed)
+    changed = dataclasses.replace(changed, width=Settings.width, stages=1)
     with pytest.raises(ValueError, match=r"`stages`.*Received: stages=1"):
-        study.build(changed)
+        build(changed)
 
 
 @pytest.mark.parametrize(
@@ -518,9 +521,9 @@ def test_a_setting_that_the_network_does_not_have_is_refused(settings):
 )
 def test_settings_of_shortcuts(settings, shortcut, given):
     changed = dataclasses.replace(settings, shortcut=shortcut, **given)
-    settings_module.check(changed)
+    check(changed)
     keras.utils.set_random_seed(0)
-    network = study.build(changed)
+    network = build(changed)
     for _, units in network.sections()[1]:
         for unit in units:
             if unit.resizing is not None:
@@ -536,7 +539,7 @@ def test_settings_of_shortcuts(settings, shortcut, given):
     # What is given as it would be anyway changes nothing, and files of the network can be opened.
     names = [weight.path for weight in network.weights]
     keras.utils.set_random_seed(0)
-    usual = study.build(dataclasses.replace(settings, shortcut=shortcut))
+    usual = build(dataclasses.replace(settings, shortcut=shortcut))
     assert [weight.path for weight in usual.weights] == names
     again = type(network).from_config(network.get_config())
     assert again.get_config() == network.get_config()
@@ -555,7 +558,7 @@ def test_a_setting_that_the_shortcut_does_not_have_is_refused(settings, shortcut
     ((name, value),) = given.items()
     message = rf"`{name}` must .*`shortcut` as .*Received: {name}={value}, shortcut='{shortcut}'"
     with pytest.raises(ValueError, match=message):
-        settings_module.check(dataclasses.replace(settings, shortcut=shortcut, **given))
+        check(dataclasses.replace(settings, shortcut=shortcut, **given))
 
 
 @pytest.mark.parametrize(
@@ -569,11 +572,11 @@ def test_a_setting_that_the_shortcut_does_not_have_is_refused(settings, shortcut
     ],
 )
 def test_stages(changes, blocks):
-    network = study.build(study.Settings(data="mnist", **changes))
+    network = build(Settings(data="mnist", **changes))
     assert network.blocks == blocks
     assert network.widths == (16, 32)[: len(blocks)]
     assert network.input_shape == (None, 28, 28, 1)
-    assert set(settings_module.used(study.Settings(data="mnist", **changes))) >= {"stages"}
+    assert set(used(Settings(data="mnist", **changes))) >= {"stages"}
 
 
 @pytest.mark.parametrize(
@@ -586,31 +589,31 @@ def test_stages(changes, blocks):
     ],
 )
 def test_width(network, widths):
-    assert study.build(study.Settings(network=network, width=4)).widths == widths
+    assert build(Settings(network=network, width=4)).widths == widths
 
 
 def test_transition():
-    settings = study.Settings(network="resnet", depth=8, transition="max_pooling")
-    network = study.build(settings)
+    settings = Settings(network="resnet", depth=8, transition="max_pooling")
+    network = build(settings)
     assert network.transition == "max_pooling"
     searched = dataclasses.replace(settings, depth=None)
-    assert study.build(searched, (2, 1, 2)).transition == "max_pooling"
+    assert build(searched, (2, 1, 2)).transition == "max_pooling"
     for name in ("hauser", "resnet101", "single_representation"):
         changed = dataclasses.replace(settings, network=name, depth=None)
         with pytest.raises(ValueError, match=rf"`transition` must not .*: {name} has .*Received"):
-            study.build(changed)
+            build(changed)
     changed = dataclasses.replace(settings, stages=1, depth=None)
     with pytest.raises(ValueError, match=r"`transition` must not .*one stage.*, stages=1"):
-        study.build(changed)
+        build(changed)
 
 
 def test_more_stages_than_halve_the_images():
-    settings = study.Settings(data="mnist", network="hauser", stages=4)
+    settings = Settings(data="mnist", network="hauser", stages=4)
     with pytest.raises(ValueError, match=r"`stages` must be 3 or less.*28x28.*Received: stages=4"):
-        study.build(settings)
-    settings = study.Settings(stages=2)
+        build(settings)
+    settings = Settings(stages=2)
     with pytest.raises(ValueError, match=r"`depth` must be 4 n \+ 2, for 2 stages.*depth=20"):
-        study.build(settings)
+        build(settings)
 
 
 def test_more_images_than_the_dataset_has(tmp_path, settings):
@@ -623,7 +626,7 @@ def test_more_images_than_the_dataset_has(tmp_path, settings):
 def test_a_missing_dataset_fails_at_once(tmp_path, settings):
     (tmp_path / "empty").mkdir()
     changed = dataclasses.replace(settings, data="cifar10", data_dir=str(tmp_path / "empty"))
-    for job in (study.run, study.train):
+    for job in (study.run, training.train):
         begun = time.monotonic()
         with pytest.raises(FileNotFoundError, match="CIFAR-10 is not prepared"):
             job(tmp_path / "new", changed)
@@ -634,16 +637,16 @@ def test_a_missing_dataset_fails_at_once(tmp_path, settings):
 
 def test_the_data_folder_may_be_a_path(tmp_path, data_dir, settings):
     changed = dataclasses.replace(settings, data_dir=pathlib.Path(data_dir), epochs=1)
-    study.train(tmp_path, changed)
+    training.train(tmp_path, changed)
     content = json.loads((tmp_path / "settings.json").read_text())
     assert content["settings"]["data_dir"] == data_dir
-    study.train(tmp_path, dataclasses.replace(changed, data_dir=data_dir))
+    training.train(tmp_path, dataclasses.replace(changed, data_dir=data_dir))
 
 
 def test_a_folder_that_is_a_file(tmp_path, settings):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(OSError):
-        study.train(tmp_path / "file", settings)
+        training.train(tmp_path / "file", settings)
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -651,7 +654,7 @@ def test_the_seed_decides(settings):
     networks = []
     for seed in (3, 3, 4):
         keras.utils.set_random_seed(seed)
-        networks.append(study.build(settings).get_weights())
+        networks.append(build(settings).get_weights())
     same, other = networks[1:]
     for one, two in zip(networks[0], same, strict=True):
         np.testing.assert_array_equal(one, two)
@@ -663,22 +666,22 @@ def test_the_seed_decides(settings):
     [({"depth": None}, [3, 3, 3]), ({"depth": 14}, [2, 2, 2])],
 )
 def test_depths_of_resnet(settings, change, blocks):
-    network = study.build(dataclasses.replace(settings, **change))
+    network = build(dataclasses.replace(settings, **change))
     assert [len(stage.blocks) for stage in chain(network).stages] == blocks
 
 
 def test_depth_of_hauser(settings):
-    network = study.build(
-        dataclasses.replace(settings, network="hauser", depth=None, width=study.Settings.width)
+    network = build(
+        dataclasses.replace(settings, network="hauser", depth=None, width=Settings.width)
     )
     stages = chain(network).stages
     assert [sum(block.keeps_shape for block in stage.blocks) for stage in stages] == [6, 6, 6]
 
 
 def test_a_coupling_of_nothing_leaves_no_folder(tmp_path):
-    settings = study.Settings(data_dir=str(tmp_path / "data"), depth=8, width=4, coupling=0.5)
+    settings = Settings(data_dir=str(tmp_path / "data"), depth=8, width=4, coupling=0.5)
     with pytest.raises(ValueError, match=r"at least two blocks to couple.*Received: coupling="):
-        study.train(tmp_path / "run", settings)
+        training.train(tmp_path / "run", settings)
     assert not (tmp_path / "run").exists()
     assert not (tmp_path / "data").exists()
 
@@ -703,5 +706,5 @@ def test_a_coupling_of_nothing_leaves_no_folder(tmp_path):
 )
 def test_settings_of_coupling_are_checked(changes, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        study.train(tmp_path / "run", study.Settings(**changes))
+        training.train(tmp_path / "run", Settings(**changes))
     assert not (tmp_path / "run").exists()

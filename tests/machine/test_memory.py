@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tfresidual import networks
-from tfresidual.jobs import depth_study, settings, study
+from tfresidual.jobs import building, depth_study, training
 from tfresidual.jobs.settings import Settings
 from tfresidual.machine import memory
 from tfresidual.networks import residual_network
@@ -105,31 +105,31 @@ TOO_LARGE = {
 def test_a_study_that_is_too_large_writes_nothing(tmp_path, name):
     changes, message = TOO_LARGE[name]
     with pytest.raises(ValueError, match=message):
-        study.train(tmp_path / "run", Settings(data_dir=str(tmp_path / "data"), **changes))
+        training.train(tmp_path / "run", Settings(data_dir=str(tmp_path / "data"), **changes))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_batch_that_is_too_large(tmp_path, machine):
     """That fits in smaller ones, or is no larger than the images are many."""
     many = Settings(batch_size=20_000, depth=8, data_dir=str(tmp_path / "data"))
-    network = settings.build(many)
+    network = building.build(many)
     machine(2 * GIB)
     with pytest.raises(ValueError, match=r"`batch_size` must fit.*training would take .*Received"):
-        study.train(tmp_path / "run", many)
+        training.train(tmp_path / "run", many)
     assert list(tmp_path.iterdir()) == []
-    settings.check_training_fits(network, dataclasses.replace(many, batch_size=64))
-    settings.check_training_fits(network, dataclasses.replace(many, train_size=500))
+    building.check_training_fits(network, dataclasses.replace(many, batch_size=64))
+    building.check_training_fits(network, dataclasses.replace(many, train_size=500))
 
 
 PEAK = """
 import resource, sys
 import numpy as np
 from tfresidual import networks
-from tfresidual.jobs import settings
+from tfresidual.jobs import building, settings
 import keras
 some = settings.Settings(depth=14, batch_size=int(sys.argv[1]))
-net = settings.build(some)
-settings.compile_for(net, some, 1)
+net = building.build(some)
+building.compile_for(net, some, 1)
 x = np.zeros((some.batch_size, 32, 32, 1), "float32")
 net.train_on_batch(x[:8], np.zeros((8, 10)))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -142,8 +142,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
 def test_what_a_training_takes_is_more_than_what_is_asked_for(monkeypatch):
     some = Settings(depth=14, batch_size=2048)
     asked = []
-    monkeypatch.setattr(settings, "check_fits", lambda size, *_: asked.append(size))
-    settings.check_training_fits(settings.build(some), some)
+    monkeypatch.setattr(building, "check_fits", lambda size, *_: asked.append(size))
+    building.check_training_fits(building.build(some), some)
     command = [sys.executable, "-c", PEAK, "2048"]
     taken = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert 0.3 * taken < asked[0] < taken

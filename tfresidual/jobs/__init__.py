@@ -7,6 +7,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tfresidual.jobs import building as building
+    from tfresidual.jobs import data as data
     from tfresidual.jobs import depth_study as depth_study
     from tfresidual.jobs import probing as probing
     from tfresidual.jobs import run_folder as run_folder
@@ -14,7 +16,16 @@ if TYPE_CHECKING:
     from tfresidual.jobs import study as study
     from tfresidual.jobs import training as training
 
-__all__ = ["depth_study", "probing", "run_folder", "settings", "study", "training"]
+__all__ = [
+    "building",
+    "data",
+    "depth_study",
+    "probing",
+    "run_folder",
+    "settings",
+    "study",
+    "training",
+]
 
 
 def __getattr__(name):

@@ -23,6 +23,15 @@ import tensorflow as tf
 
 from tfresidual import datasets, report, tuning
 from tfresidual.arguments import check_int, checked_path
+from tfresidual.jobs.building import (
+    build,
+    check_any_depth,
+    check_training_fits,
+    compile_for,
+    has_blocks_to_couple,
+    nothing_to_couple,
+)
+from tfresidual.jobs.data import prepare
 from tfresidual.jobs.probing import write_frames_and_figures
 from tfresidual.jobs.run_folder import (
     MODEL_FILE,
@@ -32,21 +41,7 @@ from tfresidual.jobs.run_folder import (
     refuse_other_settings,
     settings_of,
 )
-from tfresidual.jobs.settings import (
-    MOST_BLOCKS,
-    Settings,
-    build,
-    check,
-    check_any_depth,
-    check_training_fits,
-    compile_for,
-    describe,
-    has_blocks_to_couple,
-    nothing_to_couple,
-    prepare,
-    stages_of,
-    used,
-)
+from tfresidual.jobs.settings import MOST_BLOCKS, Settings, check, describe, stages_of, used
 from tfresidual.machine.console import say
 from tfresidual.machine.files import replacing, written
 from tfresidual.machine.locks import locked

@@ -11,6 +11,7 @@ import pandas as pd
 
 from tfresidual import datasets, sources
 from tfresidual.arguments import check_choice, check_int, checked_path
+from tfresidual.jobs.data import prepare
 from tfresidual.jobs.frames import (
     count_images,
     described,
@@ -18,7 +19,6 @@ from tfresidual.jobs.frames import (
     record,
     write_frames_and_figures,
 )
-from tfresidual.jobs.settings import prepare
 from tfresidual.jobs.targets import check_fit, folder_of, network_of, settings_for, whole_series
 from tfresidual.machine.console import say
 from tfresidual.machine.files import check_folder
@@ -71,7 +71,7 @@ def probe(
         splits: `"train"`, `"test"` or both.
         images: int, number of images of each split, rounded up to whole batches; by default all
             test images, and the same number of training images.
-        changes: dict of fields of `tfresidual.jobs.study.Settings` that describe the data.
+        changes: dict of fields of `tfresidual.jobs.settings.Settings` that describe the data.
         options: a `ProbeOptions`.
         console: a `rich.console.Console` for progress, or `None` for no output.
         pixels: format of the pixels, see `tfresidual.datasets.load`; for a network that was not

@@ -1,16 +1,14 @@
-"""The settings of a study, and the network, the data and the training that they describe."""
+"""The settings of a study: what they are, which can be used, what `None` stands for."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from typing import TYPE_CHECKING
 
-import keras
 import numpy as np
 
-from tfresidual import datasets, layers, networks, training
+from tfresidual import datasets, training
 from tfresidual.arguments import (
     check_bool,
     check_choice,
@@ -20,32 +18,22 @@ from tfresidual.arguments import (
     checked_path,
 )
 from tfresidual.datasets.description import sizes_of
-from tfresidual.datasets.image_file import array_datasets, open_file, reader_of
+from tfresidual.datasets.image_file import open_file
 from tfresidual.layers.shortcuts import get_shortcut
-from tfresidual.machine.backends import BACKEND
-from tfresidual.machine.console import say
-from tfresidual.machine.memory import TooLargeError, check_fits
-from tfresidual.networks import weight_groups
 from tfresidual.networks.residual_network import TRANSITIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from rich.console import Console
-
-    from tfresidual.datasets import ArrayDataset
     from tfresidual.types import (
         Anchor,
         BatchNorm,
         CouplingKernel,
-        Dataset,
         DatasetName,
         Layout,
-        Pixels,
         RecipeName,
         ShortcutName,
-        StrPath,
         Transition,
     )
 
@@ -266,152 +254,9 @@ def recipe_of(settings: Settings) -> training.Recipe:
     return training.recipe(settings.data if settings.recipe is None else settings.recipe)
 
 
-def build(settings: Settings, blocks: tuple[int, ...] | None = None) -> networks.ResidualNetwork:
-    """Returns the untrained network of a study.
-
-    Args:
-        settings: a `Settings`.
-        blocks: tuple of ints, the number of blocks of each stage, used instead of the setting
-            `depth`; only for networks that can have any depth.
-
-    Returns:
-        A `tfresidual.networks.ResidualNetwork`.
-
-    Raises:
-        ValueError: if a setting cannot be used.
-    """
-    description = describe(settings)
-    check_choice("network", settings.network, networks.PRESETS)
-    try:
-        keras.dtype_policies.get(settings.dtype)
-    except ValueError as error:
-        raise ValueError(
-            "Argument `dtype` must be a dtype policy of Keras, such as 'float32' or "
-            f"'mixed_bfloat16'. Received: dtype={settings.dtype!r}"
-        ) from error
-    share_from, batch_norm = settings.share_from, settings.batch_norm
-    if blocks is not None and share_from is not None and share_from >= max(blocks):
-        # A search begins with networks that are too shallow to share anything.
-        share_from, batch_norm = None, "shared"
-    kwargs: dict[str, Any] = {
-        "input_shape": description.input_shape,
-        "classes": description.classes,
-        "classifier_activation": "sigmoid" if description.multi_label else "softmax",
-        "layout": settings.layout,
-        "shortcut": _shortcut(settings),
-        "share_from": share_from,
-        "batch_norm": batch_norm,
-        "recurrent_initialization": settings.recurrent,
-        "lipschitz": settings.lipschitz,
-        "anchor": settings.anchor,
-        "dtype": settings.dtype,
-    }
-    if settings.gamma is not None:
-        kwargs["gamma_initializer"] = keras.initializers.Constant(settings.gamma)
-    if blocks is not None:
-        check_any_depth(settings)
-    kwargs |= _size(settings, blocks, description.input_shape)
-    if settings.network == "resnet" and blocks is not None:
-        return networks.ResidualNetwork(name="resnet", **kwargs)
-    try:
-        return getattr(networks, settings.network)(**kwargs)
-    except TooLargeError as error:
-        raise ValueError(
-            "Arguments `depth` and `width` must fit into the memory of this machine: the weights "
-            f"{error.amounts}. Received: depth={settings.depth!r}, width={settings.width!r}"
-        ) from error
-
-
-def _shortcut(settings):
-    """Returns the shortcut of a network's units, by name or, with settings of its own, a layer."""
-    given = {
-        argument: getattr(settings, name)
-        for name, (argument, _) in OF_SHORTCUTS.items()
-        if getattr(settings, name) is not None
-    }
-    if not given:
-        return settings.shortcut
-    config = get_shortcut(settings.shortcut).get_config()
-    return type(get_shortcut(settings.shortcut)).from_config(config | given)
-
-
-def _size(settings, blocks, input_shape):
-    """Returns the arguments of a network that determine its depth, its width and its stages.
-
-    Args:
-        settings: a `Settings`.
-        blocks: the number of blocks of each stage, or `None`, as in `build`.
-        input_shape: (height, width, channels) of one image.
-
-    Raises:
-        ValueError: if the settings give something to a network that has its own, or more stages
-            than can halve the images.
-    """
-    for name, having in OF_NETWORKS.items():
-        if settings.network not in having and getattr(settings, name) != getattr(Settings, name):
-            raise ValueError(
-                f"Argument `{name}` must not be given: {settings.network} has its own. Received: "
-                f"{name}={getattr(settings, name)!r}"
-            )
-    between = {} if settings.transition is None else {"transition": settings.transition}
-    if settings.network not in WIDTHS:
-        return between
-    width = settings.width or WIDTHS[settings.network]
-    if settings.network not in ANY_DEPTH:
-        return {"width": width, **between}
-    stages = stages_of(settings)
-    if between and stages == 1:
-        raise ValueError(
-            "Argument `transition` must not be given to a network of one stage: it is between two. "
-            f"Received: transition={settings.transition!r}, stages={settings.stages!r}"
-        )
-    rows, columns, _ = input_shape
-    # The largest power of two that divides both.
-    most = (math.gcd(rows, columns) & -math.gcd(rows, columns)).bit_length()
-    if stages > most:
-        raise ValueError(
-            f"Argument `stages` must be {most} or less for images of {rows}x{columns}: every stage "
-            f"but the first halves height and width. Received: stages={settings.stages!r}"
-        )
-    depth = settings.depth or DEPTHS[settings.network]
-    if settings.network == "resnet101":
-        return {"width": width, "stages": stages, "blocks": blocks or depth}
-    widths = tuple(width * 2**stage for stage in range(stages))
-    if settings.network == "hauser":
-        return {"widths": widths, "blocks": blocks or depth}
-    if blocks is not None:
-        return {"widths": widths, "blocks": blocks} | between
-    return {"widths": widths, "depth": depth} | between
-
-
 def stages_of(settings: Settings) -> int:
     """Returns the number of stages of a network that can have any number of them."""
     return settings.stages or STAGES
-
-
-def check_training_fits(network: networks.ResidualNetwork, settings: Settings) -> None:
-    """Raises a `ValueError` if training a network takes more memory than the machine has.
-
-    The estimate is a lower bound. It counts weights, gradients and momentum, and what every layer
-    keeps of a batch for the backward pass. A residual unit keeps at least three states and counts
-    as three.
-    """
-    train_size, _, _ = sizes_of(
-        settings.data, settings.train_size, settings.validation, settings.test_size
-    )
-    images = min(settings.batch_size, train_size)
-    bytes_each = 4 if network.compute_dtype == "float32" else 2
-    kept = sum(
-        math.prod(layer.output.shape[1:]) * (3 if isinstance(layer, layers.ResidualUnit) else 1)
-        for layer in network.layers
-    )
-    named = {"width": settings.width, "depth": settings.depth, "batch_size": settings.batch_size}
-    check_fits(
-        network.count_params() * 4 * 3 + images * kept * bytes_each,
-        f"Arguments {', '.join(f'`{name}`' for name in named)} must fit into the memory of this "
-        "machine: the training",
-        ", ".join(f"{name}={value!r}" for name, value in named.items()),
-    )
 
 
 def used(settings: Settings) -> dict[str, Any]:
@@ -453,149 +298,3 @@ def used(settings: Settings) -> dict[str, Any]:
         for name, value in values.items()
         if value is not None and name not in without_effect
     }
-
-
-def compile_for(network: networks.ResidualNetwork, settings: Settings, steps: int) -> str:
-    """Compiles a network for the training of a study.
-
-    Args:
-        network: the network that `build` returned.
-        settings: a `Settings`.
-        steps: int, optimizer steps per epoch.
-
-    Returns:
-        The name of the metric.
-    """
-    coupling: dict[str, Any] = {}
-    # A search begins with networks that are too shallow to couple anything.
-    if settings.coupling is not None and has_blocks_to_couple(network, settings):
-        coupling = {
-            "coupling": settings.coupling,
-            "kernel": settings.kernel,
-            "first_block": settings.coupling_from,
-        }
-    return training.compile_network(
-        network,
-        recipe_of(settings).name,
-        settings.epochs,
-        steps,
-        describe(settings).multi_label,
-        **coupling,
-    )
-
-
-def has_blocks_to_couple(network: networks.ResidualNetwork, settings: Settings) -> bool:
-    """Returns whether a network has two blocks that the coupling of the settings couples."""
-    blocks = weight_groups.blocks_of(network.trainable_variables)
-    groups = weight_groups.groups_of(blocks, settings.coupling_from)
-    return any(len(group.variables) > 1 for group in groups)
-
-
-def nothing_to_couple(settings: Settings, where: str) -> ValueError:
-    """Returns the error for a coupling that has no two blocks to couple.
-
-    Args:
-        settings: a `Settings` with a coupling.
-        where: str, the argument that determines the network, as `name=value`.
-    """
-    return ValueError(
-        "Argument `coupling` must be used with a network that has at least two blocks to couple "
-        "in a stage: blocks from `coupling_from` on that keep the shape of the state. Received: "
-        f"coupling={settings.coupling!r}, coupling_from={settings.coupling_from!r}, {where}"
-    )
-
-
-def check_any_depth(settings: Settings) -> None:
-    """Raises a `ValueError` unless the stages of the network can have any number of blocks."""
-    if settings.network not in ANY_DEPTH:
-        raise ValueError(
-            f"Argument `network` must be one of {', '.join(map(repr, ANY_DEPTH))} for a depth "
-            f"search. Received: network={settings.network!r}"
-        )
-    if settings.depth is not None:
-        raise ValueError(
-            "Argument `depth` must not be given for a depth search. Received: "
-            f"depth={settings.depth!r}"
-        )
-
-
-def prepare(
-    settings: Settings | None = None,
-    console: Console | None = None,
-    download: bool = False,
-    pixels: Pixels = "standardized",
-) -> tuple[Dataset, Dataset, Dataset] | tuple[ArrayDataset, ArrayDataset, ArrayDataset]:
-    """Loads the data of a study; Digitclutter is generated if it is not on the disk.
-
-    Args:
-        settings: a `Settings`, by default those of the embedded study.
-        console: a `rich.console.Console` for progress, or `None` for no output.
-        download: whether tensorflow-datasets may download missing data.
-        pixels: format of the pixels, see `tfresidual.datasets.load`.
-
-    Returns:
-        A tuple `(train, validation, test)` of `tf.data.Dataset` on TensorFlow, and of
-        `tfresidual.datasets.ArrayDataset` on other backends.
-
-    Raises:
-        ValueError: if a setting cannot be used, or `data_file` is damaged or does not hold the
-            images of the settings.
-        FileNotFoundError: if the dataset is not on the disk.
-    """
-    settings = settings or Settings()
-    check(settings)
-    say(console, f"preparing {settings.data}")
-    sizes = sizes_of(settings.data, settings.train_size, settings.validation, settings.test_size)
-    if settings.data_file is not None:
-        file = open_file(settings.data_file)
-        read = reader_of(file, settings.data, settings.digits, *sizes)
-    else:
-        loading = _loading(settings.data_dir)
-        read = loading.reader(settings.data, settings.digits, sizes, settings.data_dir, download)
-    batched = array_datasets
-    if BACKEND == "tensorflow":
-        batched = _loading(settings.data_dir).pipelines
-    return batched(
-        read,
-        settings.data,
-        digits=settings.digits,
-        batch_size=settings.batch_size,
-        # A recipe with augmentation leaves the choice to the dataset: digits are not augmented.
-        augment=None if recipe_of(settings).augment else False,
-        shuffle=True,
-        seed=settings.seed,
-        pixels=pixels,
-    )
-
-
-def write_file(
-    settings: Settings, path: StrPath, console: Console | None = None, download: bool = False
-) -> None:
-    """Writes the data of a study into one file, see `tfresidual.datasets.save`."""
-    check(settings)
-    say(console, f"preparing {settings.data}")
-    _loading(settings.data_dir).save(
-        path,
-        settings.data,
-        digits=settings.digits,
-        train_size=settings.train_size,
-        validation=settings.validation,
-        test_size=settings.test_size,
-        data_dir=settings.data_dir,
-        download=download,
-    )
-
-
-def _loading(data_dir):
-    """Returns the module that reads the files of tensorflow-datasets, with TensorFlow."""
-    try:
-        from tfresidual.datasets import loading
-    except ModuleNotFoundError as error:
-        if error.name not in ("tensorflow", "tensorflow_datasets"):
-            raise
-        raise ValueError(
-            "Images are read from the files of tensorflow-datasets only where it and TensorFlow "
-            "are installed. Elsewhere, the setting data_file (--data-file) must name a file that "
-            f"`tfresidual data NAME --to FILE.npz` wrote. Received: data_dir={data_dir!r}"
-        ) from error
-    return loading

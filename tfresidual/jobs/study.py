@@ -1,6 +1,6 @@
 """The main job: trains a network, probes it, and writes all results into one folder.
 
-`train`, of `tfresidual.jobs.training`, does the first part, `run` everything.
+`tfresidual.jobs.training.train` does the first part alone.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tfresidual.jobs.frames import (
     write_frames_and_figures,
 )
 from tfresidual.jobs.run_folder import MODEL_FILE, read_settings
-from tfresidual.jobs.settings import Settings, build, check, prepare, used
-from tfresidual.jobs.training import IMAGES_PER_EPOCH, batches_of, train, train_locked
+from tfresidual.jobs.settings import Settings, check, used
+from tfresidual.jobs.training import IMAGES_PER_EPOCH, batches_of, train_locked
 from tfresidual.machine.console import say
 from tfresidual.machine.locks import locked
 from tfresidual.plots.style import RIGHT, WRONG
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tfresidual.types import StrPath
-
-__all__ = ["Settings", "build", "prepare", "run", "train"]
 
 EXAMPLES = 16
 # Training images that are probed after training: the default size of the test set.

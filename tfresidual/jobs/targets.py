@@ -97,7 +97,7 @@ def settings_for(target, path, changes):
     unknown = set(changes) - {field.name for field in dataclasses.fields(Settings)}
     if unknown:
         raise ValueError(
-            "Argument `changes` must hold fields of `tfresidual.jobs.study.Settings`. "
+            "Argument `changes` must hold fields of `tfresidual.jobs.settings.Settings`. "
             f"Received: {', '.join(map(repr, sorted(unknown)))}"
         )
     changes = completed

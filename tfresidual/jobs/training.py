@@ -11,18 +11,16 @@ import keras
 
 from tfresidual import datasets, training
 from tfresidual.arguments import checked_path
-from tfresidual.jobs.run_folder import claim, refuse_other_backend, refuse_other_settings
-from tfresidual.jobs.settings import (
-    Settings,
+from tfresidual.jobs.building import (
     build,
-    check,
     check_training_fits,
     compile_for,
-    describe,
     has_blocks_to_couple,
     nothing_to_couple,
-    prepare,
 )
+from tfresidual.jobs.data import prepare
+from tfresidual.jobs.run_folder import claim, refuse_other_backend, refuse_other_settings
+from tfresidual.jobs.settings import Settings, check, describe
 from tfresidual.machine.backends import BACKEND
 from tfresidual.machine.console import say
 from tfresidual.machine.locks import locked
