@@ -103,7 +103,8 @@ class Entry:
     Attributes:
         id: such as `"II-2"`, `"IM-T1"`.
         asks: the question it answers, one sentence.
-        networks: function from a size to the `Network`s it needs.
+        networks: function from a size to the `Network`s it needs; none at sizes at which it does
+            not exist.
         measures: functions from a `Trained` to a frame; their names are those of the frames.
         draw: function from a dict of frames to a figure, a table, or a dict of these by name.
     """
@@ -123,15 +124,18 @@ class Entry:
         """Returns the rows of its networks in the frames of its paper, with their labels.
 
         Raises:
-            MissingError: if a network has no rows in a frame.
+            MissingError: if a network has no rows in a frame, or there are none at this size.
         """
         networks = {network.name: network for network in self.networks(size)}
+        if not networks:
+            raise MissingError(f"no networks at size {size}")
         parts = {}
         for measure in self.measures:
             frame = frames.get(measure.__name__, pd.DataFrame({"name": []}))
             missing = sorted(set(networks) - set(frame["name"]))
             if missing:
-                raise MissingError(measure.__name__, missing)
+                some = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+                raise MissingError(f"no `{measure.__name__}` of {len(missing)} networks ({some})")
             # In the order of the networks, which is that of the figures.
             labels = pd.DataFrame([{"name": name, **n.labels} for name, n in networks.items()])
             parts[measure.__name__] = labels.merge(frame, on="name")
@@ -145,11 +149,7 @@ class Entry:
 
 
 class MissingError(Exception):
-    """Networks were not trained, or not measured."""
-
-    def __init__(self, frame, networks):
-        some = ", ".join(networks[:3]) + (", ..." if len(networks) > 3 else "")
-        super().__init__(f"no `{frame}` of {len(networks)} networks ({some})")
+    """Networks were not trained, or not measured, or do not exist at a size."""
 
 
 @dataclasses.dataclass(frozen=True)

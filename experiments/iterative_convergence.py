@@ -18,7 +18,7 @@ from inverse_problem import (
 )
 from measures import clocked, history, indices, route_errors, summary, weights
 
-from tfresidual import plots
+from tfresidual import plots, training
 from tfresidual.jobs.settings import Settings
 
 MU = 0.95
@@ -43,7 +43,6 @@ COMMON = {
     "small": {"epochs": 4, "train_size": 12_000, "test_size": 5000},
     "paper": {"validation": 5000},
 }
-EPOCHS = {"cifar10": 400, "cifar100": 200, "mnist": 400, "digitclutter": 400}
 # The data sets of figures 3b and 13, by name: changes of the settings.
 DATA = {
     "CIFAR-10": {"data": "cifar10"},
@@ -53,6 +52,12 @@ DATA = {
     "CIFAR-10, few": {"data": "cifar10", "train_size": 2048},
     "MNIST": {"data": "mnist", "stages": 1},
     "CIFAR-100": {"data": "cifar100"},
+}
+# The same with the other recipe that appendix A.4 prints for Digitclutter, of 200 epochs.
+OTHER_RECIPE = {
+    f"{name}, 200 epochs": changes | {"recipe": "digitclutter_200"}
+    for name, changes in DATA.items()
+    if "digits" in changes
 }
 # Errors of guessing.
 CHANCE = {
@@ -79,12 +84,13 @@ BOUNDS = {
 def network(size, seed, coupling, width, data="CIFAR-10", bounds="standard", variation="standard"):
     """A network of the paper."""
     strength, recurrent = COUPLINGS[coupling]
-    changes = DATA[data] | BOUNDS[bounds] | VARIATIONS[variation]
+    changes = (DATA | OTHER_RECIPE)[data] | BOUNDS[bounds] | VARIATIONS[variation]
     if "coupling_from" in changes:
         changes["coupling_from"] = LATE[size]
     common = dict(COMMON[size])
     if size == "paper":
-        common["epochs"] = EPOCHS[changes.get("data", "digitclutter")]
+        recipe = changes.get("recipe", changes.get("data", "digitclutter"))
+        common["epochs"] = training.recipe(recipe).epochs
         common |= {"train_size": 100_000} if "digits" in changes else {}
     elif "train_size" in changes:
         # As many steps as with all images.
@@ -194,6 +200,20 @@ def other_data(size, seed):
     return [
         network
         for data in names
+        for network in every(size, seed, widths=some_widths(size), data=data)
+    ]
+
+
+@over_seeds(SEEDS)
+def other_recipe(size, seed):
+    """Networks on Digitclutter with both recipes that the paper prints; not at size `small`."""
+    if size == "small":
+        return []
+    names = list(OTHER_RECIPE) if size == "paper" else list(OTHER_RECIPE)[:1]
+    return [
+        network
+        for name in names
+        for data in (name.removesuffix(", 200 epochs"), name)
         for network in every(size, seed, widths=some_widths(size), data=data)
     ]
 
@@ -429,6 +449,16 @@ def properly(frames):
 def errors_of_data(frames):
     frame = frames["summary"].rename(columns={"data": "dataset"})
     return plots.error_of_runs(frame, panels="dataset")
+
+
+@entry(
+    "IC-A4",
+    "Digitclutter with the two recipes that the paper prints: does the effect of coupling change?",
+    other_recipe,
+    [summary],
+)
+def errors_of_recipes(frames):
+    return errors_of_data(frames)
 
 
 # Statements

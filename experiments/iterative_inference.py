@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -122,6 +123,40 @@ def of_table(size, seed):
     ]
 
 
+@over_seeds(SEEDS)
+def pooled(size, seed):
+    """Pooling between the stages by the mean and by the maximum, and ResNet-110.
+
+    The paper trained the network with max pooling without showing it (section 3): it is more like
+    the ResNet. Not at size `small`.
+    """
+    if size == "small":
+        return []
+    average = {"network": "avg_pooling", "width": WIDTHS[size]}
+    return [
+        resnet(size, 110, seed),
+        network(size, "avg_pooling", seed, **average),
+        network(size, "max_pooling", seed, is_watched=False, transition="max_pooling", **average),
+    ]
+
+
+def on_cifar100(size):
+    """The four networks of section 4 on CIFAR-100; Digitclutter stands for it at size `smoke`."""
+    if size == "small":
+        return []
+    found = published(size)
+    if size == "smoke":
+        return found
+    return [
+        dataclasses.replace(
+            one,
+            name=one.name.replace("-seed", "-cifar100-seed"),
+            settings=dataclasses.replace(one.settings, data="cifar100"),
+        )
+        for one in found
+    ]
+
+
 def of_networks(frame, names):
     """Returns the rows of networks, by label."""
     return frame[frame["network"].isin(names)]
@@ -145,12 +180,12 @@ def cases(frame, function, names=DEEP):
     published,
     [block_metrics, summary],
 )
-def l2_ratio(frames):
+def l2_ratio(frames, data=""):
     return panels(
         in_a_row(frames["block_metrics"]),
         "place",
         "l2_ratio",
-        "l2 ratio of every block",
+        "l2 ratio of every block" + data,
         panel="network",
         dash="split",
         stages=True,
@@ -161,12 +196,12 @@ def l2_ratio(frames):
 
 
 @entry("II-3", "What does the network lose with one block less?", published, [drop_blocks, summary])
-def dropped(frames):
+def dropped(frames, data=""):
     return panels(
         in_a_row(frames["drop_blocks"]),
         "place",
         "error",
-        "Error without one block",
+        "Error without one block" + data,
         panel="network",
         stages=True,
         below="block dropped",
@@ -178,12 +213,12 @@ def dropped(frames):
 @entry(
     "II-4", "Does every block lower the loss, to first order?", published, [block_metrics, summary]
 )
-def cosine_loss(frames):
+def cosine_loss(frames, data=""):
     return panels(
         in_a_row(frames["block_metrics"]),
         "place",
         "cosine_loss",
-        "Cosine between what a block adds and the gradient of the loss",
+        "Cosine between what a block adds and the gradient of the loss" + data,
         panel="network",
         dash="split",
         stages=True,
@@ -239,20 +274,30 @@ def by_block(frame):
     published,
     [by_epoch, summary],
 )
-def readout_over_epochs(frames):
-    frame = last_stage(frames["by_epoch"])
+def readout_over_epochs(frames, data=""):
+    return over_epochs(
+        frames["by_epoch"],
+        "accuracy",
+        "Accuracy of the head after each block of the last stage" + data,
+        percent=True,
+        beside="validation accuracy",
+    )
+
+
+def over_epochs(frame, column, title, **kwargs):
+    """Draws a metric of the blocks of the last stage over the epochs, on validation images."""
+    frame = last_stage(frame)
     frame = frame[frame["split"] == "validation"].assign(accuracy=1 - frame["readout_error"])
     return panels(
         by_block(frame),
         "epoch",
-        "accuracy",
-        "Accuracy of the head after each block of the last stage",
+        column,
+        title,
         panel="network",
         line="block",
         coloured=True,
-        percent=True,
         below="epoch",
-        beside="validation accuracy",
+        **kwargs,
     )
 
 
@@ -442,29 +487,62 @@ def errors(frames):
     "II-18", "Do shared networks show the same trends over training?", shared, [by_epoch, summary]
 )
 def trends(frames):
-    frame = last_stage(of_networks(frames["by_epoch"], ["ResNet-110", "110 naive", "110 UBN"]))
-    frame = frame[frame["split"] == "validation"].assign(accuracy=1 - frame["readout_error"])
-    frame = by_block(frame)
-    draw = functools.partial(
-        panels, frame, "epoch", panel="network", line="block", coloured=True, below="epoch"
-    )
+    frame = of_networks(frames["by_epoch"], ["ResNet-110", "110 naive", "110 UBN"])
     return {
-        "cosine": draw(
-            y="cosine_loss",
-            title="Cosine loss of the last stage over the epochs",
-            beside="cosine loss",
-            zero=True,
-        ),
-        "l2_ratio": draw(
-            y="l2_ratio", title="l2 ratio of the last stage over the epochs", beside="|F| / |h|"
-        ),
-        "readout": draw(
-            y="accuracy",
-            title="Accuracy after each block of the last stage",
-            beside="accuracy",
+        "cosine": cosine_over_epochs({"by_epoch": frame}),
+        "l2_ratio": l2_ratio_over_epochs({"by_epoch": frame}),
+        "readout": over_epochs(
+            frame,
+            "accuracy",
+            "Accuracy after each block of the last stage",
             percent=True,
+            beside="accuracy",
         ),
     }
+
+
+def cosine_over_epochs(frames, data=""):
+    """Draws the cosine loss of the last stage over the epochs."""
+    title = "Cosine loss of the last stage over the epochs" + data
+    return over_epochs(frames["by_epoch"], "cosine_loss", title, beside="cosine loss", zero=True)
+
+
+def l2_ratio_over_epochs(frames, data=""):
+    """Draws the l2 ratio of the last stage over the epochs."""
+    title = "l2 ratio of the last stage over the epochs" + data
+    return over_epochs(frames["by_epoch"], "l2_ratio", title, beside="|F| / |h|")
+
+
+@entry(
+    "II-M",
+    "Is a network with max pooling between its stages more like a ResNet?",
+    pooled,
+    [block_metrics, drop_blocks, summary],
+)
+def max_pooling(frames):
+    return {
+        "l2_ratio": l2_ratio(frames),
+        "cosine": cosine_loss(frames),
+        "dropped": dropped(frames),
+    }
+
+
+for _figure, _asks, _measure, _draw in (
+    (10, "does every block lower the loss, to first order?", block_metrics, cosine_loss),
+    (11, "how far does every block move the state, relative to its size?", block_metrics, l2_ratio),
+    (12, "what does the network lose with one block less?", drop_blocks, dropped),
+    (
+        15,
+        "how does the cosine of the last blocks change in training?",
+        by_epoch,
+        cosine_over_epochs,
+    ),
+    (16, "how does their l2 ratio change in training?", by_epoch, l2_ratio_over_epochs),
+    (17, "how does the accuracy of the head rise?", by_epoch, readout_over_epochs),
+):
+    entry(f"II-{_figure}", f"On CIFAR-100: {_asks}", on_cifar100, [_measure, summary])(
+        functools.partial(_draw, data=", CIFAR-100")
+    )
 
 
 # Statements
@@ -915,7 +993,7 @@ def _(frames):
 
 @statement(
     "II-C",
-    "II-2",
+    "II-10",
     "fig. 10-12, 15-17",
     "The same figures on CIFAR-100",
     "",

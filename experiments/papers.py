@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import functools
 import os
 import subprocess
 import sys
@@ -171,6 +172,7 @@ def listed(arguments):
             state = "frames kept"
         except catalogue.MissingError:
             state = f"{len(networks) - len(left)} of {len(networks)} networks"
+            state = state if networks else "not at this size"
         decides = ", ".join(s.id for s in catalogue.STATEMENTS.values() if s.entry == one.id)
         print(f"{one.id:8} {state:20} {one.asks}" + (f" [{decides}]" if decides else ""))
 
@@ -210,7 +212,6 @@ def run(arguments):
 def described(key, network, seconds):
     """Returns a line on a training: its network, its length and its schedule."""
     from tfresidual.datasets.description import sizes_of
-    from tfresidual.jobs.building import build
     from tfresidual.jobs.settings import recipe_of
 
     settings = network.settings
@@ -226,9 +227,24 @@ def described(key, network, seconds):
         for first, rate in recipe.rates
     )
     return (
-        f"{'/'.join(key)}: {build(settings).count_params():,} parameters, {settings.epochs} epochs "
+        f"{'/'.join(key)}: {parameters_of(settings):,} parameters, {settings.epochs} epochs "
         f"of {steps} steps of {settings.batch_size} images, rate {rates}; {seconds / 60:.0f} min"
     )
+
+
+def parameters_of(settings):
+    """Returns the number of parameters of a network, which is built once for all its trainings."""
+    # What changes the training and not the network.
+    training = {"seed": 0, "recipe": None, "epochs": 1, "coupling": None, "recurrent": False}
+    training |= {"kernel": "uniform", "coupling_from": 0, "train_size": None}
+    return _count(dataclasses.replace(settings, **training))
+
+
+@functools.cache
+def _count(settings):
+    from tfresidual.jobs.building import build
+
+    return build(settings).count_params()
 
 
 def run_all(keys, seconds, arguments):

@@ -1,5 +1,6 @@
 """The catalogue: which networks it trains, what it says of them, and the page of statements."""
 
+import dataclasses
 import os
 import pathlib
 import subprocess
@@ -19,13 +20,15 @@ from tfresidual.jobs.settings import Settings, check
 papers.load()
 EXPERIMENTS = pathlib.Path(papers.__file__).parent
 SIZES = papers.SIZES
+# Entries without networks at the size `small`: choices and data for which there is no time there.
+NOT_SMALL = {"II-M", *(f"II-{figure}" for figure in (10, 11, 12, 15, 16, 17)), "IC-A4"}
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", catalogue.ENTRIES)
 def test_networks_can_be_trained_and_have_names_of_their_own(name, size):
     networks, measures = papers.networks_of([catalogue.ENTRIES[name]], size)
-    assert networks
+    assert bool(networks) == (size != "small" or name not in NOT_SMALL)
     assert all(measures.values())
     for network in networks.values():
         if isinstance(network.settings, Settings):
@@ -44,6 +47,9 @@ PUBLISHED = {
         "single_representation-seed0": 1_829_210,
         "avg_pooling-seed0": 12_201_310,
         "wide-seed0": 45_732_842,
+        "max_pooling-seed0": 12_201_310,
+        # The published 1,740,516 that are trained, and the moving statistics.
+        "ResNet-110-cifar100-seed0": 1_740_516 + 4 * 2024,
     },
     "IM": {"110_layers-full_preactivation-seed0": 1_742_762},
 }
@@ -55,6 +61,25 @@ PUBLISHED = {
 def test_networks_of_the_size_paper_have_the_published_counts(paper, name):
     networks, _ = papers.networks_of(catalogue.entries_of(paper), "paper")
     assert build(networks[paper, name].settings).count_params() == PUBLISHED[paper][name]
+
+
+def test_choices_of_the_papers_at_their_size():
+    networks, _ = papers.networks_of(list(catalogue.ENTRIES.values()), "paper")
+    pooled = networks["II", "max_pooling-seed0"].settings
+    average = networks["II", "avg_pooling-seed0"].settings
+    assert dataclasses.replace(pooled, transition=None) == average
+    assert pooled.transition == "max_pooling"
+    usual = networks["IC", "Digitclutter-5-ordinary-width_16-seed_0"].settings
+    other = networks["IC", "Digitclutter-5_200_epochs-ordinary-width_16-seed_0"].settings
+    assert (usual.epochs, other.epochs, other.recipe) == (400, 200, "digitclutter_200")
+    assert dataclasses.replace(other, epochs=400, recipe=None) == usual
+    wide = networks["II", "wide-cifar100-seed0"].settings
+    assert (wide.data, wide.recipe, wide.epochs) == ("cifar100", "wide", 100)
+
+
+def test_an_entry_that_does_not_exist_at_a_size():
+    with pytest.raises(catalogue.MissingError, match="no networks at size small"):
+        catalogue.ENTRIES["II-M"].pictures({}, "small")
 
 
 def test_every_statement_says_what_its_effect_is_or_why_there_is_none():
