@@ -120,13 +120,19 @@ class Entry:
         """The short name of the paper."""
         return self.id.partition("-")[0]
 
-    def select(self, frames, size):
+    def select(self, frames, size, about=None):
         """Returns the rows of its networks in the frames of its paper, with their labels.
+
+        Args:
+            frames: dict of the frames of the paper.
+            size: name of a size.
+            about: function from the networks to those whose rows are returned, or `None` for all.
 
         Raises:
             MissingError: if a network has no rows in a frame, or there are none at this size.
         """
-        networks = {network.name: network for network in self.networks(size)}
+        found = self.networks(size)
+        networks = {one.name: one for one in (found if about is None else about(found))}
         if not networks:
             raise MissingError(f"no networks at size {size}")
         parts = {}
@@ -178,6 +184,8 @@ class Statement:
         says: the statement.
         effect: what the effect of its cases is, with its unit.
         cases: function from the frames of the entry to `Case`s.
+        about: function from the networks of the entry to those that decide it, the only ones whose
+            rows `cases` is given; `None` if all do.
         differs: what differs from the paper's setting, besides the size.
         cannot: why no verdict can be computed, or `None`.
     """
@@ -188,6 +196,7 @@ class Statement:
     says: str
     effect: str
     cases: Callable[[dict[str, pd.DataFrame]], Iterable[Case]]
+    about: Callable[[list[Network]], list[Network]] | None = None
     differs: str = ""
     cannot: str | None = None
 
@@ -195,6 +204,15 @@ class Statement:
     def paper(self):
         """The short name of the paper."""
         return self.id.partition("-")[0]
+
+    def networks(self, size):
+        """Returns the networks that decide it."""
+        found = ENTRIES[self.entry].networks(size)
+        return found if self.about is None else self.about(found)
+
+    def judged(self, frames, size):
+        """Returns its cases, from the frames of its paper; raises the error of `Entry.select`."""
+        return list(self.cases(ENTRIES[self.entry].select(frames, size, self.about)))
 
 
 ENTRIES: dict[str, Entry] = {}
@@ -213,7 +231,7 @@ def entry(id, asks, networks, measures):
     return add
 
 
-def statement(id, entry, place, says, effect, differs="", cannot=None):
+def statement(id, entry, place, says, effect, differs="", cannot=None, about=None):
     """Decorator: adds a statement, whose cases the function returns."""
 
     def add(cases):
@@ -222,10 +240,27 @@ def statement(id, entry, place, says, effect, differs="", cannot=None):
                 "Argument `id` must be new and `entry` the id of an entry. Received: "
                 f"id={id!r}, entry={entry!r}"
             )
-        STATEMENTS[id] = Statement(id, entry, place, says, effect, cases, differs, cannot)
+        STATEMENTS[id] = Statement(id, entry, place, says, effect, cases, about, differs, cannot)
         return cases
 
     return add
+
+
+def those(**labels):
+    """Returns a function from networks to those whose labels have one of some values.
+
+    Args:
+        **labels: the values, by the name of the label.
+    """
+
+    def chosen(networks):
+        return [
+            one
+            for one in networks
+            if all(one.labels[label] in values for label, values in labels.items())
+        ]
+
+    return chosen
 
 
 def over_seeds(seeds):

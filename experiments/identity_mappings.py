@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from catalogue import Network, Untrained, cases_of, entry, per_seed, statement
+from catalogue import Network, Untrained, cases_of, entry, per_seed, statement, those
 from drawing import in_a_row, panels, table
 from measures import clocked, first_signal, history, summary
 
@@ -218,6 +218,7 @@ def _(frames):
     "error of the shortcut-only gate at bias 0 minus that at -6, in points; holds if that "
     "is over 2, -6 is within 1 point of identity, and the biases of exclusive gates differ "
     "by over 2",
+    about=those(network=["identity", *(name for name in SHORTCUTS if "gate" in name)]),
 )
 def _(frames):
     errors = 100 * pivot(frames["summary"], "error")
@@ -300,6 +301,7 @@ def _(frames):
     "factor per block of the gradient through scaled shortcuts, mean over the blocks of the last "
     "stage that keep the shape; holds if "
     "within 0.01 of 0.5, that of identity within 0.01 of 1, and its states are the sums to 0.001",
+    about=those(network=["identity", "scaled 0.5, branch 1"]),
 )
 def _(frames):
     frame = frames["first_signal"].query("split == 'train'")

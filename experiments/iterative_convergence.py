@@ -6,7 +6,7 @@ import functools
 import math
 
 import numpy as np
-from catalogue import Case, Network, cases_of, entry, over_seeds, statement
+from catalogue import Case, Network, cases_of, entry, over_seeds, statement, those
 from drawing import panels, table
 from inverse_problem import (
     KINDS,
@@ -481,6 +481,7 @@ def by_setting(frame, column, keys=("width", "seed")):
     "ResNets; holds if between 0.7 and 1.3, at least 80 % of their blocks lead closer and "
     "under 70 % of the feed-forward network's, and a dropped block moves their estimate "
     "less than a tenth of what it moves the feed-forward network's",
+    about=those(network=[name for name in KINDS if name != "algorithm"]),
 )
 def _(frames):
     found = []
@@ -665,9 +666,10 @@ def _(frames):
     "index around 1",
     "largest divergence index over the couplings; holds if under 0.1, all convergence "
     "indices are over 0.7 and all recurrence indices within 0.1 of 1",
+    about=those(bounds=["improperly convergent"]),
 )
 def _(frames):
-    frame = runs(frames).query("bounds != 'standard'")
+    frame = runs(frames)
     convergence, recurrence = by_setting(frame, "convergence"), by_setting(frame, "recurrence")
     return cases_of(
         by_setting(frame, "divergence"),
@@ -702,10 +704,11 @@ def _(frames):
     "rank correlation of the coupling and the mean training error over the epochs; holds if "
     "over 0.7, and that of the validation error is too",
     "The figure has no statement of its own; this is what it shows.",
+    about=those(initialization=["recurrent"]),
 )
 def _(frames):
     found = []
-    for seed, rows in frames["history"].query("initialization == 'recurrent'").groupby("seed"):
+    for seed, rows in frames["history"].groupby("seed"):
         means = rows.groupby("coupling")[["train_error", "error"]].mean().reset_index()
         ranks = means.corr("spearman")["coupling"]
         holds = ranks["train_error"] > 0.7 and ranks["error"] > 0.7
@@ -772,6 +775,7 @@ def of_variations(frame, column="error"):
     "gamma 0.1 improves coupling 0.9 and no other",
     "error at coupling 0.9 without minus with gamma 0.1, in points; holds if positive, and "
     "negative at every other coupling",
+    about=those(variation=["standard", "gamma 0.1"]),
 )
 def _(frames):
     table = 100 * of_variations(frames["summary"])
@@ -784,6 +788,12 @@ def _(frames):
     return cases_of(table, judged)
 
 
+def with_triangular_kernel(networks):
+    """Returns the networks with the triangular kernel, and those they are compared with."""
+    compared = those(variation=["standard"], setting=["ordinary", *COUPLED[:-1]])
+    return [*compared(networks), *those(variation=["triangular"])(networks)]
+
+
 @statement(
     "IC-8b",
     "IC-8",
@@ -793,6 +803,7 @@ def _(frames):
     "smallest gain over the uniform kernel at 0.5 and 0.9, in points; holds if positive and "
     "no triangular network is better than coupling 0",
     "At coupling 1 both kernels are the same.",
+    about=with_triangular_kernel,
 )
 def _(frames):
     table = 100 * of_variations(frames["summary"])
@@ -813,6 +824,10 @@ def _(frames):
     "1 and 0.1",
     "smallest gain over coupling from block 0, in points; holds if positive and no late "
     "coupling is better than none",
+    about=those(
+        variation=["standard", "gamma 0.1", "late", "late, gamma 0.1"],
+        setting=["ordinary", *COUPLED],
+    ),
 )
 def _(frames):
     table = 100 * of_variations(frames["summary"])
@@ -834,6 +849,7 @@ def _(frames):
     "In these variations coupling raises the convergence index and lowers the divergence index",
     "smallest rise of the convergence index from coupling 0.5 to 0.9 over the variations; "
     "holds if positive, and the divergence index falls in all",
+    about=those(variation=list(VARIATIONS)[1:], setting=["coupling 0.5", "coupling 0.9"]),
 )
 def _(frames):
     frame = runs(frames)

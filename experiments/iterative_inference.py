@@ -7,7 +7,7 @@ import functools
 
 import numpy as np
 import pandas as pd
-from catalogue import Case, Network, cases_of, entry, over_seeds, per_seed, statement
+from catalogue import Case, Network, cases_of, entry, over_seeds, per_seed, statement, those
 from drawing import in_a_row, panels, table
 from measures import (
     SCALE,
@@ -35,6 +35,7 @@ STRATEGIES = {
     "statistics, gamma 0.1": {"batch_norm": "unshared_statistics", "gamma": 0.1},
     "UBN": {"batch_norm": "unshared"},
 }
+SHARED = [f"110 {strategy}" for strategy in STRATEGIES]
 # Blocks per stage that stand for the paper's ResNets, by the paper's number of layers, and the
 # number of blocks after which they are shared. With UBN, 146 and 182 layers have the parameters
 # of 38.
@@ -162,10 +163,10 @@ def of_networks(frame, names):
     return frame[frame["network"].isin(names)]
 
 
-def cases(frame, function, names=DEEP):
+def cases(frame, function):
     """Returns the cases of a function `(rows of a network and seed) -> (holds, effect)`."""
     found = []
-    for (label, seed), rows in of_networks(frame, names).groupby(["network", "seed"], sort=False):
+    for (label, seed), rows in frame.groupby(["network", "seed"], sort=False):
         holds, effect = function(rows)
         found.append(Case(bool(holds), float(effect), f"{label}, seed {seed}"))
     return found
@@ -453,10 +454,9 @@ def gradient_ratios(frames, names):
     [history, by_epoch, first_signal, summary],
 )
 def ablation(frames):
-    names = [f"110 {strategy}" for strategy in STRATEGIES]
-    last = last_states(of_networks(frames["by_epoch"], names))
+    last = last_states(of_networks(frames["by_epoch"], SHARED))
     return {
-        "errors": error_curves(frames, names),
+        "errors": error_curves(frames, SHARED),
         "states": panels(
             last,
             "epoch",
@@ -561,6 +561,7 @@ def spearman(frame, one, other):
     "ratio, and the ratio falls monotonically with the block",
     "largest l2 ratio of the first block over the largest of the others; holds if over 1.5 "
     "and the rank correlation of block and ratio is under -0.7",
+    about=those(network=("single_representation", "avg_pooling")),
 )
 def _(frames):
     frame = in_a_row(frames["block_metrics"].query("split == 'test'"))
@@ -570,7 +571,7 @@ def _(frames):
         ratio = first / rows.loc[rows["place"] > 0, "l2_ratio"].max()
         return ratio > 1.5 and spearman(rows, "place", "l2_ratio") < -0.7, ratio
 
-    return cases(frame, judged, ("single_representation", "avg_pooling"))
+    return cases(frame, judged)
 
 
 @statement(
@@ -607,7 +608,7 @@ def _(frames):
         difference = ((pair["train"] - pair["test"]).abs() / pair["test"]).mean()
         return difference < 0.05, difference
 
-    return cases(frames["block_metrics"], judged, DEEP)
+    return cases(frames["block_metrics"], judged)
 
 
 def way_to_chance(rows, error):
@@ -624,6 +625,7 @@ def way_to_chance(rows, error):
     "dropping most later ones costs little",
     "share of the way from the network's error to chance, first block dropped; holds if "
     "over 0.5, and the median over the other blocks is under 0.1",
+    about=those(network=("single_representation", "avg_pooling")),
 )
 def _(frames):
     frame = in_a_row(frames["drop_blocks"])
@@ -633,7 +635,7 @@ def _(frames):
         first = way[rows["place"] == 0].item()
         return first > 0.5 and way[rows["place"] > 0].median() < 0.1, first
 
-    return cases(frame, judged, ("single_representation", "avg_pooling"))
+    return cases(frame, judged)
 
 
 @statement(
@@ -643,13 +645,14 @@ def _(frames):
     "ResNet-110 and the wide network: no single drop is drastic",
     "largest share of the way from the network's error to chance by one dropped block; "
     "holds if under 0.5",
+    about=those(network=("ResNet-110", "wide")),
 )
 def _(frames):
     def judged(rows):
         way = way_to_chance(rows, "error").max()
         return way < 0.5, way
 
-    return cases(frames["drop_blocks"], judged, ("ResNet-110", "wide"))
+    return cases(frames["drop_blocks"], judged)
 
 
 @statement(
@@ -666,7 +669,7 @@ def _(frames):
         correlation = spearman(rows, "place", "cosine_loss")
         return correlation < 0 and (rows["cosine_loss"].dropna() < 0).all(), correlation
 
-    return cases(frame, judged, DEEP)
+    return cases(frame, judged)
 
 
 @statement(
@@ -708,7 +711,7 @@ def _(frames):
         is_near = rows["ratio"].between(0.5, 2).mean() > 0.5
         return correlation > 0.5 and is_near, correlation
 
-    return cases(frame, judged, DEEP)
+    return cases(frame, judged)
 
 
 @statement(
@@ -731,7 +734,7 @@ def _(frames):
         largest = (-changes.min(axis=1) / drop)[drop > 0.02].median()
         return rising > 0.9 and drop.iloc[-1] > 0.02 and largest < 0.5, rising
 
-    return cases(frame, judged, DEEP)
+    return cases(frame, judged)
 
 
 def of_group(rows, group, column, split="test"):
@@ -762,7 +765,7 @@ def _(frames):
         ratio = rises["borderline"] / max(abs(rises["all"]), 1e-3)
         return ratio > 3 and falls, ratio
 
-    return cases(frames["borderline"].query("along == 'blocks'"), judged, ("ResNet-110",))
+    return cases(frames["borderline"].query("along == 'blocks'"), judged)
 
 
 @statement(
@@ -779,7 +782,7 @@ def _(frames):
         change = np.diff(of_group(rows, "all", "cross_entropy"))[-1]
         return change > 0 and (np.diff(training) < 0).all(), change
 
-    return cases(frames["borderline"].query("along == 'blocks'"), judged, ("ResNet-110",))
+    return cases(frames["borderline"].query("along == 'blocks'"), judged)
 
 
 @statement(
@@ -798,7 +801,7 @@ def _(frames):
         growth = distance[20] / distance[1]
         return growth > 20, growth
 
-    return cases(frame, judged, ("ResNet-110",))
+    return cases(frame, judged)
 
 
 @statement(
@@ -822,7 +825,7 @@ def _(frames):
         rise = np.subtract(*of_group(rows, "borderline", "accuracy")[[-1, 0]])
         return rise > 0 and change["train"] < 0 < change["test"], rise
 
-    return cases(frame, judged, ("ResNet-110",))
+    return cases(frame, judged)
 
 
 @statement(
@@ -840,7 +843,7 @@ def _(frames):
         largest = rows.loc[asked, "cosine_loss"].max()
         return largest < 0, largest
 
-    return cases(frame, judged, ("ResNet-110",))
+    return cases(frame, judged)
 
 
 def by_network(frame, column):
@@ -856,6 +859,7 @@ def by_network(frame, column):
     "validation error than ResNet-38 of as many parameters",
     "validation error of the shared network minus that of ResNet-38; holds if positive, and "
     "so is the difference of training errors to ResNet-110",
+    about=those(network=("ResNet-38", "ResNet-110", "110 naive")),
 )
 def _(frames):
     train = by_network(frames["history"], "train_error")
@@ -879,6 +883,7 @@ def _(frames):
     "images, from initialization on",
     "smallest quotient of r of the naively shared and the unshared network, over splits and "
     "epochs with initialization; holds if over 2",
+    about=those(network=("ResNet-110", "110 naive")),
 )
 def _(frames):
     def judged(rows):
@@ -896,6 +901,7 @@ def _(frames):
     "Its states explode at initialization",
     "growth of the norm of the state from the first to the last block, naively shared over "
     "unshared; holds if over 10",
+    about=those(network=("ResNet-110", "110 naive")),
 )
 def _(frames):
     frame = in_a_row(frames["first_signal"].query("split == 'train'")).sort_values("place")
@@ -917,12 +923,13 @@ def _(frames):
     "Every part of unshared batch norm helps; statistics of their own matter most",
     "validation error of naive sharing minus that with statistics of their own; holds if "
     "that is the largest single gain and every added part lowers the error",
+    about=those(network=SHARED),
 )
 def _(frames):
     best = frames["history"].groupby(["seed", "network"])["error"].min().unstack()
 
     def judged(row):
-        naive, gamma, statistics, both, ubn = (row[f"110 {name}"] for name in STRATEGIES)
+        naive, gamma, statistics, both, ubn = row[SHARED]
         gain = naive - statistics
         return gain > naive - gamma > 0 and statistics > both > ubn, gain
 
@@ -935,12 +942,13 @@ def _(frames):
     "fig. 9",
     "The L1 norm of the last state falls with each part",
     "L1 norm of naive sharing over that of UBN, last epoch; holds if each part lowers it",
+    about=those(network=SHARED),
 )
 def _(frames):
     last = by_network(last_states(frames["by_epoch"]), "state_l1")
 
     def judged(row):
-        naive, gamma, statistics, both, ubn = (row[f"110 {name}"] for name in STRATEGIES)
+        naive, gamma, statistics, both, ubn = row[SHARED]
         return naive > gamma > both > ubn and naive > statistics > both, naive / ubn
 
     return cases_of(last, judged)
@@ -975,6 +983,7 @@ def _(frames):
     "as unshared ones",
     "smallest rank correlation, over the three metrics and two shared networks, with the "
     "unshared network's values by block and epoch; holds if over 0.5",
+    about=those(network=("ResNet-110", "110 naive", "110 UBN")),
 )
 def _(frames):
     frame = last_stage(frames["by_epoch"]).query("split == 'validation'")
@@ -988,7 +997,7 @@ def _(frames):
             found += [ranks["110 naive"], ranks["110 UBN"]]
         return np.min(found) > 0.5, np.min(found)
 
-    return per_seed(of_networks(frame, ["ResNet-110", "110 naive", "110 UBN"]), judged)
+    return per_seed(frame, judged)
 
 
 @statement(

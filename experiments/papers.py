@@ -145,11 +145,11 @@ OVERHEAD = 60
 RATE = 2e10
 
 
-def rate_of(catalogue, size):
+def rate_of(catalogue, size, out):
     """Returns the multiplications per second of the trainings that were timed, or a guess."""
     done, seconds = 0.0, 0.0
     for paper in catalogue.PAPERS:
-        frame = catalogue.read_frames(size, paper).get("summary")
+        frame = catalogue.read_frames(size, paper, out).get("summary")
         if frame is None:
             continue
         networks, _ = networks_of(catalogue.entries_of(paper), size)
@@ -161,20 +161,26 @@ def rate_of(catalogue, size):
 
 
 def listed(arguments):
-    """Prints every figure and table with its state."""
+    """Prints every figure and table with its state, and what its statements are decided by."""
     catalogue = load()
+    from statements import judged
+
     for one in catalogue.ENTRIES.values():
         networks, measures = networks_of([one], arguments.size)
         left = missing(networks, measures, arguments.out, arguments.size)
-        kept = catalogue.read_frames(arguments.size, one.paper)
+        kept = catalogue.read_frames(arguments.size, one.paper, arguments.out)
         try:
             one.select(kept, arguments.size)
             state = "frames kept"
         except catalogue.MissingError:
             state = f"{len(networks) - len(left)} of {len(networks)} networks"
             state = state if networks else "not at this size"
-        decides = ", ".join(s.id for s in catalogue.STATEMENTS.values() if s.entry == one.id)
-        print(f"{one.id:8} {state:20} {one.asks}" + (f" [{decides}]" if decides else ""))
+        print(f"{one.id:8} {state:20} {one.asks}")
+        for statement in catalogue.STATEMENTS.values():
+            if statement.entry == one.id:
+                found = judged(statement, kept, arguments.size)
+                by = f"  {found.cases} cases: {found.networks}" if found.cases else ""
+                print(f"    {statement.id:8} {found.verdict}{by}")
 
 
 def run(arguments):
@@ -183,7 +189,7 @@ def run(arguments):
     entries = chosen(catalogue, arguments.names)
     networks, measures = networks_of(entries, arguments.size)
     keys = missing(networks, measures, arguments.out, arguments.size)
-    rate = rate_of(catalogue, arguments.size)
+    rate = rate_of(catalogue, arguments.size, arguments.out)
     # Large ones first, so that no process ends long after the others.
     keys.sort(key=lambda key: -networks[key].operations())
     seconds = {key: OVERHEAD + networks[key].operations() / rate for key in keys}

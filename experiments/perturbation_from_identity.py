@@ -267,6 +267,18 @@ def cases(frame, function, by=("data", "seed")):
     return found
 
 
+def of_many_blocks(networks):
+    """Returns the networks of 8 blocks per section and more, or else the deepest ones."""
+    least = min(8, *(one.labels["blocks"] for one in deepest(networks)))
+    return [one for one in networks if one.labels["blocks"] >= least]
+
+
+def deepest(networks):
+    """Returns the networks of the most blocks."""
+    most = max(one.labels["blocks"] for one in networks)
+    return [one for one in networks if one.labels["blocks"] == most]
+
+
 @statement(
     "PI-1",
     "PI-1",
@@ -295,6 +307,7 @@ def _(frames):
     "share of networks of 8 blocks or more for which the first half of the perturbations is larger "
     "in sections 1 and 2, and first and last are larger than the middle one in section 3; holds if "
     "over 0.8",
+    about=of_many_blocks,
 )
 def _(frames):
     frame = frames["perturbation"]
@@ -312,8 +325,7 @@ def _(frames):
         return all(halves)
 
     def judged(rows):
-        deep = rows[rows["blocks"] >= min(8, rows["blocks"].max())]
-        share = np.mean([is_so(here) for _, here in deep.groupby("name")])
+        share = np.mean([is_so(here) for _, here in rows.groupby("name")])
         return share > 0.8, share
 
     return cases(frame, judged)
@@ -355,11 +367,11 @@ def _(frames):
     "3.2",
     "CIFAR-10 is further than MNIST (860 against 490 at saturation)",
     "total distance on CIFAR-10 over that on MNIST, deepest networks; holds if over 1",
+    about=deepest,
 )
 def _(frames):
     frame = total(frames["perturbation"])
-    deepest = frame[frame["blocks"] == frame["blocks"].max()]
-    by_data = deepest.pivot_table(index="seed", columns="data", values="distance")
+    by_data = frame.pivot_table(index="seed", columns="data", values="distance")
     ratios = by_data["CIFAR-10"] / by_data["MNIST"]
     return [Case(bool(ratio > 1), float(ratio), f"seed {seed}") for seed, ratio in ratios.items()]
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 from catalogue import (
-    ENTRIES,
     PAPERS,
     STATEMENTS,
     MissingError,
@@ -42,22 +43,53 @@ INTRODUCTION = """# What the papers state, put to the test
 Written by `python experiments/papers.py page` from the frames in experiments/frames, which
 `python experiments/papers.py run II IC PI IM --size small` measured. A statement *holds* if every
 case says so (a seed, or a network with a seed), *fails* if none does, and is *mixed* otherwise.
-The effect is the mean over the cases, with its range. All networks are far smaller than the papers'
+The effect is the mean over the cases, with its range; *decided by* counts the networks from whose
+frames it is computed. All networks are far smaller than the papers'
 and trained for a few epochs: a statement that fails here need not fail at the size of the paper.
 CIFAR-10 stands for CIFAR-10 (JPEG q75), whose images were encoded as JPEG of quality 75.
 """
 
 
-def cases_of(statement, frames):
-    """Returns the cases of a statement, or the reason why there are none."""
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """What the frames say about a statement, in words.
+
+    Attributes:
+        verdict: `"holds"`, `"mixed"`, `"fails"` or `"not run"`.
+        effect: the mean effect with its range, or why there is none.
+        cases: how many of the cases hold.
+        networks: how many networks of how many seeds decided it.
+    """
+
+    verdict: str
+    effect: str
+    cases: str = ""
+    networks: str = ""
+
+
+def judged(statement, frames, size=SIZE):
+    """Returns what the frames of its paper say about a statement, a `Judged`."""
     if statement.cannot is not None:
-        return statement.cannot
+        return Judged("not run", statement.cannot)
     try:
-        parts = ENTRIES[statement.entry].select(frames, SIZE)
+        found = statement.judged(frames, size)
     except MissingError as error:
-        return str(error)
-    cases = statement.cases(parts)
-    return cases if any(has_value(case) for case in cases) else "no case has a value"
+        return Judged("not run", str(error))
+    cases = [case for case in found if has_value(case)]
+    if not cases:
+        return Judged("not run", "no case has a value")
+    count = f"{sum(case.holds for case in cases)} of {len(cases)}"
+    if len(cases) < len(found):
+        count += f", {len(found) - len(cases)} without a value"
+    effect = f"{ranged([case.effect for case in cases])}: {statement.effect}"
+    return Judged(verdict_of(cases), effect, count, counted(statement.networks(size)))
+
+
+def counted(networks):
+    """Returns how many networks of how many seeds there are, in words."""
+    seeds = {network.labels["seed"] for network in networks}
+    counts = {"network": len(networks), "seed": len(seeds)}
+    return ", ".join(f"{n} {noun}{'' if n == 1 else 's'}" for noun, n in counts.items())
 
 
 def has_value(case):
@@ -80,23 +112,18 @@ def markdown(frame):
 
 def table_of(paper, frames):
     """Returns the table of a paper's statements, lines of Markdown."""
-    names = ["id", "statement", "place", "effect", "cases", "verdict"]
+    names = ["id", "statement", "place", "effect", "cases", "decided by", "verdict"]
     lines = [row(names), row(["---"] * len(names))]
     for statement in STATEMENTS.values():
         if statement.paper != paper:
             continue
-        cases = cases_of(statement, frames)
+        found = judged(statement, frames)
         says = statement.says + (f" *{statement.differs}*" if statement.differs else "")
-        if isinstance(cases, str):
-            effect, count, verdict = "", "", f"not run: {cases}"
-        else:
-            judged = [case for case in cases if has_value(case)]
-            effect = f"{ranged([case.effect for case in judged])}: {statement.effect}"
-            count = f"{sum(case.holds for case in judged)} of {len(judged)}"
-            if len(judged) < len(cases):
-                count += f", {len(cases) - len(judged)} without a value"
-            verdict = f"**{verdict_of(judged)}**"
-        lines.append(row([statement.id, says, statement.place, effect, count, verdict]))
+        effect, verdict = found.effect, f"**{found.verdict}**"
+        if found.verdict == "not run":
+            effect, verdict = "", f"not run: {found.effect}"
+        cells = [statement.id, says, statement.place, effect, found.cases, found.networks, verdict]
+        lines.append(row(cells))
     return lines
 
 
@@ -146,9 +173,7 @@ def drawn_of(entry, frames, folder):
 
 def networks_of(entry, frames):
     """Returns what the networks of an entry are, and their errors, in a sentence."""
-    networks = entry.networks(SIZE)
-    seeds = len({network.labels["seed"] for network in networks})
-    said = f"{len(networks)} networks, {seeds} seeds"
+    said = counted(entry.networks(SIZE))
     parts = entry.select(frames, SIZE)
     if "summary" in parts:
         said += f"; test error {ranged(parts['summary']['error'], percent=True)}"
