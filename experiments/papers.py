@@ -203,7 +203,7 @@ def run(arguments):
         for key in keys:
             print(described(key, networks[key], seconds[key]))
         return
-    failed = run_all(keys, seconds, arguments)
+    failed = run_all({key: networks[key] for key in keys}, seconds, arguments)
     catalogue.collect(
         arguments.out,
         arguments.size,
@@ -253,34 +253,69 @@ def _count(settings):
     return build(settings).count_params()
 
 
-def run_all(keys, seconds, arguments):
-    """Trains and measures networks in processes of their own; returns those that failed."""
-    waiting, running, failed, done = list(keys), {}, [], 0.0
+def run_all(networks, seconds, arguments):
+    """Trains and measures networks in processes of their own.
+
+    Prints a line as each of them ends and, on a terminal, shows a bar with the epochs so far.
+
+    Args:
+        networks: dict of the networks, in the order in which they begin.
+        seconds: dict of about how many seconds each of them takes.
+        arguments: those of the command.
+
+    Returns:
+        A list of the keys of those that failed.
+    """
+    from rich.console import Console
+
+    from tfresidual.machine.console import progress_bar
+
+    waiting, running, failed, done, shown = list(networks), {}, [], 0.0, 0.0
     threads = str(max(1, (os.cpu_count() or 1) // arguments.workers))
     names = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
     environment = os.environ | dict.fromkeys(names, threads) | {"TF_CPP_MIN_LOG_LEVEL": "3"}
     total, began = sum(seconds.values()), time.monotonic()
-    try:
-        while waiting or running:
-            while waiting and len(running) < arguments.workers:
-                key = waiting.pop(0)
-                running[key] = start(key, arguments, environment)
-            time.sleep(0.5)
-            for key in [key for key, process in running.items() if process.poll() is not None]:
-                process = running.pop(key)
-                done += seconds[key]
-                if process.returncode:
-                    failed.append(key)
-                state = "failed, see log.txt" if process.returncode else "done"
-                print(
-                    f"{'/'.join(key)}: {state}; {done / total:.0%} after "
-                    f"{(time.monotonic() - began) / 60:.1f} min",
-                    flush=True,
-                )
-    finally:
-        for process in running.values():
-            process.terminate()
+    # The bar is where the lines are, so that it does not appear in a file.
+    with progress_bar("starting", total, Console()) as advance:
+        try:
+            while waiting or running:
+                while waiting and len(running) < arguments.workers:
+                    key = waiting.pop(0)
+                    running[key] = start(key, arguments, environment)
+                time.sleep(0.5)
+                for key in [key for key, process in running.items() if process.poll() is not None]:
+                    process = running.pop(key)
+                    done += seconds[key]
+                    if process.returncode:
+                        failed.append(key)
+                    state = "failed, see log.txt" if process.returncode else "done"
+                    print(
+                        f"{'/'.join(key)}: {state}; {done / total:.0%} after "
+                        f"{(time.monotonic() - began) / 60:.1f} min",
+                        flush=True,
+                    )
+                states = [
+                    so_far(key, networks[key], seconds[key], arguments.out, arguments.size)
+                    for key in running
+                ]
+                now = done + sum(share for share, _ in states)
+                advance(now - shown, ", ".join(text for _, text in states))
+                shown = now
+        finally:
+            for process in running.values():
+                process.terminate()
     return failed
+
+
+def so_far(key, network, seconds, out, size):
+    """Returns how many of its seconds a network has been trained, by its epochs, and a text."""
+    from tfresidual.training.checkpoints import TrainingFolder
+
+    name = "/".join(key)
+    if not network.operations():
+        return 0.0, name
+    done, epochs = TrainingFolder(folder_of(out, size, key), "").epochs(), network.settings.epochs
+    return (seconds - OVERHEAD) * done / epochs, f"{name} {done}/{epochs}"
 
 
 def start(key, arguments, environment):

@@ -307,6 +307,9 @@ def test_a_figure_from_one_command(tmp_path):
 
     first = run()
     assert "4 networks, 4 of them" in first
+    # A line as each of them ends, and no bar, since this is no terminal.
+    assert first.count("done; ") == 4
+    assert "0/" not in first
     folder = tmp_path / "runs" / "smoke"
     assert (folder / "IC" / "IC-1-trajectories.png").stat().st_size > 10_000
     models = sorted(folder.glob("IC/*/model.keras"))
@@ -318,6 +321,21 @@ def test_a_figure_from_one_command(tmp_path):
     assert lost.read_text() == content
     assert [path.stat().st_mtime_ns for path in models] == before
     assert len(models) == 4
+
+
+def test_progress_counts_the_epochs_that_are_complete(tmp_path):
+    key, untrained = ("PI", "cifar10-24_blocks-seed0"), ("IC", "inverse_problem-algorithm-seed0")
+    networks, _ = papers.networks_of(list(catalogue.ENTRIES.values()), "small")
+
+    def so_far(key):
+        return papers.so_far(key, networks[key], papers.OVERHEAD + 100, tmp_path, "small")
+
+    assert so_far(key) == (0, "PI/cifar10-24_blocks-seed0 0/5")
+    checkpoints = tmp_path / "small" / "PI" / "cifar10-24_blocks-seed0" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    (checkpoints / "epoch-0001.keras").touch()
+    assert so_far(key) == (40, "PI/cifar10-24_blocks-seed0 2/5")
+    assert so_far(untrained) == (0, "IC/inverse_problem-algorithm-seed0")
 
 
 @pytest.mark.parametrize("arguments", [["run"], ["run", "II-99"], ["draw", "II-2"]])

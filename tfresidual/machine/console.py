@@ -5,6 +5,9 @@ import contextlib
 from rich.console import Console
 from rich.progress import Progress
 
+# Seconds from which the remaining time is estimated; a step may take minutes.
+ESTIMATED_FROM = 3600
+
 
 def terminal():
     """Returns the console for progress; it writes to stderr, so that stdout holds only results."""
@@ -27,15 +30,20 @@ def progress_bar(description, total, console=None):
         console: a `rich.console.Console`, by default one that writes to stderr.
 
     Yields:
-        A function `advance(amount=1)`.
+        A function `advance(amount=1, text=None)`; `text` replaces the text beside the bar.
     """
     if description is None:
-        yield lambda amount=1: None
+        yield lambda amount=1, text=None: None
         return
     console = terminal() if console is None else console
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+        speed_estimate_period=ESTIMATED_FROM,
+    ) as bar:
         task = bar.add_task(description, total=total)
-        yield lambda amount=1: bar.advance(task, amount)
+        yield lambda amount=1, text=None: bar.update(task, advance=amount, description=text)
 
 
 def followed(items, description, console):

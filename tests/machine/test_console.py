@@ -1,0 +1,31 @@
+"""The progress bar: what it says, and that it appears on terminals only."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from tfresidual.machine.console import progress_bar
+
+
+def written(is_terminal, description="waiting", text=None):
+    """What a bar writes that is advanced to 30 of 40."""
+    console = Console(file=io.StringIO(), force_terminal=is_terminal, width=80)
+    with progress_bar(description, 40, console) as advance:
+        advance(10)
+        advance(20, text)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(("text", "expected"), [(None, "waiting"), ("two epochs", "two epochs")])
+def test_a_bar_on_a_terminal(text, expected):
+    last = written(True, text=text).rsplit("%", 1)[0]
+    assert last.endswith("75")
+    assert expected in last
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "description"), [(False, "waiting"), (False, None), (True, None)]
+)
+def test_no_bar(is_terminal, description):
+    assert written(is_terminal, description, "two epochs").strip() == ""
