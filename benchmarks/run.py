@@ -14,6 +14,7 @@ if __name__ == "__main__":
         "metrics_pass",
         "training_step",
         "backends",
+        "processes",
         "gradient_coupling",
         "routes",
         "saved_model",
