@@ -16,8 +16,9 @@ from tfresidual import sources
 from tfresidual.arguments import check_int
 from tfresidual.callbacks.order import warn_of_earlier
 from tfresidual.probes.measure import takes_any_labels
-from tfresidual.routing.batches import check_data, check_images, first_batch, splits_of
+from tfresidual.routing.batches import check_data, first_batch, splits_of
 from tfresidual.routing.evaluator import check_scored
+from tfresidual.routing.images import check_images
 from tfresidual.routing.losses import takes_signs
 from tfresidual.routing.outputs import check_labels
 

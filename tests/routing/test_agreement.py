@@ -155,7 +155,7 @@ def test_bounded_networks_and_routes_of_their_own_agree():
 )
 def test_differences_by_hand(found, expected, share):
     found, expected = ({"outputs": np.array(values)} for values in (found, expected))
-    np.testing.assert_allclose(agreement._difference(found, expected)[0], share)
+    np.testing.assert_allclose(agreement.difference(found, expected)[0], share)
 
 
 def test_logits_are_compared_where_there_are_some():

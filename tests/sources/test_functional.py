@@ -23,9 +23,10 @@ from reference.random_network import random_batch, random_network, randomise, sa
 import tfresidual as tfr
 from tfresidual import callbacks, networks, probes
 from tfresidual.routing import evaluate
+from tfresidual.routing.chain import VALID_POSITIONS
 from tfresidual.routing.gradients import walk_with_gradients
 from tfresidual.routing.routes import drop, follow, repeat_last_block, unperturbed
-from tfresidual.sources.functional import functional_chain
+from tfresidual.sources.keras_models import chain_of_model
 
 pytestmark = pytest.mark.eager
 
@@ -660,11 +661,13 @@ def test_lengths_that_the_usual_size_does_not_fit():
         np.testing.assert_allclose(chain(given), model.predict(given, verbose=0), rtol=1e-5)
 
 
-def test_a_mask_that_leads_past_the_blocks_is_named():
-    with pytest.raises(
-        ValueError, match=r"where embedding \(Embedding\) makes a mask and pooling "
-    ):
-        tfr.chain(tokens(mask_zero=True))
+def test_a_mask_that_leads_past_the_blocks_is_context():
+    model = tokens(mask_zero=True)
+    chain = tfr.chain(model)
+    assert len(chain.blocks) == len(tfr.chain(tokens(mask_zero=False)).blocks)
+    ids = np.random.default_rng(0).integers(0, 3, (5, 6))
+    assert chain.context(ids)[VALID_POSITIONS].shape == ids.shape
+    np.testing.assert_allclose(chain(ids), model.predict(ids, verbose=0), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.system
@@ -854,7 +857,7 @@ def test_layers_around_units():
 
 def test_a_network_as_a_plain_model():
     net = random_network(blocks=2, layout="full_preactivation")
-    chain = functional_chain(keras.Model(net.inputs[0], net.outputs[0]))
+    chain = chain_of_model(keras.Model(net.inputs[0], net.outputs[0]))
     images, _ = random_batch(net)
     states, _, _ = states_of(net, images)
     pairs, _ = chain.walk(chain.stem(images))
@@ -1101,8 +1104,7 @@ def several(inputs, outputs):
             lambda: keras.Sequential([layers.Dense(3)]),
             r"a `keras.Sequential` with a defined input.*Received: .*type Sequential",
         ),
-        (lambda: several(2, 1), r"one input and.*Received: source=several with 2 inputs and 1 out"),
-        (lambda: several(1, 3), r"one input and.*Received: source=several with 1 inputs and 3 out"),
+        (lambda: several(1, 3), r"one output tensor.*Received: source=several with 3 outputs"),
         (without_additions, r"residual additions on one trunk.*Received: source=small with no add"),
         (
             parallel_trunks,

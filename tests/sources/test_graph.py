@@ -188,7 +188,7 @@ def test_models_that_keep_a_nested_one_whole():
     inner_input = keras.Input((4,))
     inner = Doubled(inner_input, layers.Dense(4)(inner_input))
     first, second = keras.Input((4,), name="a"), keras.Input((4,), name="b")
-    named = keras.Model({"a": first, "b": second}, layers.Subtract()([first, second]))
+    named = keras.Model([first, second], layers.Subtract()([first, second]))
     inputs = keras.Input((4,))
     model = keras.Model(inputs, named({"a": inner(inputs), "b": inputs}))
     assert not has_graph(inner)

@@ -1,7 +1,6 @@
 """Models of keras-hub, built small, as sources of chains.
 
-keras-hub writes its networks with layers and with custom layers; what it hides in the latter is
-not seen.
+keras-hub writes its networks with layers and with custom layers; the latter are opened.
 """
 
 import keras
@@ -75,12 +74,98 @@ def test_probes_and_export_of_a_classifier(tmp_path):
     np.testing.assert_allclose(again["cross_entropy"], frame["cross_entropy"], rtol=1e-6)
 
 
-def test_what_custom_layers_hide_is_said():
-    transformer = keras_hub.models.ViTBackbone(
-        image_shape=(32, 32, 3), patch_size=8, num_layers=2, num_heads=2, hidden_dim=8, mlp_dim=16
+def tiny(name, **kwargs):
+    kwargs = {"num_layers": 2, "hidden_dim": 8} | kwargs
+    return getattr(keras_hub.models, f"{name}Backbone")(**kwargs)
+
+
+def bert():
+    whole = tiny(
+        "Bert", vocabulary_size=50, num_heads=2, intermediate_dim=16, max_sequence_length=12
     )
-    with pytest.raises(
-        ValueError, match=r"Received: .*may hide some: ViTEncoder \(1: vit_encoder\)"
-    ):
-        tfr.chain(transformer)
-    assert isinstance(transformer, keras.Model)
+    return keras.Model(whole.input, whole.output["sequence_output"], name="bert")
+
+
+def with_grouped_queries(name, **kwargs):
+    heads = {"num_query_heads": 2, "num_key_value_heads": 1}
+    return tiny(name, vocabulary_size=50, intermediate_dim=16, **heads, **kwargs)
+
+
+def gpt2():
+    return tiny(
+        "GPT2", vocabulary_size=50, num_heads=2, intermediate_dim=16, max_sequence_length=12
+    )
+
+
+BACKBONES = {
+    "ViT": lambda: tiny("ViT", image_shape=(32, 32, 3), patch_size=8, num_heads=2, mlp_dim=16),
+    "BERT": bert,
+    "GPT-2": gpt2,
+    "a language model": lambda: keras_hub.models.GPT2CausalLM(backbone=gpt2()),
+    "Llama": lambda: with_grouped_queries("Llama"),
+    "Gemma": lambda: with_grouped_queries("Gemma", head_dim=4),
+}
+
+
+def inputs_for(model, images=3, positions=12):
+    """Returns inputs, whose last positions are padding."""
+    if not isinstance(model.input, dict):
+        return IMAGES[:images]
+    rng = np.random.default_rng(2)
+    padding = np.ones((images, positions), "int32")
+    padding[1:, positions - 4 :] = 0
+    given = {name: rng.integers(1, 50, (images, positions)) for name in model.input}
+    given |= {"segment_ids": np.zeros_like(padding)} if "segment_ids" in given else {}
+    return given | {"padding_mask": padding}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", BACKBONES)
+def test_additions_inside_layers(name):
+    keras.utils.set_random_seed(0)
+    model = BACKBONES[name]()
+    inputs = inputs_for(model)
+    before = [len(layer._inbound_nodes) for layer in model._flatten_layers()]
+    chain = tfr.chain(model, inputs=inputs)
+    assert [len(layer._inbound_nodes) for layer in model._flatten_layers()] == before
+    assert [block.shortcut for block in chain.blocks] == ["identity"] * 4
+    kinds = [block.name.rpartition("/")[2] for block in chain.blocks]
+    assert kinds == ["attention", "mlp"] * 2
+    assert chain.notes[-1].startswith("opened layers: ")
+    expected = model.predict(inputs, verbose=0)
+    np.testing.assert_allclose(chain(inputs), expected, rtol=1e-4, atol=1e-5)
+    # Weights that change are followed.
+    for weight in model.weights:
+        weight.assign(1.1 * weight + 0.01)
+    expected = model.predict(inputs, verbose=0)
+    np.testing.assert_allclose(chain(inputs), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_layers_are_whole_where_they_cannot_be_opened():
+    """A causal mask needs to know the number of positions."""
+    model = gpt2()
+    chain = tfr.chain(model)
+    assert [block.name for block in chain.blocks] == ["transformer_layer_0", "transformer_layer_1"]
+    assert chain.notes[-1].endswith("with `inputs` of a known size they might be opened")
+    for positions in (12, 7):
+        inputs = inputs_for(model, positions=positions)
+        expected = model.predict(inputs, verbose=0)
+        np.testing.assert_allclose(chain(inputs), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_chosen_layers_are_blocks():
+    model = with_grouped_queries("Llama")
+    kind = type(model.transformer_layers[0])
+    names = [layer.name for layer in model.transformer_layers]
+    for blocks in (kind, [kind], names, lambda layer: layer.name.startswith("transformer_layer_")):
+        chain = tfr.chain(model, blocks=blocks)
+        assert [block.name for block in chain.blocks] == names
+    inputs = inputs_for(model)
+    expected = model.predict(inputs, verbose=0)
+    np.testing.assert_allclose(chain(inputs), expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match=r"`blocks` must choose layers.*Received: blocks='nothing"):
+        tfr.chain(model, blocks="nothing")
+    with pytest.raises(ValueError, match=r"`blocks` must be a class of layers.*Received: blocks=3"):
+        tfr.chain(model, blocks=3)

@@ -1,4 +1,4 @@
-"""Implicit masks of Keras: refused where they lead from one part of a chain to another."""
+"""Implicit masks of Keras: carried from one part of a chain to another."""
 
 import warnings
 
@@ -9,6 +9,7 @@ from keras import layers
 
 import tfresidual as tfr
 from tfresidual.routing import evaluate
+from tfresidual.routing.chain import VALID_POSITIONS
 from tfresidual.routing.routes import unperturbed
 
 pytestmark = pytest.mark.eager
@@ -72,47 +73,69 @@ def transformer(branch, mask_zero=True, add="layer", before=in_place, head=None,
     return keras.Model(inputs, layers.Dense(4)(state), name="tokens")
 
 
-@pytest.mark.filterwarnings("ignore:Layer .* was passed an input with a mask")
-@pytest.mark.parametrize(
-    ("settings", "reader"),
-    [
-        ({"branch": attend}, r"read0 \(MultiHeadAttention\)"),
-        ({"branch": attend, "add": "operator"}, r"read0 \(MultiHeadAttention\)"),
-        ({"branch": lambda state: Attention()(state)}, r"attention\w* \(Attention\)"),
-        (
-            {"branch": attend, "head": layers.GlobalAveragePooling1D()},
-            r"read0 \(MultiHeadAttention\)",
-        ),
-        ({"branch": dense, "head": layers.LSTM(4, name="pool")}, r"pool \(LSTM\)"),
-    ],
-    ids=["attention", "added by an operator", "a layer of one's own", "pooled", "in the head"],
-)
-def test_a_mask_that_leads_into_a_block_is_refused(settings, reader):
-    with pytest.raises(
-        ValueError,
-        match=r"`source` must be .* mask .*cannot be probed yet.*mask_zero=False.*"
-        rf"Received: source=tokens, where ids \(Embedding\) makes a mask and {reader} reads it",
-    ):
-        tfr.chain(transformer(**settings))
+CARRIED = {
+    "attention": {"branch": attend},
+    "added by an operator": {"branch": attend, "add": "operator"},
+    "a layer of one's own": {"branch": lambda state: Attention()(state)},
+    "pooled": {"branch": attend, "head": layers.GlobalAveragePooling1D()},
+    "in the head": {"branch": dense, "head": layers.LSTM(4, name="pool")},
+}
 
 
-@pytest.mark.filterwarnings("ignore:Layer .* was passed an input with a mask")
-def test_a_mask_of_a_nested_model_or_of_masking_is_refused():
-    ids = keras.Input((8,))
-    inner = keras.Model(ids, layers.Embedding(50, 16, mask_zero=True, name="ids")(ids))
+def masking():
+    """A mask that is made of the values of the input, and attention to the state itself."""
     keras.utils.set_random_seed(0)
     inputs = keras.Input((8, 16))
     state = layers.Masking(name="hide")(inputs)
     for _ in range(2):
         state = state + layers.MultiHeadAttention(2, 8)(state, state)
-    model = keras.Model(inputs, layers.Flatten()(state))
-    with pytest.raises(ValueError, match=r"where hide \(Masking\) makes a mask"):
-        tfr.chain(model)
+    return keras.Model(inputs, layers.Dense(4)(layers.Flatten()(state)))
+
+
+def nested():
+    ids = keras.Input((8,))
+    inner = keras.Model(ids, layers.Embedding(50, 16, mask_zero=True, name="ids")(ids))
+    keras.utils.set_random_seed(0)
     outer = keras.Input((8,))
-    embedded = inner(outer)
-    state = embedded + layers.MultiHeadAttention(2, 8, name="takes")(embedded, embedded)
-    with pytest.raises(ValueError, match=r"where ids \(Embedding\) makes .* takes "):
-        tfr.chain(keras.Model(outer, layers.Flatten()(state)))
+    state = inner(outer)
+    for _ in range(2):
+        state = layers.Add()([state, attend(state)])
+    return keras.Model(outer, layers.Dense(4)(layers.Flatten()(state)))
+
+
+def check_is_predict(chain, model, inputs):
+    """Compares the compiled parts of a chain with the model, and a mask with none."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        values = evaluate(chain, (inputs, LABELS), [unperturbed(chain)], with_outputs=True)
+        expected = model.predict(inputs, verbose=0)
+    np.testing.assert_allclose(values.outputs[0], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.compiled
+@pytest.mark.filterwarnings("ignore:Layer .* was passed an input with a mask")
+@pytest.mark.parametrize("name", CARRIED)
+def test_a_mask_that_leads_into_a_block_is_carried(name):
+    global COUNT
+    COUNT = iter(range(9))
+    model = transformer(**CARRIED[name])
+    chain = tfr.chain(model)
+    assert [block.shortcut for block in chain.blocks] == ["identity"] * 2
+    check_is_predict(chain, model, IDS)
+    np.testing.assert_array_equal(chain.context(IDS)[VALID_POSITIONS], IDS != 0)
+
+
+@pytest.mark.compiled
+@pytest.mark.filterwarnings("ignore:Layer .* was passed an input with a mask")
+def test_a_mask_of_a_nested_model_or_of_masking_is_carried():
+    global COUNT
+    COUNT = iter(range(9))
+    rows = RNG.normal(size=(6, 8, 16)).astype("float32")
+    rows[:, 5:] = 0
+    for model, inputs in ((masking(), rows), (nested(), IDS)):
+        chain = tfr.chain(model)
+        assert len(chain.blocks) == 2
+        check_is_predict(chain, model, inputs)
 
 
 WITHOUT_LOSS = {
@@ -129,12 +152,10 @@ def test_masks_that_cross_nothing_are_kept(name, tmp_path):
         # Keras says where a mask ends.
         warnings.simplefilter("ignore")
         model = transformer(**WITHOUT_LOSS[name], blocks=1)
-        expected = model.predict(IDS, verbose=0)
         chains = [tfr.chain(model)]
         if "branch" in name:
             tfr.export(model, tmp_path / "net")
             chains.append(tfr.chain(tmp_path / "net"))
         for chain in chains:
             assert len(chain.blocks) == 1
-            values = evaluate(chain, (IDS, LABELS), [unperturbed(chain)], with_outputs=True)
-            np.testing.assert_allclose(values.outputs[0], expected, rtol=1e-4, atol=1e-5)
+            check_is_predict(chain, model, IDS)

@@ -122,7 +122,7 @@ def _values_of(chain, data, memory_limit, progress):
     routes = [route for _, route in rows_of(chain)]
     asked = [unperturbed(chain), *(route for route in routes if route is not None)]
     function = functools.partial(_batch_values, chain)
-    batches, count = batches_of(data)
+    batches, count = batches_of(data, chain)
     parts = []
     with progress_bar("first order" if progress else None, count) as advance:
         # Both see a batch before the next one is read, since data may be shuffled every time.
@@ -159,7 +159,7 @@ def _changes(routes, losses):
 def _batch_values(chain, images, labels):
     """Returns both first-order terms and the l2 ratio of a batch, each `(images, blocks)`."""
     walk = walk_with_gradients(chain, images, labels)
-    undefined = tf.fill(tf.shape(images)[:1], tf.constant(np.nan, tf.float64))
+    undefined = tf.fill(tf.shape(walk.pairs[0][0])[:1], tf.constant(np.nan, tf.float64))
     values = {name: [] for name in (*TERMS, "l2_ratio")}
     for block, (before, after), *gradients in zip(
         chain.blocks, walk.pairs, walk.gradients, walk.gradients_after, strict=True

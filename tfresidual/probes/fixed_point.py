@@ -134,6 +134,7 @@ def means_of(change, distance, smallest):
 def _batch_values(chain, times, images, labels):
     """Returns the values on a batch, each `(images, stages, repetitions)`."""
     del labels
+    chain = chain.given(images)
     pairs, _ = chain.walk(chain.stem(images))
     values, end = [], 0
     for stage in chain.stages:

@@ -338,6 +338,7 @@ def _checked_chain(chain, stage, block):
 
 def _metric(chain, stage, block, images):
     """Returns the state before a block and the function `x -> g x`, both in at least float32."""
+    chain = chain.given(images)
     state, anchor = chain.lead_to(chain.stem(images), stage, block)
     _, push, pull = linearized(lambda h: chain.lead_on(h, anchor, stage, block), state)
     wide = backend.result_type(state.dtype, "float32")
@@ -382,6 +383,7 @@ def _eigenvalues(chain, stage, block, count, tolerance, most_iterations, images,
 def _line_elements(chain, images, labels):
     """Returns all values of a batch, each `(images, blocks)`."""
     del labels
+    chain = chain.given(images)
     first, states = chain.stem(images), []
 
     def recorded(block):

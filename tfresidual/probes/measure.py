@@ -5,6 +5,7 @@ import pandas as pd
 
 from tfresidual.arguments import check_bool
 from tfresidual.routing.batches import run_over, splits_of
+from tfresidual.routing.images import sliced
 from tfresidual.routing.outputs import check_labels
 
 
@@ -74,7 +75,7 @@ def _check_of(chain):
     def check(images, labels):
         # Found once per head, since it takes a pass of one image through all blocks.
         if chain.head not in chain.widths:
-            chain.widths[chain.head] = chain(images[:1]).shape[-1]
+            chain.widths[chain.head] = chain(sliced(images, slice(1))).shape[-1]
         check_labels(chain.outputs, labels.numpy(), chain.widths[chain.head])
 
     return check

@@ -145,7 +145,8 @@ def _application_metrics(chain, stage, times, scale, data, progress):
 
 def _batch_values(chain, stage, scales, images, labels):
     """Returns both metrics of all applications on a batch, each `(images, applications)`."""
-    block = stage.blocks[-1]
+    chain = chain.given(images)
+    block = chain.stages[stage.index - 1].blocks[-1]
     state, anchor = chain.lead_to(chain.stem(images), block.stage, block.index)
     rest = dataclasses.replace(chain, stages=chain.stages[stage.index :])
 

@@ -1,8 +1,12 @@
 """Checks that a chain computes what its network computes. TensorFlow only."""
 
+from collections.abc import Mapping
+
+import keras
 import numpy as np
 import tensorflow as tf
 
+from tfresidual.routing.images import is_shape, key_of, spec_of
 from tfresidual.routing.outputs import LOGITS, OUTPUTS, named_outputs
 
 # The largest difference that rounding may cause, as a share of the largest output of an image, by
@@ -14,7 +18,7 @@ ALLOWED_OTHERWISE = 1e-3
 SAMPLES = 2
 # Sizes to try for axes of unknown size: the most common image size first, then smaller ones for
 # tokens with few positions, and larger ones for sound, which is downsampled many times.
-SIZES = (224, 256, 64, 32, 16, 512, 4096, 65536)
+SIZES = (224, 256, 64, 32, 16, 8, 4, 512, 4096, 65536)
 
 
 def check_agreement(chain, images, found):
@@ -30,10 +34,10 @@ def check_agreement(chain, images, found):
         return
     function, allowed = _compiled(chain, images)
     expected = function(images)
-    share, difference, largest = _difference(found, expected)
+    share, most, largest = difference(found, expected)
     if share <= allowed:
         return
-    again = _difference(expected, function(images))
+    again = difference(expected, function(images))
     if again[0] > allowed:
         raise ValueError(
             "Argument `chain` must belong to a network that always gives the same outputs for "
@@ -47,7 +51,7 @@ def check_agreement(chain, images, found):
         "rounding: dividing the network into blocks loses part of what it computes, or an "
         "image's outputs depend on the other images. Remove the reference of a chain whose "
         "functions were replaced on purpose: `dataclasses.replace(chain, reference=None)`. "
-        f"Received: {chain.name}, whose outputs differ by up to {difference:.3g}, of up to "
+        f"Received: {chain.name}, whose outputs differ by up to {most:.3g}, of up to "
         f"{largest:.3g}"
     )
 
@@ -59,14 +63,28 @@ def sample_images(chain):
     """
     rng = np.random.default_rng(0)
     for size in SIZES:
-        shape = [SAMPLES, *(size if known is None else known for known in chain.input_shape)]
-        for images in (rng.uniform(0, 2, shape), np.zeros(shape)):
-            images = tf.constant(images, tf.float32)
+        for draw in (lambda shape: rng.uniform(0, 2, shape), np.zeros):
+            images = _drawn(chain.input_shape, chain.input_dtype, size, draw)
             if _accepts(chain, images):
                 return images
-        if None not in chain.input_shape:
+        if not _has_unknown(chain.input_shape):
             break
     return None
+
+
+def _drawn(shapes, dtypes, size, draw):
+    """Returns images of some shapes, in their structure, with one size for all unknown axes."""
+    if isinstance(shapes, Mapping):
+        return {name: _drawn(shapes[name], dtypes[name], size, draw) for name in shapes}
+    if not is_shape(shapes):
+        return type(shapes)(_drawn(*pair, size, draw) for pair in zip(shapes, dtypes, strict=True))
+    values = draw([SAMPLES, *(size if known is None else known for known in shapes)])
+    is_whole = keras.backend.is_int_dtype(dtypes) or dtypes == "bool"
+    return tf.cast(values, dtypes if is_whole else tf.float32)
+
+
+def _has_unknown(shapes):
+    return None in keras.tree.flatten(shapes)
 
 
 def _accepts(chain, images):
@@ -81,11 +99,11 @@ def _accepts(chain, images):
 
 def _compiled(chain, images):
     """Returns the compiled function of the network for such images, and the allowed difference."""
-    key = ("reference", tuple(images.shape[1:]), images.dtype)
+    key = ("reference", *key_of(images))
     if key not in chain.compared:
         function = tf.function(
             lambda images: named_outputs(chain.reference(images)),
-            input_signature=[tf.TensorSpec([None, *images.shape[1:]], images.dtype)],
+            input_signature=[spec_of(images)],
             autograph=False,
         )
         graphs = [function.get_concrete_function().graph, *chain.graphs.values()]
@@ -100,7 +118,7 @@ def _compiled(chain, images):
     return chain.compared[key]
 
 
-def _difference(found, expected):
+def difference(found, expected):
     """Returns the largest difference of two sets of outputs.
 
     The result is a tuple of the largest difference as a share of the size, the largest difference,

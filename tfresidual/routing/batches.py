@@ -9,6 +9,16 @@ import tensorflow as tf
 from tfresidual.arguments import check_bool
 from tfresidual.machine.console import progress_bar
 from tfresidual.routing.agreement import check_agreement
+from tfresidual.routing.images import (
+    check_images,
+    is_alike,
+    is_shape,
+    joined,
+    key_of,
+    map_up_to,
+    sliced,
+    spec_of,
+)
 from tfresidual.routing.outputs import named_outputs
 
 BATCH_SIZE = 128
@@ -16,18 +26,22 @@ BATCH_SIZE = 128
 COMPARED = 8
 
 
-def batches_of(data):
+def batches_of(data, chain=None):
     """Returns the data as batches.
 
     Args:
         data: a `tf.data.Dataset` or `keras.utils.PyDataset` of batches `(images, labels)`, or a
-            pair of arrays `(images, labels)`. Sample weights after the labels are ignored.
+            pair of arrays `(images, labels)`. Sample weights after the labels are ignored. For a
+            network with several inputs, images are a dict, tuple or list of arrays.
+        chain: the `tfresidual.routing.Chain` that the images are for, whose `input_dtype` says
+            which of them stay integers; by default none do.
 
     Returns:
         A tuple `(batches, count)`. `batches` is an iterator of `(images, labels)`, tensors that
         have the same dtype and, except for the number of images, the same shape in all batches;
         batches without images are left out. `count` is the number of batches of the data, or
-        `None` if it is not known in advance. Integer images become float32, as in `predict`.
+        `None` if it is not known in advance. Integer images become float32, as in `predict`,
+        unless the network takes integers.
 
     Raises:
         ValueError: if the data has another type or is infinite; the iterator also raises it if a
@@ -35,7 +49,7 @@ def batches_of(data):
     """
     check_data(data)
     batches, count = _raw_batches(data)
-    return _checked(batches), count
+    return _checked(batches, chain), count
 
 
 def _raw_batches(data):
@@ -46,9 +60,11 @@ def _raw_batches(data):
         count = data.num_batches
         return (_pair(data[index]) for index in range(count)), count
     images, labels = _pair(data)
-    starts = range(0, len(images), BATCH_SIZE)
+    starts = range(0, len(labels), BATCH_SIZE)
     chosen = (slice(start, start + BATCH_SIZE) for start in starts)
-    return ((images[part], labels[part]) for part in chosen), len(starts)
+    if not _is_structure(images, labels):
+        return ((images[part], labels[part]) for part in chosen), len(starts)
+    return ((sliced(images, part), labels[part]) for part in chosen), len(starts)
 
 
 def check_data(data):
@@ -68,13 +84,17 @@ def check_data(data):
             )
     elif isinstance(data, (list, tuple)) and len(data) in (2, 3):
         images, labels = _pair(data)
-        if not (_is_array(images) and _is_array(labels)):
+        parts = keras.tree.flatten(images) if isinstance(images, Mapping) else [images]
+        if not (all(map(_is_array, parts)) and _is_array(labels)):
             raise ValueError(
                 "Argument `data` must be a pair of arrays, if it is a tuple or a list. "
                 f"Received: {type(images).__name__} and {type(labels).__name__}"
             )
-        if len(images) != len(labels):
-            raise _other_count(len(images), len(labels))
+        if _is_structure(images, labels):
+            parts = keras.tree.flatten(images)
+        for part in parts:
+            if len(part) != len(labels):
+                raise _other_count(len(part), len(labels))
     else:
         raise ValueError(
             "Argument `data` must be a `tf.data.Dataset` or `keras.utils.PyDataset` of batches "
@@ -90,14 +110,28 @@ def first_batch(data):
         ValueError: if `batches_of` does not accept the data, or it is empty.
     """
     batches, _ = batches_of(data)
-    images, labels = next((batch for batch in batches if len(batch[0])), (None, None))
+    images, labels = next(batches, (None, None))
     if images is None:
         raise ValueError(
             f"Argument `data` must hold at least one batch with images. Received: data={data!r}"
         )
     if isinstance(data, (list, tuple)):
         labels = data[1]
-    return tuple(part if hasattr(part, "shape") else np.asarray(part) for part in (images, labels))
+    return images, labels if hasattr(labels, "shape") else np.asarray(labels)
+
+
+def _is_structure(images, labels):
+    """Returns whether images are several arrays: a dict, or a tuple or list of arrays.
+
+    A list of as many arrays as there are labels is one array of images.
+    """
+    if isinstance(images, Mapping):
+        return True
+    is_list = isinstance(images, (tuple, list)) and len(images) != len(labels)
+    return is_list and all(
+        isinstance(part, Mapping) or (_is_array(part) and len(part) == len(labels))
+        for part in images
+    )
 
 
 def splits_of(data):
@@ -135,7 +169,7 @@ def run_over(chain, name, function, data, progress=False, at_once=None, check=No
     check_bool("progress", progress)
     if chain.prepare is not None:
         chain.prepare()
-    batches, count = batches_of(data)
+    batches, count = batches_of(data, chain)
     compiled, parts = None, []
     if at_once is not None:
         batches, count = rebatched(batches, at_once), None
@@ -153,16 +187,17 @@ def run_over(chain, name, function, data, progress=False, at_once=None, check=No
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
-def _checked(batches):
+def _checked(batches, chain=None):
     """Yields batches as tensors and leaves out those without images.
 
     Raises a `ValueError` if the dtype or the shape of a batch differs from the first one.
     """
     first = None
-    for batch in batches:
-        images, labels = map(_tensor_of, ("images", "labels"), batch)
-        if len(images) != len(labels):
-            raise _other_count(len(images), len(labels))
+    for images, labels in batches:
+        images, labels = _images_of(images, chain), _tensor_of("labels", labels)
+        for part in keras.tree.flatten(images):
+            if len(part) != len(labels):
+                raise _other_count(len(part), len(labels))
         specs = spec_of(images), spec_of(labels)
         first = specs if first is None else first
         if specs != first:
@@ -171,11 +206,29 @@ def _checked(batches):
                 f"number of images. Received: images and labels as {_listed(first)}, and then as "
                 f"{_listed(specs)}"
             )
-        if len(images):
+        if len(labels):
             yield images, labels
 
 
-def _tensor_of(name, values):
+def _images_of(images, chain):
+    """Returns images as a tensor, or as tensors in their structure."""
+    shape = None if chain is None else chain.input_shape
+    is_structure = isinstance(images, Mapping) or (
+        isinstance(images, (tuple, list))
+        and (all(tf.is_tensor(part) for part in images) if chain is None else not is_shape(shape))
+    )
+    if not is_structure:
+        dtype = "float32" if chain is None or not is_shape(shape) else chain.input_dtype
+        return _tensor_of("images", images, dtype)
+    if chain is None or not is_alike(images, shape):
+        # What does not fit is refused where images are compared with the chain.
+        return keras.tree.map_structure(lambda part: _tensor_of("images", part), images)
+    return map_up_to(
+        lambda part, dtype: _tensor_of("images", part, dtype), images, chain.input_dtype
+    )
+
+
+def _tensor_of(name, values, dtype="float32"):
     try:
         tensor = tf.convert_to_tensor(values)
     except (ValueError, TypeError) as error:
@@ -185,7 +238,9 @@ def _tensor_of(name, values):
         is_usable = True
     else:
         is_usable = tensor.dtype.is_integer or tensor.dtype.is_bool
-        tensor = tf.cast(tensor, tf.float32) if is_usable else tensor
+        # As `predict` does.
+        wide = dtype if keras.backend.is_int_dtype(dtype) or dtype == "bool" else tf.float32
+        tensor = tf.cast(tensor, wide) if is_usable else tensor
     if not is_usable or not tensor.shape.rank:
         raise _no_numbers(name, f"of shape {tuple(tensor.shape)} and dtype {tensor.dtype.name}")
     return tensor
@@ -206,6 +261,7 @@ def _other_count(images, labels):
 
 
 def _listed(specs):
+    specs = keras.tree.flatten(specs)
     return " and ".join(f"{tuple(spec.shape[1:])} {spec.dtype.name}" for spec in specs)
 
 
@@ -214,31 +270,13 @@ def rebatched(batches, size):
     waiting, count = [], 0
     for batch in batches:
         waiting.append(batch)
-        count += len(batch[0])
+        count += len(batch[1])
         while count >= size:
-            images, labels = (tf.concat(parts, axis=0) for parts in zip(*waiting, strict=True))
-            yield images[:size], labels[:size]
-            waiting, count = [(images[size:], labels[size:])], count - size
+            whole = joined(waiting)
+            yield sliced(whole, slice(size))
+            waiting, count = [sliced(whole, slice(size, None))], count - size
     if count:
-        yield tuple(tf.concat(parts, axis=0) for parts in zip(*waiting, strict=True))
-
-
-def check_images(chain, images):
-    """Raises a `ValueError` unless the shape of a batch of images fits a chain."""
-    expected = chain.input_shape
-    fits = len(images.shape) == len(expected) + 1 and all(
-        size in (None, given) for size, given in zip(expected, images.shape[1:], strict=True)
-    )
-    if not fits:
-        raise ValueError(
-            f"Argument `data` must hold batches of images of shape {expected}. "
-            f"Received: a batch of shape {tuple(images.shape)}"
-        )
-
-
-def spec_of(values):
-    """Returns the `tf.TensorSpec` of such a batch, with any number of images."""
-    return tf.TensorSpec([None, *values.shape[1:]], values.dtype)
+        yield joined(waiting)
 
 
 def _is_array(values):
@@ -263,9 +301,9 @@ def _check_once(chain, images):
 
     Once is enough: if the two differ, they differ for any weights.
     """
-    key = ("agrees", tuple(images.shape[1:]), images.dtype)
+    key = ("agrees", *key_of(images))
     if chain.reference is not None and key not in chain.compared:
-        few = images[:COMPARED]
+        few = sliced(images, slice(COMPARED))
         check_agreement(chain, few, named_outputs(chain(few)))
         chain.compared[key] = True
 
@@ -273,7 +311,7 @@ def _check_once(chain, images):
 def _compiled(chain, name, function, images, labels):
     check_images(chain, images)
     signature = [spec_of(images), spec_of(labels)]
-    key = (name, *((tuple(spec.shape[1:]), spec.dtype) for spec in signature))
+    key = (name, *key_of(signature))
     if key not in chain.compiled:
         chain.compiled[key] = tf.function(function, input_signature=signature, autograph=False)
     return chain.compiled[key]

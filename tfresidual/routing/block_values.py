@@ -31,6 +31,7 @@ def block_values(chain, images, labels):
 def perturbation_values(chain, images, labels):
     """Returns both perturbation metrics of a batch, each `(images, blocks)`, as a dict by name."""
     del labels
+    chain = chain.given(images)
     pairs, _ = chain.walk(chain.stem(images))
     values = [
         _perturbations(block, before, after)

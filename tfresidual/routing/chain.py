@@ -19,11 +19,18 @@ if TYPE_CHECKING:
 
 # The kinds of outputs that a head can return, see `Chain`.
 OUTPUT_KINDS = ("probabilities", "logits", "label_probabilities", "label_logits", "values")
+# The key of a context under which it holds which positions are not padding.
+VALID_POSITIONS = "valid_positions"
+# The functions of a block.
+BLOCK_FUNCTIONS = ("apply", "branch", "join")
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
     """One residual block, which maps a state to the next state.
+
+    In a chain with a context (see `Chain`), the functions of a block take it as their last
+    argument; the blocks of `Chain.given` do not.
 
     A block of a properly convergent stage joins its branch to the anchor of the stage instead of
     the state. The anchor is the input of the first of the blocks that keep the shape of the state.
@@ -137,7 +144,14 @@ class Chain:
     """A network as `stem -> stages of blocks -> head`, at inference.
 
     Every function of a chain takes and returns tensors with a leading axis of images, runs
-    eagerly or inside a graph, and changes neither weights nor moving statistics.
+    eagerly or inside a graph, and changes neither weights nor moving statistics. An image is one
+    input of the network, whatever it is: pixels, the tokens of a sequence, or a dict, tuple or list
+    of these.
+
+    What blocks, transitions or the head read beside the state (a padding mask, positions, a second
+    input) is the context of the chain. It is computed once from the images, and all functions but
+    the stem then take it as their last argument. `given` returns a chain for some images, whose
+    functions take states alone.
 
     Attributes:
         name: str, the name of the network.
@@ -145,7 +159,8 @@ class Chain:
         stages: tuple of `Stage`.
         head: the function `last state -> outputs`.
         loss: the function `(labels, outputs) -> losses`, one loss per image.
-        input_shape: (height, width, channels) of one image.
+        input_shape: the shape of one image without the axis of images, such as (height, width,
+            channels), or a dict, tuple or list of such shapes if the network has several inputs.
         outputs: the kind of outputs of the head: `"probabilities"` or `"logits"` for mutually
             exclusive classes; `"label_probabilities"` or `"label_logits"`, one output per label,
             if an image can have several labels; `"values"` if the outputs are not classes, in
@@ -160,6 +175,12 @@ class Chain:
             functions were replaced on purpose.
         notes: descriptions of the parts of the network that the chain does not show, as a tuple of
             str.
+        context: the function `images -> context`, a dict of tensors with a leading axis of images;
+            `None` if blocks read nothing but the state. Under the name `VALID_POSITIONS`, it may
+            hold which positions of the states are not padding, bool, `(images, positions)`.
+        input_dtype: the dtype that the network declares for its input, a str, or a dict, tuple or
+            list of these. Integers are passed on as they are if it is an integer, and otherwise
+            become float32.
     """
 
     name: str
@@ -167,7 +188,7 @@ class Chain:
     stages: tuple[Stage, ...]
     head: Callable[[Tensor], Tensor] = dataclasses.field(repr=False)
     loss: Callable[[Tensor, Tensor], Tensor] = dataclasses.field(repr=False)
-    input_shape: tuple[int | None, ...]
+    input_shape: Any
     outputs: OutputKind = "logits"
     weights: tuple[keras.Variable, ...] = dataclasses.field(default=(), repr=False, compare=False)
     prepare: Callable[[], object] | None = dataclasses.field(default=None, repr=False)
@@ -175,6 +196,8 @@ class Chain:
         default=None, repr=False, compare=False
     )
     notes: tuple[str, ...] = ()
+    context: Callable[[Any], dict[str, Tensor]] | None = dataclasses.field(default=None, repr=False)
+    input_dtype: Any = "float32"
     # The graphs of functions that were compiled elsewhere, by the name of the function.
     graphs: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
     # The functions compiled for this chain, by what they compute and for which shapes.
@@ -183,11 +206,62 @@ class Chain:
     compared: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
     # The number of outputs of a head for one image, by head, as far as it is known.
     widths: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    # The context that `within` has put into the functions, and the chain that it was called on.
+    known: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    origin: Chain | None = dataclasses.field(default=None, repr=False, compare=False)
 
     @property
     def blocks(self) -> tuple[Block, ...]:
         """All blocks in the order in which they are applied, as a tuple."""
         return tuple(block for stage in self.stages for block in stage.blocks)
+
+    def given(self, images: Any) -> Chain:
+        """Returns the chain for some images: one without a context, whose functions take states.
+
+        A chain without a context is returned as it is.
+
+        Args:
+            images: the images on which the functions of the chain will be called, all of them in
+                this order; the stem still takes images.
+        """
+        return self if self.context is None else self.within(self.context(images))
+
+    def within(self, context: dict[str, Tensor]) -> Chain:
+        """Returns the chain for the images that a context was computed from, see `given`."""
+        if self.context is None:
+            return self
+        stages = tuple(
+            dataclasses.replace(
+                stage,
+                blocks=tuple(_block_within(block, context) for block in stage.blocks),
+                transition=_within(stage.transition, context),
+            )
+            for stage in self.stages
+        )
+        return dataclasses.replace(
+            self,
+            stages=stages,
+            head=_within(self.head, context),
+            context=None,
+            known=context,
+            origin=self,
+            compiled={},
+            widths={},
+        )
+
+    def times(self, count: int) -> Chain:
+        """Returns a chain for `count` copies of its images, one after the other.
+
+        Only a chain that `given` or `within` returned knows its images; any other chain is returned
+        as it is.
+        """
+        if not self.known:
+            return self
+        assert self.origin is not None
+        copies = {
+            name: ops.concatenate([tensor] * count, axis=0) for name, tensor in self.known.items()
+        }
+        return self.origin.within(copies)
 
     def walk(
         self, state: Tensor, until: tuple[int, int] | None = None
@@ -239,8 +313,9 @@ class Chain:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Returns the outputs of the unperturbed network."""
-        _, last = self.walk(self.stem(images))
-        return self.head(last)
+        chain = self.given(images)
+        _, last = chain.walk(chain.stem(images))
+        return chain.head(last)
 
     def __str__(self) -> str:
         blocks, stages = _counted(self.blocks, "block"), _counted(self.stages, "stage")
@@ -251,6 +326,16 @@ class Chain:
             lines += [line, *map("    {}".format, _overview(stage))]
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
+
+
+def _within(function, context):
+    """Returns a function of states from one that also takes a context; `None` for `None`."""
+    return function and (lambda *states: function(*states, context))
+
+
+def _block_within(block, context):
+    functions = {name: _within(getattr(block, name), context) for name in BLOCK_FUNCTIONS}
+    return dataclasses.replace(block, **functions)
 
 
 def checked_chain(chain):

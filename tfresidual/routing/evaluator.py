@@ -8,6 +8,7 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -15,13 +16,9 @@ from tfresidual.arguments import check_bool, is_number
 from tfresidual.machine.console import progress_bar
 from tfresidual.metrics import change_of, norm
 from tfresidual.routing.agreement import check_agreement
-from tfresidual.routing.batches import (
-    batches_of,
-    check_images,
-    rebatched,
-    spec_of,
-)
+from tfresidual.routing.batches import batches_of, rebatched
 from tfresidual.routing.chain import checked_chain
+from tfresidual.routing.images import check_images, key_of, sliced, spec_of
 from tfresidual.routing.losses import takes_signs
 from tfresidual.routing.outputs import LOGITS, OUTPUTS, check_labels, is_binary, named_outputs
 from tfresidual.routing.plan import BLOCK, DISTANCE, HEAD, STEM, TRANSITION, plan_of
@@ -137,7 +134,7 @@ def evaluate(
         chain.prepare()
     routes = checked_routes(chain, routes)
     plan = plan_of(chain, routes)
-    batches, count = batches_of(data)
+    batches, count = batches_of(data, chain)
     first = next(batches, None)
     if first is None:
         raise ValueError(
@@ -154,12 +151,12 @@ def evaluate(
     parts, all_labels = [], []
     with progress_bar("routes" if progress else None, count) as advance:
         for images, labels in rebatched(itertools.chain([first], batches), at_once):
-            share = len(images) / len(first[0]) / len(plan.steps)
+            share = len(labels) / len(first[1]) / len(plan.steps)
             advance_share = functools.partial(advance, share)
             parts.append(runner.run(images, labels, with_outputs, advance_share))
             if len(parts) == 1:
                 found = {name: part[:COMPARED] for name, part in runner.unperturbed.items()}
-                check_agreement(chain, images[:COMPARED], found)
+                check_agreement(chain, sliced(images, slice(COMPARED)), found)
             all_labels.append(labels.numpy())
     # The routes of the plan begin with the unperturbed one. Routes with the same path share one
     # result.
@@ -212,11 +209,12 @@ class _Runner:
         self.has_signs = takes_signs(chain.loss)
         self.stages = len(chain.stages)
         specs, labels = {-1: spec_of(images)}, spec_of(labels)
+        self.context, context = _compiled_context(chain, specs[-1])
         self.functions, inner = [], []
         for step in plan.steps:
             anchor = specs.get(step.reference)
             function, of_image = _compiled(
-                chain, step.operation, specs[step.source], anchor, labels, with_losses
+                chain, step.operation, specs[step.source], anchor, labels, context, with_losses
             )
             self.functions.append(function)
             inner.append(of_image)
@@ -227,14 +225,15 @@ class _Runner:
                 self.outputs = function.structured_outputs[OUTPUTS].shape[-1]
                 self.classes = 2 if is_binary(chain.outputs, self.outputs) else self.outputs
         sizes = {place: _bytes(spec) for place, spec in specs.items()}
-        self.bytes_per_image = sizes[-1] + plan.most_held(sizes, inner)
+        self.bytes_per_image = sizes[-1] + _bytes(context) + plan.most_held(sizes, inner)
 
     def run(self, images, labels, with_outputs, advance):
         """Returns all values of some images, as arrays `(routes, images, ...)` by name."""
         check_labels(self.kind, labels.numpy(), self.outputs, self.has_signs)
         routes = len(self.plan.routes)
-        values = {"distance": np.zeros((routes, len(images), self.stages), np.float32)}
+        values = {"distance": np.zeros((routes, len(labels), self.stages), np.float32)}
         states = {-1: images}
+        context = [] if self.context is None else [self.context(images)]
         for step, function in zip(self.plan.steps, self.functions, strict=True):
             operation, passing = step.operation, list(step.routes)
             state = states[step.source]
@@ -242,7 +241,7 @@ class _Runner:
                 distance = function(state, states[step.reference])
                 values["distance"][passing, :, operation.stage - 1] = distance.numpy()
             elif operation.kind == HEAD:
-                found = function(state, labels)
+                found = function(state, labels, *context)
                 outputs = {name: found.pop(name) for name in (OUTPUTS, LOGITS) if name in found}
                 # The unperturbed route is the first of the plan.
                 if 0 in passing:
@@ -257,7 +256,8 @@ class _Runner:
             else:
                 anchor = [] if step.reference is None else [states[step.reference]]
                 scale = [tf.constant(operation.scale)] if _is_scaled(operation) else []
-                states[step.target] = function(state, *anchor, *scale)
+                read = [] if operation.kind == STEM else context
+                states[step.target] = function(state, *anchor, *scale, *read)
                 del anchor
             del state
             for place in step.frees:
@@ -274,7 +274,21 @@ def _is_scaled(operation):
     return operation.kind == BLOCK and operation.scale != 1
 
 
-def _compiled(chain, operation, state, reference, labels, with_losses):
+def _compiled_context(chain, images):
+    """Returns the compiled function of the context for given specs of images, and its specs.
+
+    `(None, {})` for a chain without a context. It is kept on the chain.
+    """
+    if chain.context is None:
+        return None, {}
+    key = ("context", *key_of(images))
+    if key not in chain.compiled:
+        function = tf.function(chain.context, input_signature=[images], autograph=False)
+        chain.compiled[key] = function, spec_of(function.get_concrete_function().structured_outputs)
+    return chain.compiled[key]
+
+
+def _compiled(chain, operation, state, reference, labels, context, with_losses):
     """Returns the compiled function of an operation for given `tf.TensorSpec`s, and its memory.
 
     The memory is the bytes that one image needs inside the function, see `_inner_bytes`. Both are
@@ -287,29 +301,38 @@ def _compiled(chain, operation, state, reference, labels, with_losses):
         signature.append(reference)
     if _is_scaled(operation):
         signature.append(tf.TensorSpec([], tf.float32))
+    if context and operation.kind not in (STEM, DISTANCE):
+        signature.append(context)
     key = (
         "routes",
         *operation[:-1],
         _is_scaled(operation),
         with_losses and operation.kind == HEAD,
-        *((tuple(spec.shape[1:]), spec.dtype) for spec in signature),
+        *key_of(signature),
     )
     if key not in chain.compiled:
-        function = tf.function(
-            _function_of(chain, operation, with_losses), input_signature=signature, autograph=False
-        )
+        function = _function_of(chain, operation, with_losses, bool(context))
+        function = tf.function(function, input_signature=signature, autograph=False)
         concrete = function.get_concrete_function()
         chain.compiled[key] = concrete, _inner_bytes(concrete.graph, chain.graphs)
     return chain.compiled[key]
 
 
-def _function_of(chain, operation, with_losses):
+def _function_of(chain, operation, with_losses, has_context):
     """Returns the function of an operation, with only the parameters it is called with.
 
     TensorFlow binds arguments to the parameters of a compiled function. If a parameter has a
     default, binding fails, and creating the error message, which is never shown, prints the
     tensors and takes 5 ms per call.
     """
+    if has_context and operation.kind not in (STEM, DISTANCE):
+
+        def function(*arguments):
+            *arguments, context = arguments
+            within = chain.within(context)
+            return _function_of(within, operation, with_losses, False)(*arguments)
+
+        return function
     if operation.kind == HEAD:
         return lambda state, labels: _head_values(chain, state, labels, with_losses)
     if operation.kind == DISTANCE:
@@ -344,9 +367,12 @@ def _head_values(chain, state, labels, with_losses):
     return scores | {name: tf.cast(values, tf.float32) for name, values in named.items()}
 
 
-def _bytes(spec):
-    """Returns the number of bytes of one image in a tensor."""
-    return int(np.prod(spec.shape[1:], dtype=np.int64)) * spec.dtype.size
+def _bytes(specs):
+    """Returns the number of bytes of one image in a tensor, or in a structure of tensors."""
+    return sum(
+        int(np.prod(spec.shape[1:], dtype=np.int64)) * spec.dtype.size
+        for spec in keras.tree.flatten(specs)
+    )
 
 
 def _inner_bytes(graph, graphs):

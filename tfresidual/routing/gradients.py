@@ -43,6 +43,7 @@ def walk_with_gradients(chain, images, labels):
     Raises:
         ValueError: if the loss has no gradient at the states.
     """
+    chain = chain.given(images)
     # The stem needs no gradient, so it is outside the tape.
     state = chain.stem(images)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -60,7 +61,7 @@ def walk_with_gradients(chain, images, labels):
         if readouts:
             # The head treats each image by itself, so all read-outs go through it as one batch.
             states = [tf.cast(copy, last.dtype) for copy in readouts.values()]
-            outputs = chain.head(tf.concat(states, axis=0))
+            outputs = chain.times(len(readouts)).head(tf.concat(states, axis=0))
             repeats = [len(readouts)] + [1] * (len(labels.shape) - 1)
             total += tf.reduce_sum(chain.loss(tf.tile(labels, repeats), outputs))
     before, after = zip(*pairs, strict=True)

@@ -81,11 +81,12 @@ class _FoundBlock:
         after: the `_Place` of the state that the block returns, at `end` or later.
         transition_from: the `_Place` after the previous block, if a transition leads from there
             to `before`; otherwise `None`.
+        name: str, the name of the block.
     """
 
     begin: _Place
     end: _Place
-    shortcut: str
+    shortcut: str | None
     carried: keras.KerasTensor | None = None
     branches: tuple[keras.KerasTensor, ...] = ()
     sums: tuple[Node, ...] = ()
@@ -94,11 +95,13 @@ class _FoundBlock:
     before: _Place | None = None
     after: _Place | None = None
     transition_from: _Place | None = None
+    name: str | None = None
 
     @property
     def adds_to_state(self):
         """Whether the branch is added to the state or, in a unit, to a tensor of its shape."""
-        is_identity = self.shortcut == IDENTITY
+        # A layer chosen as a block counts as what it adds to the state.
+        is_identity = self.shortcut in (IDENTITY, None)
         return is_identity if self.unit is None else self.unit.resizing is None
 
 
@@ -111,14 +114,19 @@ def shortcut_of_unit(unit):
 
 
 def trunk_of(graph):
-    """Returns the places that every path from input to output passes, in order."""
-    producer = {id(graph.input): -1}
+    """Returns the places that every path from the inputs to the output passes, in order."""
+    producer = {id(tensor): -1 for tensor in graph.inputs}
     for index, node in enumerate(graph.nodes):
         producer |= {id(tensor): index for tensor in node.outputs}
     # For every node, the last node that uses one of its outputs, and the outputs that are used.
     last_use = dict.fromkeys(range(-1, len(graph.nodes)), -1)
     used = {index: {} for index in last_use}
-    uses = [(index, tensor) for index, node in enumerate(graph.nodes) for tensor in _taken(node)]
+    uses = [
+        (index, tensor)
+        for index, node in enumerate(graph.nodes)
+        for tensor in _taken(node)
+        if id(tensor) in producer
+    ]
     for index, tensor in [*uses, (len(graph.nodes), graph.output)]:
         source = producer[id(tensor)]
         last_use[source] = max(last_use[source], index)
@@ -143,15 +151,27 @@ def _call_of(node):
     return signature.bind(*node.args, **node.kwargs).arguments
 
 
-def blocks_of(graph, trunk):
-    """Yields all blocks on the trunk, in order."""
+def blocks_of(graph, trunk, is_chosen=None):
+    """Yields all blocks on the trunk, in order.
+
+    Args:
+        graph: a `tfresidual.sources.graph.Graph`.
+        trunk: see `trunk_of`.
+        is_chosen: function of a node that returns whether it is a block; by default, residual units
+            and additions are.
+    """
     ends = {place.index for place in trunk[1:]}
     for index, node in enumerate(graph.nodes):
         if is_unit(node) and index not in ends and _call_of(node).get("anchor") is not None:
             raise other_anchor(node.operation)
     for begin, end in itertools.pairwise(trunk):
         node = graph.nodes[end.index]
-        if is_unit(node):
+        if is_chosen is not None:
+            takes_state = any(tensor is begin.tensor for tensor in node.inputs)
+            keeps_shape = begin.tensor.shape == end.tensor.shape
+            if is_chosen(node) and takes_state and keeps_shape:
+                yield _FoundBlock(begin, end, None, name=node.operation.name, sums=(node,))
+        elif is_unit(node):
             yield _FoundBlock(
                 begin,
                 end,
@@ -172,14 +192,14 @@ def is_unit(node):
 def is_addition(node):
     """Returns whether a node adds tensors of the graph: an `Add` layer, `ops.add` or `+`."""
     is_add = isinstance(node.operation, keras.layers.Add) or is_of_keras(node.operation, "Add")
-    return is_add and len(node.inputs) > 1
+    return is_add and len(node.arguments) > 1
 
 
 def is_residual_sum(node):
     """Returns whether a node adds different tensors of one shape."""
     if not is_addition(node):
         return False
-    first, *others = node.inputs
+    first, *others = node.arguments
     has_two = any(tensor is not first for tensor in others)
     return has_two and all(tensor.shape == first.shape for tensor in others)
 
@@ -189,11 +209,11 @@ def _summands(nodes, addition):
 
     A summand that is itself a sum, and is used only here, is replaced by its own summands.
     """
-    uses = collections.Counter(id(tensor) for node in nodes for tensor in node.inputs)
+    uses = collections.Counter(id(tensor) for node in nodes for tensor in node.arguments)
     sums = {id(node.outputs[0]): node for node in nodes if is_residual_sum(node)}
     summands, taken_apart = [], [addition]
     for node in taken_apart:
-        for tensor in node.inputs:
+        for tensor in node.arguments:
             if id(tensor) in sums and uses[id(tensor)] == 1:
                 taken_apart.append(sums[id(tensor)])
             else:
@@ -210,10 +230,15 @@ def _block_of_sum(graph, begin, end):
     nodes, addition = graph.nodes[begin.index + 1 : end.index], graph.nodes[end.index]
     summands, sums = _summands([*nodes, addition], addition)
     origins = [_origin(nodes, tensor) is begin.tensor for tensor in summands]
+    made = {id(tensor) for node in nodes for tensor in node.outputs}
     if any(origins):
-        return _FoundBlock(begin, end, IDENTITY, *_parted(summands, origins.index(True)), sums)
-    operands, sums = addition.inputs, (addition,)
-    if len(operands) > 2:
+        carried, branches = _parted(summands, origins.index(True))
+        # Tensors of the context alone do not depend on the state.
+        if not any(id(tensor) in made for tensor in branches):
+            return None
+        return _FoundBlock(begin, end, IDENTITY, carried, branches, sums)
+    operands, sums = addition.arguments, (addition,)
+    if len(operands) > 2 or not all(id(tensor) in made for tensor in operands):
         return None
     paths = [path_to(nodes, tensor) for tensor in operands]
     # A shortcut has fewer layers with kernels than a branch; if both have the same number, it has
@@ -243,7 +268,7 @@ def _origin(nodes, tensor):
     """Returns the tensor that a tensor equals, followed back through layers that do nothing."""
     for node in reversed(nodes):
         if tensor is node.outputs[0] and _is_identity(node):
-            (tensor,) = node.inputs
+            (tensor,) = node.arguments
     return tensor
 
 

@@ -16,18 +16,28 @@ from tfresidual.routing.chain import Block, Chain, Stage
 from tfresidual.routing.losses import loss_of
 from tfresidual.saved_model.format import UNREADABLE
 from tfresidual.saved_model.reader import saved_model_chain
-from tfresidual.sources.functional import functional_chain, preparation, unit_parts
+from tfresidual.sources.functional import preparation, unit_parts
 from tfresidual.sources.graph import reference_of
+from tfresidual.sources.keras_models import chain_of_model
 from tfresidual.sources.outputs import kind_of, outputs_of
 
 if TYPE_CHECKING:
+    from typing import Any
+
+    from tfresidual.sources.choosing import Layers
     from tfresidual.types import ChainSource
 
 # The errors that Keras raises for files that it cannot read.
 DAMAGED = (*UNREADABLE, RuntimeError, zipfile.BadZipFile)
 
 
-def chain(source: Chain | ChainSource) -> Chain:
+def chain(
+    source: Chain | ChainSource,
+    *,
+    blocks: Layers | None = None,
+    open: bool | Layers | None = None,
+    inputs: Any = None,
+) -> Chain:
     """Returns the chain of a network, which every probe takes.
 
     Nothing is copied: the chain computes with the layers of the network itself, so it follows their
@@ -35,9 +45,9 @@ def chain(source: Chain | ChainSource) -> Chain:
     when the chain was made.
 
     Args:
-        source: a `tfresidual.networks.ResidualNetwork`; any functional `keras.Model` with
-            residual additions on one trunk, see
-            `tfresidual.sources.functional.functional_chain`; the path of a `.keras` file that
+        source: a `tfresidual.networks.ResidualNetwork`; any other `keras.Model` with residual
+            additions on one trunk, see `tfresidual.sources.keras_models.chain_of_model`, which
+            also describes the other arguments; the path of a `.keras` file that
             holds one of these; the path of a SavedModel that `tfresidual.export` wrote; or a
             chain, which is returned as it is.
 
@@ -49,15 +59,27 @@ def chain(source: Chain | ChainSource) -> Chain:
         ValueError: if the source is none of these, no blocks can be found in the model, or the
             file is damaged or holds classes that are not known here.
     """
+    options = {"blocks": blocks, "open": open, "inputs": inputs}
+    if isinstance(source, (str, os.PathLike)):
+        path = pathlib.Path(source)
+        if not path.is_dir():
+            return _of_file(path, options)
+    is_found = isinstance(source, keras.Model) and not isinstance(source, ResidualNetwork)
+    given = [name for name, value in options.items() if value is not None]
+    if given and not is_found:
+        raise ValueError(
+            "Arguments `blocks`, `open` and `inputs` must be left out unless blocks are to be "
+            "found in a `keras.Model`: the blocks of other sources are known. "
+            f"Received: {', '.join(given)} for source={source!r}"
+        )
     if isinstance(source, Chain):
         return source
     if isinstance(source, (str, os.PathLike)):
-        path = pathlib.Path(source)
-        return saved_model_chain(path) if path.is_dir() else _of_file(path)
+        return saved_model_chain(path)
     if isinstance(source, ResidualNetwork):
         return _of_residual_network(source)
     if isinstance(source, keras.Model):
-        return functional_chain(source)
+        return chain_of_model(source, blocks, open, inputs)
     raise ValueError(
         "Argument `source` must be a `tfresidual.networks.ResidualNetwork`, a functional "
         "`keras.Model`, the path of a .keras file that holds one or of a SavedModel that "
@@ -66,7 +88,7 @@ def chain(source: Chain | ChainSource) -> Chain:
     )
 
 
-def _of_file(path):
+def _of_file(path, options):
     """Returns the chain of the model in a `.keras` file."""
     if not path.exists():
         raise FileNotFoundError(
@@ -82,7 +104,7 @@ def _of_file(path):
     if not _is_archive(path):
         raise _unreadable(path, "it is not an archive, or has no config.json")
     model, notes = _loaded(path)
-    found = chain(model)
+    found = chain(model, **options)
     return dataclasses.replace(found, notes=(*found.notes, *notes))
 
 

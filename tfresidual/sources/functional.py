@@ -1,101 +1,149 @@
-"""The chain of a functional Keras model, found by walking its graph.
+"""The chain of a Keras model, found by walking its graph.
 
-The trunk consists of the places where all paths from input to output meet. If tensors of one shape
-are added at such a place, the part of the graph since the previous place is a residual block: one
-of the tensors is the state at the previous place, or what a shortcut made of it, and the others
-together are the branch.
+The trunk consists of the places where all paths from a tensor to the output meet. If tensors of one
+shape are added at such a place, the part of the graph since the previous place is a residual block:
+one of the tensors is the state at the previous place, or what a shortcut made of it, and the others
+together are the branch. So is a layer that was chosen as a block.
+
+The trunk begins at the input of the model or, if some paths go round all blocks (those of masks,
+positions, other inputs), at the tensor from which most blocks can be found. What is computed beside
+it is the context of the chain.
 """
 
-import collections
+from __future__ import annotations
+
 import functools
+from typing import TYPE_CHECKING
 
 import keras
 from keras import ops
 
-from tfresidual.routing.chain import Block, Chain, Stage
+from tfresidual.routing.chain import VALID_POSITIONS, Block, Chain, Stage
 from tfresidual.routing.losses import loss_of
-from tfresidual.sources.blocks import (
-    blocks_of,
-    is_unit,
-    join_gaps,
-    other_anchor,
-    path_to,
-    shortcut_of_unit,
-    trunk_of,
-)
-from tfresidual.sources.graph import graph_of, reference_of, replay, replayed
-from tfresidual.sources.masks import check_masks
-from tfresidual.sources.notes import is_opaque, no_block, notes_of, other_additions
+from tfresidual.sources.blocks import is_unit, other_anchor, path_to, shortcut_of_unit
+from tfresidual.sources.graph import replay
 from tfresidual.sources.outputs import kind_of, last_operation, outputs_of
 from tfresidual.sources.weights import parameters_of, weights_by_role
 
+if TYPE_CHECKING:
+    from tfresidual.sources.division import Division
 
-def functional_chain(model):
-    """Returns the chain of a functional model whose residual additions are on one trunk.
 
-    The chain computes with the layers of the model itself, at inference, as `predict` does. It adds
-    nothing to the model or its layers, however often it is called. Anything that the graph does
-    not show is described in its `notes`.
+def chain_of_division(model, division: Division, declared, reference, notes=()) -> Chain:
+    """Returns the chain of a model whose graph was divided into stem, blocks and head.
 
-    A block reaches from the place where its branch begins to the addition, and includes what
-    belongs to it on either side: an activation after the addition, if blocks with an identity
-    shortcut also begin after it, and an activation or normalization shared by both paths of a
-    block that changes the shape. Several parallel branches that are added to the state count as
-    one branch.
-
-    A stage ends where the number of channels changes, or where layers that change the state come
-    between two blocks. A block that changes only height and width also opens a stage, unless the
-    block after it opens one; it is then the last block of its stage.
-
-    Statistics that are set by `Normalization.adapt` are constants of the graph: an existing chain
-    keeps the statistics, as well as the loss, that it was made with. Make a new chain after calling
-    `adapt` or `compile`.
+    The chain computes with the layers of the model itself, at inference, as `predict` does.
 
     Args:
-        model: a functional `keras.Model`, or a `keras.Sequential` that has its input; with one
-            input and one output tensor, compiled or not.
-
-    Returns:
-        A `tfresidual.routing.Chain`.
-
-    Raises:
-        ValueError: if the model has no graph, several inputs or outputs, no block, a
-            `tfresidual.layers.ResidualUnit` whose anchor is not the beginning of its stage, or
-            layers that read a Keras mask made in another part of the chain.
+        model: the `keras.Model`.
+        division: its `tfresidual.sources.division.Division`.
+        declared: `keras.KerasTensor`s of the shapes of inputs that the chain takes, in their
+            structure.
+        reference: see `tfresidual.routing.Chain`.
+        notes: tuple of str, see there.
     """
-    graph = graph_of(model)
-    last = last_operation(graph)
-    trunk = trunk_of(graph)
-    found = list(blocks_of(graph, trunk))
-    additions = other_additions(graph, found)
-    opaque = collections.defaultdict(list)
-    for node in filter(is_opaque, graph.nodes):
-        opaque[type(node.operation).__name__].append(node.operation.name)
-    if not found:
-        if additions:
-            # A layer may take its mask as an argument, which bypasses the trunk.
-            everywhere = [(i, made) for i, node in enumerate(graph.nodes) for made in node.outputs]
-            check_masks(model, graph, everywhere)
-        raise no_block(graph, model, additions, opaque)
-    join_gaps(graph, trunk, found)
-    check_masks(model, graph, _borders(found))
-    axis = 1 if _is_channels_first(graph) else -1
-    prepare = preparation(node.operation for node in graph.nodes if is_unit(node))
+    whole, graph, found = division.whole, division.graph, division.blocks
+    last = last_operation(whole)
+    prepare = preparation(node.operation for node in whole.nodes if is_unit(node))
     if prepare is not None:
         prepare()
+    context = _Context(division)
+    parts = _Parts(graph, context)
+    dtype = _dtype_of_states(found)
+    shapes, dtypes = _described(declared)
     return Chain(
         name=model.name,
-        stem=_function_between(graph, trunk[0], found[0].before, _dtype_of_states(found)),
-        stages=_stages(graph, found, axis),
-        head=_function_between(graph, found[-1].after, trunk[-1]),
+        stem=_stem(whole, found[0].before.tensor, dtype),
+        stages=_stages(parts, found, -1 if not _is_channels_first(graph) else 1, dtype),
+        head=parts.between(found[-1].after, division.trunk[-1]),
         loss=loss_of(model, kind_of(model, last)),
-        input_shape=tuple(model.inputs[0].shape[1:]),
-        outputs=outputs_of(model, last) if len(graph.output.shape) == 2 else "values",
-        weights=parameters_of(graph.nodes),
+        input_shape=shapes,
+        input_dtype=dtypes,
+        outputs=outputs_of(model, last) if len(whole.output.shape) in (2, 3) else "values",
+        weights=parameters_of(whole.nodes),
         prepare=prepare,
-        reference=reference_of(model),
-        notes=notes_of(additions, opaque),
+        reference=reference,
+        notes=notes,
+        context=context.function,
     )
+
+
+def _described(structure):
+    """Returns the shapes of one image and the dtypes of inputs, in their structure."""
+    if isinstance(structure, dict):
+        pairs = {name: _described(part) for name, part in structure.items()}
+        return tuple({name: pair[place] for name, pair in pairs.items()} for place in (0, 1))
+    if isinstance(structure, (tuple, list)):
+        pairs = [_described(part) for part in structure]
+        return tuple(type(structure)(pair[place] for pair in pairs) for place in (0, 1))
+    return tuple(structure.shape[1:]), structure.dtype
+
+
+def _stem(whole, target, dtype):
+    """Returns the function from images to the first state."""
+    nodes = path_to(whole.nodes, target)
+
+    def stem(images):
+        values = replay(nodes, _values_of_inputs(whole, images))
+        return ops.cast(values[id(target)], dtype)
+
+    return stem
+
+
+def _values_of_inputs(whole, images):
+    """Returns the values of the inputs of a graph by id."""
+    structure = whole.structure
+    if isinstance(structure, dict):
+        images = {name: images[name] for name in structure}
+    given = keras.tree.flatten(images)
+    return {
+        id(tensor): ops.cast(value, tensor.dtype)
+        for tensor, value in zip(whole.inputs, given, strict=True)
+    }
+
+
+class _Context:
+    """What blocks read beside the state, and how it is computed."""
+
+    def __init__(self, division):
+        whole, graph = division.whole, division.graph
+        first = division.blocks[0].before.index
+        read = {id(t) for node in graph.nodes[first + 1 :] for t in node.inputs}
+        self.tensors = [tensor for tensor in graph.context if id(tensor) in read]
+        makers = {id(made): node for node in whole.nodes for made in node.outputs}
+        self.names = []
+        for tensor in self.tensors:
+            maker = makers.get(id(tensor))
+            name = tensor.name if maker is None else maker.operation.name
+            again = sum(known.partition(" ")[0] == name for known in self.names)
+            self.names.append(f"{name} {again + 1}" if again else name)
+        self.whole, self.valid = whole, division.valid
+        self.nodes = path_to(whole.nodes, *self.tensors, *self._of_valid())
+
+    def _of_valid(self):
+        return [] if self.valid is None else [self.valid]
+
+    @property
+    def function(self):
+        """The function `images -> context`; `None` if there is no context."""
+        return self.compute if self.tensors or self.valid is not None else None
+
+    def compute(self, images):
+        values = replay(self.nodes, _values_of_inputs(self.whole, images))
+        context = {
+            name: values[id(tensor)] for name, tensor in zip(self.names, self.tensors, strict=True)
+        }
+        if self.valid is not None:
+            context[VALID_POSITIONS] = ops.cast(values[id(self.valid)], "bool")
+        return context
+
+    def split(self, arguments):
+        """Returns the states among the arguments of a function, and the context's values by id."""
+        if self.function is None:
+            return arguments, {}
+        *states, context = arguments
+        named = zip(self.names, self.tensors, strict=True)
+        return states, {id(tensor): context[name] for name, tensor in named}
 
 
 def unit_parts(unit, takes_anchor):
@@ -126,30 +174,111 @@ def preparation(units):
     return converge if bounded else None
 
 
-def _function_between(graph, start, stop, dtype=None):
-    """Returns the function from one place to another; its result is cast to `dtype`, if given.
+class _Parts:
+    """The functions of a chain, each from a part of its graph.
 
-    All states of a chain have one dtype, the widest of those in the graph, so that they can be held
-    without loss. Every part of the chain casts them to its own dtype.
+    In a chain with a context, every function takes it as its last argument.
     """
-    nodes = graph.nodes[start.index + 1 : stop.index + 1]
-    function = replayed(nodes, start.tensor, stop.tensor)
 
-    def lead(state):
-        result = function(ops.cast(state, start.tensor.dtype))
-        return result if dtype is None else ops.cast(result, dtype)
+    def __init__(self, graph, context):
+        self.graph, self.context = graph, context
 
-    return lead
+    def replayed(self, nodes, source, target):
+        """Returns the function of one tensor from that of another, with the values of a context."""
+
+        def function(state, known):
+            return replay(nodes, known | {id(source): state})[id(target)]
+
+        return function
+
+    def inner(self, start, stop, dtype=None):
+        """Returns the function `(state, known) -> result` from one place to another.
+
+        The result is cast to `dtype`, if given: all states of a chain have one dtype, the widest of
+        those in the graph, so that they can be held without loss. Every part of the chain casts
+        them to its own dtype.
+        """
+        nodes = self.graph.nodes[start.index + 1 : stop.index + 1]
+        function = self.replayed(nodes, start.tensor, stop.tensor)
+
+        def lead(state, known):
+            result = function(ops.cast(state, start.tensor.dtype), known)
+            return result if dtype is None else ops.cast(result, dtype)
+
+        return lead
+
+    def outer(self, function):
+        """Returns a function as the chain has it, from `(*states, known) -> result`."""
+
+        def of_arguments(*arguments):
+            states, known = self.context.split(arguments)
+            return function(*states, known)
+
+        return of_arguments
+
+    def between(self, start, stop, dtype=None):
+        """Returns the function of the chain from one place to another."""
+        return self.outer(self.inner(start, stop, dtype))
+
+    def of_block(self, found, dtype):
+        """Returns the parts of a block, as keyword arguments of `Block`."""
+        nodes = self.graph.nodes[found.before.index + 1 : found.after.index + 1]
+        if found.unit is None:
+            parts = self.of_sum(found) | {"weights": weights_by_role(nodes)}
+        else:
+            parts = unit_parts(found.unit, found.anchor is not None)
+            for name in ("apply", "branch", "join"):
+                parts[name] = _without_context(parts[name])
+            around = [node for node in nodes if node.operation is not found.unit]
+            parts["weights"] |= weights_by_role(around)
+        start = self.inner(found.before, found.begin)
+        end = self.inner(found.end, found.after, dtype)
+
+        def apply(state, *others):
+            *anchor, known = others
+            return end(parts["apply"](start(state, known), *anchor, known), known)
+
+        def branch(state, known):
+            return parts["branch"](start(state, known), known)
+
+        def join(base, added, known):
+            return end(parts["join"](start(base, known), added, known), known)
+
+        functions = {
+            "apply": self.outer(apply),
+            "branch": parts["branch"] and self.outer(branch),
+            "join": parts["join"] and self.outer(join),
+        }
+        return parts | functions | {"name": found.name}
+
+    def of_sum(self, found):
+        """Returns for a sum or a layer what `unit_parts` returns for a unit, but for weights."""
+        nodes = self.graph.nodes[found.begin.index + 1 : found.end.index]
+        addition = self.graph.nodes[found.end.index]
+        source, target = found.begin.tensor, found.end.tensor
+        parts = {
+            "apply": self.replayed([*nodes, addition], source, target),
+            "branch": None,
+            "join": None,
+            "shortcut": found.shortcut,
+        }
+        if found.carried is not None:
+            carry = self.replayed(path_to(nodes, found.carried), source, found.carried)
+            paths = path_to(nodes, *found.branches)
+
+            def join(base, added, known):
+                return _sum([carry(base, known), added], target.dtype)
+
+            def branch(state, known):
+                values = replay(paths, known | {id(source): state})
+                return _sum([values[id(tensor)] for tensor in found.branches], target.dtype)
+
+            parts |= {"join": join, "branch": branch}
+        return parts
 
 
-def _borders(found):
-    """Yields the borders between parts of the chain: the index of a node and a tensor passed on."""
-    for block in found:
-        for place in (block.before, block.begin, block.end, block.after):
-            yield place.index, place.tensor
-        for tensor in (block.carried, *block.branches):
-            if tensor is not None:
-                yield block.end.index - 1, tensor
+def _without_context(function):
+    return lambda *arguments: function(*arguments[:-1])
 
 
 def _dtype_of_states(found):
@@ -157,24 +286,23 @@ def _dtype_of_states(found):
     return keras.backend.result_type(*(place.tensor.dtype for place in places))
 
 
-def _stages(graph, found, axis):
+def _stages(parts, found, axis, dtype):
     """Returns the blocks, grouped into stages."""
     stages, transition, blocks, anchor = [], None, [], None
-    dtype = _dtype_of_states(found)
     for block, opens in zip(found, _opens_stage(found, axis), strict=True):
         after = block.after.tensor.shape
         if blocks and opens:
             stages.append(Stage(len(stages) + 1, tuple(blocks), transition))
             transition, blocks = None, []
         if block.transition_from is not None:
-            transition = _function_between(graph, block.transition_from, block.before, dtype)
+            transition = parts.between(block.transition_from, block.before, dtype)
         # The tensor that `Chain` will pass to the block as its anchor.
         anchor = anchor if blocks else block.before
         keeps_shape = block.before.tensor.shape == after
         if block.anchor is not None and not (keeps_shape and block.anchor is anchor.tensor):
             raise other_anchor(block.unit)
         place = {"stage": len(stages) + 1, "index": len(blocks), "keeps_shape": keeps_shape}
-        blocks.append(Block(**place, **_parts(graph, block, dtype)))
+        blocks.append(Block(**place, **parts.of_block(block, dtype)))
         anchor = anchor if keeps_shape else block.after
     stages.append(Stage(len(stages) + 1, tuple(blocks), transition))
     return tuple(stages)
@@ -194,49 +322,6 @@ def _opens_stage(found, axis):
         is_last_of_stage = index + 1 < len(changes) and changes[index + 1]
         changes[index] = is_change or (shapes[index + 1] != shapes[index] and not is_last_of_stage)
     return [True, *changes]
-
-
-def _parts(graph, found, dtype):
-    """Returns the parts of a block, as keyword arguments of `Block`."""
-    nodes = graph.nodes[found.before.index + 1 : found.after.index + 1]
-    if found.unit is None:
-        parts = _sum_parts(graph, found) | {"weights": weights_by_role(nodes)}
-    else:
-        parts = unit_parts(found.unit, found.anchor is not None)
-        around = [node for node in nodes if node.operation is not found.unit]
-        parts["weights"] |= weights_by_role(around)
-    start = _function_between(graph, found.before, found.begin)
-    end = _function_between(graph, found.end, found.after, dtype)
-    functions = {
-        "apply": lambda state, *anchor: end(parts["apply"](start(state), *anchor)),
-        "branch": parts["branch"] and (lambda state: parts["branch"](start(state))),
-        "join": parts["join"] and (lambda base, branch: end(parts["join"](start(base), branch))),
-    }
-    return parts | functions | {"name": graph.nodes[found.end.index].operation.name}
-
-
-def _sum_parts(graph, found):
-    """Returns for a sum what `unit_parts` returns for a unit, except for the weights."""
-    nodes = graph.nodes[found.begin.index + 1 : found.end.index]
-    addition = graph.nodes[found.end.index]
-    source, target = found.begin.tensor, found.end.tensor
-    parts = {
-        "apply": replayed([*nodes, addition], source, target),
-        "branch": None,
-        "join": None,
-        "shortcut": found.shortcut,
-    }
-    if found.carried is not None:
-        carry = replayed(path_to(nodes, found.carried), source, found.carried)
-        parts["join"] = lambda base, branch: _sum([carry(base), branch], target.dtype)
-        paths = path_to(nodes, *found.branches)
-
-        def branch(state):
-            values = replay(paths, {id(source): state})
-            return _sum([values[id(tensor)] for tensor in found.branches], target.dtype)
-
-        parts["branch"] = branch
-    return parts
 
 
 def _sum(tensors, dtype):

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+from typing import Any
 
 import keras
 from keras import ops
@@ -18,19 +19,32 @@ class Node:
         operation: the layer, or the operation of `keras.ops`.
         args: positional arguments, with tensors as `keras.KerasTensor`s.
         kwargs: keyword arguments.
-        outputs: the `keras.KerasTensor`s that it returns, as a tuple.
+        outputs: the `keras.KerasTensor`s that it returns, as a tuple, and after them those of the
+            masks that it attaches to them.
+        inside: the opened layers in which it is called, from the outermost to the innermost.
+        masked: pairs of a tensor among the arguments and the mask attached to it, which the
+            operation may read.
+        masks: for every mask among the outputs, the index of the output that it is attached to.
     """
 
     operation: keras.Operation
     args: tuple
     kwargs: dict
     outputs: tuple
+    inside: tuple = ()
+    masked: tuple = ()
+    masks: tuple = ()
 
     @property
-    def inputs(self):
+    def arguments(self):
         """The tensors among the arguments, in order."""
         leaves = keras.tree.flatten((self.args, self.kwargs))
         return [leaf for leaf in leaves if isinstance(leaf, keras.KerasTensor)]
+
+    @property
+    def inputs(self):
+        """The tensors among the arguments, in order, and the masks attached to them."""
+        return self.arguments + [mask for _, mask in self.masked]
 
     def __call__(self, values):
         """Calls the operation without training.
@@ -41,6 +55,8 @@ class Node:
         Returns:
             A dict from the id of every tensor that the operation returns to its value.
         """
+        for tensor, mask in self.masked:
+            values[id(tensor)]._keras_mask = values[id(mask)]
         args, kwargs = keras.tree.map_structure(
             lambda leaf: values[id(leaf)] if isinstance(leaf, keras.KerasTensor) else leaf,
             (self.args, self.kwargs),
@@ -49,22 +65,51 @@ class Node:
         if isinstance(self.operation, keras.layers.Layer):
             kwargs = kwargs | {"training": False}
         results = keras.tree.flatten(self.operation(*args, **kwargs))
+        results = [result for result in results if result is not None]
+        results += [results[index]._keras_mask for index in self.masks]
         return {id(tensor): value for tensor, value in zip(self.outputs, results, strict=True)}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Graph:
-    """The operations that lead from the input of a model to its output.
+    """The operations that lead from the inputs of a model, or from a tensor, to its output.
 
     Attributes:
-        input: `keras.KerasTensor`.
+        inputs: tuple of `keras.KerasTensor`s.
         nodes: tuple of `Node`s, each after those whose results it takes.
         output: `keras.KerasTensor`.
+        structure: the inputs as the model takes them: a tensor, or a dict, tuple or list of these.
+        context: tuple of the `keras.KerasTensor`s that the nodes take beside these inputs and each
+            other.
     """
 
-    input: keras.KerasTensor
+    inputs: tuple[keras.KerasTensor, ...]
     nodes: tuple[Node, ...]
     output: keras.KerasTensor
+    structure: Any = None
+    context: tuple[keras.KerasTensor, ...] = ()
+
+    @property
+    def input(self):
+        """The first of the inputs."""
+        return self.inputs[0]
+
+    @property
+    def has_masks(self):
+        """Whether an operation takes tensors to which Keras has attached masks."""
+        return any(node.masked for node in self.nodes)
+
+    def since(self, first):
+        """Returns the part of the graph that depends on a tensor: from there to the output."""
+        since, nodes, needed = {id(first)}, [], {}
+        for node in self.nodes:
+            taken = node.inputs
+            if any(id(tensor) in since for tensor in taken):
+                nodes.append(node)
+                needed |= {id(tensor): tensor for tensor in taken}
+                since |= {id(tensor) for tensor in node.outputs}
+        context = tuple(tensor for key, tensor in needed.items() if key not in since)
+        return dataclasses.replace(self, inputs=(first,), nodes=tuple(nodes), context=context)
 
 
 class Entry(keras.Operation):
@@ -111,8 +156,8 @@ def graph_of(model):
     The layers of the model are not called, and nothing is added to them.
 
     Args:
-        model: a `keras.Model` with one input and one output tensor: a functional one, or a
-            `keras.Sequential` whose input is known.
+        model: a `keras.Model` with one output tensor: a functional one, or a `keras.Sequential`
+            whose input is known.
 
     Returns:
         A `Graph`. If the height or width of the images is not known, its tensors have the shapes
@@ -124,37 +169,47 @@ def graph_of(model):
     if not has_graph(model):
         raise ValueError(
             "Argument `source` must be a functional `keras.Model`, or a `keras.Sequential` with "
-            "a defined input: the blocks of other models, such as subclassed ones, cannot be "
-            f"seen. Received: source={model.name} of type {type(model).__name__}"
+            f"a defined input. Received: source={model.name} of type {type(model).__name__}"
         )
-    if len(model.inputs) != 1 or len(model.outputs) != 1:
+    if len(model.outputs) != 1:
         raise ValueError(
-            "Argument `source` must be a model with one input and one output tensor, such as "
+            "Argument `source` must be a model with one output tensor, such as "
             "`keras.Model(model.input, model.outputs[0])`. "
-            f"Received: source={model.name} with {len(model.inputs)} inputs and "
-            f"{len(model.outputs)} outputs"
+            f"Received: source={model.name} with {len(model.outputs)} outputs"
         )
-    (inputs,) = model.inputs
-    if None not in inputs.shape[1:]:
-        return _graph_for(model, inputs.shape)
+    shapes = [tensor.shape for tensor in model.inputs]
+    if all(None not in shape[1:] for shape in shapes):
+        return _graph_for(model, shapes)
     failures = []
     for assumed in SIZES:
-        sizes = (assumed if size is None else size for size in inputs.shape[1:])
+        sizes = [
+            (shape[0], *(assumed if size is None else size for size in shape[1:]))
+            for shape in shapes
+        ]
         try:
-            return _graph_for(model, (inputs.shape[0], *sizes))
+            return _graph_for(model, sizes)
         except (ValueError, TypeError) as error:
             failures.append(error)
     raise ValueError(
         f"Argument `source` must be a model that takes images of one of the sizes {SIZES}, or "
         f"that has an input of known size; for {SIZES[0]}, Keras says: {failures[0]} "
-        f"Received: source={model.name} with an input of shape {inputs.shape}"
+        f"Received: source={model.name} with an input of shape {shapes[0]}"
     ) from failures[0]
 
 
-def _graph_for(model, shape):
-    images = keras.KerasTensor(shape, dtype=model.inputs[0].dtype)
-    nodes, (output,) = _flattened(model, [images])
-    return Graph(images, _leading(nodes, output), output)
+def _graph_for(model, shapes):
+    images = [
+        keras.KerasTensor(shape, dtype=tensor.dtype, name=tensor.name)
+        for shape, tensor in zip(shapes, model.inputs, strict=True)
+    ]
+    nodes, (output,) = _flattened(model, images)
+    structure = keras.tree.pack_sequence_as(inputs_of(model), images)
+    return Graph(tuple(images), leading(nodes, output), output, structure)
+
+
+def inputs_of(model):
+    """Returns the inputs of a model with a graph, in the structure in which it takes them."""
+    return model.inputs[0] if isinstance(model, keras.Sequential) else model.input
 
 
 def has_graph(model):
@@ -171,7 +226,9 @@ def reference_of(model):
     The function refers to the layers, not to the model, because callbacks keep chains only as long
     as their model exists.
     """
-    return functools.partial(_rewrapped(model), training=False)
+    inputs = inputs_of(model)
+    inputs = inputs if isinstance(inputs, (dict, list, tuple)) else model.inputs
+    return functools.partial(keras.Model(inputs, model.outputs, name=model.name), training=False)
 
 
 def is_of_keras(operation, name):
@@ -261,11 +318,16 @@ def _can_be_flattened(node):
         isinstance(inputs, (list, tuple))
         and all(isinstance(tensor, keras.KerasTensor) for tensor in inputs)
     )
+    own = inputs_of(model)
+    if isinstance(inputs, dict) and isinstance(own, dict):
+        is_plain = set(inputs) == set(own) and all(
+            isinstance(tensor, keras.KerasTensor) for tensor in inputs.values()
+        )
     ranks = [len(tensor.shape) for tensor in node.inputs]
     return is_plain and ranks == [len(tensor.shape) for tensor in model.inputs]
 
 
-def _leading(nodes, output):
+def leading(nodes, output):
     """Returns the nodes that lead to a tensor, as a tuple."""
     needed, kept = {id(output)}, []
     for node in reversed(nodes):

@@ -16,13 +16,22 @@ def other_additions(graph, found):
     for node in graph.nodes:
         if id(node) in known:
             continue
-        if is_residual_sum(node) and len(node.inputs) > 2:
+        if is_residual_sum(node) and len(node.arguments) > 2:
             others["of several tensors, none of them the state"].append(node.operation.name)
         elif is_residual_sum(node) or is_unit(node):
             others["off the trunk"].append(node.operation.name)
         elif is_addition(node):
             others["of other shapes, or of the same tensor"].append(node.operation.name)
     return others
+
+
+def may_hide(layer):
+    """Returns whether something is a layer written by others, which may contain additions."""
+    if not isinstance(layer, keras.layers.Layer) or isinstance(
+        layer, (keras.layers.Lambda, keras.layers.Wrapper)
+    ):
+        return False
+    return type(layer).__module__.partition(".")[0] not in ("keras", "tfresidual")
 
 
 def is_opaque(node):
@@ -44,7 +53,7 @@ def is_opaque(node):
     return package != "keras" or len(alike) > 1
 
 
-def _listed(names_by_kind):
+def listed(names_by_kind):
     """Returns a text with the number of names of every kind and the first of them."""
     return ", ".join(
         f"{kind} ({len(names)}: {', '.join([*names[:3], *(['...'] if len(names) > 3 else [])])})"
@@ -62,19 +71,19 @@ def notes_of(additions, opaque):
     notes = []
     if additions:
         notes.append(
-            f"additions that are not blocks themselves: {_listed(additions)}; they are computed "
+            f"additions that are not blocks themselves: {listed(additions)}; they are computed "
             "as part of what contains them"
         )
     if opaque:
-        notes.append(f"the inside of these layers cannot be seen: {_listed(opaque)}")
+        notes.append(f"the inside of these layers cannot be seen: {listed(opaque)}")
     return tuple(notes)
 
 
 def no_block(graph, model, additions, opaque):
     """Returns the error for a model without blocks; the arguments are as for `notes_of`."""
-    found = f"additions: {_listed(additions)}" if additions else "no addition"
+    found = f"additions: {listed(additions)}" if additions else "no addition"
     if opaque:
-        found += f"; layers that may hide some: {_listed(opaque)}"
+        found += f"; layers that may hide some: {listed(opaque)}"
     if any(keras.tree.flatten(node.kwargs.get("mask")) != [None] for node in graph.nodes):
         found += "; masks, which bypass every place where the other paths meet"
     return ValueError(

@@ -22,7 +22,8 @@ from tfresidual.machine.files import damaged, replacing
 from tfresidual.machine.locks import LOCK, locked
 from tfresidual.probes.logs import log_key
 from tfresidual.probes.perturbation import ALL_STAGES
-from tfresidual.routing.batches import batches_of, check_images
+from tfresidual.routing.batches import batches_of
+from tfresidual.routing.images import check_images
 from tfresidual.tuning.depth_oracle import (
     KEPT_DISTANCE,
     OBJECTIVE,

@@ -1,0 +1,92 @@
+"""Images of a network: a tensor with a leading axis of images, or a dict, tuple or list of these.
+
+TensorFlow only.
+"""
+
+import functools
+from collections.abc import Mapping
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+
+def count_of(images):
+    """Returns the number of images in a batch, an array or a structure of arrays."""
+    return len(keras.tree.flatten(images)[0])
+
+
+def sliced(images, part):
+    """Returns a part of a batch of images, given by a slice of its first axis."""
+    return keras.tree.map_structure(lambda array: array[part], images)
+
+
+def check_images(chain, images):
+    """Raises a `ValueError` unless the shape of a batch of images fits a chain."""
+    expected = chain.input_shape
+    if not is_alike(images, expected):
+        shapes = keras.tree.map_structure(lambda part: tuple(part.shape), images)
+        raise ValueError(
+            f"Argument `data` must hold batches of images of shape {expected}. "
+            f"Received: a batch of shape {shapes}"
+        )
+    map_up_to(_check_shape, images, expected)
+
+
+def _check_shape(images, expected):
+    fits = len(images.shape) == len(expected) + 1 and all(
+        size in (None, given) for size, given in zip(expected, images.shape[1:], strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            f"Argument `data` must hold batches of images of shape {expected}. "
+            f"Received: a batch of shape {tuple(images.shape)}"
+        )
+
+
+def spec_of(values):
+    """Returns the `tf.TensorSpec` of such a batch, with any number of images.
+
+    For images that are a structure of tensors, it is that structure of specs.
+    """
+    return keras.tree.map_structure(
+        lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), values
+    )
+
+
+def key_of(values):
+    """Returns what distinguishes tensors, or structures of them, for a compiled function."""
+    specs = keras.tree.flatten(values)
+    return tuple((tuple(spec.shape[1:]), spec.dtype) for spec in specs)
+
+
+def is_shape(shape):
+    """Returns whether something is the shape of one input, not a structure of shapes."""
+    return isinstance(shape, (tuple, list)) and all(
+        size is None or isinstance(size, (int, np.integer)) for size in shape
+    )
+
+
+def is_alike(images, shapes):
+    """Returns whether images have the structure of the shapes of a chain."""
+    if is_shape(shapes):
+        return not isinstance(images, (Mapping, tuple, list))
+    if isinstance(shapes, Mapping):
+        is_dict = isinstance(images, Mapping) and set(images) == set(shapes)
+        return is_dict and all(is_alike(images[name], shapes[name]) for name in shapes)
+    is_list = isinstance(images, (tuple, list)) and len(images) == len(shapes)
+    return is_list and all(map(is_alike, images, shapes))
+
+
+def map_up_to(function, images, others):
+    """Applies a function to the parts of images and what stands at their places in another."""
+    if isinstance(others, Mapping):
+        return {name: map_up_to(function, images[name], others[name]) for name in others}
+    if isinstance(others, (tuple, list)) and isinstance(images, (tuple, list)):
+        return type(images)(map(functools.partial(map_up_to, function), images, others))
+    return function(images, others)
+
+
+def joined(batches):
+    """Returns batches as one."""
+    return keras.tree.map_structure(lambda *parts: tf.concat(parts, axis=0), *batches)

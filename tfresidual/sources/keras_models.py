@@ -1,0 +1,237 @@
+"""Chains of Keras models: functional, sequential and subclassed, with layers whole or opened."""
+
+from __future__ import annotations
+
+import collections
+from typing import TYPE_CHECKING
+
+import keras
+
+from tfresidual.routing.agreement import difference, sample_images
+from tfresidual.routing.outputs import named_outputs
+from tfresidual.sources.choosing import chooser
+from tfresidual.sources.division import divided
+from tfresidual.sources.functional import chain_of_division
+from tfresidual.sources.graph import has_graph, inputs_of, reference_of
+from tfresidual.sources.notes import (
+    is_opaque,
+    listed,
+    may_hide,
+    no_block,
+    notes_of,
+    other_additions,
+)
+from tfresidual.sources.recording import graph_with_masks, recorded_model
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from tfresidual.routing.chain import Chain
+    from tfresidual.sources.choosing import Layers
+
+# An opened model is compared with itself once more after this change of all its weights: what was
+# computed from weights while it was opened, and is now a number, does not follow it.
+FACTOR, SHIFT = 1.1, 0.02
+# The largest difference that rounding may cause, as a share of the largest output. Operation by
+# operation, TensorFlow rounds in the same way whether a layer is opened or not.
+ALLOWED = {"bfloat16": 0.1, "float16": 0.02}
+ALLOWED_OTHERWISE = 1e-3
+
+
+def chain_of_model(
+    model: keras.Model,
+    blocks: Layers | None = None,
+    open: bool | Layers | None = None,
+    inputs: Any = None,
+) -> Chain:
+    """Returns the chain of a Keras model whose residual additions are on one trunk.
+
+    The chain computes with the layers of the model itself, at inference, as `predict` does. It adds
+    nothing to the model or its layers, however often it is called. Anything that it does not show
+    is described in its `notes`.
+
+    A block reaches from the place where its branch begins to the addition, and includes what
+    belongs to it on either side: an activation after the addition, if blocks with an identity
+    shortcut also begin after it, and an activation or normalization shared by both paths of a
+    block that changes the shape. Several parallel branches that are added to the state count as
+    one branch.
+
+    A stage ends where the number of channels changes, or where layers that change the state come
+    between two blocks. A block that changes only height and width also opens a stage, unless the
+    block after it opens one; it is then the last block of its stage.
+
+    What the blocks read beside the state becomes the context of the chain: masks (given as
+    arguments, or attached to tensors by Keras), positions, other inputs and what is computed from
+    them. The trunk then begins where most blocks can be found, with additions to the state itself.
+
+    Layers written by others hide their additions. If no addition is seen, such layers are opened:
+    they are called once with symbolic tensors, and the additions inside become blocks, such as
+    `transformer_layer_0/attention` and `transformer_layer_0/mlp`. An opened model is compared with
+    the model itself on random inputs, with its weights and with changed ones. If opening fails, or
+    the outputs differ, layers become whole blocks, F = layer(h) - h, and a note says why.
+
+    Statistics that are set by `Normalization.adapt` are constants of the graph: an existing chain
+    keeps the statistics, as well as the loss, that it was made with. Make a new chain after calling
+    `adapt` or `compile`.
+
+    Args:
+        model: a `keras.Model` with one output tensor, compiled or not.
+        blocks: which layers are blocks as a whole: a class, the name of a layer, a function of a
+            layer that returns a bool, or several of these in a list. They must return the shape
+            they take. By default, residual additions are the blocks.
+        open: which layers are opened, in the same way; `True` for all layers that are not of Keras
+            or of this package, `False` for none. By default all of these, but only if no addition
+            is seen without opening them.
+        inputs: a batch of inputs of the model, or `keras.KerasTensor`s in its structure. Needed for
+            a subclassed model, and for opening layers that need to know the number of positions,
+            such as those that compute a causal mask; the chain then takes only inputs of that size.
+
+    Returns:
+        A `tfresidual.routing.Chain`.
+
+    Raises:
+        ValueError: if the model has several outputs, no block, a `tfresidual.layers.ResidualUnit`
+            whose anchor is not the beginning of its stage, or if an argument cannot be used.
+    """
+    if blocks is not None:
+        return _of_blocks(model, blocks, inputs)
+    opens = may_hide if open is None or isinstance(open, bool) else chooser("open", open)
+    whole = graph_with_masks(model, inputs)
+    division = divided(whole) if open is None or open is False else None
+    if division is not None:
+        return _chain(model, division, inputs)
+    if open is not False and any(opens(node.operation) for node in whole.nodes):
+        return _of_opened(model, whole, opens, inputs)
+    raise no_block(whole, model, other_additions(whole, []), _opaque(whole))
+
+
+def _of_blocks(model, blocks, inputs):
+    is_chosen = chooser("blocks", blocks)
+    whole = graph_with_masks(model, inputs)
+    division = divided(whole, lambda node: is_chosen(node.operation))
+    if division is None:
+        raise _no_layer(model, whole, blocks)
+    return _chain(model, division, inputs)
+
+
+def _chain(model, division, inputs, *notes):
+    whole = division.whole
+    # The graph may have been made for one of many sizes that the model takes.
+    declared = inputs_of(model) if inputs is None and has_graph(model) else whole.structure
+    found = notes_of(other_additions(whole, division.blocks), _opaque(whole))
+    reference = reference_of(model) if has_graph(model) else _Inference(model)
+    return chain_of_division(model, division, declared, reference, (*found, *notes))
+
+
+class _Inference:
+    """Computes what a subclassed model computes at inference."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __call__(self, images):
+        return self.model(images, training=False)
+
+
+def _opaque(graph):
+    """Returns the names of the layers that cannot be looked into, by class."""
+    return _by_class(node.operation for node in filter(is_opaque, graph.nodes))
+
+
+def _by_class(layers):
+    names = collections.defaultdict(list)
+    for layer in layers:
+        names[type(layer).__name__].append(layer.name)
+    return names
+
+
+def _no_layer(model, whole, blocks):
+    known = listed(_by_class(node.operation for node in whole.nodes))
+    return ValueError(
+        "Argument `blocks` must choose layers that return the shape they take, on one trunk: all "
+        "paths from one to the next pass through the state, except for what does not depend on "
+        f"it. Received: blocks={blocks!r} for {model.name}, whose layers are {known}"
+    )
+
+
+def _of_opened(model, whole, opens, inputs):
+    """Returns the chain of a model with layers opened, or with whole layers if that fails.
+
+    Args:
+        model: the `keras.Model`.
+        whole: its graph, with whole layers.
+        opens: function of a layer that returns whether it is to be opened.
+        inputs: see `chain_of_model`.
+    """
+    division, reason = _opened(model, opens, inputs)
+    if division is not None:
+        names = listed(_by_class(division.opened))
+        shapes = keras.tree.map_structure(lambda tensor: tuple(tensor.shape[1:]), whole.structure)
+        fixed = "" if inputs is None else f", for inputs of shape {shapes} only"
+        chain = _chain(model, division, inputs, f"opened layers: {names}{fixed}")
+        reason = _failure_of(chain, model)
+        if reason is None:
+            return chain
+    division = _whole_layers(whole, opens)
+    if division is None:
+        raise no_block(whole, model, other_additions(whole, []), _opaque(whole))
+    declared = model.inputs if inputs is None and has_graph(model) else whole.inputs
+    has_unknown = None in [size for tensor in declared for size in tensor.shape[1:]]
+    hint = "; with `inputs` of a known size they might be opened" if has_unknown else ""
+    return _chain(model, division, inputs, f"layers are whole blocks, not opened: {reason}{hint}")
+
+
+def _whole_layers(whole, opens):
+    """Returns the division with whole layers as blocks, or `None`.
+
+    If there are several layers of a class, only such layers are blocks: others are, for example,
+    the last normalization.
+    """
+    division = divided(whole, lambda node: opens(node.operation))
+    if division is None:
+        return None
+    classes = collections.Counter(type(block.sums[0].operation) for block in division.blocks)
+    repeated = [kind for kind, count in classes.items() if count > 1]
+    if not repeated or len(repeated) == len(classes):
+        return division
+    return divided(whole, lambda node: opens(node.operation) and type(node.operation) in repeated)
+
+
+def _opened(model, opens, inputs):
+    """Returns the division with layers opened, and why there is none."""
+    try:
+        graph, failures = recorded_model(model, inputs, opens)
+        division = divided(graph)
+        if division is None:
+            # Those of outer layers come after those of the layers in them.
+            reasons = [f"{layer.name}: {reason}" for layer, reason in failures.items()][::-1]
+            return None, reasons[0] if reasons else "no residual addition was found in them"
+        # Only the layers in which a block is found; the others stay as they are.
+        needed = {id(layer) for layer in division.opened}
+        graph, _ = recorded_model(model, inputs, lambda layer: id(layer) in needed)
+        return divided(graph), "no residual addition was found in them"
+    except Exception as error:
+        # Code written by others may raise any error on symbolic tensors.
+        return None, (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _failure_of(chain, model):
+    """Returns in words why an opened model differs from itself; `None` if it does not."""
+    images = sample_images(chain)
+    if images is None:
+        return "the model accepts none of the inputs that were tried"
+    dtypes = {keras.backend.standardize_dtype(w.dtype) for w in model.weights}
+    dtypes |= {layer.compute_dtype for layer in model.layers}
+    allowed = max([ALLOWED_OTHERWISE, *(ALLOWED.get(dtype, 0) for dtype in dtypes)])
+    changed = [
+        (weight, weight.value * FACTOR + SHIFT)
+        for weight in model.weights
+        if keras.backend.is_float_dtype(weight.dtype)
+    ]
+    for mapping, when in (([], ""), (changed, " after a change of the weights")):
+        with keras.StatelessScope(state_mapping=mapping):
+            found, expected = (named_outputs(f(images)) for f in (chain, chain.reference))
+        share, most, _ = difference(found, expected)
+        if not share <= allowed:
+            return f"opened, the model returns other outputs{when}, by up to {most:.3g}"
+    return None

@@ -1,0 +1,435 @@
+"""Records the graph of a model by calling it symbolically, with chosen layers opened.
+
+A recorded graph shows what the graph of a functional model hides: what layers compute inside, and
+the implicit masks of Keras, which become arguments of the layers that read them. TensorFlow only.
+"""
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import itertools
+import threading
+import warnings
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import ops
+
+from tfresidual.sources.graph import Graph, Node, graph_of, has_graph, inputs_of, leading, replay
+from tfresidual.sources.masks import may_mask
+
+# Recording replaces methods of Keras for a moment.
+_LOCK = threading.RLock()
+_SWAPPED = {
+    "__add__": lambda one, other: ops.add(one, other),
+    "__radd__": lambda one, other: ops.add(other, one),
+    "__sub__": lambda one, other: ops.subtract(one, other),
+    "__rsub__": lambda one, other: ops.subtract(other, one),
+    "__mul__": lambda one, other: ops.multiply(one, other),
+    "__rmul__": lambda one, other: ops.multiply(other, one),
+    "__truediv__": lambda one, other: ops.true_divide(one, other),
+    "__rtruediv__": lambda one, other: ops.true_divide(other, one),
+    "__matmul__": lambda one, other: ops.matmul(one, other),
+    "__rmatmul__": lambda one, other: ops.matmul(other, one),
+}
+
+
+def recorded(function, inputs, is_opened):
+    """Returns the graph of what a function of tensors computes.
+
+    Args:
+        function: calls layers and operations of `keras.ops` on its argument, and returns a tensor.
+        inputs: `keras.KerasTensor`, or a structure of them.
+        is_opened: function of a layer that returns whether the layer is replaced by what it
+            computes inside. A layer that cannot be opened is recorded as a whole.
+
+    Returns:
+        A tuple of the `tfresidual.sources.graph.Graph`, and a dict of the reasons why layers could
+        not be opened, by layer.
+
+    Opened code may ask for the number of images, which symbolic tensors do not know. If `inputs`
+    have a number of images, it is taken out of the graph again, see `_for_any_number`.
+
+    Raises:
+        Exception: whatever the code of the function raises on symbolic tensors.
+    """
+    recorder = _Recorder(is_opened)
+    with recorder.active():
+        output = function(inputs)
+    if not isinstance(output, keras.KerasTensor):
+        raise ValueError(
+            "Argument `source` must be a model that returns one tensor. "
+            f"Received: a model that returns {type(output).__name__}"
+        )
+    graph = Graph(
+        inputs=tuple(keras.tree.flatten(inputs)),
+        nodes=_for_any_number(
+            leading(recorder.nodes, output), keras.tree.flatten(inputs)[0].shape[0]
+        ),
+        output=output,
+        structure=inputs,
+    )
+    return graph, recorder.failures
+
+
+class _Recorder:
+    """Collects the calls of layers and operations on symbolic tensors."""
+
+    def __init__(self, is_opened):
+        self.is_opened = is_opened
+        self.nodes, self.failures = [], {}
+        # The layers that are being opened, from the outermost to the innermost.
+        self.inside = []
+        # Every operation that was called, with the length of its lists of nodes before.
+        self.touched = {}
+
+    @contextlib.contextmanager
+    def active(self):
+        """Replaces the symbolic calls of Keras and undoes everything at the end."""
+        recorder = self
+        original_of_layer = keras.layers.Layer.symbolic_call
+        original_of_operation = keras.Operation.symbolic_call
+
+        def layer_call(layer, *args, **kwargs):
+            return recorder.call(layer, args, kwargs)
+
+        def operation_call(operation, *args, **kwargs):
+            if isinstance(operation, keras.layers.Layer):
+                return recorder.call(operation, args, kwargs)
+            return recorder.record(operation, args, kwargs)
+
+        variable = keras.Variable
+        swapped = {name: getattr(variable, name) for name in _SWAPPED}
+
+        def symbolic_or(name):
+            def method(one, other):
+                is_symbolic = isinstance(other, keras.KerasTensor)
+                return (_SWAPPED if is_symbolic else swapped)[name](one, other)
+
+            return method
+
+        with _LOCK:
+            keras.layers.Layer.symbolic_call = layer_call
+            keras.Operation.symbolic_call = operation_call
+            for name in _SWAPPED:
+                setattr(variable, name, symbolic_or(name))
+            try:
+                yield
+            finally:
+                keras.layers.Layer.symbolic_call = original_of_layer
+                keras.Operation.symbolic_call = original_of_operation
+                for name, method in swapped.items():
+                    setattr(variable, name, method)
+                # A symbolic call permanently adds a node to a layer: the model would grow.
+                for operation, *counts in self.touched.values():
+                    for nodes, count in zip(_nodes_of(operation), counts, strict=True):
+                        del nodes[count:]
+
+    def call(self, layer, args, kwargs):
+        """Calls a layer on symbolic tensors, opened if that was asked for and works."""
+        self.touch(layer)
+        if not self.is_opened(layer):
+            return self.record(layer, args, kwargs)
+        place = len(self.nodes)
+        self.inside.append(layer)
+        try:
+            outputs = layer.call(*args, **kwargs)
+            if not all(isinstance(o, keras.KerasTensor) for o in keras.tree.flatten(outputs)):
+                raise ValueError("It computes a number that depends on weights alone.")
+            return outputs
+        except Exception as error:
+            # Code written by others may raise any error on symbolic tensors.
+            (reason, *_) = str(error).strip().splitlines() or [""]
+            self.failures[layer] = reason or type(error).__name__
+            del self.nodes[place:]
+        finally:
+            self.inside.pop()
+        return self.record(layer, args, kwargs)
+
+    def record(self, operation, args, kwargs):
+        """Returns the symbolic results of an operation, and records its call."""
+        self.touch(operation)
+        try:
+            outputs = operation.compute_output_spec(*args, **kwargs)
+            is_known = _has_sizes(outputs) or not _has_sizes((args, kwargs))
+        except (TypeError, ValueError, NotImplementedError):
+            # Some layers have a method for the shape that takes fewer arguments than the call.
+            is_known = False
+        if not is_known:
+            outputs = keras.Operation.compute_output_spec(operation, *args, **kwargs)
+        outputs = keras.tree.map_structure(_dense, outputs)
+        flat = tuple(
+            tensor
+            for tensor in keras.tree.flatten(outputs)
+            if isinstance(tensor, keras.KerasTensor)
+        )
+        taken = _symbolic_of(args, kwargs)
+        masked, made = (), {}
+        if isinstance(operation, keras.layers.Layer):
+            masked = tuple((one, mask) for one in taken if (mask := mask_of(one)) is not None)
+        if masked or may_mask(operation):
+            made = _follow_masks(operation, args, kwargs, flat)
+        node = Node(
+            operation,
+            args,
+            kwargs,
+            (*flat, *made.values()),
+            tuple(self.inside),
+            masked,
+            tuple(made),
+        )
+        self.nodes.append(node)
+        return outputs
+
+    def touch(self, operation):
+        if id(operation) not in self.touched:
+            counts = [len(nodes) for nodes in _nodes_of(operation)]
+            self.touched[id(operation)] = operation, *counts
+
+
+def _for_any_number(nodes, images):
+    """Returns nodes that were recorded with a number of images as nodes for any number of them.
+
+    Args:
+        nodes: tuple of `Node`s.
+        images: int, a number that is the size of nothing else, or `None`.
+
+    Raises:
+        ValueError: if an operation needs the number itself.
+    """
+    if images is None:
+        return nodes
+
+    def freed(leaf):
+        is_constant = tf.is_tensor(leaf) or isinstance(leaf, np.ndarray)
+        shape = tuple(leaf.shape) if is_constant else ()
+        if not shape or shape[0] != images:
+            return leaf
+        rows = np.asarray(leaf)
+        if not (rows == rows[:1]).all():
+            raise ValueError("A constant has different values for different images.")
+        # One row, which is the same for all images.
+        return tf.constant(rows[:1])
+
+    found = []
+    for node in nodes:
+        args, kwargs = keras.tree.map_structure(freed, (node.args, node.kwargs))
+        operation = node.operation
+        if not isinstance(operation, keras.layers.Layer):
+            operation = _operation_for_any_number(operation, node.outputs[0].shape, images)
+        found.append(dataclasses.replace(node, operation=operation, args=args, kwargs=kwargs))
+    return tuple(found)
+
+
+def _operation_for_any_number(operation, shape, images):
+    """Returns an operation of `keras.ops` that does not hold a number of images.
+
+    Args:
+        operation: the operation.
+        shape: the shape of its result.
+        images: the number.
+    """
+    held = {
+        name: value
+        for name, value in vars(operation).items()
+        if isinstance(value, (tuple, list)) and images in value
+    }
+    if not held:
+        return operation
+    free = copy.copy(operation)
+    for name in held:
+        if name != "newshape" or shape.count(images) != 1 or None in shape:
+            raise ValueError(f"{type(operation).__name__} needs the number of images.")
+        free.newshape = tuple(-1 if size == images else size for size in shape)
+    return free
+
+
+def mask_of(tensor):
+    """Returns the mask that Keras attached to a tensor, or `None`."""
+    return getattr(tensor, "_keras_mask", None)
+
+
+def _symbolic_of(*structures):
+    """Returns the different symbolic tensors in some structures, in order."""
+    leaves = keras.tree.flatten(structures)
+    return list({id(leaf): leaf for leaf in leaves if isinstance(leaf, keras.KerasTensor)}.values())
+
+
+def _dense(result):
+    """Returns a symbolic tensor that is dense: Keras takes the product with a number for sparse."""
+    if isinstance(result, keras.KerasTensor) and result.sparse:
+        return keras.KerasTensor(result.shape, dtype=result.dtype)
+    return result
+
+
+def _has_sizes(structure):
+    """Returns whether all sizes of the symbolic tensors in a structure are known."""
+    return all(None not in tensor.shape for tensor in _symbolic_of(structure))
+
+
+def _follow_masks(layer, args, kwargs, results):
+    """Gives symbolic tensors the masks that a call of a layer leaves on real ones.
+
+    Some layers attach masks only to real tensors, and some remove those of their arguments. The
+    layer is therefore called with real tensors.
+
+    Args:
+        layer: a layer of Keras.
+        args: positional arguments of the call, with symbolic tensors.
+        kwargs: keyword arguments.
+        results: the symbolic tensors that it returns.
+
+    Returns:
+        A dict of the masks that the layer makes, by the index of the result.
+    """
+    taken = _symbolic_of(args, kwargs)
+    masks = list({id(mask): mask for one in taken if (mask := mask_of(one)) is not None}.values())
+    # For every tensor the mask after the call: a symbolic mask, the shape of a new one, or `None`.
+    after = {}
+
+    def run(*tensors):
+        values = {id(key): value for key, value in zip([*taken, *masks], tensors, strict=True)}
+        known = {id(values[id(mask)]): mask for mask in masks}
+        for one in taken:
+            if mask_of(one) is not None:
+                values[id(one)]._keras_mask = values[id(mask_of(one))]
+        # Not the layer itself: what it does with masks around its `call` also happens to symbolic
+        # tensors.
+        found = layer.call(
+            *keras.tree.map_structure(lambda leaf: values.get(id(leaf), leaf), args),
+            **keras.tree.map_structure(lambda leaf: values.get(id(leaf), leaf), kwargs),
+        )
+        found = [one for one in keras.tree.flatten(found) if one is not None]
+        for key, value in [*zip(results, found, strict=True), *((t, values[id(t)]) for t in taken)]:
+            mask = mask_of(value)
+            after[id(key)] = None if mask is None else known.get(id(mask), tuple(mask.shape))
+
+    # A mask may also be an argument of the call.
+    taken = [one for one in taken if all(one is not mask for mask in masks)]
+    specs = [tf.TensorSpec(one.shape, one.dtype) for one in (*taken, *masks)]
+    with warnings.catch_warnings():
+        # Keras warns whenever a layer drops a mask.
+        warnings.simplefilter("ignore")
+        tf.function(run, input_signature=specs, autograph=False).get_concrete_function()
+    made = {}
+    for one in taken:
+        one._keras_mask = after[id(one)]
+    for index, one in enumerate(results):
+        mask = after[id(one)]
+        if isinstance(mask, tuple):
+            mask = made[index] = keras.KerasTensor(mask, dtype="bool")
+        one._keras_mask = mask
+    return made
+
+
+def _nodes_of(operation):
+    """Returns the lists in which Keras keeps the symbolic calls of an operation."""
+    return operation._inbound_nodes, operation._outbound_nodes
+
+
+def recorded_model(model, inputs, is_opened):
+    """Returns the graph of a model with layers opened, and why layers could not be opened.
+
+    Args:
+        model: a `keras.Model`.
+        inputs: a batch of inputs, or `keras.KerasTensor`s; `None` for a model with a graph, for the
+            sizes that it declares, of which some may be unknown.
+        is_opened: function of a layer.
+
+    Returns:
+        As for `recorded`.
+    """
+    if has_graph(model):
+        graph = graph_of(model)
+        declared = inputs_of(model)
+        given = _symbolic(declared if inputs is None else inputs, declared, _unused_size(model))
+        return recorded(functools.partial(_replayed, graph), given, is_opened)
+    if inputs is None:
+        raise ValueError(
+            "Argument `source` must be a functional `keras.Model` or a `keras.Sequential` with a "
+            "defined input; for other models, such as subclassed ones, `inputs` must be a batch "
+            "of inputs, or `keras.KerasTensor`s of their shapes, with which the blocks are found. "
+            f"Received: source={model.name} of type {type(model).__name__}, inputs=None"
+        )
+    if not model.built:
+        model(keras.tree.map_structure(_zeros, _symbolic(inputs)))
+    given = _symbolic(inputs, images=_unused_size(model))
+    try:
+        return recorded(
+            functools.partial(model, training=False),
+            given,
+            lambda layer: layer is model or is_opened(layer),
+        )
+    except Exception as error:
+        # Code written by others may raise any error on symbolic tensors.
+        (reason, *_) = str(error).strip().splitlines() or [type(error).__name__]
+        raise ValueError(
+            "Argument `source` must be a model that can be called with symbolic tensors: its code "
+            f"must use layers and `keras.ops`. Keras says: {reason} Received: source={model.name} "
+            f"of type {type(model).__name__}"
+        ) from error
+
+
+def graph_with_masks(model, inputs=None):
+    """Returns the graph of a model with whole layers.
+
+    Where layers may attach masks to tensors, the masks become arguments of the layers that read
+    them.
+    """
+    if not has_graph(model):
+        return recorded_model(model, inputs, lambda layer: False)[0]
+    graph = graph_of(model)
+    if inputs is None and not any(may_mask(node.operation) for node in graph.nodes):
+        return graph
+    given = _symbolic(graph.structure if inputs is None else inputs, inputs_of(model))
+    shown, _ = recorded(functools.partial(_replayed, graph), given, lambda layer: False)
+    return graph if inputs is None and not shown.has_masks else shown
+
+
+def _replayed(graph, images):
+    given = zip(graph.inputs, keras.tree.flatten(images), strict=True)
+    values = {id(tensor): value for tensor, value in given}
+    return replay(graph.nodes, values)[id(graph.output)]
+
+
+def _unused_size(model):
+    """Returns a number that is the size of nothing in a model."""
+    shapes = [weight.shape for weight in model.weights]
+    shapes += [tensor.shape for tensor in getattr(model, "inputs", None) or ()]
+    sizes = {size for shape in shapes for size in shape}
+    return next(number for number in itertools.count(11, 2) if number not in sizes)
+
+
+def _symbolic(inputs, declared=None, images=None):
+    """Returns `keras.KerasTensor`s of the shapes of some inputs, with a number of images."""
+    if declared is None:
+        return keras.tree.map_structure(lambda value: _tensor(value, None, images), inputs)
+    try:
+        return keras.tree.map_structure(
+            lambda value, own: _tensor(value, own, images), inputs, declared
+        )
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "Argument `inputs` must be arrays or `keras.KerasTensor`s with a leading axis of "
+            "images, in the structure of the inputs of the model. Received: inputs of structure "
+            f"{keras.tree.map_structure(lambda value: type(value).__name__, inputs)}"
+        ) from error
+
+
+def _tensor(value, declared, images):
+    shape, dtype = tuple(value.shape), value.dtype if declared is None else declared.dtype
+    if not shape:
+        raise ValueError("There must be a leading axis of images.")
+    dtype = keras.backend.standardize_dtype(dtype)
+    # As Keras converts NumPy's dtypes.
+    dtype = (
+        {"float64": "float32", "int64": "int32"}.get(dtype, dtype) if declared is None else dtype
+    )
+    name = None if declared is None else declared.name
+    return keras.KerasTensor((images, *shape[1:]), dtype=dtype, name=name)
+
+
+def _zeros(tensor):
+    return keras.ops.zeros([size or 1 for size in tensor.shape], dtype=tensor.dtype)
