@@ -16,11 +16,13 @@ from tfresidual import sources
 from tfresidual.arguments import check_int
 from tfresidual.callbacks.order import warn_of_earlier
 from tfresidual.probes.measure import takes_any_labels
-from tfresidual.routing.batches import check_data, first_batch, splits_of
+from tfresidual.routing.batches import batches_of, check_data, first_batch, splits_of
 from tfresidual.routing.evaluator import check_scored
 from tfresidual.routing.images import check_images
+from tfresidual.routing.labels import check_prepared
 from tfresidual.routing.losses import takes_signs
 from tfresidual.routing.outputs import check_labels
+from tfresidual.routing.positions import has_positions, shape_of_outputs
 
 if TYPE_CHECKING:
     from typing import Any
@@ -134,7 +136,7 @@ class ProbeCallback(keras.callbacks.Callback):
             logs.update(self.probe(chain))
 
     def _first_batches(self):
-        """Returns the first images of every split and their labels, as a dict by split."""
+        """Returns the first batch of every split, as a dict by split."""
         batches = {}
         if self.reads_data:
             for split, part in splits_of(self.data).items():
@@ -147,25 +149,29 @@ class ProbeCallback(keras.callbacks.Callback):
         chain = chain_in_training(self.model)
         self.check(chain)
         is_read = self.counts_errors or (self.reads_labels and takes_any_labels(chain))
-        for split, (images, labels) in self._first.items():
+        for split, batch in self._first.items():
             with _in_split(split):
+                images, labels = next(batches_of(batch, chain, with_labels=is_read)[0])
                 check_images(chain, images)
                 if is_read:
-                    self._check_labels(chain, labels)
+                    self._check_labels(chain, images, labels, batch[1])
         warn_of_earlier(self, ProbeCallback, self.keys(chain))
         self._chain, self._first = chain, None
         return chain
 
-    def _check_labels(self, chain, labels):
-        labels = np.asarray(labels)
-        if labels.dtype.kind not in "biuf":
+    def _check_labels(self, chain, images, labels, all_labels):
+        """Checks the labels of some images, and all labels that have been read already."""
+        all_labels = np.asarray(all_labels)
+        if all_labels.dtype.kind not in "biuf":
             raise ValueError(
                 "Argument `data` must hold labels that are numbers. "
-                f"Received: labels of dtype {labels.dtype}"
+                f"Received: labels of dtype {all_labels.dtype}"
             )
-        shape = self.model.output_shape
-        if len(shape) == 2:
-            check_labels(chain.outputs, labels, shape[-1], takes_signs(chain.loss))
+        shape = shape_of_outputs(chain, images)
+        if has_positions(shape):
+            check_prepared(chain, labels, shape)
+        elif len(shape) == 1:
+            check_labels(chain.outputs, all_labels, shape[-1], takes_signs(chain.loss))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ProbeCallback:
         """Returns a copy without a model, which shares the data, since data is only read."""

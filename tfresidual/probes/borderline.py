@@ -9,6 +9,7 @@ import pandas as pd
 
 from tfresidual import sources
 from tfresidual.arguments import check_bool, check_choice, check_int, check_number
+from tfresidual.probes.evaluate_routes import places_of
 from tfresidual.routing import evaluate
 from tfresidual.routing.batches import splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT
@@ -72,6 +73,8 @@ def borderline(
       boundary did it move? A curve has no row at its start.
 
     Being borderline depends only on the state before the block, not on what the block then does.
+    For outputs per position, every position that counts is put into groups like an image, see
+    `evaluate_routes`.
 
     Example:
 
@@ -117,7 +120,7 @@ def borderline(
         constant along a curve if the groups are fixed), `label` and `prediction` (the class, or
         with several labels per image the classes as text, such as `"3 7"`; a prediction is missing
         where the outputs are not finite) and `margin` (see `evaluate_routes`). Accuracies and
-        shares are then 1 or 0.
+        shares are then 1 or 0. For outputs per position, `position` comes after `image`.
 
     Raises:
         ValueError: if an argument cannot be used, or there is no next block: `groups` is
@@ -257,7 +260,7 @@ def _of_images(values, route, members, outputs):
     """Returns the groups and the predictions of every image on a route, as columns."""
     predicted, is_finite = values.predicted[route], values.is_finite[route]
     return {
-        "image": np.arange(len(values.labels)),
+        **places_of(values),
         "borderline": members["borderline"],
         "correct": members["correct"],
         "label": _label_names(values.labels, predicted.shape[-1], outputs),

@@ -47,11 +47,20 @@ def evaluate_routes(
     - `agreement`: the share of images with the same prediction as the unperturbed network, in
       [0, 1].
     - `stage1_distance` and so on: the Euclidean distance, over all features of an image, between
-      the last state of the stage and that of the unperturbed network, 0 or more.
+      the last state of the stage and that of the unperturbed network, 0 or more. Padding that the
+      network masks does not count.
     - `margin`, only with `per_image`: the probability of the label minus the highest probability
       of another class, in [-1, 1]; over 0 if the label is ahead. With several labels per image,
       the lowest probability of a label minus the highest of another class; for two classes with
       one output, the probability of the right class minus that of the wrong one.
+
+    If the network has outputs per position of a sequence, `(images, positions, classes)`, labels
+    are per position too, and every position that counts is measured like an image: means are over
+    positions, and distances are those of the state at the position (of the whole image if the
+    stage has other positions). Left out are positions that the network masks, those with a label
+    below 0, those with the class that its loss ignores, and those with a sample weight of 0 (data
+    `(images, labels, weights)` with weights of 0 and 1 per position). This holds for all probes
+    of routes.
 
     Example:
 
@@ -71,7 +80,8 @@ def evaluate_routes(
         A `pandas.DataFrame` with one row per route and the columns `route` (its name) and the
         metrics. If `data` is a dict, `split` is the first column. If `per_image` is set, there is
         one row per route and image, with `image` (from 0, in the order of the data) after `route`
-        and `margin` after `agreement`.
+        and `margin` after `agreement`. For outputs per position, there is one row per position
+        that counts, with `position` (from 0) after `image`.
 
     Raises:
         ValueError: if an argument cannot be used.
@@ -85,9 +95,10 @@ def evaluate_routes(
         columns = _columns(values) | {"margin": values.margin} if per_image else _means(values)
         frame = pd.DataFrame({"route": [route.name for route in routes]})
         if per_image:
-            images = len(values.labels)
-            frame = frame.loc[np.repeat(frame.index, images)].reset_index(drop=True)
-            frame["image"] = np.tile(np.arange(images), len(routes))
+            examples = len(values.labels)
+            frame = frame.loc[np.repeat(frame.index, examples)].reset_index(drop=True)
+            for name, place in places_of(values).items():
+                frame[name] = np.tile(place, len(routes))
         distances = columns.pop("distance")
         frame = frame.assign(**{name: values.ravel() for name, values in columns.items()})
         for index, stage in enumerate(chain.stages):
@@ -136,6 +147,12 @@ def frames_of_rows(chain, data, tables, memory_limit=MEMORY_LIMIT, progress=Fals
     return joined, all_values
 
 
+def places_of(values):
+    """Returns the image of every example of `RouteValues` and its position, if there are some."""
+    places = {"image": values.image}
+    return places if values.position is None else places | {"position": values.position}
+
+
 def _columns(values):
     return {
         "error": values.wrong,
@@ -147,7 +164,7 @@ def _columns(values):
 
 
 def _means(values):
-    """Returns the means over images, in float64; infinite and NaN values are kept."""
+    """Returns the means over examples, in float64; infinite and NaN values are kept."""
     with np.errstate(invalid="ignore"):
         return {
             name: column.mean(axis=1, dtype=np.float64) for name, column in _columns(values).items()

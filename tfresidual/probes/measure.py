@@ -5,8 +5,8 @@ import pandas as pd
 
 from tfresidual.arguments import check_bool
 from tfresidual.routing.batches import run_over, splits_of
-from tfresidual.routing.images import sliced
-from tfresidual.routing.outputs import check_labels
+from tfresidual.routing.labels import check_prepared
+from tfresidual.routing.positions import shape_of_outputs
 
 
 def measure(
@@ -47,7 +47,7 @@ def measure(
     check = _check_of(chain) if with_labels else None
     frames = []
     for split, part in splits_of(data).items():
-        values = run_over(chain, name, function, part, progress, check=check)
+        values = run_over(chain, name, function, part, progress, None, check, with_labels)
         frame = _frame(chain, values, per_image, with_errors)
         if split is not None:
             frame.insert(0, "split", split)
@@ -72,13 +72,7 @@ def _check_of(chain):
     if not takes_any_labels(chain):
         return None
 
-    def check(images, labels):
-        # Found once per head, since it takes a pass of one image through all blocks.
-        if chain.head not in chain.widths:
-            chain.widths[chain.head] = chain(sliced(images, slice(1))).shape[-1]
-        check_labels(chain.outputs, labels.numpy(), chain.widths[chain.head])
-
-    return check
+    return lambda images, labels: check_prepared(chain, labels, shape_of_outputs(chain, images))
 
 
 def by_split(frame, function):

@@ -19,6 +19,7 @@ from tfresidual.routing.images import (
     sliced,
     spec_of,
 )
+from tfresidual.routing.labels import prepared_labels
 from tfresidual.routing.outputs import named_outputs
 
 BATCH_SIZE = 128
@@ -26,15 +27,18 @@ BATCH_SIZE = 128
 COMPARED = 8
 
 
-def batches_of(data, chain=None):
+def batches_of(data, chain=None, with_labels=True):
     """Returns the data as batches.
 
     Args:
         data: a `tf.data.Dataset` or `keras.utils.PyDataset` of batches `(images, labels)`, or a
-            pair of arrays `(images, labels)`. Sample weights after the labels are ignored. For a
+            pair of arrays `(images, labels)`. Sample weights after the labels are ignored, except
+            for weights of positions, see `tfresidual.routing.labels.prepared_labels`. For a
             network with several inputs, images are a dict, tuple or list of arrays.
         chain: the `tfresidual.routing.Chain` that the images are for, whose `input_dtype` says
-            which of them stay integers; by default none do.
+            which of them stay integers; by default none do. It also says which positions are left
+            out of the labels.
+        with_labels: whether the labels are read; if not, they are returned as they are.
 
     Returns:
         A tuple `(batches, count)`. `batches` is an iterator of `(images, labels)`, tensors that
@@ -49,22 +53,30 @@ def batches_of(data, chain=None):
     """
     check_data(data)
     batches, count = _raw_batches(data)
-    return _checked(batches, chain), count
+    return _checked(batches, chain, with_labels), count
 
 
 def _raw_batches(data):
     if isinstance(data, tf.data.Dataset):
         count = int(data.cardinality())
-        return map(_pair, data), count if count >= 0 else None
+        return map(_parts, data), count if count >= 0 else None
     if isinstance(data, keras.utils.PyDataset):
         count = data.num_batches
-        return (_pair(data[index]) for index in range(count)), count
-    images, labels = _pair(data)
+        return (_parts(data[index]) for index in range(count)), count
+    images, labels, weights = _parts(data)
     starts = range(0, len(labels), BATCH_SIZE)
-    chosen = (slice(start, start + BATCH_SIZE) for start in starts)
-    if not _is_structure(images, labels):
-        return ((images[part], labels[part]) for part in chosen), len(starts)
-    return ((sliced(images, part), labels[part]) for part in chosen), len(starts)
+    is_weighted = weights is not None and _is_array(weights)
+    cut = sliced if _is_structure(images, labels) else _sliced_array
+
+    def part(start):
+        chosen = slice(start, start + BATCH_SIZE)
+        return cut(images, chosen), labels[chosen], weights[chosen] if is_weighted else None
+
+    return map(part, starts), len(starts)
+
+
+def _sliced_array(array, part):
+    return array[part]
 
 
 def check_data(data):
@@ -75,7 +87,7 @@ def check_data(data):
                 "Argument `data` must be finite: a probe runs over all of it. Use "
                 f"`data.take(n)`. Received: data={data!r}"
             )
-        _pair(data.element_spec)
+        _parts(data.element_spec)
     elif isinstance(data, keras.utils.PyDataset):
         if data.num_batches is None:
             raise ValueError(
@@ -83,7 +95,7 @@ def check_data(data):
                 f"data={data!r} with num_batches=None"
             )
     elif isinstance(data, (list, tuple)) and len(data) in (2, 3):
-        images, labels = _pair(data)
+        images, labels, _ = _parts(data)
         parts = keras.tree.flatten(images) if isinstance(images, Mapping) else [images]
         if not (all(map(_is_array, parts)) and _is_array(labels)):
             raise ValueError(
@@ -104,20 +116,22 @@ def check_data(data):
 
 
 def first_batch(data):
-    """Returns the first images of the data and their labels; for arrays, all labels.
+    """Returns the first batch of the data with images, `(images, labels, weights)`; all of arrays.
+
+    Images, labels and sample weights (or `None`) are those of the data, of any type that
+    `batches_of` accepts.
 
     Raises:
         ValueError: if `batches_of` does not accept the data, or it is empty.
     """
-    batches, _ = batches_of(data)
-    images, labels = next(batches, (None, None))
-    if images is None:
-        raise ValueError(
-            f"Argument `data` must hold at least one batch with images. Received: data={data!r}"
-        )
-    if isinstance(data, (list, tuple)):
-        labels = data[1]
-    return images, labels if hasattr(labels, "shape") else np.asarray(labels)
+    check_data(data)
+    batches, _ = _raw_batches(data)
+    for batch in batches:
+        if any(_checked([batch])):
+            return _parts(data) if isinstance(data, (list, tuple)) else batch
+    raise ValueError(
+        f"Argument `data` must hold at least one batch with images. Received: data={data!r}"
+    )
 
 
 def _is_structure(images, labels):
@@ -143,7 +157,9 @@ def splits_of(data):
     return {None: data}
 
 
-def run_over(chain, name, function, data, progress=False, at_once=None, check=None):
+def run_over(
+    chain, name, function, data, progress=False, at_once=None, check=None, with_labels=True
+):
     """Applies a function of a chain to every batch and concatenates the values of the images.
 
     The function is compiled once per chain and image shape, whatever the batch size.
@@ -159,6 +175,7 @@ def run_over(chain, name, function, data, progress=False, at_once=None, check=No
         at_once: int, the number of images per call of the function, or `None` for the batches of
             the data.
         check: `check(images, labels)` raises an error for a batch that cannot be used, or `None`.
+        with_labels: whether the function reads the labels.
 
     Returns:
         A dict of arrays whose first axis is the image.
@@ -169,7 +186,7 @@ def run_over(chain, name, function, data, progress=False, at_once=None, check=No
     check_bool("progress", progress)
     if chain.prepare is not None:
         chain.prepare()
-    batches, count = batches_of(data, chain)
+    batches, count = batches_of(data, chain, with_labels)
     compiled, parts = None, []
     if at_once is not None:
         batches, count = rebatched(batches, at_once), None
@@ -187,13 +204,13 @@ def run_over(chain, name, function, data, progress=False, at_once=None, check=No
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
-def _checked(batches, chain=None):
+def _checked(batches, chain=None, with_labels=False):
     """Yields batches as tensors and leaves out those without images.
 
     Raises a `ValueError` if the dtype or the shape of a batch differs from the first one.
     """
     first = None
-    for images, labels in batches:
+    for images, labels, weights in batches:
         images, labels = _images_of(images, chain), _tensor_of("labels", labels)
         for part in keras.tree.flatten(images):
             if len(part) != len(labels):
@@ -207,6 +224,8 @@ def _checked(batches, chain=None):
                 f"{_listed(specs)}"
             )
         if len(labels):
+            if with_labels and chain is not None:
+                labels = prepared_labels(chain, images, labels, weights)
             yield images, labels
 
 
@@ -287,13 +306,14 @@ def _is_array(values):
     return is_dense and bool(getattr(values, "shape", None)) and hasattr(values, "__getitem__")
 
 
-def _pair(batch):
+def _parts(batch):
+    """Returns images, labels and sample weights of a batch, `None` if it has no weights."""
     if not isinstance(batch, (list, tuple)) or len(batch) not in (2, 3):
         raise ValueError(
             "Argument `data` must yield batches `(images, labels)`. "
             f"Received: a batch of type {type(batch).__name__}"
         )
-    return batch[0], batch[1]
+    return batch[0], batch[1], batch[2] if len(batch) == 3 else None
 
 
 def _check_once(chain, images):

@@ -204,8 +204,10 @@ class Chain:
     compiled: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
     # The compiled reference, and the kinds of images on which the chain was compared with it.
     compared: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
-    # The number of outputs of a head for one image, by head, as far as it is known.
-    widths: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    # The shape of the outputs for one image, by head and kind of images, as far as it is known.
+    output_shapes: dict[Any, Any] = dataclasses.field(
+        default_factory=dict, repr=False, compare=False
+    )
     # The context that `within` has put into the functions, and the chain that it was called on.
     known: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
     origin: Chain | None = dataclasses.field(default=None, repr=False, compare=False)
@@ -246,7 +248,7 @@ class Chain:
             known=context,
             origin=self,
             compiled={},
-            widths={},
+            output_shapes={},
         )
 
     def times(self, count: int) -> Chain:

@@ -19,9 +19,17 @@ from tfresidual.routing.agreement import check_agreement
 from tfresidual.routing.batches import batches_of, rebatched
 from tfresidual.routing.chain import checked_chain
 from tfresidual.routing.images import check_images, key_of, sliced, spec_of
-from tfresidual.routing.losses import takes_signs
-from tfresidual.routing.outputs import LOGITS, OUTPUTS, check_labels, is_binary, named_outputs
+from tfresidual.routing.labels import check_per_position, check_prepared
+from tfresidual.routing.outputs import LOGITS, OUTPUTS, is_binary, named_outputs
 from tfresidual.routing.plan import BLOCK, DISTANCE, HEAD, STEM, TRANSITION, plan_of
+from tfresidual.routing.positions import (
+    counted,
+    each_position,
+    has_positions,
+    kept,
+    shape_of_outputs,
+    without_padding,
+)
 from tfresidual.routing.routes import checked_routes
 from tfresidual.routing.scores import label_sets, prediction_scores
 
@@ -47,7 +55,10 @@ RUNTIME_SHARE = 0.15
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RouteValues:
-    """Results of routes on a dataset, as arrays whose first two axes are route and image.
+    """Results of routes on a dataset, as arrays whose first two axes are route and example.
+
+    An example is an image. For outputs per position, it is a position that counts, see
+    `tfresidual.routing.positions`; a mean over examples is then one over positions.
 
     Attributes:
         wrong: 1.0 where the prediction is wrong, see
@@ -56,18 +67,24 @@ class RouteValues:
         entropy: of the prediction, in nats, 0 or more.
         margin: the probability of the label minus that of the best other class, in [-1, 1].
         agreement: 1.0 where the prediction is that of the unperturbed network.
-        distance: `(routes, images, stages)`, the Euclidean distance between the last state of the
-            stage and that of the unperturbed network, 0 or more.
-        outputs: `(routes, images, classes)`, or `None` if they were not requested.
-        predicted: bool, `(routes, images, classes)`, the predicted classes; `None` if the outputs
-            were not requested.
-        losses: by the loss of the chain, `(routes, images)`, or `None` if they were not requested.
+        distance: `(routes, examples, stages)`, the Euclidean distance between the last state of the
+            stage and that of the unperturbed network, 0 or more. For outputs per position, it is
+            that of the state at the position if the state has the same positions, and that of the
+            state of the image otherwise.
+        outputs: `(routes, examples, classes)`, or `None` if they were not requested.
+        predicted: bool, `(routes, examples, classes)`, the predicted classes; `None` if the
+            outputs were not requested.
+        losses: by the loss of the chain, one per image even for outputs per position,
+            `(routes, images)`, or `None` if they were not requested.
         is_finite: bool, whether the outputs are finite; outputs that are not predict no class.
-        labels: the labels of the images as in the data, without an axis of routes.
-        label_sets: bool, `(images, classes)`, which classes are the labels of an image; for a
+        labels: the labels of the examples as in the data, without an axis of routes.
+        label_sets: bool, `(examples, classes)`, which classes are the labels of an example; for a
             single output that decides between two classes, whether the label is 1,
-            `(images, 1)`.
+            `(examples, 1)`.
         classes: int, the number of classes; 2 if a single output decides between two classes.
+        image: int, the image of every example, from 0, in the order of the data.
+        position: int, the position of every example in its image, from 0; `None` if examples are
+            images.
     """
 
     wrong: np.ndarray
@@ -83,6 +100,8 @@ class RouteValues:
     labels: np.ndarray
     label_sets: np.ndarray
     classes: int
+    image: np.ndarray
+    position: np.ndarray | None
 
 
 def evaluate(
@@ -148,7 +167,7 @@ def evaluate(
             f"Argument `memory_limit` must be {math.ceil(RUNTIME_MIB + of_image)} MiB or more: "
             f"one image needs that much. Received: memory_limit={memory_limit!r}"
         )
-    parts, all_labels = [], []
+    parts, all_labels, is_counted = [], [], []
     with progress_bar("routes" if progress else None, count) as advance:
         for images, labels in rebatched(itertools.chain([first], batches), at_once):
             share = len(labels) / len(first[1]) / len(plan.steps)
@@ -158,6 +177,9 @@ def evaluate(
                 found = {name: part[:COMPARED] for name, part in runner.unperturbed.items()}
                 check_agreement(chain, sliced(images, slice(COMPARED)), found)
             all_labels.append(labels.numpy())
+            if runner.positions is not None:
+                is_counted.append(runner.counted(labels))
+                all_labels[-1] = all_labels[-1][is_counted[-1]]
     # The routes of the plan begin with the unperturbed one. Routes with the same path share one
     # result.
     places: dict[tuple[Any, ...], int] = {}
@@ -168,6 +190,14 @@ def evaluate(
         name: np.concatenate([part[name] for part in parts], axis=1)[chosen] for name in parts[0]
     }
     labels = np.concatenate(all_labels)
+    if not len(labels):
+        raise ValueError(
+            "Argument `data` must hold at least one position that counts: all are padding, or "
+            f"their labels leave them out. Received: data={data!r}"
+        )
+    image, position = np.arange(len(labels)), None
+    if is_counted:
+        image, position = np.nonzero(np.concatenate(is_counted))
     joined = {
         "outputs": None,
         "predicted": None,
@@ -175,6 +205,8 @@ def evaluate(
         "labels": labels,
         "label_sets": label_sets(chain.outputs, labels, runner.outputs),
         "classes": runner.classes,
+        "image": image,
+        "position": position,
     } | joined
     return RouteValues(**joined)
 
@@ -205,16 +237,26 @@ class _Runner:
 
     def __init__(self, chain, plan, with_losses, images, labels):
         check_images(chain, images)
-        self.plan, self.kind = plan, chain.outputs
-        self.has_signs = takes_signs(chain.loss)
+        self.plan, self.chain = plan, chain
         self.stages = len(chain.stages)
+        # The number of positions, for outputs per position.
+        self.positions = None
+        if len(labels.shape) > 1 and has_positions(shape_of_outputs(chain, images)):
+            self.positions = labels.shape[1]
         specs, labels = {-1: spec_of(images)}, spec_of(labels)
         self.context, context = _compiled_context(chain, specs[-1])
         self.functions, inner = [], []
         for step in plan.steps:
             anchor = specs.get(step.reference)
             function, of_image = _compiled(
-                chain, step.operation, specs[step.source], anchor, labels, context, with_losses
+                chain,
+                step.operation,
+                specs[step.source],
+                anchor,
+                labels,
+                context,
+                with_losses,
+                self.positions,
             )
             self.functions.append(function)
             inner.append(of_image)
@@ -222,24 +264,36 @@ class _Runner:
                 (output,) = function.outputs
                 specs[step.target] = tf.TensorSpec(output.shape, output.dtype)
             if step.operation.kind == HEAD:
-                self.outputs = function.structured_outputs[OUTPUTS].shape[-1]
+                self.shape = tuple(function.structured_outputs[OUTPUTS].shape)[1:]
+                self.outputs = self.shape[-1]
                 self.classes = 2 if is_binary(chain.outputs, self.outputs) else self.outputs
         sizes = {place: _bytes(spec) for place, spec in specs.items()}
         self.bytes_per_image = sizes[-1] + _bytes(context) + plan.most_held(sizes, inner)
 
+    def counted(self, labels):
+        """Returns which positions of some images count, a bool array `(images, positions)`."""
+        return counted(labels, self.outputs).numpy()
+
     def run(self, images, labels, with_outputs, advance):
-        """Returns all values of some images, as arrays `(routes, images, ...)` by name."""
-        check_labels(self.kind, labels.numpy(), self.outputs, self.has_signs)
-        routes = len(self.plan.routes)
-        values = {"distance": np.zeros((routes, len(labels), self.stages), np.float32)}
+        """Returns all values of some images, as arrays `(routes, examples, ...)` by name."""
+        check_prepared(self.chain, labels, self.shape)
+        routes, is_counted, examples = len(self.plan.routes), None, len(labels)
+        if self.positions is not None:
+            is_counted = self.counted(labels)
+            examples = int(is_counted.sum())
+        values = {"distance": np.zeros((routes, examples, self.stages), np.float32)}
+        named = None
         states = {-1: images}
         context = [] if self.context is None else [self.context(images)]
         for step, function in zip(self.plan.steps, self.functions, strict=True):
             operation, passing = step.operation, list(step.routes)
             state = states[step.source]
             if operation.kind == DISTANCE:
-                distance = function(state, states[step.reference])
-                values["distance"][passing, :, operation.stage - 1] = distance.numpy()
+                distance = function(state, states[step.reference], *context).numpy()
+                if is_counted is not None:
+                    distance = distance.reshape(len(labels), -1)
+                    distance = np.broadcast_to(distance, is_counted.shape)[is_counted]
+                values["distance"][passing, :, operation.stage - 1] = distance
             elif operation.kind == HEAD:
                 found = function(state, labels, *context)
                 outputs = {name: found.pop(name) for name in (OUTPUTS, LOGITS) if name in found}
@@ -248,8 +302,19 @@ class _Runner:
                     self.unperturbed = outputs
                 if with_outputs:
                     found[OUTPUTS] = outputs[OUTPUTS]
+                found = {name: array.numpy() for name, array in found.items()}
+                if is_counted is not None:
+                    of_images = ("losses",)
+                    found = {
+                        name: array if name in of_images else array[is_counted]
+                        for name, array in found.items()
+                    }
+                predicted = found["predicted"] if with_outputs else found.pop("predicted")
+                named = predicted if named is None else named
+                # A prediction that is not finite agrees with nothing.
+                agrees = (predicted == named).all(axis=-1) & found["is_finite"]
+                found["agreement"] = agrees.astype(np.float32)
                 for name, array in found.items():
-                    array = array.numpy()
                     if name not in values:
                         values[name] = np.zeros((routes, *array.shape), array.dtype)
                     values[name][passing] = array
@@ -263,10 +328,6 @@ class _Runner:
             for place in step.frees:
                 del states[place]
             advance()
-        predicted = values["predicted"] if with_outputs else values.pop("predicted")
-        agrees = (predicted == predicted[0]).all(axis=-1)
-        # A prediction that is not finite agrees with nothing.
-        values["agreement"] = (agrees & values["is_finite"]).astype(np.float32)
         return values
 
 
@@ -288,7 +349,7 @@ def _compiled_context(chain, images):
     return chain.compiled[key]
 
 
-def _compiled(chain, operation, state, reference, labels, context, with_losses):
+def _compiled(chain, operation, state, reference, labels, context, with_losses, positions):
     """Returns the compiled function of an operation for given `tf.TensorSpec`s, and its memory.
 
     The memory is the bytes that one image needs inside the function, see `_inner_bytes`. Both are
@@ -301,42 +362,43 @@ def _compiled(chain, operation, state, reference, labels, context, with_losses):
         signature.append(reference)
     if _is_scaled(operation):
         signature.append(tf.TensorSpec([], tf.float32))
-    if context and operation.kind not in (STEM, DISTANCE):
+    if context and operation.kind != STEM:
         signature.append(context)
     key = (
         "routes",
         *operation[:-1],
         _is_scaled(operation),
         with_losses and operation.kind == HEAD,
+        positions if operation.kind == DISTANCE else None,
         *key_of(signature),
     )
     if key not in chain.compiled:
-        function = _function_of(chain, operation, with_losses, bool(context))
+        function = _function_of(chain, operation, with_losses, bool(context), positions)
         function = tf.function(function, input_signature=signature, autograph=False)
         concrete = function.get_concrete_function()
         chain.compiled[key] = concrete, _inner_bytes(concrete.graph, chain.graphs)
     return chain.compiled[key]
 
 
-def _function_of(chain, operation, with_losses, has_context):
+def _function_of(chain, operation, with_losses, has_context, positions):
     """Returns the function of an operation, with only the parameters it is called with.
 
     TensorFlow binds arguments to the parameters of a compiled function. If a parameter has a
     default, binding fails, and creating the error message, which is never shown, prints the
     tensors and takes 5 ms per call.
     """
-    if has_context and operation.kind not in (STEM, DISTANCE):
+    if has_context and operation.kind != STEM:
 
         def function(*arguments):
             *arguments, context = arguments
             within = chain.within(context)
-            return _function_of(within, operation, with_losses, False)(*arguments)
+            return _function_of(within, operation, with_losses, False, positions)(*arguments)
 
         return function
     if operation.kind == HEAD:
         return lambda state, labels: _head_values(chain, state, labels, with_losses)
     if operation.kind == DISTANCE:
-        return lambda state, reference: norm(change_of(reference, state))
+        return lambda state, reference: _distance(chain, reference, state, positions)
     if operation.kind == STEM:
         return lambda images: chain.stem(images)
     stage = chain.stages[operation.stage - 1]
@@ -352,15 +414,27 @@ def _function_of(chain, operation, with_losses, has_context):
     return lambda state: block(state)
 
 
+def _distance(chain, reference, state, positions):
+    """Returns the distance between states, per image or, if the states have them, per position."""
+    change = without_padding(chain)(change_of(reference, state))
+    if positions is None or len(change.shape) < 3 or change.shape[1] != positions:
+        return norm(change)
+    return tf.reshape(norm(each_position(change)), [-1, positions])
+
+
 def _head_values(chain, state, labels, with_losses):
     outputs = chain.head(state)
-    if len(outputs.shape) != 2:
+    if len(outputs.shape) not in (2, 3):
         raise ValueError(
-            "Argument `chain` must return one row of outputs per image: errors on a route are "
-            f"not defined for outputs of other shapes. Received: {chain.name}, whose outputs have "
-            f"the shape {tuple(outputs.shape)}"
+            "Argument `chain` must return one row of outputs per image or position: errors on a "
+            f"route are not defined for outputs of other shapes. Received: {chain.name}, whose "
+            f"outputs have the shape {tuple(outputs.shape)}"
         )
-    scores = prediction_scores(chain.outputs, labels, outputs)
+    known = labels
+    if has_positions(outputs.shape[1:]):
+        check_per_position(labels, outputs.shape[1:])
+        known = kept(labels, counted(labels, outputs.shape[-1]))
+    scores = prediction_scores(chain.outputs, known, outputs)
     if with_losses:
         scores["losses"] = tf.cast(chain.loss(labels, outputs), tf.float32)
     named = named_outputs(outputs)

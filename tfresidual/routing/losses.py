@@ -10,6 +10,8 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
+from tfresidual.routing.positions import are_indices, are_per_position, counted, fits, kept
+
 # The name of the cross-entropy of this file among the names of losses.
 CROSS_ENTROPY = "cross_entropy"
 # Labels and outputs of several kinds; every loss accepts some of them.
@@ -53,7 +55,13 @@ def loss_of(model, kind=None):
 
     Returns:
         A function `(labels, outputs) -> losses` of shape `(images,)`. If it has an attribute
-        `description`, `loss_from` makes the same loss from that.
+        `description`, `loss_from` makes the same loss from that. Its attribute `ignore_class` is
+        the class that the loss ignores, or `None`.
+
+        For outputs `(images, positions, classes)` with labels per position, the loss of an image is
+        the mean of the losses of its positions. Positions that the labels leave out do not count,
+        see `tfresidual.routing.positions`; an image without any other position has the loss 0. A
+        loss that returns one number per image decides itself what it does with such labels.
 
     Raises:
         ValueError: if the model was compiled with several losses.
@@ -70,7 +78,7 @@ def loss_of(model, kind=None):
         from_logits = kind != "probabilities"
         return loss_from({"loss": CROSS_ENTROPY, "config": {"from_logits": from_logits}})
     function = keras.losses.get(loss)
-    losses = _per_image(_of_images(function))
+    losses = _per_image(_of_images(function), _ignored_class(function))
     description = _description(function)
     is_plain = function in _CROSS_ENTROPIES
     if description is None or not (is_plain or _is_rebuilt(losses, description)):
@@ -104,7 +112,8 @@ def loss_from(description):
                 "Argument `description` must name a loss of Keras or of this package. "
                 f"Received: description={description!r}"
             )
-        losses = _per_image(_of_images(loss if config is None else loss(**config)))
+        loss = loss if config is None else loss(**config)
+        losses = _per_image(_of_images(loss), _ignored_class(loss))
     losses.description = description
     return losses
 
@@ -247,6 +256,11 @@ def _of_images(loss):
     return loss.call if isinstance(loss, keras.losses.Loss) else loss
 
 
+def _ignored_class(loss):
+    """Returns the class that a loss object ignores, or `None`."""
+    return getattr(loss, "ignore_class", None)
+
+
 def _is_plain_cross_entropy(loss):
     """Returns whether a loss object is a cross-entropy with default settings."""
     kinds = (keras.losses.CategoricalCrossentropy, keras.losses.SparseCategoricalCrossentropy)
@@ -280,20 +294,15 @@ def _cross_entropy(from_logits):
     return _per_image(function)
 
 
-def _per_image(function):
+def _per_image(function, ignored_class=None):
     """Returns the function averaged over all axes but the first.
 
     Labels are passed to it as Keras passes them: cast to float, and with an axis added if needed.
     """
 
-    def losses(labels, outputs):
-        labels, outputs = ops.convert_to_tensor(labels), ops.convert_to_tensor(outputs)
-        is_double = keras.backend.standardize_dtype(outputs.dtype) == "float64"
-        labels = ops.cast(labels, "float64" if is_double else "float32")
-        if len(labels.shape) + 1 == len(outputs.shape) and outputs.shape[-1] == 1:
-            labels = ops.expand_dims(labels, axis=-1)
+    def values_of(labels, outputs):
         try:
-            values = function(labels, outputs)
+            return function(labels, outputs)
         except (ValueError, TypeError) as error:
             (reason, *_) = str(error).splitlines() or [""]
             raise ValueError(
@@ -301,6 +310,22 @@ def _per_image(function):
                 f"{_name_of(function)} says: {reason} Received: labels of shape "
                 f"{tuple(labels.shape)} for outputs of shape {tuple(outputs.shape)}"
             ) from error
+
+    def losses(labels, outputs):
+        labels, outputs = ops.convert_to_tensor(labels), ops.convert_to_tensor(outputs)
+        is_double = keras.backend.standardize_dtype(outputs.dtype) == "float64"
+        labels = ops.cast(labels, "float64" if is_double else "float32")
+        if len(labels.shape) + 1 == len(outputs.shape) and outputs.shape[-1] == 1:
+            labels = ops.expand_dims(labels, axis=-1)
+        if are_per_position(labels, outputs.shape[1:]):
+            is_counted = counted(labels, outputs.shape[-1])
+            if ignored_class is not None and are_indices(labels, outputs.shape[-1]):
+                of_position = ops.reshape(labels, ops.shape(is_counted))
+                is_counted = ops.logical_and(is_counted, of_position != ignored_class)
+            values = values_of(kept(labels, is_counted), _kept_outputs(outputs, is_counted))
+            if len(values.shape) > 1 and fits(values, is_counted):
+                return _mean_of_positions(values, is_counted)
+        values = values_of(labels, outputs)
         images, numbers = outputs.shape[0], values.shape[0] if len(values.shape) else 1
         # The number of values does not depend on the number of images, or is not a multiple of it.
         is_fixed = numbers is not None and images is None
@@ -311,7 +336,29 @@ def _per_image(function):
             )
         return ops.mean(ops.reshape(values, (ops.shape(outputs)[0], -1)), axis=-1)
 
+    losses.ignore_class = ignored_class
     return losses
+
+
+def _kept_outputs(outputs, is_counted):
+    """Returns outputs with zeros at the positions that do not count.
+
+    Whatever they are there, even NaN, these positions then have a gradient of exactly 0.
+    """
+    result = kept(outputs, is_counted)
+    # Keras stores the logits on the tensor that a softmax returns, for its own losses.
+    logits = getattr(outputs, "_keras_logits", None)
+    if logits is not None:
+        result._keras_logits = kept(logits, is_counted)
+    return result
+
+
+def _mean_of_positions(values, is_counted):
+    """Returns the means over the positions of every image that count, 0 if none does."""
+    values = ops.reshape(values, (*ops.shape(is_counted), -1))
+    values = kept(ops.mean(values, axis=-1), is_counted)
+    numbers = ops.sum(ops.cast(is_counted, values.dtype), axis=1)
+    return ops.sum(values, axis=1) / ops.maximum(numbers, 1)
 
 
 def _name_of(function):

@@ -14,14 +14,16 @@ def named_outputs(outputs):
     return values if logits is None else values | {LOGITS: logits}
 
 
-def check_labels(kind, labels, outputs, with_signs=False):
+def check_labels(kind, labels, outputs, with_signs=False, of="image"):
     """Raises a `ValueError` unless the labels fit the outputs of a network.
 
     Args:
         kind: the kind of the outputs, see `tfresidual.routing.Chain`.
-        labels: array of the labels of some images, as for `prediction_scores`.
-        outputs: int, the number of outputs per image.
+        labels: array of the labels of some images, as for `prediction_scores`, or of some
+            positions, as if each of them was an image.
+        outputs: int, the number of outputs per image or position.
         with_signs: whether the loss takes labels 1 and -1, where -1 stands for 0.
+        of: what each of the labels belongs to, `"image"` or `"position"`.
     """
     if not len(labels):
         return
@@ -39,7 +41,7 @@ def check_labels(kind, labels, outputs, with_signs=False):
     is_index = shape in ((), (1,)) and labels.max() <= highest and is_whole
     lowest = -1 if with_signs and kind.startswith("label") else 0
     if not (is_row or is_index) or not labels.min() >= lowest or not np.isfinite(numbers).all():
-        rows = f", or a row of {outputs} per image" if outputs > 1 else ""
+        rows = f", or a row of {outputs} per {of}" if outputs > 1 else ""
         raise ValueError(
             f"Argument `data` must hold labels from 0 to {highest}{rows}. Received: labels of "
             f"shape {labels.shape} from {labels.min()} to {labels.max()}"

@@ -1,4 +1,4 @@
-"""Scores the predictions of a network, image by image."""
+"""Scores the predictions of a network, image by image or position by position."""
 
 import numpy as np
 from keras import ops
@@ -8,7 +8,7 @@ from tfresidual.routing.outputs import is_binary
 
 
 def prediction_scores(kind, labels, outputs):
-    """Scores predictions, image by image.
+    """Scores predictions, image by image, or position by position.
 
     Outputs that are not finite (because the network explodes) predict no class: they are wrong,
     agree with nothing, and their cross-entropy and entropy may be infinite or NaN.
@@ -20,11 +20,13 @@ def prediction_scores(kind, labels, outputs):
         kind: the kind of the outputs, see `tfresidual.routing.Chain`.
         labels: class indices, `(images,)` or `(images, 1)`, or one-hot rows, or k-hot rows if an
             image has several labels; 0 or 1 if a single output decides between two classes. -1
-            stands for 0.
-        outputs: `(images, classes)`.
+            stands for 0. For outputs per position, each with an axis of positions after that of
+            images.
+        outputs: `(images, classes)` or `(images, positions, classes)`.
 
     Returns:
-        A dict of tensors with a leading axis of images:
+        A dict of tensors with a leading axis of images, and then of positions if the outputs have
+        one:
 
         - `wrong`: 1.0 if the highest output is not the label, or, with n labels per image, if the
           n highest outputs are not the labels (`exact_match`).
@@ -43,10 +45,12 @@ def prediction_scores(kind, labels, outputs):
     classes = outputs.shape[-1]
     labels = ops.convert_to_tensor(labels)
     has_two_classes = is_binary(kind, classes)
+    # One entry per image or position.
+    single = (-1, *ops.shape(outputs)[1:-1])
     if has_two_classes:
-        labels = ops.reshape(labels, (-1, 1))
-    elif len(labels.shape) == 1 or labels.shape[-1] != classes:
-        labels = ops.one_hot(ops.reshape(labels, (-1,)), classes)
+        labels = ops.reshape(labels, (*single, 1))
+    elif len(labels.shape) < len(outputs.shape) or labels.shape[-1] != classes:
+        labels = ops.one_hot(ops.reshape(labels, single), classes)
     # A hinge loss labels the other class -1.
     labels = ops.maximum(ops.cast(labels, "float32"), 0)
     # Keras stores the logits on the tensor that a softmax or a sigmoid returns.
@@ -72,8 +76,8 @@ def prediction_scores(kind, labels, outputs):
         entropy = -ops.sum(p * log_p, axis=-1)
     if has_two_classes:
         predicted, is_label = logits > 0, labels > 0.5
-        wrong = ops.cast(predicted[:, 0] != is_label[:, 0], "float32")
-        margin = ops.where(is_label, 1.0, -1.0)[:, 0] * (2 * p[:, 0] - 1)
+        wrong = ops.cast(predicted[..., 0] != is_label[..., 0], "float32")
+        margin = ops.where(is_label, 1.0, -1.0)[..., 0] * (2 * p[..., 0] - 1)
     elif kind.startswith("label"):
         # Ranks logits, because different logits may give equal probabilities near 1 in float32.
         ranks = ops.argsort(ops.argsort(-logits, axis=-1), axis=-1)
@@ -94,7 +98,7 @@ def prediction_scores(kind, labels, outputs):
         "entropy": entropy,
         # Clipped, since the margin is infinite without another class or without a label.
         "margin": ops.clip(margin, -1.0, 1.0),
-        "predicted": ops.logical_and(predicted, is_finite[:, None]),
+        "predicted": ops.logical_and(predicted, is_finite[..., None]),
         "is_finite": is_finite,
     }
 

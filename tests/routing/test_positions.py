@@ -1,0 +1,343 @@
+"""Outputs per position: which labels count, losses, scores and routes."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+from reference import sequences
+from reference.route_values import TOLERANCE
+
+from tfresidual import probes, routes
+from tfresidual.routing import evaluate
+from tfresidual.routing.batches import batches_of
+from tfresidual.routing.labels import labels_within
+from tfresidual.routing.losses import CROSS_ENTROPY, loss_from, loss_of
+from tfresidual.routing.positions import counted
+from tfresidual.routing.scores import prediction_scores
+
+pytestmark = pytest.mark.eager
+
+WEIGHTS = sequences.random_weights()
+TOKENS, LABELS = sequences.batch("decoder")
+LOGITS = np.random.default_rng(1).normal(size=(2, 3, 4)).astype("float32")
+INDICES = np.array([[0, 3, 1], [2, 2, 0]])
+ROWS = np.eye(4, dtype="float32")[INDICES]
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    return sequences.sequence_chain("decoder", WEIGHTS)
+
+
+def prepared(chain, *data):
+    return [labels.numpy() for _, labels in batches_of(data, chain)[0]]
+
+
+# Labels
+
+
+def test_padding_and_weights_leave_positions_out(decoder):
+    labels = np.where(LABELS < 0, 0, LABELS)
+    (found,) = prepared(decoder, TOKENS, labels)
+    np.testing.assert_array_equal(found, LABELS)
+    weights = np.ones(LABELS.shape)
+    weights[0, 1] = weights[3, 4] = 0
+    expected = LABELS.copy()
+    expected[0, 1] = -1
+    for one in (weights, weights == 1, weights[..., None].astype("int32")):
+        (found,) = prepared(decoder, TOKENS, labels, one)
+        np.testing.assert_array_equal(found, expected)
+    # Labels of type uint8 have no -1, and a column is as good.
+    (found,) = prepared(decoder, TOKENS, labels.astype("uint8")[..., None], weights)
+    np.testing.assert_array_equal(found[..., 0], expected)
+    # Weights of images are ignored, as they are for outputs per image.
+    (found,) = prepared(decoder, TOKENS, labels, np.arange(4))
+    np.testing.assert_array_equal(found, LABELS)
+
+
+@pytest.mark.parametrize("fill", [np.nan, -1.0, 0.25])
+def test_rows_are_left_out_by_nan(decoder, fill):
+    rows = np.where((LABELS < 0)[..., None], fill, np.eye(4)[LABELS])
+    (found,) = prepared(decoder, TOKENS, rows)
+    np.testing.assert_array_equal(np.isnan(found), np.repeat(LABELS[..., None] < 0, 4, axis=-1))
+    np.testing.assert_array_equal(counted(tf.constant(found), 4), LABELS >= 0)
+
+
+def test_negative_values_and_signs_count():
+    plain = sequences.sequence_chain("decoder", WEIGHTS)
+    values = dataclasses.replace(plain, outputs="values")
+    signs = dataclasses.replace(
+        plain, outputs="label_logits", loss=loss_from({"loss": "hinge", "config": None})
+    )
+    rows = np.full((*LABELS.shape, 4), -1)
+    for chain in (values, signs):
+        (found,) = prepared(chain, TOKENS, rows)
+        np.testing.assert_array_equal(np.isnan(found).all(axis=-1), LABELS < 0)
+
+
+def test_the_class_that_the_loss_ignores(decoder):
+    config = {"from_logits": True, "ignore_class": 3}
+    loss = loss_from({"loss": "SparseCategoricalCrossentropy", "config": config})
+    chain = dataclasses.replace(decoder, loss=loss)
+    (found,) = prepared(chain, TOKENS, LABELS)
+    np.testing.assert_array_equal(found, np.where(LABELS == 3, -1, LABELS))
+    outputs = tf.constant(np.random.default_rng(0).normal(size=(4, 5, 4)), tf.float32)
+    np.testing.assert_allclose(loss(LABELS, outputs), decoder.loss(found, outputs), rtol=1e-5)
+
+
+def test_labels_of_images_stay_as_they_are():
+    encoder = sequences.sequence_chain("encoder", WEIGHTS)
+    rows = -np.ones((4, 4), "uint8")
+    (found,) = prepared(encoder, TOKENS, rows, np.zeros((4, 4)))
+    assert found.dtype == np.uint8
+    np.testing.assert_array_equal(found, rows)
+
+
+def test_inside_a_graph(decoder):
+    @tf.function
+    def marked(tokens, labels):
+        return labels_within(decoder.given(tokens), labels, 4)
+
+    labels = tf.constant(np.where(LABELS < 0, 2, LABELS))
+    np.testing.assert_array_equal(marked(tf.constant(TOKENS), labels), LABELS)
+
+
+WRONG = {
+    "weights": ((LABELS, LABELS * 0 + 0.5), "sample weights of 0 and 1 .*Received: weights from"),
+    "their shape": ((LABELS, np.ones((4, 3))), "one sample weight per position"),
+    "of images": ((LABELS[:, 0],), "one label per position, for outputs .*labels of shape \\(None,\\)"),
+    "too few": ((LABELS[:, :3],), "one label per position"),
+    "too large": ((LABELS + 1,), "labels from 0 to 3, or a row of 4 per position"),
+    "other rows": ((np.ones((4, 5, 3)),), "labels from 0 to 3"),
+    "strings": ((LABELS.astype(str),), "labels that are numbers"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_labels_that_are_refused(name, decoder):
+    (labels, *weights), words = WRONG[name]
+    with pytest.raises(ValueError, match=rf"Argument `data` must hold {words}"):
+        probes.drop_blocks(decoder, (TOKENS, labels, *weights))
+    if name != "of images":
+        with pytest.raises(ValueError, match=rf"Argument `data` must hold {words}"):
+            probes.block_metrics(decoder, (TOKENS, labels, *weights))
+
+
+def test_nothing_counts(decoder):
+    with pytest.raises(ValueError, match="at least one position that counts"):
+        probes.drop_blocks(decoder, (TOKENS, -np.ones_like(LABELS)))
+
+
+# Losses
+
+COMPILED = {
+    "indices": (keras.losses.SparseCategoricalCrossentropy(from_logits=True), INDICES, LOGITS),
+    "probabilities": ("sparse_categorical_crossentropy", INDICES, keras.ops.softmax(LOGITS)),
+    "rows": (keras.losses.CategoricalCrossentropy(from_logits=True), ROWS, LOGITS),
+    "smoothed": (
+        keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.2),
+        *(ROWS, LOGITS),
+    ),
+    "binary": (keras.losses.BinaryCrossentropy(from_logits=True), ROWS, LOGITS),
+    "values": ("mse", ROWS * 3, LOGITS),
+    "one value": (keras.losses.Huber(0.3), INDICES / 2, LOGITS[..., :1]),
+    "ignored": (
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=2),
+        *(INDICES, LOGITS),
+    ),
+    "by hand": (lambda labels, outputs: keras.ops.sum((outputs - labels) ** 2, -1), ROWS, LOGITS),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_losses_are_those_of_keras(name):
+    loss, labels, outputs = COMPILED[name]
+    model = keras.Sequential([keras.Input((3, 4)), keras.layers.Dense(4)])
+    model.compile("sgd", loss)
+    ours = loss_of(model, "logits" if name == "indices" else None)
+    # The loss as Keras itself computes it, with weights.
+    judge = keras.Sequential([keras.Input(outputs.shape[1:]), keras.layers.Identity()])
+    judge.compile("sgd", loss)
+    weights = np.array([[1, 0, 1], [0, 1, 1]])
+    for chosen in (np.ones((2, 3)), weights):
+        expected = []
+        for row in range(2):
+            kept = chosen[row : row + 1] == 1
+            # Keras divides by the number of all positions; those left out are removed here.
+            part = [values[row : row + 1][kept][None] for values in (labels, np.array(outputs))]
+            expected.append(
+                judge.evaluate(part[1], part[0], sample_weight=np.ones(part[0].shape[:2]), verbose=0)
+            )
+        if labels.ndim == 2 and outputs.shape[-1] > 1:
+            given = np.where(chosen == 1, labels, -1)
+        else:
+            left_out = chosen if labels.ndim == 2 else chosen[..., None]
+            given = np.where(left_out == 1, labels, np.nan)
+        np.testing.assert_allclose(ours(given, outputs), expected, rtol=1e-5)
+        if getattr(ours, "description", None) is not None:
+            again = loss_from(ours.description)
+            np.testing.assert_allclose(again(given, outputs), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("labels", [INDICES, ROWS], ids=["indices", "rows"])
+def test_positions_left_out_have_no_gradient(labels):
+    outputs = LOGITS.copy()
+    outputs[0, 1] = np.nan
+    labels = labels.astype("float32")
+    labels[0, 1] = np.nan if labels.ndim == 3 else -1
+    outputs = tf.constant(outputs)
+    for from_logits in (True, False):
+        loss = loss_from({"loss": CROSS_ENTROPY, "config": {"from_logits": from_logits}})
+        with tf.GradientTape() as tape:
+            tape.watch(outputs)
+            given = outputs if from_logits else keras.activations.softmax(outputs)
+            if not from_logits:
+                given = tf.where(tf.math.is_nan(given), 0.25, given)
+            losses = loss(labels, given)
+        gradient = tape.gradient(losses, outputs).numpy()
+        assert np.isfinite(losses).all()
+        if from_logits:
+            np.testing.assert_array_equal(gradient[0, 1], 0)
+            assert (gradient[0, [0, 2]] != 0).all()
+
+
+def test_an_image_without_a_position():
+    loss = loss_from({"loss": CROSS_ENTROPY, "config": {"from_logits": True}})
+    labels = np.array([[-1, -1, -1], [2, -1, -1]])
+    expected = -np.log(sequences.softmax(LOGITS[1, 0].astype(float))[2])
+    np.testing.assert_allclose(loss(labels, LOGITS), [0, expected], rtol=1e-5)
+
+
+def test_a_loss_of_whole_images_decides_itself():
+    def loss(labels, outputs):
+        shown = keras.ops.cast(labels >= 0, "float32")
+        return keras.ops.sum(shown * keras.ops.max(outputs, axis=-1), axis=1)
+
+    model = keras.Sequential([keras.Input((3, 4)), keras.layers.Dense(4)])
+    model.compile("sgd", loss)
+    labels = np.array([[1, -1, 0], [-1, -1, 2]])
+    expected = (LOGITS.max(axis=-1) * (labels >= 0)).sum(axis=1)
+    np.testing.assert_allclose(loss_of(model)(labels, LOGITS), expected, rtol=1e-5)
+
+
+# Scores and routes
+
+
+@pytest.mark.parametrize("kind", ["logits", "probabilities", "label_logits"])
+def test_scores_are_those_of_every_position(kind):
+    outputs = keras.ops.softmax(LOGITS) if kind == "probabilities" else LOGITS
+    labels = ROWS if kind.startswith("label") else INDICES
+    found = prediction_scores(kind, labels, outputs)
+    flat = prediction_scores(
+        kind, labels.reshape(6, *labels.shape[2:]), keras.ops.reshape(outputs, (6, 4))
+    )
+    for name, values in flat.items():
+        expected = np.reshape(values, (2, 3, *values.shape[1:]))
+        np.testing.assert_allclose(found[name], expected, rtol=1e-6, err_msg=name)
+
+
+def test_two_classes_per_position():
+    logits = np.array([[[2.0], [-1.0]]], "float32")
+    found = prediction_scores("label_logits", np.array([[1, 1]]), logits)
+    np.testing.assert_array_equal(found["wrong"], [[0, 1]])
+    np.testing.assert_allclose(found["cross_entropy"], np.log1p(np.exp([[-2.0, 1.0]])), rtol=1e-5)
+
+
+def all_routes(chain):
+    return [
+        routes.unperturbed(chain),
+        routes.drop(chain, (1, 1)),
+        routes.readout(chain, 1, 0),
+        routes.repeat_last_block(chain, 1, 2, 0.5),
+        routes.swap(chain, 1, 0, 2),
+    ]
+
+
+def by_numpy(kind, route):
+    """A row per example: its place and what NumPy finds on a route."""
+    records = []
+    for image, sequence in enumerate(sequences.SEQUENCES):
+        first = WEIGHTS["embedding"][np.array(sequence)]
+        last = [
+            sequences.walk(WEIGHTS, kind, first, applied)[-1]
+            for applied in (((0, 1.0), (1, 1.0), (2, 1.0)), route.stages[0])
+        ]
+        plain, changed = (np.atleast_2d(sequences.logits(WEIGHTS, kind, one)) for one in last)
+        labels = np.atleast_1d(sequences.LABELS[kind][image])
+        for position, (row, label) in enumerate(zip(changed, labels, strict=True)):
+            p = sequences.softmax(row)
+            moved = last[1] - last[0]
+            record = {"route": route.name, "image": image, "position": position}
+            record |= {"error": float(p.argmax() != label), "cross_entropy": -np.log(p[label])}
+            record |= {"entropy": -(p * np.log(p)).sum()}
+            record |= {"agreement": float(p.argmax() == plain[position].argmax())}
+            record |= {"margin": p[label] - np.delete(p, label).max()}
+            moved = moved[position] if kind == "decoder" else moved
+            record |= {"stage1_distance": np.linalg.norm(moved)}
+            records.append(record)
+    frame = pd.DataFrame(records)
+    return frame if kind == "decoder" else frame.drop(columns="position")
+
+
+@pytest.mark.parametrize("kind", sequences.KINDS)
+def test_routes_equal_numpy(kind):
+    chain = sequences.sequence_chain(kind, WEIGHTS)
+    data = sequences.batch(kind, fill=0)
+    chosen = all_routes(chain)
+    found = probes.evaluate_routes(chain, data, chosen, per_image=True)
+    expected = pd.concat([by_numpy(kind, route) for route in chosen], ignore_index=True)
+    pd.testing.assert_frame_equal(found, expected, check_dtype=False, **TOLERANCE)
+    means = probes.evaluate_routes(chain, data, chosen)
+    by_route = expected.groupby("route", sort=False)
+    for name in means.columns[1:]:
+        np.testing.assert_allclose(means[name], by_route[name].mean(), **TOLERANCE, err_msg=name)
+
+
+@pytest.mark.compiled
+def test_few_images_at_once(decoder, monkeypatch):
+    monkeypatch.setattr("tfresidual.routing.evaluator.MOST_IMAGES", 3)
+    few = evaluate(decoder, (TOKENS, LABELS), all_routes(decoder), with_outputs=True)
+    monkeypatch.setattr("tfresidual.routing.evaluator.MOST_IMAGES", 256)
+    many = evaluate(decoder, (TOKENS, LABELS), all_routes(decoder), with_outputs=True)
+    for field in dataclasses.fields(few):
+        pair = [getattr(values, field.name) for values in (few, many)]
+        if field.name != "losses":
+            np.testing.assert_allclose(*pair, rtol=1e-5, atol=1e-6, err_msg=field.name)
+    assert few.outputs.shape == few.predicted.shape == (5, 10, 4)
+    np.testing.assert_array_equal(few.labels, LABELS[LABELS >= 0])
+    np.testing.assert_array_equal(few.image, np.nonzero(LABELS >= 0)[0])
+    np.testing.assert_array_equal(few.position, np.nonzero(LABELS >= 0)[1])
+
+
+def test_losses_stay_those_of_images(decoder):
+    values = evaluate(decoder, (TOKENS, LABELS), [routes.unperturbed(decoder)], with_losses=True)
+    expected = [
+        values.cross_entropy[0][values.image == image].mean() for image in range(len(TOKENS))
+    ]
+    np.testing.assert_allclose(values.losses[0], expected, rtol=1e-5)
+
+
+def test_a_state_with_other_positions_has_one_distance(decoder):
+    # A head for every second position, so that outputs have fewer than states.
+    chain = dataclasses.replace(
+        decoder, head=lambda state, context: decoder.head(state, context)[:, ::2]
+    )
+    labels = LABELS[:, ::2]
+    frame = probes.evaluate_routes(
+        chain, (TOKENS, labels), [routes.drop(chain, (1, 1))], per_image=True
+    )
+    of_positions = by_numpy("decoder", routes.drop(chain, (1, 1))).set_index("image")
+    squares = of_positions["stage1_distance"].pow(2).groupby("image").sum()
+    expected = np.sqrt(squares[frame["image"]])
+    np.testing.assert_allclose(frame["stage1_distance"], expected, **TOLERANCE)
+
+
+def test_groups_are_of_positions(decoder):
+    frame = probes.borderline(decoder, (TOKENS, LABELS), times=1)
+    assert set(frame.loc[frame["group"] == "all", "images"]) == {10}
+    frame = probes.borderline(decoder, (TOKENS, LABELS), times=0, per_image=True)
+    last = frame[frame["block"] == 2].reset_index(drop=True)
+    np.testing.assert_array_equal(LABELS[last["image"], last["position"]], last["label"])
