@@ -108,7 +108,10 @@ def test_inside_a_graph(decoder):
 WRONG = {
     "weights": ((LABELS, LABELS * 0 + 0.5), "sample weights of 0 and 1 .*Received: weights from"),
     "their shape": ((LABELS, np.ones((4, 3))), "one sample weight per position"),
-    "of images": ((LABELS[:, 0],), "one label per position, for outputs .*labels of shape \\(None,\\)"),
+    "of images": (
+        (LABELS[:, 0],),
+        "one label per position, for outputs .*labels of shape \\(None,\\)",
+    ),
     "too few": ((LABELS[:, :3],), "one label per position"),
     "too large": ((LABELS + 1,), "labels from 0 to 3, or a row of 4 per position"),
     "other rows": ((np.ones((4, 5, 3)),), "labels from 0 to 3"),
@@ -169,7 +172,9 @@ def test_losses_are_those_of_keras(name):
             # Keras divides by the number of all positions; those left out are removed here.
             part = [values[row : row + 1][kept][None] for values in (labels, np.array(outputs))]
             expected.append(
-                judge.evaluate(part[1], part[0], sample_weight=np.ones(part[0].shape[:2]), verbose=0)
+                judge.evaluate(
+                    part[1], part[0], sample_weight=np.ones(part[0].shape[:2]), verbose=0
+                )
             )
         if labels.ndim == 2 and outputs.shape[-1] > 1:
             given = np.where(chosen == 1, labels, -1)

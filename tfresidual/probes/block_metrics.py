@@ -18,12 +18,19 @@ SIGNED = ("cosine_loss", "readout_cosine_loss")
 
 
 def block_metrics(
-    chain: Chain | ChainSource, data: Data, *, per_image: bool = False, progress: bool = False
+    chain: Chain | ChainSource,
+    data: Data,
+    *,
+    per_image: bool = False,
+    per_position: bool = False,
+    progress: bool = False,
 ) -> Frame:
     """Measures what every block does to the state, in one forward and one backward pass.
 
     Let L be the loss of one image, h the state before a block, F = block(h) - h, and g = dL/dh
-    through the rest of the network. All norms are over all features of one image.
+    through the rest of the network. All norms are over all features of one image; positions that
+    the network masks as padding do not count. For outputs per position, L is the mean over the
+    positions that count (see `evaluate_routes`).
 
     - `cosine_loss`: <F, g> / (|F| |g|), in [-1, 1]. If it is negative, the block moves the state
       in a direction that lowers the loss (Jastrzebski et al. 2018, section 4.1, fig. 4). 0 if F
@@ -53,20 +60,32 @@ def block_metrics(
         data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
             these by split name.
         per_image: whether to return the values of every image instead of their means.
+        per_position: whether every position of a sequence is measured by itself, with norms over
+            the features of its state. Means are then over all positions that are not padding. The
+            states must be `(images, positions, features)`.
         progress: whether to show a progress bar.
 
     Returns:
         A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0), the metrics and
         the two standard errors. If `data` is a dict, `split` is the first column. If `per_image`
         is set, `image` (from 0, in the order of the data) comes after `block`, and there are no
-        standard errors.
+        standard errors; if `per_position` is set too, `position` (from 0) comes after `image`.
 
     Raises:
         ValueError: if the chain or the data cannot be used.
     """
     chain = sources.chain(chain)
     function = functools.partial(block_values, chain)
-    return measure(chain, "block metrics", function, data, per_image, progress, with_errors=SIGNED)
+    return measure(
+        chain,
+        "block metrics",
+        function,
+        data,
+        per_image,
+        progress,
+        with_errors=SIGNED,
+        per_position=per_position,
+    )
 
 
 def metrics_of(chain, block):

@@ -19,6 +19,7 @@ from tfresidual.routing import evaluate
 from tfresidual.routing.batches import batches_of, run_over, splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT, check_memory_limit, check_scored
 from tfresidual.routing.gradients import walk_with_gradients
+from tfresidual.routing.positions import without_padding
 from tfresidual.routing.routes import unperturbed
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ def first_order(
     """Compares what every block does to the loss with what the gradient predicts.
 
     Let L be the loss of one image, h the state before a block, F = block(h) - h, and g = dL/dh
-    through the rest of the network, the block included, as in `block_metrics`.
+    through the rest of the network, the block included, as in `block_metrics`. For outputs per
+    position, L is the mean over the positions of the image that count, see `evaluate_routes`.
 
     - `first_order`: <F, g>, the first-order term, with the gradient at the input of the block.
     - `first_order_after`: <F, dL/d(h + F)>, the same with the gradient at its output.
@@ -158,7 +160,8 @@ def _changes(routes, losses):
 
 def _batch_values(chain, images, labels):
     """Returns both first-order terms and the l2 ratio of a batch, each `(images, blocks)`."""
-    walk = walk_with_gradients(chain, images, labels)
+    chain = chain.given(images)
+    walk, clean = walk_with_gradients(chain, images, labels), without_padding(chain)
     undefined = tf.fill(tf.shape(walk.pairs[0][0])[:1], tf.constant(np.nan, tf.float64))
     values = {name: [] for name in (*TERMS, "l2_ratio")}
     for block, (before, after), *gradients in zip(
@@ -166,8 +169,8 @@ def _batch_values(chain, images, labels):
     ):
         found = [undefined] * len(values)
         if block.keeps_shape:
-            change = change_of(before, after)
-            size = tf.cast(ratio(norm(change), norm(before)), tf.float64)
+            change = clean(change_of(before, after))
+            size = tf.cast(ratio(norm(change), norm(clean(before))), tf.float64)
             found = [*(_product(change, gradient) for gradient in gradients), size]
         for columns, value in zip(values.values(), found, strict=True):
             columns.append(value)

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfresidual import sources
 from tfresidual.metrics import change_of, norm
 from tfresidual.routing.batches import run_over, splits_of
+from tfresidual.routing.positions import without_padding
 from tfresidual.routing.routes import check_times
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def fixed_point(
     Each stage is measured by itself, without the stages after it. Let z_0 be the input of the
     last block of the stage and z_{t+1} the output of its application t, where application 0 is the
     trained one. The anchor of the stage stays the same. All norms are over all features of one
-    image.
+    image; positions that the network masks as padding do not count.
 
     - `change`: |z_{t+1} - z_t|, 0 or more.
     - `contraction`: |z_{t+1} - z_t| / |z_t - z_{t-1}|, 0 or more: the factor by which the block
@@ -91,7 +92,8 @@ def fixed_point(
     function = functools.partial(_batch_values, chain, times)
     frames = []
     for split, part in splits_of(data).items():
-        values = run_over(chain, f"fixed point x{times}", function, part, progress)
+        name = f"fixed point x{times}"
+        values = run_over(chain, name, function, part, progress, with_labels=False)
         for index, stage in enumerate(stages):
             of_stage = {name: value[:, index] for name, value in values.items()}
             frame = pd.DataFrame({"stage": stage.index, "repetition": range(times + 1)})
@@ -144,12 +146,16 @@ def _batch_values(chain, times, images, labels):
             # The anchor is the state after the last block that changes the shape.
             fixed = [block.index for block in stage.blocks if not block.keeps_shape]
             anchor = states[fixed[-1] + 1 if fixed else 0]
-            values.append(_stage_values(stage.blocks[-1], states[-1], anchor, times))
+            clean = without_padding(chain)
+            values.append(_stage_values(stage.blocks[-1], states[-1], anchor, times, clean))
     return {name: tf.stack([value[name] for value in values], axis=1) for name in values[0]}
 
 
-def _stage_values(block, state, anchor, times):
-    """Returns the values of one stage, each `(images, repetitions)`."""
+def _stage_values(block, state, anchor, times, clean):
+    """Returns the values of one stage, each `(images, repetitions)`.
+
+    The function `clean` sets padding in states to zero.
+    """
     # Both loops are graph loops, traced once. The first one only computes the last state, because
     # all states together might not fit into memory.
     _, last = tf.while_loop(
@@ -161,9 +167,9 @@ def _stage_values(block, state, anchor, times):
     def apply(index, state, *arrays):
         after = block(state, anchor)
         values = (
-            norm(change_of(state, after)),
-            norm(change_of(after, last)),
-            _rounding(state.dtype) * tf.maximum(norm(state), norm(after)),
+            norm(clean(change_of(state, after))),
+            norm(clean(change_of(after, last))),
+            _rounding(state.dtype) * tf.maximum(norm(clean(state)), norm(clean(after))),
         )
         written = [
             array.write(index, tf.cast(value, tf.float32))

@@ -8,6 +8,9 @@ as many rows as h has features and is never built: J x is a forward pass, J' x a
 The blocks of a properly convergent stage add their branch to the anchor of the stage. The metric
 holds the anchor fixed: h moves and the anchor does not, even before the first block of the stage,
 where both are the same tensor.
+
+Positions that the network masks as padding do not count: displacements are zero there, and so is
+what they move.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING
 
+import keras
 import numpy as np
 import pandas as pd
 import tensorflow as tf
@@ -28,6 +32,8 @@ from tfresidual.probes.eigenvalues import largest_eigenvalues, linearized, push_
 from tfresidual.probes.measure import by_split, measure
 from tfresidual.probes.perturbation import ALL_STAGES
 from tfresidual.routing.batches import run_over, splits_of
+from tfresidual.routing.images import is_alike
+from tfresidual.routing.positions import without_padding
 
 if TYPE_CHECKING:
     from tfresidual.routing import Chain
@@ -78,15 +84,23 @@ def metric_product(
         Hauser 2019, "On residual networks learning a perturbation from identity", section 2.4.
     """
     chain = _checked_chain(chain, stage, block)
-    images, vectors = np.asarray(images), np.asarray(vectors)
-    if images.ndim == 0 or vectors.ndim == 0 or len(images) != len(vectors) or not len(images):
+    vectors = np.asarray(vectors)
+    if is_alike(images, chain.input_shape):
+        images = keras.tree.map_structure(np.asarray, images)
+    else:
+        images = np.asarray(images)
+    parts = keras.tree.flatten(images)
+    counts = {len(part) if part.ndim else 0 for part in (*parts, vectors)}
+    if len(counts) > 1 or counts == {0}:
+        shapes = " and ".join(str(part.shape) for part in parts)
         raise ValueError(
             "Arguments `images` and `vectors` must hold one vector per image, for at least one "
-            f"image. Received: images of shape {images.shape} and vectors of shape {vectors.shape}"
+            f"image. Received: images of shape {shapes} and vectors of shape {vectors.shape}"
         )
     function = functools.partial(_products, chain, stage, block)
     name = f"metric product at stage {stage} block {block}"
-    return run_over(chain, name, function, (images, vectors), progress, IMAGES_AT_ONCE)["product"]
+    data = images, vectors
+    return _run_over(chain, name, function, data, progress)["product"]
 
 
 def metric_eigenvalues(
@@ -152,7 +166,7 @@ def metric_eigenvalues(
     name = f"metric eigenvalues at stage {stage} block {block} {settings}"
     frames = []
     for split, part in splits_of(data).items():
-        values = run_over(chain, name, function, part, progress, IMAGES_AT_ONCE)
+        values = _run_over(chain, name, function, part, progress)
         images = len(values["eigenvalue"])
         frame = pd.DataFrame(
             {
@@ -308,18 +322,32 @@ def line_between(
         second part.
     """
     chain = _checked_chain(chain, stage, block)
+    if chain.context is not None:
+        raise ValueError(
+            "Argument `chain` must be a network whose blocks read nothing but the state: the "
+            "states on the line belong to neither of the two images. "
+            f"Received: {chain.name}, whose blocks read more"
+        )
     check_int("points", points, at_least=1)
     pairs = np.asarray(first_images), np.asarray(second_images)
-    if pairs[0].shape != pairs[1].shape or pairs[0].ndim != 4 or not len(pairs[0]):
+    expected = 1 + len(chain.input_shape)
+    if pairs[0].shape != pairs[1].shape or pairs[0].ndim != expected or not len(pairs[0]):
         raise ValueError(
             "Arguments `first_images` and `second_images` must be arrays of the same shape, with "
             f"at least one image. Received: shapes {pairs[0].shape} and {pairs[1].shape}"
         )
     function = functools.partial(_lines, chain, stage, block, points)
     name = f"line from stage {stage} block {block} in {points} points"
-    values = run_over(chain, name, function, pairs, progress, IMAGES_AT_ONCE)
+    values = _run_over(chain, name, function, pairs, progress)
     places = {"stage": stage, "block": block, "pair": np.arange(len(pairs[0]))}
     return pd.DataFrame(places | values)
+
+
+def _run_over(chain, name, function, data, progress):
+    """Runs a function that reads no labels, or takes something else in their place."""
+    return run_over(
+        chain, name, function, data, progress, at_once=IMAGES_AT_ONCE, with_labels=False
+    )
 
 
 def _checked_chain(chain, stage, block):
@@ -339,13 +367,14 @@ def _checked_chain(chain, stage, block):
 def _metric(chain, stage, block, images):
     """Returns the state before a block and the function `x -> g x`, both in at least float32."""
     chain = chain.given(images)
+    clean = without_padding(chain)
     state, anchor = chain.lead_to(chain.stem(images), stage, block)
     _, push, pull = linearized(lambda h: chain.lead_on(h, anchor, stage, block), state)
     wide = backend.result_type(state.dtype, "float32")
 
     def product(vector):
-        (pulled,) = pull(push(tf.cast(vector, state.dtype)))
-        return tf.cast(pulled, wide)
+        (pulled,) = pull(clean(push(clean(tf.cast(vector, state.dtype)))))
+        return tf.cast(clean(pulled), wide)
 
     return tf.cast(state, wide), product
 
@@ -401,12 +430,13 @@ def _line_elements(chain, images, labels):
     with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
         tape.watch(first)
         pairs, last = dataclasses.replace(chain, stages=tuple(stages)).walk(first)
+    clean = without_padding(chain)
     changes = {
-        index: change_of(*pair)
+        index: clean(change_of(*pair))
         for index, (block, pair) in enumerate(zip(chain.blocks, pairs, strict=True))
         if block.keeps_shape
     }
-    spatial_lengths = _pushed_lengths(tape, last, states, changes)
+    spatial_lengths = _pushed_lengths(tape, last, states, changes, clean)
     undefined = tf.fill(tf.shape(first)[:1], np.float32(np.nan))
     values = {"layer_part": [], "spatial_part": [], "length": []}
     for index in range(len(pairs)):
@@ -421,7 +451,7 @@ def _line_elements(chain, images, labels):
     return {name: ops.stack(columns, axis=1) for name, columns in values.items()}
 
 
-def _pushed_lengths(tape, last, states, changes):
+def _pushed_lengths(tape, last, states, changes, clean):
     """Returns how far changes of states move the last state, to first order.
 
     Args:
@@ -429,6 +459,7 @@ def _pushed_lengths(tape, last, states, changes):
         last: the last state.
         states: list of tensors.
         changes: a dict of changes, keyed by the index of their state in the list.
+        clean: the function that sets padding in states to zero.
 
     Returns:
         A dict of lengths `(images,)` with the same keys.
@@ -445,7 +476,7 @@ def _pushed_lengths(tape, last, states, changes):
                 tf.unstack(shares), changes.values(), states, strict=True
             )
         ]
-        return norm(push(*tangents))
+        return norm(clean(push(*tangents)))
 
     # One block at a time, since all at once would need the memory of one pass per block.
     rows = tf.eye(len(changes), dtype=next(iter(changes.values())).dtype)

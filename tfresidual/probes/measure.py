@@ -1,10 +1,13 @@
 """Runs the function of a probe over data and puts the results into a frame."""
 
+import functools
+
 import numpy as np
 import pandas as pd
 
 from tfresidual.arguments import check_bool
 from tfresidual.routing.batches import run_over, splits_of
+from tfresidual.routing.chain import VALID_POSITIONS
 from tfresidual.routing.labels import check_prepared
 from tfresidual.routing.positions import shape_of_outputs
 
@@ -18,6 +21,7 @@ def measure(
     progress=False,
     with_labels=True,
     with_errors=(),
+    per_position=False,
 ):
     """Measures values per image and block and puts them into a frame.
 
@@ -31,13 +35,17 @@ def measure(
         progress: whether to show a progress bar.
         with_labels: whether the function reads the labels, which must then be valid.
         with_errors: names of the values whose means are returned with their standard errors.
+        per_position: whether the function is called with `per_position=True` too and returns
+            tensors `(images, positions, blocks)`, and under `VALID_POSITIONS` which positions are
+            measured. Every such position then takes the part of an image.
 
     Returns:
         A `pandas.DataFrame` with the columns `split` (if `data` is a dict), `stage`, `block`,
-        `image` (if `per_image` is set) and one column per value; without `per_image`, also a
-        column `..._se` for each of `with_errors`.
+        `image` (if `per_image` is set, and then `position` if `per_position` is) and one column
+        per value; without `per_image`, also a column `..._se` for each of `with_errors`.
     """
     check_bool("per_image", per_image)
+    check_bool("per_position", per_position)
     check_bool("progress", progress)
     if not chain.blocks:
         raise ValueError(
@@ -45,10 +53,17 @@ def measure(
             f"Received: {chain.name}, which has none"
         )
     check = _check_of(chain) if with_labels else None
+    if per_position:
+        name, function = f"{name} per position", functools.partial(function, per_position=True)
     frames = []
     for split, part in splits_of(data).items():
         values = run_over(chain, name, function, part, progress, None, check, with_labels)
-        frame = _frame(chain, values, per_image, with_errors)
+        places = {"image": np.arange(len(next(iter(values.values()))))}
+        if per_position:
+            valid = values.pop(VALID_POSITIONS)
+            values = {name: value[valid] for name, value in values.items()}
+            places = dict(zip(("image", "position"), np.nonzero(valid), strict=True))
+        frame = _frame(chain, values, places if per_image else None, with_errors)
         if split is not None:
             frame.insert(0, "split", split)
         frames.append(frame)
@@ -101,15 +116,24 @@ def standard_error(values):
     return values.std(axis=0, ddof=1) / np.sqrt(images)
 
 
-def _frame(chain, values, per_image, with_errors):
+def _frame(chain, values, examples, with_errors):
+    """Returns the frame of some values, see `measure`.
+
+    Args:
+        chain: a `tfresidual.routing.Chain`.
+        values: a dict of arrays `(examples, blocks)`.
+        examples: a dict of columns that say where each example is; `None` for means over them.
+        with_errors: see `measure`.
+    """
     places = pd.DataFrame(
         [(block.stage, block.index) for block in chain.blocks], columns=["stage", "block"]
     )
-    if not per_image:
+    if examples is None:
         means = {name: value.mean(axis=0, dtype=np.float64) for name, value in values.items()}
         errors = {f"{name}_se": standard_error(values[name]) for name in with_errors}
         return places.assign(**means, **errors)
-    images = len(next(iter(values.values())))
-    frame = places.loc[np.repeat(places.index, images)].reset_index(drop=True)
-    frame["image"] = np.tile(np.arange(images), len(places))
+    count = len(next(iter(values.values())))
+    frame = places.loc[np.repeat(places.index, count)].reset_index(drop=True)
+    for name, place in examples.items():
+        frame[name] = np.tile(place, len(places))
     return frame.assign(**{name: value.T.ravel() for name, value in values.items()})

@@ -19,27 +19,36 @@ ALL_STAGES = "all"
 
 
 def perturbation(
-    chain: Chain | ChainSource, data: Data, *, per_image: bool = False, progress: bool = False
+    chain: Chain | ChainSource,
+    data: Data,
+    *,
+    per_image: bool = False,
+    per_position: bool = False,
+    progress: bool = False,
 ) -> Frame:
     """Measures how much every block moves the state, in one forward pass.
 
     Let h be the state before a block and F = block(h) - h, with norms over all features of one
-    image. `perturbation` is |F| and `scaled_perturbation` is |F| / |h|. Both are 0 or more and are
-    computed per image, then averaged over the images. Both are NaN for a block that changes the
-    shape of the state. Labels are not used. `block_metrics` returns the same numbers together with
-    those that need a gradient.
+    image, without the positions that the network masks as padding. `perturbation` is |F| and
+    `scaled_perturbation` is |F| / |h|. Both are 0 or more and are computed per image, then averaged
+    over the images. Both are NaN for a block that changes the shape of the state. Labels are not
+    used. `block_metrics` returns the same numbers together with those that need a gradient.
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
         data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
             these by split name.
         per_image: whether to return the values of every image instead of their means.
+        per_position: whether every position of a sequence is measured by itself, with norms over
+            the features of its state. Means are then over all positions that are not padding. The
+            states must be `(images, positions, features)`.
         progress: whether to show a progress bar.
 
     Returns:
         A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0), `perturbation`
         and `scaled_perturbation`. If `data` is a dict, `split` is the first column. If
-        `per_image` is set, `image` comes after `block`.
+        `per_image` is set, `image` comes after `block`, and `position` after `image` if
+        `per_position` is set too.
 
     Raises:
         ValueError: if the chain or the data cannot be used.
@@ -50,11 +59,20 @@ def perturbation(
     """
     chain = sources.chain(chain)
     function = functools.partial(perturbation_values, chain)
-    return measure(chain, "perturbation", function, data, per_image, progress, with_labels=False)
+    return measure(
+        chain,
+        "perturbation",
+        function,
+        data,
+        per_image,
+        progress,
+        with_labels=False,
+        per_position=per_position,
+    )
 
 
 def computational_distance(
-    chain: Chain | ChainSource, data: Data, *, progress: bool = False
+    chain: Chain | ChainSource, data: Data, *, per_position: bool = False, progress: bool = False
 ) -> Frame:
     """Measures how far the state travels through each stage, and the mean perturbation.
 
@@ -71,6 +89,7 @@ def computational_distance(
         chain: a chain, or anything that `tfresidual.chain` accepts.
         data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
             these by split name.
+        per_position: whether the perturbations are those of single positions, see `perturbation`.
         progress: whether to show a progress bar.
 
     Returns:
@@ -87,7 +106,8 @@ def computational_distance(
         Hauser 2019, "On residual networks learning a perturbation from identity", eq. 4 and 11,
         fig. 3, 4, 6 and 7.
     """
-    return distances_of(perturbation(chain, data, progress=progress))
+    frame = perturbation(chain, data, per_position=per_position, progress=progress)
+    return distances_of(frame)
 
 
 def distances_of(frame: Frame) -> Frame:

@@ -18,6 +18,7 @@ from tfresidual.routing import routes
 from tfresidual.routing.batches import run_over, splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT
 from tfresidual.routing.gradients import known_gradients
+from tfresidual.routing.positions import without_padding
 from tfresidual.routing.routes import check_scale, check_times, unperturbed
 
 if TYPE_CHECKING:
@@ -149,6 +150,7 @@ def _batch_values(chain, stage, scales, images, labels):
     block = chain.stages[stage.index - 1].blocks[-1]
     state, anchor = chain.lead_to(chain.stem(images), block.stage, block.index)
     rest = dataclasses.replace(chain, stages=chain.stages[stage.index :])
+    clean = without_padding(chain)
 
     def apply(index, state, cosines, ratios):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -156,10 +158,11 @@ def _batch_values(chain, stage, scales, images, labels):
             after = block(state, anchor, tf.gather(scales, index))
             _, last = rest.walk(after)
             losses = chain.loss(labels, chain.head(last))
-        change = change_of(state, after)
+        change = clean(change_of(state, after))
         (gradient,) = known_gradients(chain, [state], [tape.gradient(losses, state)])
+        gradient, size = clean(gradient), norm(clean(state))
         cosines = cosines.write(index, tf.cast(cosine(change, gradient), tf.float32))
-        ratios = ratios.write(index, tf.cast(ratio(norm(change), norm(state)), tf.float32))
+        ratios = ratios.write(index, tf.cast(ratio(norm(change), size), tf.float32))
         return index + 1, after, cosines, ratios
 
     # This is a graph loop: it is traced once, however often the block is applied.

@@ -15,6 +15,7 @@ from tfresidual import sources
 from tfresidual.metrics import change_of, cosine, norm, ratio
 from tfresidual.probes.measure import measure
 from tfresidual.routing.gradients import known_gradients
+from tfresidual.routing.positions import without_padding
 
 if TYPE_CHECKING:
     from tfresidual.routing import Chain
@@ -39,7 +40,8 @@ def signal_propagation(
 
     Let L be the loss of one image, h the state before a block, g = dL/dh through the rest of the
     network, and g_s the part of g that arrives from the last state of the stage through the
-    shortcuts alone. All norms are over all features of one image.
+    shortcuts alone. All norms are over all features of one image; positions that the network masks
+    as padding do not count.
 
     - `state_norm`: the Euclidean norm of the state after the block, 0 or more.
     - `state_l1`: the sum of the absolute values of that state, 0 or more. For the last block of a
@@ -123,22 +125,24 @@ def _batch_values(chain, images, labels):
     gradients, gradients_after = tape.gradient(total, [before, after])
     gradients = known_gradients(chain, before, gradients)
     gradients_after = known_gradients(chain, after, gradients_after)
+    clean = without_padding(chain)
     through_shortcuts, ends, deviations, end = [], [], [], 0
     for stage in chain.stages:
         if stage.blocks:
             begin, end = end, end + len(stage.blocks)
             last_gradient = gradients_after[end - 1]
-            through_shortcuts += _through_shortcuts(stage.blocks, before[begin:end], last_gradient)
-            ends += [norm(last_gradient)] * len(stage.blocks)
-            deviations += _sum_deviations(stage.blocks, pairs[begin:end])
-    first_size = norm(gradients[0])
+            arriving = _through_shortcuts(stage.blocks, before[begin:end], last_gradient)
+            through_shortcuts += [None if part is None else clean(part) for part in arriving]
+            ends += [norm(clean(last_gradient))] * len(stage.blocks)
+            deviations += _sum_deviations(stage.blocks, pairs[begin:end], clean)
+    first_size = norm(clean(gradients[0]))
     values = [
         {
-            "state_norm": norm(state),
-            "state_l1": _one_norm(state),
-            "state_gradient_norm": norm(gradient_after),
-            "gradient_ratio": ratio(first_size, norm(gradient)),
-            **_shortcut_values(gradient, through_shortcut, end_size),
+            "state_norm": norm(clean(state)),
+            "state_l1": _one_norm(clean(state)),
+            "state_gradient_norm": norm(clean(gradient_after)),
+            "gradient_ratio": ratio(first_size, norm(clean(gradient))),
+            **_shortcut_values(clean(gradient), through_shortcut, end_size),
             "sum_deviation": deviation,
         }
         for state, gradient, gradient_after, through_shortcut, end_size, deviation in zip(
@@ -179,12 +183,13 @@ def _through_shortcuts(blocks, states, gradient):
     return [None] * first + arriving
 
 
-def _sum_deviations(blocks, pairs):
+def _sum_deviations(blocks, pairs, clean):
     """Returns the deviations of the states of a stage from the sum of branches, per image.
 
     Args:
         blocks: the `Block`s of a stage.
         pairs: the states before and after each of them.
+        clean: the function that sets padding in states to zero.
     """
     total, deviations = None, []
     for block, (before, after) in zip(blocks, pairs, strict=True):
@@ -197,7 +202,7 @@ def _sum_deviations(blocks, pairs):
         branch = change_of(before, after) if block.branch is None else block.branch(before)
         total = ops.cast(before, wide) if total is None else total
         total = total + ops.cast(branch, wide)
-        deviations.append(ratio(norm(change_of(total, after)), norm(after)))
+        deviations.append(ratio(norm(clean(change_of(total, after))), norm(clean(after))))
     return deviations
 
 

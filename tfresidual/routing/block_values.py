@@ -3,7 +3,14 @@
 from keras import ops
 
 from tfresidual.metrics import change_of, cosine, norm, ratio
+from tfresidual.routing.chain import VALID_POSITIONS
 from tfresidual.routing.gradients import walk_with_gradients
+from tfresidual.routing.positions import (
+    check_positions,
+    each_position,
+    valid_positions,
+    without_padding,
+)
 
 PERTURBATION_METRICS = ("perturbation", "scaled_perturbation")
 BLOCK_METRICS = (
@@ -16,30 +23,69 @@ BLOCK_METRICS = (
 )
 
 
-def block_values(chain, images, labels):
-    """Returns all metrics of a batch, each `(images, blocks)`, as a dict by name."""
+def block_values(chain, images, labels, per_position=False):
+    """Returns all metrics of a batch as a dict by name.
+
+    Positions that are not valid in the context of the chain count as zeros.
+
+    Args:
+        chain: a `tfresidual.routing.Chain`.
+        images: the images of the batch.
+        labels: labels as the loss of the chain takes them.
+        per_position: whether every position has metrics of its own.
+
+    Returns:
+        Tensors `(images, blocks)`. With `per_position`, they are `(images, positions, blocks)`, and
+        under `VALID_POSITIONS` is which positions are valid, bool, `(images, positions)`.
+    """
+    chain = chain.given(images)
     walk = walk_with_gradients(chain, images, labels)
+    shown = _shown(chain, walk.pairs, per_position)
     values = [
-        _block_values(block, *pair, gradient, readout_gradient)
+        _block_values(block, *map(shown, pair), shown(gradient), shown(readout_gradient))
         for block, pair, gradient, readout_gradient in zip(
             chain.blocks, walk.pairs, walk.gradients, walk.readout_gradients, strict=True
         )
     ]
-    return {name: ops.stack([value[name] for value in values], axis=1) for name in BLOCK_METRICS}
+    return _stacked(chain, walk.pairs, values, BLOCK_METRICS, per_position)
 
 
-def perturbation_values(chain, images, labels):
-    """Returns both perturbation metrics of a batch, each `(images, blocks)`, as a dict by name."""
+def perturbation_values(chain, images, labels, per_position=False):
+    """Returns both perturbation metrics of a batch, as `block_values` does all metrics."""
     del labels
     chain = chain.given(images)
     pairs, _ = chain.walk(chain.stem(images))
+    shown = _shown(chain, pairs, per_position)
     values = [
-        _perturbations(block, before, after)
-        for block, (before, after) in zip(chain.blocks, pairs, strict=True)
+        _perturbations(block, *map(shown, pair))
+        for block, pair in zip(chain.blocks, pairs, strict=True)
     ]
-    return {
-        name: ops.stack([value[name] for value in values], axis=1) for name in PERTURBATION_METRICS
-    }
+    return _stacked(chain, pairs, values, PERTURBATION_METRICS, per_position)
+
+
+def _shown(chain, pairs, per_position):
+    """Returns the function that gives states and gradients the form in which they are measured."""
+    if per_position:
+        check_positions(chain, [state for pair in pairs for state in pair])
+    clean = without_padding(chain)
+
+    def function(state):
+        if state is None:
+            return None
+        return each_position(clean(state)) if per_position else clean(state)
+
+    return function
+
+
+def _stacked(chain, pairs, values, names, per_position):
+    """Returns the metrics of all blocks by name, from a list of those of one block."""
+    stacked = {name: ops.stack([value[name] for value in values], axis=1) for name in names}
+    if not per_position:
+        return stacked
+    valid = valid_positions(chain, pairs[0][0])
+    shape = (*ops.shape(valid), len(values))
+    of_positions = {name: ops.reshape(value, shape) for name, value in stacked.items()}
+    return of_positions | {VALID_POSITIONS: valid}
 
 
 def _block_values(block, before, after, gradient, readout_gradient):

@@ -1,0 +1,288 @@
+"""Probes of networks of tokens: against NumPy, with more padding, and per position."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+from keras import layers
+from reference import sequences
+from reference.plane import plane_chain
+from reference.random_network import random_batch, random_network
+from reference.route_values import TOLERANCE
+
+import tfresidual as tfr
+from tfresidual import callbacks, probes
+from tfresidual.registry import ENTRIES, ProbeOptions
+from tfresidual.routing import Block, Chain, Stage
+from tfresidual.routing.block_values import block_values
+from tfresidual.routing.chain import VALID_POSITIONS
+
+pytestmark = pytest.mark.eager
+
+WEIGHTS = sequences.random_weights()
+PLACES = ["stage", "block"]
+
+
+@pytest.fixture(scope="module", params=sequences.KINDS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def chain(kind):
+    return sequences.sequence_chain(kind, WEIGHTS)
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    return sequences.sequence_chain("decoder", WEIGHTS)
+
+
+def first_state(sequence):
+    return WEIGHTS["embedding"][np.array(sequence)]
+
+
+def of_sequences(kind):
+    return zip(sequences.SEQUENCES, sequences.LABELS[kind], strict=True)
+
+
+# Against NumPy
+
+
+@pytest.mark.parametrize("per_position", [False, True])
+def test_block_metrics_equal_numpy(kind, chain, per_position):
+    parts = [
+        sequences.block_metrics(WEIGHTS, kind, sequence, label, per_position)
+        for sequence, label in of_sequences(kind)
+    ]
+    columns = {"per_position": per_position}
+    frame = probes.block_metrics(chain, sequences.batch(kind), per_image=True, **columns)
+    means = probes.block_metrics(chain, sequences.batch(kind), **columns)
+    moved = probes.perturbation(chain, sequences.batch(kind), per_image=True, **columns)
+    pd.testing.assert_frame_equal(moved, frame[moved.columns], rtol=1e-5)
+    for name in parts[0]:
+        expected = np.concatenate([part[name] for part in parts])
+        np.testing.assert_allclose(frame[name], expected.T.ravel(), **TOLERANCE, err_msg=name)
+        np.testing.assert_allclose(means[name], expected.mean(axis=0), **TOLERANCE, err_msg=name)
+        if name == "cosine_loss":
+            error = expected.std(axis=0, ddof=1) / np.sqrt(len(expected))
+            np.testing.assert_allclose(means["cosine_loss_se"], error, **TOLERANCE)
+    assert ("position" in frame) == per_position
+    if per_position:
+        of_block = frame[frame["block"] == 1]
+        valid = sequences.batch(kind)[0] > 0
+        np.testing.assert_array_equal(of_block[["image", "position"]].T, np.nonzero(valid))
+
+
+def test_signal_propagation_and_first_order_equal_numpy(kind, chain):
+    data = sequences.batch(kind)
+    signal = probes.signal_propagation(chain, data, per_image=True)
+    first = probes.first_order(chain, data, per_image=True)
+    rows = []
+    for image, (sequence, label) in enumerate(of_sequences(kind)):
+        states = sequences.walk(WEIGHTS, kind, first_state(sequence))
+        for index in range(3):
+            rest = [(later, 1.0) for later in range(index + 1, 3)]
+
+            def loss(state, rest=rest, label=label):
+                last = sequences.walk(WEIGHTS, kind, state, rest)[-1]
+                return sequences.loss(WEIGHTS, kind, last, label)
+
+            after = sequences.gradient(loss, states[index + 1])
+            before = sequences.gradient(
+                lambda h, loss=loss, index=index: loss(
+                    h + sequences.branch(WEIGHTS, kind, index, h)
+                ),
+                states[index],
+            )
+            change = states[index + 1] - states[index]
+            row = {"block": index, "image": image}
+            row |= {"state_norm": np.linalg.norm(states[index + 1])}
+            row |= {"state_l1": np.abs(states[index + 1]).sum()}
+            row |= {"state_gradient_norm": np.linalg.norm(after), "sum_deviation": 0}
+            row |= {"first_order": (change * before).sum()}
+            row |= {"first_order_after": (change * after).sum()}
+            row |= {"loss_change": loss(states[index + 1]) - loss(states[index])}
+            rows.append(row)
+    expected = pd.DataFrame(rows).sort_values(["block", "image"], ignore_index=True)
+    for name in expected.columns[2:]:
+        found = (signal if name in signal else first)[name]
+        np.testing.assert_allclose(found, expected[name], rtol=1e-3, atol=2e-5, err_msg=name)
+
+
+def test_repetitions_equal_numpy(kind, chain):
+    data, times = sequences.batch(kind), 3
+    repeated = probes.repeat_last_block(chain, data, times=times, scale=0.5)
+    fixed = probes.fixed_point(chain, data, times=times)
+    ratios, changes = [], []
+    for sequence, _ in of_sequences(kind):
+        for scale, sizes in ((0.5, ratios), (1.0, changes)):
+            applied = [(0, 1.0), (1, 1.0), (2, 1.0), *[(2, scale)] * times]
+            states = sequences.walk(WEIGHTS, kind, first_state(sequence), applied)[2:]
+            sizes.append(np.linalg.norm(np.diff(states, axis=0), axis=(1, 2)))
+            if scale == 0.5:
+                sizes[-1] /= np.linalg.norm(states[:-1], axis=(1, 2))
+    np.testing.assert_allclose(repeated["l2_ratio"], np.mean(ratios, axis=0), **TOLERANCE)
+    np.testing.assert_allclose(fixed["change"], np.mean(changes, axis=0), **TOLERANCE)
+
+
+def test_by_hand():
+    # Two positions (3, 4) and (0, 2) and padding; the block doubles the state.
+    valid = np.array([[True, True, False]])
+    double = Block(1, 0, True, apply=lambda state, context: 2 * state)
+    chain = Chain(
+        "by hand",
+        stem=lambda images: images,
+        stages=(Stage(1, (double,)),),
+        head=lambda state, context: state,
+        loss=lambda labels, outputs: tf.reduce_sum(outputs[:, 0], axis=-1),
+        input_shape=(3, 2),
+        outputs="values",
+        context=lambda images: {VALID_POSITIONS: tf.repeat(valid, tf.shape(images)[0], axis=0)},
+    )
+    images = np.array([[[3, 4], [0, 2], [np.inf, 9]]], "float32")
+    frame = probes.block_metrics(chain, (images, np.zeros(1)))
+    np.testing.assert_allclose(frame["perturbation"], np.sqrt(29), rtol=1e-6)
+    np.testing.assert_allclose(frame["gradient_norm"], np.sqrt(8), rtol=1e-6)
+    np.testing.assert_allclose(frame["cosine_loss"], 14 / np.sqrt(29 * 8), rtol=1e-6)
+    frame = probes.block_metrics(chain, (images, np.zeros(1)), per_image=True, per_position=True)
+    np.testing.assert_allclose(frame["perturbation"], [5, 2], rtol=1e-6)
+    np.testing.assert_allclose(frame["cosine_loss"], [7 * 2 / (5 * np.sqrt(8)), 0], atol=1e-6)
+    distance = probes.computational_distance(chain, (images, np.zeros(1)), per_position=True)
+    assert distance["distance"].tolist() == pytest.approx([3.5, 3.5])
+
+
+# Padding
+
+OPTIONS = ProbeOptions(times=2, at_chance="nan", epsilon=0.1, seed=0, chance=0.99)
+READING_NO_DATA = {"effective_parameters", "lipschitz"}
+OTHERS = {
+    "per position": lambda *given: probes.block_metrics(*given, per_position=True),
+    "routes of every image": lambda chain, data: probes.evaluate_routes(
+        chain, data, [tfr.routes.drop(chain, (1, 0))], per_image=True
+    ),
+    "groups of every image": lambda *given: probes.borderline(*given, times=1, per_image=True),
+    "distance": probes.computational_distance,
+    "path lengths": probes.path_lengths,
+    "eigenvalues": lambda *given: probes.metric_eigenvalues(
+        *given, stage=1, block=1, tolerance=1e-4
+    ),
+}
+
+
+NAMES = sorted({*ENTRIES, *OTHERS} - READING_NO_DATA)
+# Of the encoder, only what differs from the decoder; the rest are system tests.
+OF_ENCODERS = ("block_metrics", "drop_blocks", "repeat_last_block", "signal_propagation")
+CASES = [
+    pytest.param(
+        name,
+        kind,
+        marks=[] if kind == "decoder" or name in OF_ENCODERS else [pytest.mark.system],
+    )
+    for name in NAMES
+    for kind in sequences.KINDS
+]
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_padding_changes_no_metric(name, kind):
+    chain = sequences.sequence_chain(kind, WEIGHTS)
+
+    def run(length):
+        data = sequences.batch(kind, length)
+        if name in OTHERS:
+            return {name: OTHERS[name](chain, data)}
+        return ENTRIES[name].run(chain, data, OPTIONS, False)
+
+    found = [run(length) for length in (4, 9)]
+    for key, frame in found[0].items():
+        assert len(frame)
+        rtol = 1e-3 if name == "eigenvalues" else 1e-4
+        other, columns = found[1][key], [c for c in frame if c != "residual"]
+        pd.testing.assert_frame_equal(frame[columns], other[columns], rtol=rtol, atol=1e-5)
+
+
+def test_weights_are_padding_too(decoder):
+    tokens, labels = sequences.batch("decoder", fill=0)
+    weights = np.random.default_rng(0).integers(0, 2, labels.shape)
+    data = tf.data.Dataset.from_tensor_slices((tokens, labels, weights)).batch(3)
+    expected = tokens, np.where(weights == 1, labels, -100)
+    for probe in (probes.block_metrics, probes.readout, probes.first_order):
+        pd.testing.assert_frame_equal(probe(decoder, data), probe(decoder, expected), rtol=1e-4)
+
+
+@pytest.mark.compiled
+def test_compiled(decoder):
+    data = sequences.batch("decoder")
+    found = probes.block_metrics(decoder, data, per_position=True)
+    values = block_values(decoder, *map(tf.constant, data), per_position=True)
+    expected = values["cosine_loss"].numpy()[values[VALID_POSITIONS].numpy()].mean(axis=0)
+    np.testing.assert_allclose(found["cosine_loss"], expected, rtol=1e-4)
+
+
+# What is refused
+
+
+def test_images_have_no_positions():
+    net = random_network(blocks=2, widths=(3,))
+    for probe in (probes.block_metrics, probes.perturbation, probes.computational_distance):
+        with pytest.raises(ValueError, match=r"`per_position` needs states .*Received: .*shapes"):
+            probe(net, random_batch(net, images=2), per_position=True)
+    with pytest.raises(ValueError, match="`per_position` must be"):
+        probes.block_metrics(net, random_batch(net, images=2), per_position=1)
+
+
+def test_no_line_between_two_contexts(decoder):
+    with pytest.raises(ValueError, match="must be a network whose blocks read nothing but"):
+        probes.line_between(decoder, *[sequences.batch("decoder")[0]] * 2)
+
+
+def test_a_line_between_sequences_of_numbers():
+    half = Block(1, 0, True, apply=lambda state: state / 2)
+    chain = dataclasses.replace(plane_chain(), stages=(Stage(1, (half,)),), input_shape=(3, 2))
+    first, second = np.zeros((1, 3, 2), "float32"), np.float32([[[3, 4]] * 3])
+    frame = probes.line_between(chain, first, second)
+    assert frame["euclidean_length"].item() == pytest.approx(5 * np.sqrt(3))
+    assert frame["length"].item() == pytest.approx(5 * np.sqrt(3) / 2)
+
+
+# Callbacks
+
+
+def causal_network():
+    tokens = keras.Input((5,), dtype="int32")
+    state = layers.Embedding(6, 3)(tokens)
+    state = state + layers.Dense(3, activation="tanh")(state)
+    state = state + layers.MultiHeadAttention(1, 3)(state, state, use_causal_mask=True)
+    state = state + layers.Dense(3, activation="tanh")(state)
+    net = keras.Model(tokens, layers.Dense(4)(state))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    net.compile("sgd", loss)
+    return net
+
+
+def test_callbacks_in_a_fit():
+    net = causal_network()
+    tokens, labels = sequences.batch("decoder", fill=0)
+    data = tokens, labels, (tokens > 0).astype("float32")
+    chosen = [
+        callbacks.BlockMetrics(data),
+        callbacks.Perturbation(data),
+        callbacks.Readout(data),
+        callbacks.DropBlocks(data),
+        callbacks.Borderline(data),
+        callbacks.ConvergenceIndices(data, times=1, chance=0.99),
+        callbacks.SignalPropagation(data),
+    ]
+    logs = net.fit(*data[:2], sample_weight=data[2], verbose=0, callbacks=chosen).history
+    chain = tfr.chain(net)
+    for probe, key in ((probes.drop_blocks, "drop_error"), (probes.block_metrics, "l2_ratio")):
+        frame = probe(chain, data).set_index("block")
+        expected = frame[key.removeprefix("drop_")][1]
+        assert logs[f"stage1/block1/{key}"][-1] == pytest.approx(expected, rel=1e-4)
+    too_large = callbacks.DropBlocks((tokens, labels + 3, data[2]))
+    with pytest.raises(ValueError, match="labels from 0 to 3, or a row of 4 per position"):
+        net.fit(*data[:2], verbose=0, callbacks=[too_large])
