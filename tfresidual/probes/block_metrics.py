@@ -45,9 +45,10 @@ def block_metrics(
 
     Each metric is computed per image and then averaged over the images; it is never a ratio of
     means. `cosine_loss_se` and `readout_cosine_loss_se` are the standard errors of two of these
-    means: the standard deviation over the images divided by the square root of their number. A
-    block that changes the shape of the state has no F, so all its metrics except `gradient_norm`
-    are NaN. The network runs in inference mode and is not changed.
+    means: the standard deviation over the images (or positions, if these are measured) divided by
+    the square root of their number. A block that changes the shape of the state has no F, so all
+    its metrics except `gradient_norm` are NaN. The network runs in inference mode and is not
+    changed.
 
     Example:
 

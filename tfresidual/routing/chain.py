@@ -158,7 +158,9 @@ class Chain:
         stem: the function `images -> first state`.
         stages: tuple of `Stage`.
         head: the function `last state -> outputs`.
-        loss: the function `(labels, outputs) -> losses`, one loss per image.
+        loss: the function `(labels, outputs) -> losses`, one loss per image. For outputs
+            `(images, positions, classes)`, it is the mean over the positions that count, see
+            `tfresidual.routing.positions`.
         input_shape: the shape of one image without the axis of images, such as (height, width,
             channels), or a dict, tuple or list of such shapes if the network has several inputs.
         outputs: the kind of outputs of the head: `"probabilities"` or `"logits"` for mutually

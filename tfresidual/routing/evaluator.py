@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from tfresidual.routing.chain import Chain
     from tfresidual.routing.routes import Route
-    from tfresidual.types import Images
+    from tfresidual.types import Images, OutputKind
 
 # Running more images at once makes a block no faster per image.
 MOST_IMAGES = 256
@@ -78,13 +78,12 @@ class RouteValues:
             `(routes, images)`, or `None` if they were not requested.
         is_finite: bool, whether the outputs are finite; outputs that are not predict no class.
         labels: the labels of the examples as in the data, without an axis of routes.
-        label_sets: bool, `(examples, classes)`, which classes are the labels of an example; for a
-            single output that decides between two classes, whether the label is 1,
-            `(examples, 1)`.
         classes: int, the number of classes; 2 if a single output decides between two classes.
         image: int, the image of every example, from 0, in the order of the data.
         position: int, the position of every example in its image, from 0; `None` if examples are
             images.
+        kind: the kind of the outputs, see `tfresidual.routing.Chain`.
+        width: int, the number of outputs per example.
     """
 
     wrong: np.ndarray
@@ -98,10 +97,20 @@ class RouteValues:
     losses: np.ndarray | None
     is_finite: np.ndarray
     labels: np.ndarray
-    label_sets: np.ndarray
     classes: int
     image: np.ndarray
     position: np.ndarray | None
+    kind: OutputKind
+    width: int
+
+    @property
+    def label_sets(self) -> np.ndarray:
+        """Which classes are the labels of an example, bool, `(examples, classes)`.
+
+        For a single output that decides between two classes, whether the label is 1,
+        `(examples, 1)`.
+        """
+        return label_sets(self.kind, self.labels, self.width)
 
 
 def evaluate(
@@ -203,8 +212,9 @@ def evaluate(
         "predicted": None,
         "losses": None,
         "labels": labels,
-        "label_sets": label_sets(chain.outputs, labels, runner.outputs),
         "classes": runner.classes,
+        "kind": chain.outputs,
+        "width": runner.outputs,
         "image": image,
         "position": position,
     } | joined
