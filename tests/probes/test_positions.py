@@ -252,9 +252,9 @@ def test_a_line_between_sequences_of_numbers():
 # Callbacks
 
 
-def causal_network():
+def causal_network(mask_zero=False):
     tokens = keras.Input((5,), dtype="int32")
-    state = layers.Embedding(6, 3)(tokens)
+    state = layers.Embedding(6, 3, mask_zero=mask_zero)(tokens)
     state = state + layers.Dense(3, activation="tanh")(state)
     state = state + layers.MultiHeadAttention(1, 3)(state, state, use_causal_mask=True)
     state = state + layers.Dense(3, activation="tanh")(state)
@@ -264,10 +264,12 @@ def causal_network():
     return net
 
 
-def test_callbacks_in_a_fit():
-    net = causal_network()
+@pytest.mark.parametrize("mask_zero", [False, pytest.param(True, marks=pytest.mark.system)])
+def test_callbacks_in_a_fit(mask_zero):
+    net = causal_network(mask_zero)
     tokens, labels = sequences.batch("decoder", fill=0)
-    data = tokens, labels, (tokens > 0).astype("float32")
+    # Padding is known by the mask, or by the weights alone.
+    data = tokens, labels, np.ones(tokens.shape) if mask_zero else (tokens > 0).astype("float32")
     chosen = [
         callbacks.BlockMetrics(data),
         callbacks.Perturbation(data),
@@ -279,6 +281,8 @@ def test_callbacks_in_a_fit():
     ]
     logs = net.fit(*data[:2], sample_weight=data[2], verbose=0, callbacks=chosen).history
     chain = tfr.chain(net)
+    examples = probes.evaluate_routes(chain, data, [tfr.routes.unperturbed(chain)], per_image=True)
+    np.testing.assert_array_equal(examples[["image", "position"]].T, np.nonzero(tokens))
     for probe, key in ((probes.drop_blocks, "drop_error"), (probes.block_metrics, "l2_ratio")):
         frame = probe(chain, data).set_index("block")
         expected = frame[key.removeprefix("drop_")][1]
