@@ -174,14 +174,13 @@ OTHERS = {
 
 
 NAMES = sorted({*ENTRIES, *OTHERS} - READING_NO_DATA)
-# Of the encoder, only what differs from the decoder; the rest are system tests.
-OF_ENCODERS = ("block_metrics", "drop_blocks", "repeat_last_block", "signal_propagation")
+# The rest are system tests.
+BY_DEFAULT = {
+    "decoder": {*ENTRIES, "per position", "eigenvalues"},
+    "encoder": {"block_metrics", "drop_blocks", "signal_propagation"},
+}
 CASES = [
-    pytest.param(
-        name,
-        kind,
-        marks=[] if kind == "decoder" or name in OF_ENCODERS else [pytest.mark.system],
-    )
+    pytest.param(name, kind, marks=[] if name in BY_DEFAULT[kind] else [pytest.mark.system])
     for name in NAMES
     for kind in sequences.KINDS
 ]
