@@ -689,7 +689,7 @@ def test_a_saved_model_to_serve_alone(tmp_path):
     assert_refused(tmp_path / "net", "exported with `probing=False`")
 
 
-@pytest.mark.parametrize("version", [2, 17])
+@pytest.mark.parametrize("version", [3, 17])
 def test_newer_formats(damaged, version):
     change_layout(damaged, format=version, tfresidual="9.8.7")
     assert_refused(damaged, "tfresidual 9.8.7 wrote a newer one. Update tfresidual")

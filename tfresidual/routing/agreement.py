@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfresidual.routing.images import is_shape, key_of, spec_of
+from tfresidual.routing.images import dtype_taken, is_shape, key_of, spec_of
 from tfresidual.routing.outputs import LOGITS, OUTPUTS, named_outputs
 
 # The largest difference that rounding may cause, as a share of the largest output of an image, by
@@ -59,12 +59,14 @@ def check_agreement(chain, images, found):
 def sample_images(chain):
     """Returns images that a network accepts, or `None` if it accepts none of those tried.
 
-    Their values are from 0 to 2, so that a network that reads indices takes them as 0 and 1.
+    Their values are from 0 to 2. Ids are 0 and 1, which every vocabulary has, and the first of a
+    sequence is 1, so that no sequence is nothing but padding. Masks, which are known by their dtype
+    or their name, are true for a whole image, and for the first half of another.
     """
     rng = np.random.default_rng(0)
     for size in SIZES:
         for draw in (lambda shape: rng.uniform(0, 2, shape), np.zeros):
-            images = _drawn(chain.input_shape, chain.input_dtype, size, draw)
+            images = _drawn("", chain.input_shape, chain.input_dtype, size, draw)
             if _accepts(chain, images):
                 return images
         if not _has_unknown(chain.input_shape):
@@ -72,15 +74,27 @@ def sample_images(chain):
     return None
 
 
-def _drawn(shapes, dtypes, size, draw):
+def _drawn(name, shapes, dtypes, size, draw):
     """Returns images of some shapes, in their structure, with one size for all unknown axes."""
     if isinstance(shapes, Mapping):
-        return {name: _drawn(shapes[name], dtypes[name], size, draw) for name in shapes}
+        return {key: _drawn(key, shapes[key], dtypes[key], size, draw) for key in shapes}
     if not is_shape(shapes):
-        return type(shapes)(_drawn(*pair, size, draw) for pair in zip(shapes, dtypes, strict=True))
-    values = draw([SAMPLES, *(size if known is None else known for known in shapes)])
-    is_whole = keras.backend.is_int_dtype(dtypes) or dtypes == "bool"
-    return tf.cast(values, dtypes if is_whole else tf.float32)
+        pairs = zip(shapes, dtypes, strict=True)
+        return type(shapes)(_drawn(name, *pair, size, draw) for pair in pairs)
+    shape = [SAMPLES, *(size if known is None else known for known in shapes)]
+    is_mask = dtypes == "bool" or "mask" in name.lower()
+    values = _mask(shape) if is_mask else draw(shape)
+    if keras.backend.is_int_dtype(dtypes) and len(shape) > 1 and values.any():
+        values[:, 0] = 1
+    return tf.cast(values, dtype_taken(dtypes))
+
+
+def _mask(shape):
+    """Returns ones, which for every second image end after the first half of the last axis."""
+    values = np.ones(shape)
+    if len(shape) > 1:
+        values[1::2, ..., -(shape[-1] // 2) or shape[-1] :] = 0
+    return values
 
 
 def _has_unknown(shapes):

@@ -11,6 +11,7 @@ from tfresidual.machine.console import progress_bar
 from tfresidual.routing.agreement import check_agreement
 from tfresidual.routing.images import (
     check_images,
+    dtype_taken,
     is_alike,
     is_shape,
     joined,
@@ -258,8 +259,7 @@ def _tensor_of(name, values, dtype="float32"):
     else:
         is_usable = tensor.dtype.is_integer or tensor.dtype.is_bool
         # As `predict` does.
-        wide = dtype if keras.backend.is_int_dtype(dtype) or dtype == "bool" else tf.float32
-        tensor = tf.cast(tensor, wide) if is_usable else tensor
+        tensor = tf.cast(tensor, dtype_taken(dtype)) if is_usable else tensor
     if not is_usable or not tensor.shape.rank:
         raise _no_numbers(name, f"of shape {tuple(tensor.shape)} and dtype {tensor.dtype.name}")
     return tensor

@@ -60,6 +60,15 @@ def key_of(values):
     return tuple((tuple(spec.shape[1:]), spec.dtype) for spec in specs)
 
 
+def dtype_taken(declared):
+    """Returns the dtype in which images reach a network that declares a dtype for them, a str.
+
+    Whole numbers and truth values stay what they are; everything else is float32.
+    """
+    is_whole = keras.backend.is_int_dtype(declared) or declared == "bool"
+    return declared if is_whole else "float32"
+
+
 def is_shape(shape):
     """Returns whether something is the shape of one input, not a structure of shapes."""
     return isinstance(shape, (tuple, list)) and all(

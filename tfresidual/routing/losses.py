@@ -283,7 +283,9 @@ def _cross_entropy(from_logits):
             return sparse(labels, outputs) if is_sparse else dense(labels, outputs)
         logits = ops.cast(logits, "float32")
         if is_sparse:
-            if math.prod(labels.shape[1:]) != math.prod(logits.shape[1:-1]):
+            given, expected = labels.shape[1:], logits.shape[1:-1]
+            # Unknown sizes are compared when the loss is computed.
+            if None not in (*given, *expected) and math.prod(given) != math.prod(expected):
                 raise ValueError("There must be one index per row of outputs.")
             indices = ops.reshape(labels, ops.shape(logits)[:-1])
             rows = ops.one_hot(indices, logits.shape[-1], dtype=logits.dtype)

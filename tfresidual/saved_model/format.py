@@ -4,16 +4,20 @@ import json
 import pathlib
 import re
 
+import keras
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
 from tfresidual.routing.chain import OUTPUT_KINDS
 
-# The version of the format. A reader accepts its own version and older ones.
-FORMAT = 1
+# The version of the format. A reader accepts its own version and older ones. Version 2 is written
+# only for what a reader of version 1 could not open, or would get wrong: a context, several inputs
+# or inputs of whole numbers, and classes per position. It has one more key, `input_dtype`.
+FORMAT = 2
+FIRST_FORMAT = 1
 LAYOUT_FILE = pathlib.PurePath("assets.extra", "tfresidual.json")
 GRAPH_FILE = "saved_model.pb"
-STEM, HEAD, LOSS = "stem", "head", "loss"
+STEM, CONTEXT, HEAD, LOSS = "stem", "context", "head", "loss"
 # The functions of a block. The first is not composed of the others: in bfloat16, TensorFlow would
 # round differently than when it compiles the block as a whole.
 PARTS = ("apply", "branch", "join")
@@ -119,8 +123,12 @@ def _check_layout(layout):
     _require(isinstance(layout["probing"], bool), "probing")
     _require(isinstance(layout["name"], str), "name")
     _require(layout["outputs"] in OUTPUT_KINDS, "outputs")
-    sizes = layout["input_shape"]
-    _require(_is_list(sizes) and all(size is None or _is_count(size) for size in sizes), "shape")
+    shapes = layout["input_shape"]
+    if layout["format"] == FIRST_FORMAT:
+        _require(_is_shape(shapes), "input_shape")
+    else:
+        _require(_are_shapes(shapes), "input_shape")
+        _require(_are_dtypes(layout["input_dtype"], shapes), "input_dtype")
     if not layout["probing"]:
         return
     notes, pieces, count = layout["notes"], layout["pieces"], layout["parameters"]
@@ -149,6 +157,27 @@ def _check_layout(layout):
 def _require(is_right, name):
     if not is_right:
         raise ValueError(f"{LAYOUT_FILE.name}: {name!r} is not as expected")
+
+
+def _is_shape(value):
+    return _is_list(value) and all(size is None or _is_count(size) for size in value)
+
+
+def _are_shapes(value):
+    """Returns whether something is the shape of an input, or a list or dict of such."""
+    parts = value.values() if isinstance(value, dict) else value
+    is_several = isinstance(value, (dict, list)) and len(parts) > 0
+    return _is_shape(value) or (is_several and all(map(_are_shapes, parts)))
+
+
+def _are_dtypes(value, shapes):
+    """Returns whether something has the structure of some shapes, with dtypes at their places."""
+    if _is_shape(shapes):
+        return isinstance(value, str) and bool(keras.backend.standardize_dtype(value))
+    if isinstance(shapes, dict):
+        is_alike = isinstance(value, dict) and set(value) == set(shapes)
+        return is_alike and all(_are_dtypes(value[key], shapes[key]) for key in shapes)
+    return _is_list(value) and len(value) == len(shapes) and all(map(_are_dtypes, value, shapes))
 
 
 def _is_list(value):

@@ -9,10 +9,11 @@ import tensorflow as tf
 
 from tfresidual.routing import Stage
 from tfresidual.routing.outputs import LOGITS, OUTPUTS, named_outputs
-from tfresidual.saved_model.format import HEAD, LOSS, STEM, block_name, transition_name
+from tfresidual.saved_model.format import CONTEXT, HEAD, LOSS, STEM, block_name, transition_name
+from tfresidual.saved_model.inputs import of_context, of_entries, of_images, of_tensors, specs_of
 
-# Kinds of labels.
-INDICES, ROWS = "indices", "rows"
+# Kinds of labels: one per image, one per position of an image, and one per output.
+INDICES, POSITIONS, ROWS = "indices", "positions", "rows"
 
 
 def cut_chain(chain):
@@ -20,38 +21,47 @@ def cut_chain(chain):
 
     Stages and blocks are numbered by their place, as the reader numbers them.
     """
-    pieces = {}
+    pieces, images, context, names = {}, images_of(chain), None, None
 
     def cut(name, function, *specs):
         # The lambda gives the function parameters that TensorFlow can write.
         pieces[name] = compile_function(lambda *tensors: function(*tensors), *specs)
-        return pieces[name], _result(pieces[name])
+        return pieces[name], result_of(pieces[name])
 
-    stem, state = cut(STEM, chain.stem, images_of(chain))
+    def cut_within(name, function, *states):
+        """Cuts a function of states, which in a chain with a context takes that, too."""
+        given = [context[entry] for entry in names or ()]
+        piece, result = cut(name, of_entries(function, names), *states, *given)
+        return of_context(piece, names), result
+
+    stem, state = cut(STEM, of_tensors(chain.stem, chain.input_shape), *images)
+    if chain.context is not None:
+        compute, context = cut(CONTEXT, of_tensors(chain.context, chain.input_shape), *images)
+        compute, names = of_images(compute, chain.input_shape), sorted(context)
     stages = []
     for index, stage in enumerate(chain.stages, start=1):
         transition = None
         if stage.transition is not None:
             name = transition_name(index)
-            transition, state = cut(name, stage.transition, state)
+            transition, state = cut_within(name, stage.transition, state)
         anchor, blocks = state, []
         for place, block in enumerate(stage.blocks):
             block = dataclasses.replace(block, stage=index, index=place)
-            functions, state = _cut_block(block, state, anchor, cut)
+            functions, state = _cut_block(block, state, anchor, cut_within)
             anchor = anchor if block.keeps_shape else state
             blocks.append(dataclasses.replace(block, **functions))
         stages.append(Stage(index, tuple(blocks), transition))
-    head, values = cut(HEAD, lambda state: named_outputs(chain.head(state)), state)
-    labels_taken = _labels_taken(chain, head)
+    head, values = cut_within(HEAD, lambda *given: named_outputs(chain.head(*given)), state)
+    labels_taken = _labels_taken(chain, values)
     if getattr(chain.loss, "description", None) is None:
-        given = [_result(head, name) for name in values]
         for name, labels in labels_taken.items():
-            cut(f"{LOSS}/{name}", _loss_of(chain, list(values)), labels, *given)
+            cut(f"{LOSS}/{name}", _loss_of(chain, list(values)), labels, *values.values())
     twin = dataclasses.replace(
         chain,
-        stem=stem,
+        stem=of_images(stem, chain.input_shape),
         stages=tuple(stages),
-        head=lambda state: _without_logits(head(state)),
+        head=lambda *given: _without_logits(head(*given)),
+        context=None if chain.context is None else compute,
         prepare=None,
         compiled={},
     )
@@ -94,15 +104,16 @@ def _loss_of(chain, names):
 
 
 def images_of(chain):
-    """Returns the `tf.TensorSpec` of the images that a chain takes."""
-    return tf.TensorSpec([None, *chain.input_shape], tf.float32, name="images")
+    """Returns the `tf.TensorSpec` of every input of a chain, as a list."""
+    return list(specs_of(chain.input_shape, chain.input_dtype).values())
 
 
-def _result(function, name=None):
-    """Returns the `tf.TensorSpec` of the result of a compiled function, or the dict of results."""
-    results = function.get_concrete_function().structured_outputs
-    result = results if name is None else results[name]
-    return result if isinstance(result, dict) else tf.TensorSpec(result.shape, result.dtype)
+def result_of(function):
+    """Returns the `tf.TensorSpec` of the result of a compiled function, or a dict of these."""
+    result = function.get_concrete_function().structured_outputs
+    if isinstance(result, dict):
+        return {name: tf.TensorSpec(value.shape, value.dtype) for name, value in result.items()}
+    return tf.TensorSpec(result.shape, result.dtype)
 
 
 def _without_logits(values):
@@ -121,10 +132,14 @@ def _possible_labels(chain, outputs):
         INDICES: tf.TensorSpec([None], of_index, name="labels"),
         ROWS: tf.TensorSpec([None, *outputs.shape[1:]], tf.float32, name="labels"),
     }
-    return possible if has_classes else dict(reversed(possible.items()))
+    possible = possible if has_classes else dict(reversed(possible.items()))
+    if chain.outputs == "values" or len(outputs.shape) == 2:
+        return possible
+    of_position = tf.TensorSpec([None, *outputs.shape[1:-1]], of_index, name="labels")
+    return {POSITIONS: of_position} | possible
 
 
-def _labels_taken(chain, head):
+def _labels_taken(chain, values):
     """Returns the possible labels for which the loss gives one number for each image.
 
     A trace does not show this, because unknown sizes match each other. The loss is therefore tried
@@ -132,11 +147,10 @@ def _labels_taken(chain, head):
 
     Args:
         chain: a `tfresidual.routing.Chain`.
-        head: its compiled head, which returns values by the names of `named_outputs`.
+        values: the specs of what its head returns, by the names of `named_outputs`.
     """
-    names = list(_result(head))
-    given = [_result(head, name) for name in names]
-    loss = _loss_of(chain, names)
+    given = list(values.values())
+    loss = _loss_of(chain, list(values))
     possible = _possible_labels(chain, given[0])
     images = next(size for size in itertools.count(2) if size not in given[0].shape)
 

@@ -11,7 +11,9 @@ from tfresidual.routing.chain import Block, Chain, Stage
 from tfresidual.routing.losses import loss_from
 from tfresidual.routing.outputs import LOGITS, OUTPUTS
 from tfresidual.saved_model.format import (
+    CONTEXT,
     HEAD,
+    LAYOUT_FILE,
     LOSS,
     PARTS,
     SERVE,
@@ -22,6 +24,7 @@ from tfresidual.saved_model.format import (
     layout_of,
     transition_name,
 )
+from tfresidual.saved_model.inputs import flat, names_of, of_context, of_images, specs_of
 
 if TYPE_CHECKING:
     from tfresidual.types import StrPath
@@ -48,7 +51,7 @@ def saved_model_chain(path: StrPath) -> Chain:
         root = tf.saved_model.load(str(path))
         pieces = {name: _Piece(root, name) for name in layout["pieces"]}
         parameters = [root.parameters[place] for place in range(layout["parameters"])]
-        return _chain(layout, pieces, parameters, _Reference(root))
+        return _chain(layout, pieces, parameters, root)
     except UNREADABLE as error:
         raise damaged(path, error) from error
 
@@ -70,28 +73,56 @@ class _Piece:
 class _Reference:
     """Computes the outputs of a loaded network as they are served."""
 
-    def __init__(self, root):
-        self.root = root
+    def __init__(self, root, shapes, dtypes):
+        self.root, self.shapes = root, shapes
+        self.specs = specs_of(shapes, dtypes)
         self.serve = root.signatures[SERVE]
 
     def __call__(self, images):
-        return self.serve(images=tf.cast(images, tf.float32))[OUTPUTS]
+        given = zip(self.specs.items(), flat(images, self.shapes), strict=True)
+        inputs = {name: tf.cast(tensor, spec.dtype) for (name, spec), tensor in given}
+        return self.serve(**inputs)[OUTPUTS]
 
 
-def _chain(layout, pieces, parameters, reference):
+def _chain(layout, pieces, parameters, root):
+    shapes = _as_tuples(layout["input_shape"])
+    dtypes = _as_tuples(layout.get("input_dtype", "float32"))
+    reference, context = _Reference(root, shapes, dtypes), pieces.get(CONTEXT)
+    names = None if context is None else sorted(context.concrete.structured_outputs)
+    _check_arguments(pieces, reference.serve, names_of(shapes), names or [])
+    within = {name: of_context(piece, names) for name, piece in pieces.items()}
     return Chain(
         name=layout["name"],
-        stem=pieces[STEM],
-        stages=tuple(_stage(stage, pieces, parameters) for stage in layout["stages"]),
-        head=_head(pieces[HEAD]),
+        stem=of_images(pieces[STEM], shapes),
+        stages=tuple(_stage(stage, within, parameters) for stage in layout["stages"]),
+        head=_head(within[HEAD]),
         loss=_loss(layout, pieces),
-        input_shape=tuple(layout["input_shape"]),
+        input_shape=shapes,
+        input_dtype=dtypes,
         outputs=layout["outputs"],
         notes=tuple(layout["notes"]),
         weights=tuple(parameters),
         reference=reference,
+        context=None if context is None else of_images(context, shapes),
         graphs={tf.compat.as_str(p.concrete.name): p.concrete.graph for p in pieces.values()},
     )
+
+
+def _check_arguments(pieces, serve, inputs, context):
+    """Raises a `ValueError` unless the functions take the inputs and the context of a layout."""
+    counts = {STEM: len(inputs), CONTEXT: len(inputs), HEAD: 1 + len(context)}
+    takes = all(
+        len(pieces[name].dtypes) == count for name, count in counts.items() if name in pieces
+    )
+    if not takes or set(inputs) != set(serve.structured_input_signature[1]):
+        raise ValueError(f"{LAYOUT_FILE.name}: the functions take other inputs")
+
+
+def _as_tuples(structure):
+    """Returns shapes or dtypes, where JSON holds lists, with tuples."""
+    if isinstance(structure, dict):
+        return {key: _as_tuples(part) for key, part in structure.items()}
+    return tuple(map(_as_tuples, structure)) if isinstance(structure, list) else structure
 
 
 def _stage(layout, pieces, parameters):
@@ -119,8 +150,8 @@ def _block(stage, index, layout, pieces, parameters):
 
 
 def _head(piece):
-    def head(state):
-        values = piece(state)
+    def head(*given):
+        values = piece(*given)
         outputs = values[OUTPUTS]
         if LOGITS in values:
             # Keras stores the logits here, and the losses read them from here.

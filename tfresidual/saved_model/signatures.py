@@ -10,7 +10,11 @@ import tensorflow as tf
 from tfresidual.routing.block_values import block_values
 from tfresidual.routing.outputs import OUTPUTS
 from tfresidual.saved_model.format import SERVE, STEM
+from tfresidual.saved_model.inputs import flat, of_tensors
 from tfresidual.saved_model.pieces import compile_function, images_of
+
+# The arguments of signatures beside the images.
+ARGUMENTS = ("labels", "applications", "stage", "block", "times", "scale")
 
 
 def signatures_of(chain, labels_taken):
@@ -25,27 +29,31 @@ def signatures_of(chain, labels_taken):
     scale = tf.TensorSpec([], tf.float32, name="scale")
     every = tf.TensorSpec([len(chain.blocks)], tf.int32, name="applications")
     run = _Routes(chain)
-    serve = compile_function(lambda images: {OUTPUTS: chain(images)}, images)
+
+    def compiled(function, *specs):
+        return compile_function(of_tensors(function, chain.input_shape), *images, *specs)
+
     signatures = {
-        SERVE: serve,
-        "states": compile_function(lambda images: _states(chain, images), images),
-        "route": compile_function(run.route, images, every),
-        "readout": compile_function(run.readout, images, number["stage"], number["block"]),
-        "repeat_last_block": compile_function(
-            run.repeat_last_block, images, number["stage"], number["times"], scale
+        SERVE: compiled(lambda images: {OUTPUTS: chain(images)}),
+        "states": compiled(lambda images: _states(chain, images)),
+        "route": compiled(run.route, every),
+        "readout": compiled(run.readout, number["stage"], number["block"]),
+        "repeat_last_block": compiled(
+            run.repeat_last_block, number["stage"], number["times"], scale
         ),
     }
     labels = next(iter(labels_taken.values()), None)
     if chain.outputs != "values" and labels is not None:
         # If the loss has no gradient, this signature is left out.
         with contextlib.suppress(ValueError, LookupError):
-            signatures["block_metrics"] = compile_function(
-                lambda images, labels: block_values(chain, images, labels), images, labels
+            signatures["block_metrics"] = compiled(
+                lambda images, labels: block_values(chain, images, labels), labels
             )
     return signatures
 
 
 def _states(chain, images):
+    chain = chain.given(images)
     state = chain.stem(images)
     pairs, _ = chain.walk(state)
     after = {
@@ -69,8 +77,9 @@ class _Routes:
         self.can_repeat = np.array([stage.can_repeat for stage in chain.stages])
         counts = tf.TensorSpec([len(blocks)], tf.int32)
         repeats = tf.TensorSpec([len(chain.stages)], tf.int32)
-        images, scale = images_of(chain), tf.TensorSpec([], tf.float32)
-        self.run = compile_function(self._run, images, counts, repeats, scale)
+        run = of_tensors(self._run, chain.input_shape)
+        scale = tf.TensorSpec([], tf.float32)
+        self.run = compile_function(run, *images_of(chain), counts, repeats, scale)
 
     def route(self, images, applications):
         is_possible = (applications >= 0) & (self.keeps_shape | (applications == 1))
@@ -107,10 +116,11 @@ class _Routes:
     def _outputs(self, images, applications, repeats=None, scale=1.0):
         if repeats is None:
             repeats = tf.zeros([len(self.can_repeat)], tf.int32)
-        return {OUTPUTS: self.run(images, applications, repeats, tf.convert_to_tensor(scale))}
+        images = flat(images, self.chain.input_shape)
+        return {OUTPUTS: self.run(*images, applications, repeats, tf.convert_to_tensor(scale))}
 
     def _run(self, images, applications, repeats, scale):
-        chain = self.chain
+        chain = self.chain.given(images)
         counts = iter(tf.unstack(applications))
         state = chain.stem(images)
         for stage, extra in zip(chain.stages, tf.unstack(repeats), strict=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+from collections.abc import Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -19,10 +20,24 @@ from tfresidual.machine.files import (
     replacing_folder,
 )
 from tfresidual.routing.agreement import check_agreement, sample_images
+from tfresidual.routing.images import dtype_taken, is_shape
 from tfresidual.routing.outputs import OUTPUTS, named_outputs
-from tfresidual.saved_model.format import FORMAT, LAYOUT_FILE, SERVE, is_saved_model
-from tfresidual.saved_model.pieces import compile_function, cut_chain, images_of, variables_of
-from tfresidual.saved_model.signatures import signatures_of
+from tfresidual.saved_model.format import (
+    FIRST_FORMAT,
+    FORMAT,
+    LAYOUT_FILE,
+    SERVE,
+    is_saved_model,
+)
+from tfresidual.saved_model.inputs import names_of, of_tensors
+from tfresidual.saved_model.pieces import (
+    compile_function,
+    cut_chain,
+    images_of,
+    result_of,
+    variables_of,
+)
+from tfresidual.saved_model.signatures import ARGUMENTS, signatures_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,8 +131,10 @@ def parts_to_save(chain, probing=True):
         A tuple of the `tf.Module`, its signatures by name, and the layout, a dict.
 
     Raises:
-        ValueError: if the chain computes with a resource that no SavedModel can hold.
+        ValueError: if the chain computes with a resource that no SavedModel can hold, or has an
+            input whose name no signature can have.
     """
+    _check_names(chain, ARGUMENTS if probing else ())
     root, signatures, layout = (_with_probes if probing else _to_serve)(chain)
     if not hasattr(root, "resources"):
         # TensorFlow writes only objects that are attributes of the module.
@@ -160,28 +177,64 @@ def _holder(handle):
 
 def _to_serve(chain):
     root = tf.Module()
-    images = images_of(chain)
-    serve = compile_function(lambda images: {OUTPUTS: chain(images)}, images)
+    serving = of_tensors(lambda images: {OUTPUTS: chain(images)}, chain.input_shape)
+    serve = compile_function(serving, *images_of(chain))
     root.variables_of_network = variables_of([serve])
     _compare(chain, chain)
-    return root, {SERVE: serve}, _header(chain, probing=False)
+    return root, {SERVE: serve}, _header(chain, serve, probing=False)
 
 
-def _header(chain, probing):
+def _check_names(chain, arguments):
+    """Raises a `ValueError` unless the inputs of a chain can be arguments of signatures.
+
+    Args:
+        chain: a `tfresidual.routing.Chain`.
+        arguments: the names of the other arguments of the signatures.
+    """
+    names = names_of(chain.input_shape)
+    for name in names:
+        is_usable = isinstance(name, str) and name.isascii() and name.isidentifier()
+        if not is_usable or name in arguments or names.count(name) > 1:
+            others = f", and differ from {', '.join(map(repr, arguments))}" if arguments else ""
+            raise ValueError(
+                "Argument `net` must have inputs whose names can be those of arguments: letters, "
+                "digits and underscores, that do not start with a digit, each used once"
+                f"{others}. Received: net={chain.name}, with the inputs "
+                f"{', '.join(map(repr, names))}"
+            )
+
+
+def _header(chain, serve, probing):
+    is_first = (
+        chain.context is None
+        and is_shape(chain.input_shape)
+        and dtype_taken(chain.input_dtype) == "float32"
+        and (chain.outputs == "values" or len(result_of(serve)[OUTPUTS].shape) == 2)
+    )
     return {
-        "format": FORMAT,
+        "format": FIRST_FORMAT if is_first else FORMAT,
         "tfresidual": metadata.version("tfresidual"),
         "probing": probing,
         "name": chain.name,
-        "input_shape": [None if size is None else int(size) for size in chain.input_shape],
+        "input_shape": _plain(chain.input_shape),
+        **({} if is_first else {"input_dtype": _plain(chain.input_dtype)}),
         "outputs": chain.outputs,
     }
+
+
+def _plain(structure):
+    """Returns shapes or dtypes as JSON holds them: tuples become lists."""
+    if isinstance(structure, Mapping):
+        return {key: _plain(part) for key, part in structure.items()}
+    if isinstance(structure, (tuple, list)):
+        return list(map(_plain, structure))
+    return structure if structure is None or isinstance(structure, str) else int(structure)
 
 
 def _with_probes(chain):
     parameters = {id(weight): weight for weight in chain.weights}
     # Kept on the chain, so that a series of exports compiles nothing twice.
-    key = ("export", chain.input_shape)
+    key = ("export", *images_of(chain))
     if key not in chain.compiled:
         twin, pieces, labels_taken = cut_chain(chain)
         root = tf.Module()
@@ -191,7 +244,7 @@ def _with_probes(chain):
         chain.compiled[key] = twin, root, pieces, signatures_of(twin, labels_taken)
     twin, root, pieces, signatures = chain.compiled[key]
     _compare(chain, twin)
-    layout = _header(chain, probing=True) | {
+    layout = _header(chain, signatures[SERVE], probing=True) | {
         "pieces": list(pieces),
         "parameters": len(parameters),
         "notes": chain.notes,
@@ -220,7 +273,7 @@ def _compare(chain, written):
             "the export is compared with the network itself. To export without the comparison, "
             "remove the reference of the chain: `dataclasses.replace(tfresidual.chain(net), "
             f"reference=None)`. Received: net={chain.name}, for images of shape "
-            f"{tuple(chain.input_shape)}"
+            f"{chain.input_shape}"
         )
     check_agreement(chain, images, named_outputs(written(images)))
 

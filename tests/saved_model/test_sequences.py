@@ -1,0 +1,428 @@
+"""SavedModels of chains with a context, with several inputs, ids, and outputs per position.
+
+    python test_sequences.py FOLDER
+
+is what a test starts as another process: it opens the SavedModels in the folder and pickles the
+frames of probes on them. Their chains are built by hand: what `tfresidual.chain` finds in a model
+is for the tests of the sources.
+"""
+
+import dataclasses
+import json
+import pathlib
+import pickle
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+
+import tfresidual as tfr
+from tfresidual import probes
+from tfresidual.routing import Block, Chain, Stage, agreement
+from tfresidual.routing.block_values import block_values
+from tfresidual.saved_model.format import LAYOUT_FILE
+
+NAMES = ("masked", "per position")
+
+
+def chain_of(name):
+    from reference.chains_with_context import chain_per_position, masked_chain
+
+    of = {"masked": masked_chain, "per position": chain_per_position}
+    return of[name]()
+
+
+def data_of(name, **settings):
+    from reference.chains_with_context import data_per_position, masked_data
+
+    of = {"masked": masked_data, "per position": data_per_position}
+    return of[name](**settings)
+
+
+def frames_of(chain, data):
+    """The frames of probes that take the data of these chains."""
+    found = {"perturbation": probes.perturbation(chain, data, per_image=True)}
+    if chain.name == "masked":
+        found |= {
+            "block_metrics": probes.block_metrics(chain, data, per_image=True),
+            "drop_blocks": probes.drop_blocks(chain, data),
+            "readout": probes.readout(chain, data),
+            "repeat_last_block": probes.repeat_last_block(chain, data, times=2, scale=0.5),
+        }
+    return found
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def name(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def live(name):
+    return chain_of(name)
+
+
+@pytest.fixture(scope="module")
+def saved(live, tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "net"
+    tfr.export(live, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def signatures(saved):
+    loaded = tf.saved_model.load(str(saved))
+    yield loaded.signatures
+
+
+def tensors_of(name, images):
+    """The arguments of a signature for images."""
+    if name == "masked":
+        return {"ids": tf.constant(images["ids"], tf.int32), "mask": tf.constant(images["mask"])}
+    return {"images_0": tf.constant(images[0], tf.int64), "images_1": tf.constant(images[1])}
+
+
+def test_inputs_are_named_and_keep_their_dtype(name, signatures):
+    expected = {
+        "masked": {"ids": ([None, None], "int32"), "mask": ([None, None], "bool")},
+        "per position": {"images_0": ([None, None], "int64"), "images_1": ([None, 2], "float32")},
+    }[name]
+    further = {
+        "serving_default": set(),
+        "states": set(),
+        "route": {"applications"},
+        "readout": {"stage", "block"},
+        "repeat_last_block": {"stage", "times", "scale"},
+        "block_metrics": {"labels"},
+    }
+    assert set(signatures) == set(further)
+    for signature, function in signatures.items():
+        taken = function.structured_input_signature[1]
+        assert set(taken) == set(expected) | further[signature]
+        for key, (shape, dtype) in expected.items():
+            assert (taken[key].shape.as_list(), taken[key].dtype.name) == (shape, dtype)
+    labels = signatures["block_metrics"].structured_input_signature[1]["labels"]
+    rank = 1 if name == "masked" else 2
+    assert (labels.shape.as_list(), labels.dtype) == ([None] * rank, tf.int64)
+
+
+@pytest.mark.parametrize("positions", [5, 8])
+def test_signatures_compute_what_the_chain_does(name, live, signatures, positions):
+    images, labels = data_of(name, positions=positions)
+    given, chain = tensors_of(name, images), live.given(tensors(images))
+    state = chain.stem(tensors(images))
+    pairs, last = chain.walk(state)
+
+    def outputs_of(signature, **more):
+        more = {key: tf.constant(value) for key, value in more.items()}
+        return signatures[signature](**given, **more)["outputs"]
+
+    assert_close(outputs_of("serving_default"), chain.head(last))
+    states = signatures["states"](**given)
+    assert_close(states["stem"], state)
+    for block, (_, after) in zip(chain.blocks, pairs, strict=True):
+        assert_close(states[f"stage{block.stage}/block{block.index}"], after)
+    count = len(chain.blocks)
+    assert_close(outputs_of("route", applications=[1] * count), chain.head(last))
+    # The last block, applied three times, once more with half its branch, and not at all.
+    before, final = pairs[-1][0], chain.blocks[-1]
+    thrice = final(final(final(before)))
+    assert_close(outputs_of("route", applications=[1] * (count - 1) + [3]), chain.head(thrice))
+    assert_close(outputs_of("route", applications=[1] * (count - 1) + [0]), chain.head(before))
+    place = {"stage": final.stage}
+    half = chain.head(final(last, None, 0.5))
+    assert_close(outputs_of("repeat_last_block", **place, times=1, scale=0.5), half)
+    place |= {"block": final.index - 1}
+    if final.index:
+        assert_close(outputs_of("readout", **place), chain.head(before))
+    else:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="`stage`"):
+            outputs_of("readout", **place)
+    labels = tf.constant(np.maximum(labels, 0))
+    metrics = signatures["block_metrics"](**given, labels=labels)
+    expected = block_values(live, tensors(images), labels)
+    assert set(metrics) == set(expected)
+    for metric, values in expected.items():
+        assert_close(metrics[metric], values)
+
+
+def tensors(images):
+    return keras.tree.map_structure(tf.constant, images)
+
+
+def assert_close(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_chain_says_what_the_live_one_says(name, live, saved):
+    opened = tfr.chain(saved)
+    assert str(opened) == str(live)
+    assert (opened.input_shape, opened.input_dtype) == (live.input_shape, live.input_dtype)
+    images = tensors(data_of(name)[0])
+    contexts = [chain.context(images) for chain in (opened, live)]
+    assert set(contexts[0]) == set(contexts[1])
+    for key, value in contexts[0].items():
+        assert value.dtype == contexts[1][key].dtype
+        np.testing.assert_array_equal(value, contexts[1][key])
+    np.testing.assert_array_equal(opened.reference(images), opened(images))
+
+
+def test_a_loaded_chain_is_exported_again(name, saved, tmp_path):
+    tfr.export(tfr.chain(saved), tmp_path / "net")
+    images = tensors(data_of(name)[0])
+    chains = [tfr.chain(path) for path in (saved, tmp_path / "net")]
+    np.testing.assert_array_equal(*(chain(images) for chain in chains))
+    layouts = [json.loads((path / LAYOUT_FILE).read_text()) for path in (saved, tmp_path / "net")]
+    assert layouts[0] == layouts[1]
+
+
+@pytest.mark.system
+def test_frames_in_another_process(tmp_path):
+    expected = {}
+    for name in NAMES:
+        tfr.export(chain_of(name), tmp_path / name)
+        expected[name] = frames_of(chain_of(name), data_of(name))
+        (tmp_path / f"{name}.data").write_bytes(pickle.dumps(data_of(name)))
+    result = subprocess.run(
+        [sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    for name in NAMES:
+        frames = pickle.loads((tmp_path / f"{name}.frames").read_bytes())
+        assert list(frames) == list(expected[name])
+        for probe, frame in frames.items():
+            pd.testing.assert_frame_equal(frame, expected[name][probe], rtol=1e-5, obj=probe)
+
+
+def probe_in(folder):
+    """What the other process does."""
+    for name in NAMES:
+        data = pickle.loads((folder / f"{name}.data").read_bytes())
+        frames = frames_of(tfr.chain(folder / name), data)
+        (folder / f"{name}.frames").write_bytes(pickle.dumps(frames))
+    assert not any(module.startswith("reference") for module in sys.modules)
+
+
+# A model of Keras as the network itself
+
+
+def masked_model():
+    """A model with attention, and its chain, which reads the padding mask from the context."""
+    keras.utils.set_random_seed(1)
+    layers = keras.layers
+    ids = keras.Input((None,), dtype="int32", name="token_ids")
+    mask = keras.Input((None,), dtype="int32", name="padding_mask")
+    embed = layers.Embedding(7, 8)
+    norms = [layers.LayerNormalization() for _ in range(2)]
+    attentions = [layers.MultiHeadAttention(2, 4) for _ in range(2)]
+    dense = layers.Dense(3)
+
+    def branch(index, state, allowed):
+        state = norms[index](state)
+        return attentions[index](state, state, attention_mask=allowed)
+
+    state, allowed = embed(ids), keras.ops.cast(mask, "bool")[:, None, :]
+    for index in range(2):
+        state = state + branch(index, state, allowed)
+    inputs = {"token_ids": ids, "padding_mask": mask}
+    model = keras.Model(inputs, dense(state[:, 0]))
+
+    def block(index):
+        def of_state(state, context):
+            return branch(index, state, context["allowed"])
+
+        return Block(
+            *(1, index, True),
+            apply=lambda state, context: state + of_state(state, context),
+            branch=of_state,
+            join=lambda base, branch, context: base + branch,
+        )
+
+    return model, Chain(
+        name="attention",
+        stem=lambda images: embed(images["token_ids"]),
+        stages=(Stage(1, (block(0), block(1))),),
+        head=lambda state, context: dense(state[:, 0]),
+        loss=keras.losses.sparse_categorical_crossentropy,
+        input_shape={"token_ids": (None,), "padding_mask": (None,)},
+        input_dtype={"token_ids": "int32", "padding_mask": "int32"},
+        reference=lambda images: model(images, training=False),
+        context=lambda images: {"allowed": tf.cast(images["padding_mask"], tf.bool)[:, None, :]},
+    )
+
+
+def test_serving_is_predict_masks_included(tmp_path):
+    model, chain = masked_model()
+    tfr.export(chain, tmp_path / "net")
+    serve = tf.saved_model.load(str(tmp_path / "net")).signatures["serving_default"]
+    rng = np.random.default_rng(0)
+    for positions in (4, 9):
+        lengths = rng.integers(1, positions + 1, 5)
+        images = {
+            "token_ids": rng.integers(0, 7, (5, positions), "int32"),
+            "padding_mask": (np.arange(positions) < lengths[:, None]).astype("int32"),
+        }
+        outputs = serve(**tensors(images))["outputs"]
+        assert_close(outputs, model.predict(images, verbose=0))
+    # The masks matter.
+    everything = images | {"padding_mask": np.ones_like(images["padding_mask"])}
+    assert np.abs(outputs - model.predict(everything, verbose=0)).max() > 1e-3
+
+
+def test_a_chain_that_loses_the_mask_is_refused(tmp_path):
+    _, chain = masked_model()
+    lost = dataclasses.replace(
+        chain,
+        context=lambda images: {"allowed": tf.ones_like(chain.context(images)["allowed"])},
+        compiled={},
+    )
+    with pytest.raises(ValueError, match="must compute what its network does"):
+        tfr.export(lost, tmp_path / "net", probing=False)
+    assert not list(tmp_path.iterdir())
+
+
+# Samples on which the network and the export are compared
+
+
+def small_chain(input_shape, input_dtype, **settings):
+    """A chain that adds up all its inputs."""
+
+    def stem(images):
+        parts = keras.tree.flatten(images)
+        sums = [tf.reduce_sum(tf.cast(part, tf.float32), range(1, part.ndim)) for part in parts]
+        return tf.stack(sums, axis=1)
+
+    return Chain(
+        name="sum",
+        stem=stem,
+        stages=(Stage(1, (Block(1, 0, True, lambda state: 2 * state),)),),
+        head=tf.identity,
+        loss=lambda labels, outputs: tf.reduce_sum(tf.square(outputs - labels), -1),
+        input_shape=input_shape,
+        input_dtype=input_dtype,
+        outputs="values",
+        **settings,
+    )
+
+
+def test_samples_of_ids_and_masks():
+    shapes = {"ids": (None,), "padding_mask": (None,), "valid": (None, 4), "pixels": (3, 2)}
+    dtypes = {"ids": "int64", "padding_mask": "int32", "valid": "bool", "pixels": "uint8"}
+    chain = small_chain(shapes, dtypes, reference=lambda images: images["pixels"])
+    images = agreement.sample_images(chain)
+    assert {key: part.dtype for key, part in images.items()} == dtypes
+    ids, mask, valid = (images[key].numpy() for key in ("ids", "padding_mask", "valid"))
+    assert set(np.unique(ids)) == {0, 1}
+    assert (ids[:, 0] == 1).all()
+    size = ids.shape[1]
+    np.testing.assert_array_equal(mask, [[1] * size, [1] * (size // 2) + [0] * (size // 2)])
+    np.testing.assert_array_equal(valid[1], [[True, True, False, False]] * size)
+    assert valid[0].all()
+    single = small_chain((1,), "bool", reference=lambda images: images)
+    np.testing.assert_array_equal(agreement.sample_images(single), [[True], [True]])
+
+
+def test_ids_of_which_there_is_one():
+    def reference(images):
+        with tf.control_dependencies([tf.debugging.assert_less(images, 1)]):
+            return tf.identity(images)
+
+    images = agreement.sample_images(small_chain((3,), "int32", reference=reference))
+    np.testing.assert_array_equal(images, np.zeros((2, 3)))
+
+
+# The names of inputs, and the format
+
+
+@pytest.mark.parametrize("key", ["labels", "times", "two words", "0", "größe", ""])
+def test_inputs_whose_name_no_argument_can_have(tmp_path, key):
+    chain = small_chain({key: (2,), "b": (2,)}, {key: "float32", "b": "float32"})
+    with pytest.raises(ValueError, match=r"names can be those of arguments.*Received: net=sum"):
+        tfr.export(chain, tmp_path / "net")
+    if key in ("labels", "times"):
+        tfr.export(chain, tmp_path / "net", probing=False)
+    assert (tmp_path / "net").exists() == (key in ("labels", "times"))
+
+
+def test_nested_inputs(tmp_path):
+    shapes = {"a": ((2,), (3,)), "b": [(1,)]}
+    dtypes = {"a": ("float32", "int32"), "b": ["float32"]}
+    chain = small_chain(shapes, dtypes)
+    tfr.export(chain, tmp_path / "net")
+    images = {"a": (tf.ones([4, 2]), tf.ones([4, 3], tf.int32)), "b": [tf.fill([4, 1], 0.5)]}
+    opened = tfr.chain(tmp_path / "net")
+    np.testing.assert_array_equal(opened(images), chain(images))
+    taken = opened.reference.serve.structured_input_signature[1]
+    assert set(taken) == {"a_0", "a_1", "b_0"}
+
+
+FORMATS = {
+    "float32": (((2,), "float32"), {}, 1),
+    "float16": (((2,), "float16"), {}, 1),
+    "ids": (((2,), "int32"), {}, 2),
+    "a mask": (((2,), "bool"), {}, 2),
+    "several": ((((2,), (3,)), ("float32", "float32")), {}, 2),
+    "classes per position": (
+        ((2,), "float32"),
+        {"head": lambda state: state[:, None, :] * tf.ones([1, 3, 2]), "outputs": "logits"},
+        2,
+    ),
+    "values per position": (
+        ((2,), "float32"),
+        {"head": lambda state: state[:, None, :] * tf.ones([1, 3, 2])},
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_the_format_is_that_of_the_oldest_reader(tmp_path, kind):
+    inputs, changes, version = FORMATS[kind]
+    chain = dataclasses.replace(small_chain(*inputs), **changes)
+    tfr.export(chain, tmp_path / "net", probing=False)
+    layout = json.loads((tmp_path / "net" / LAYOUT_FILE).read_text())
+    assert layout["format"] == version
+    assert ("input_dtype" in layout) == (version == 2)
+
+
+WRONG = {
+    "no dtypes": {"input_dtype": None},
+    "one dtype": {"input_dtype": "int32"},
+    "another key": {"input_dtype": {"ids": "int32", "masks": "bool"}},
+    "no dtype": {"input_dtype": {"ids": "int32", "mask": "many"}},
+    "a shape of letters": {"input_shape": {"ids": [None], "mask": "abc"}},
+    "no inputs": {"input_shape": {}, "input_dtype": {}},
+    "another name": {
+        "input_shape": {"ids": [None], "masks": [None]},
+        "input_dtype": {"ids": "int32", "masks": "bool"},
+    },
+    "one input": {"input_shape": {"ids": [None]}, "input_dtype": {"ids": "int32"}},
+    "a single input": {"input_shape": [None], "input_dtype": "int32"},
+    "the format before": {"format": 1},
+    "no context": {"pieces": lambda names: [name for name in names if name != "context"]},
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+@pytest.mark.parametrize("name", ["masked"], indirect=True, scope="module")
+def test_layouts_that_do_not_fit_the_functions(saved, kind):
+    file = saved / LAYOUT_FILE
+    text = file.read_text()
+    layout = json.loads(text)
+    changes = {
+        key: value(layout[key]) if callable(value) else value for key, value in WRONG[kind].items()
+    }
+    try:
+        file.write_text(json.dumps(layout | changes))
+        with pytest.raises(ValueError, match=r"damaged or incomplete.*Received: source="):
+            tfr.chain(saved)
+    finally:
+        file.write_text(text)
+
+
+if __name__ == "__main__":
+    probe_in(pathlib.Path(sys.argv[1]))
