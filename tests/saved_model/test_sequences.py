@@ -24,6 +24,7 @@ import tfresidual as tfr
 from tfresidual import probes
 from tfresidual.routing import Block, Chain, Stage, agreement
 from tfresidual.routing.block_values import block_values
+from tfresidual.routing.losses import loss_of
 from tfresidual.saved_model.format import LAYOUT_FILE
 
 NAMES = ("masked", "per position")
@@ -45,15 +46,14 @@ def data_of(name, **settings):
 
 def frames_of(chain, data):
     """The frames of probes that take the data of these chains."""
-    found = {"perturbation": probes.perturbation(chain, data, per_image=True)}
-    if chain.name == "masked":
-        found |= {
-            "block_metrics": probes.block_metrics(chain, data, per_image=True),
-            "drop_blocks": probes.drop_blocks(chain, data),
-            "readout": probes.readout(chain, data),
-            "repeat_last_block": probes.repeat_last_block(chain, data, times=2, scale=0.5),
-        }
-    return found
+    return {
+        "block_metrics": probes.block_metrics(chain, data, per_image=True),
+        "perturbation": probes.perturbation(chain, data),
+        "signal_propagation": probes.signal_propagation(chain, data),
+        "drop_blocks": probes.drop_blocks(chain, data),
+        "readout": probes.readout(chain, data),
+        "repeat_last_block": probes.repeat_last_block(chain, data, times=2, scale=0.5),
+    }
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -142,12 +142,17 @@ def test_signatures_compute_what_the_chain_does(name, live, signatures, position
     else:
         with pytest.raises(tf.errors.InvalidArgumentError, match="`stage`"):
             outputs_of("readout", **place)
-    labels = tf.constant(np.maximum(labels, 0))
+    labels = tf.constant(labels)
     metrics = signatures["block_metrics"](**given, labels=labels)
     expected = block_values(live, tensors(images), labels)
     assert set(metrics) == set(expected)
     for metric, values in expected.items():
         assert_close(metrics[metric], values)
+    if name == "per position":
+        # Padding is known from the context too.
+        again = signatures["block_metrics"](**given, labels=tf.maximum(labels, 0))
+        for metric, values in metrics.items():
+            np.testing.assert_array_equal(again[metric], values)
 
 
 def tensors(images):
@@ -171,6 +176,7 @@ def test_the_chain_says_what_the_live_one_says(name, live, saved):
     np.testing.assert_array_equal(opened.reference(images), opened(images))
 
 
+@pytest.mark.system
 def test_a_loaded_chain_is_exported_again(name, saved, tmp_path):
     tfr.export(tfr.chain(saved), tmp_path / "net")
     images = tensors(data_of(name)[0])
@@ -178,6 +184,36 @@ def test_a_loaded_chain_is_exported_again(name, saved, tmp_path):
     np.testing.assert_array_equal(*(chain(images) for chain in chains))
     layouts = [json.loads((path / LAYOUT_FILE).read_text()) for path in (saved, tmp_path / "net")]
     assert layouts[0] == layouts[1]
+
+
+class OwnLoss(keras.losses.Loss):
+    """One loss per position, which ignores a class as losses of Keras do."""
+
+    ignore_class = 1
+
+    def call(self, labels, outputs):
+        classes = tf.one_hot(tf.cast(labels, tf.int32), outputs.shape[-1])
+        return tf.reduce_sum(tf.square(classes - outputs) * tf.range(1.0, 4.0), axis=-1)
+
+
+def test_a_loss_per_position_is_written(tmp_path):
+    model = keras.Sequential([keras.layers.Input((None, 3))])
+    model.compile(loss=OwnLoss())
+    chain = dataclasses.replace(chain_of("per position"), loss=loss_of(model))
+    tfr.export(chain, tmp_path / "net")
+    layout = json.loads((tmp_path / "net" / LAYOUT_FILE).read_text())
+    assert layout["loss"] is None
+    assert "loss/positions" in layout["pieces"]
+    opened, (images, labels) = tfr.chain(tmp_path / "net"), data_of("per position")
+    for probe in (probes.block_metrics, probes.readout):
+        frames = [probe(of, (images, labels)) for of in (opened, chain)]
+        pd.testing.assert_frame_equal(*frames, rtol=1e-5)
+    left_out = probes.readout(opened, (images, np.where(labels == 1, -1, labels)))
+    assert left_out.equals(frames[0])
+    outputs, labels = opened(tensors(images)), tf.constant(labels)
+    losses = [opened.loss(given, outputs) for given in (labels, labels[..., None])]
+    np.testing.assert_array_equal(*losses)
+    np.testing.assert_allclose(losses[0], chain.loss(labels, outputs), rtol=1e-5)
 
 
 @pytest.mark.system
@@ -403,6 +439,7 @@ WRONG = {
     "one input": {"input_shape": {"ids": [None]}, "input_dtype": {"ids": "int32"}},
     "a single input": {"input_shape": [None], "input_dtype": "int32"},
     "the format before": {"format": 1},
+    "an ignored class of letters": {"ignore_class": "abc"},
     "no context": {"pieces": lambda names: [name for name in names if name != "context"]},
 }
 

@@ -12,7 +12,8 @@ from tfresidual.routing.chain import OUTPUT_KINDS
 
 # The version of the format. A reader accepts its own version and older ones. Version 2 is written
 # only for what a reader of version 1 could not open, or would get wrong: a context, several inputs
-# or inputs of whole numbers, and classes per position. It has one more key, `input_dtype`.
+# or inputs of whole numbers, and classes per position. It has the further keys `input_dtype` and,
+# with the functions for probing, `ignore_class`.
 FORMAT = 2
 FIRST_FORMAT = 1
 LAYOUT_FILE = pathlib.PurePath("assets.extra", "tfresidual.json")
@@ -136,6 +137,9 @@ def _check_layout(layout):
     _require(_is_list(pieces) and {STEM, HEAD} <= set(pieces), "pieces")
     _require(_is_count(count), "parameters")
     _require(layout["loss"] is None or isinstance(layout["loss"], dict), "loss")
+    if layout["format"] > FIRST_FORMAT:
+        ignored = layout["ignore_class"]
+        _require(ignored is None or _is_count(abs(ignored)), "ignore_class")
     stages = layout["stages"]
     _require(_is_list(stages) and len(stages) > 0, "stages")
     for number, stage in enumerate(stages, start=1):

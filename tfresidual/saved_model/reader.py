@@ -171,8 +171,9 @@ def _loss(layout, pieces):
     }
 
     def loss(labels, outputs):
-        if labels.shape[1:] == (1,) and 1 in by_rank:
-            labels = tf.reshape(labels, [-1])
+        rank = len(labels.shape)
+        if rank > 1 and labels.shape[-1] == 1 and rank - 1 in by_rank:
+            labels = tf.squeeze(labels, axis=-1)
         if not by_rank:
             raise ValueError(
                 "Argument `chain` must belong to a network whose loss returns one number per "
@@ -188,4 +189,5 @@ def _loss(layout, pieces):
         logits = getattr(outputs, "_keras_logits", None)
         return by_rank[len(labels.shape)](labels, outputs, *([] if logits is None else [logits]))
 
+    loss.ignore_class = layout.get("ignore_class")
     return loss

@@ -8,10 +8,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfresidual.routing.block_values import block_values
+from tfresidual.routing.labels import labels_within
 from tfresidual.routing.outputs import OUTPUTS
+from tfresidual.routing.positions import are_per_position
 from tfresidual.saved_model.format import SERVE, STEM
 from tfresidual.saved_model.inputs import flat, of_tensors
-from tfresidual.saved_model.pieces import compile_function, images_of
+from tfresidual.saved_model.pieces import compile_function, images_of, result_of
 
 # The arguments of signatures beside the images.
 ARGUMENTS = ("labels", "applications", "stage", "block", "times", "scale")
@@ -43,11 +45,12 @@ def signatures_of(chain, labels_taken):
         ),
     }
     labels = next(iter(labels_taken.values()), None)
+    outputs = result_of(signatures[SERVE])[OUTPUTS].shape[1:]
     if chain.outputs != "values" and labels is not None:
         # If the loss has no gradient, this signature is left out.
         with contextlib.suppress(ValueError, LookupError):
             signatures["block_metrics"] = compiled(
-                lambda images, labels: block_values(chain, images, labels), labels
+                lambda images, labels: _block_metrics(chain, images, labels, outputs), labels
             )
     return signatures
 
@@ -61,6 +64,20 @@ def _states(chain, images):
         for block, (_, after) in zip(chain.blocks, pairs, strict=True)
     }
     return {STEM: state} | after
+
+
+def _block_metrics(chain, images, labels, shape):
+    """Returns the metrics of blocks, for labels that may be those of positions.
+
+    Args:
+        chain: a `tfresidual.routing.Chain`.
+        images: its images.
+        labels: their labels.
+        shape: the shape of the outputs of one image.
+    """
+    if are_per_position(labels, shape):
+        labels = labels_within(chain.given(images), labels, shape[-1])
+    return block_values(chain, images, labels)
 
 
 class _Routes:

@@ -244,17 +244,27 @@ def _with_probes(chain):
         chain.compiled[key] = twin, root, pieces, signatures_of(twin, labels_taken)
     twin, root, pieces, signatures = chain.compiled[key]
     _compare(chain, twin)
-    layout = _header(chain, signatures[SERVE], probing=True) | {
+    header = _header(chain, signatures[SERVE], probing=True)
+    layout = header | {
         "pieces": list(pieces),
         "parameters": len(parameters),
         "notes": chain.notes,
         "loss": getattr(chain.loss, "description", None),
+        **_ignored_class(chain, header),
         "stages": [
             _layout_of_stage(index, stage, list(parameters))
             for index, stage in enumerate(chain.stages, start=1)
         ],
     }
     return root, signatures, layout
+
+
+def _ignored_class(chain, header):
+    """Returns the key of the class that a loss ignores, which only the second format has."""
+    if header["format"] == FIRST_FORMAT:
+        return {}
+    ignored = getattr(chain.loss, "ignore_class", None)
+    return {"ignore_class": None if ignored is None else int(ignored)}
 
 
 def _compare(chain, written):
