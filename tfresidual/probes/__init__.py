@@ -1,6 +1,7 @@
 """Probes: functions `probe(chain, data, ...)` that return a tidy `pandas.DataFrame`."""
 
 import tfresidual.machine.on_tensorflow  # noqa: F401
+from tfresidual.probes.attribution import attribution
 from tfresidual.probes.block_metrics import block_metrics
 from tfresidual.probes.borderline import borderline
 from tfresidual.probes.convergence_indices import (
@@ -21,8 +22,10 @@ from tfresidual.probes.geometry import (
     path_lengths,
     path_lengths_of,
 )
+from tfresidual.probes.lens import lens
 from tfresidual.probes.lipschitz import lipschitz
 from tfresidual.probes.logs import from_logs
+from tfresidual.probes.patching import patching
 from tfresidual.probes.perturbation import (
     ALL_STAGES,
     computational_distance,
@@ -41,6 +44,7 @@ from tfresidual.probes.trajectories import (
 
 __all__ = [
     "ALL_STAGES",
+    "attribution",
     "block_metrics",
     "borderline",
     "computational_distance",
@@ -55,11 +59,13 @@ __all__ = [
     "from_logs",
     "indices_of",
     "inverse_problem_chain",
+    "lens",
     "line_between",
     "line_element",
     "lipschitz",
     "metric_eigenvalues",
     "metric_product",
+    "patching",
     "path_lengths",
     "path_lengths_of",
     "perturbation",

@@ -15,6 +15,7 @@ from tfresidual.arguments import check_bool
 from tfresidual.machine.console import progress_bar
 from tfresidual.metrics import change_of, norm, ratio
 from tfresidual.probes.drop_blocks import rows_of
+from tfresidual.probes.measure import check_blocks
 from tfresidual.routing import evaluate
 from tfresidual.routing.batches import batches_of, run_over, splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT, check_memory_limit, check_scored
@@ -104,11 +105,7 @@ def first_order(
     check_memory_limit(memory_limit)
     chain = sources.chain(chain)
     check_scored(chain)
-    if not chain.blocks:
-        raise ValueError(
-            "Argument `chain` must have at least one block to measure. "
-            f"Received: {chain.name}, which has none"
-        )
+    check_blocks(chain)
     frames = []
     for split, part in splits_of(data).items():
         values = _values_of(chain, part, memory_limit, progress)

@@ -47,11 +47,7 @@ def measure(
     check_bool("per_image", per_image)
     check_bool("per_position", per_position)
     check_bool("progress", progress)
-    if not chain.blocks:
-        raise ValueError(
-            "Argument `chain` must have at least one block to measure. "
-            f"Received: {chain.name}, which has none"
-        )
+    check_blocks(chain)
     check = _check_of(chain) if with_labels else None
     if per_position:
         name, function = f"{name} per position", functools.partial(function, per_position=True)
@@ -68,6 +64,15 @@ def measure(
             frame.insert(0, "split", split)
         frames.append(frame)
     return pd.concat(frames, ignore_index=True)
+
+
+def check_blocks(chain):
+    """Raises a `ValueError` if a chain has no blocks."""
+    if not chain.blocks:
+        raise ValueError(
+            "Argument `chain` must have at least one block to measure. "
+            f"Received: {chain.name}, which has none"
+        )
 
 
 def takes_any_labels(chain):

@@ -195,7 +195,7 @@ def run_over(
         for images, labels in batches:
             if compiled is None:
                 compiled = _compiled(chain, name, function, images, labels)
-                _check_once(chain, images)
+                check_once(chain, images)
             if check is not None:
                 check(images, labels)
             parts.append(compiled(images, labels))
@@ -316,7 +316,7 @@ def _parts(batch):
     return batch[0], batch[1], batch[2] if len(batch) == 3 else None
 
 
-def _check_once(chain, images):
+def check_once(chain, images):
     """Compares a chain with its network, once per image shape.
 
     Once is enough: if the two differ, they differ for any weights.

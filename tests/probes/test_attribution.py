@@ -1,0 +1,247 @@
+"""Attributions against NumPy versions of the head's gradient, and cases solved by hand."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+from keras import ops
+from reference.decoder import Decoder, with_padding
+from reference.numpy_lens import Images, gradient_of
+from reference.plane import chain_of
+from reference.random_network import random_batch, random_network, sample
+from reference.route_probes import NETWORKS, constrained, network
+
+import tfresidual as tfr
+from tfresidual import probes
+from tfresidual.probes.attribution import VALUES, first_with_part
+from tfresidual.routing import Block, Stage
+
+pytestmark = pytest.mark.eager
+
+
+def weights_of_target(target, labels, logits):
+    """What the logits are multiplied by to give the one that was chosen, in each image."""
+    hot = labels if labels.ndim == 2 else np.eye(logits.shape[1])[labels]
+    if target == "label":
+        return hot / hot.sum(axis=1, keepdims=True)
+    if target == "margin":
+        lowest = np.where(hot > 0, logits, np.inf).argmin(axis=1)
+        highest = np.where(hot > 0, -np.inf, logits).argmax(axis=1)
+        return np.eye(logits.shape[1])[lowest] - np.eye(logits.shape[1])[highest]
+    return np.eye(logits.shape[1])[[target] * len(labels)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "target"),
+    [
+        pytest.param(*case.values, target, marks=case.marks, id=f"{case.id}, {target}")
+        for case, target in zip(
+            [*sample(NETWORKS, every=3), *constrained("shared")],
+            ["label", "margin", 2, "margin", "label", "label", "label"],
+            strict=True,
+        )
+    ],
+)
+def test_equals_numpy(settings, target):
+    net, (images, labels) = network(settings)
+    chain = tfr.chain(net)
+    run = Images(net, images, labels)
+    weights = weights_of_target(target, labels, run.logits)
+    last = run.states[max(run.states)]
+    gradient = run.head_gradient(last, weights)
+    logit = np.sum(run.logits * weights, axis=1)
+
+    def part(state):
+        return np.array([np.vdot(*pair) for pair in zip(gradient, state, strict=True)])
+
+    # The last blocks of the last stage with an identity that keep the shape.
+    depth = len(net.get_config()["blocks"])
+    first = net.get_config()["blocks"][-1]
+    while (depth, first - 1) in run.states and first:
+        block = chain.stages[-1].blocks[first - 1]
+        if not block.keeps_shape or block.shortcut != "identity" or block.takes_anchor:
+            break
+        first -= 1
+    frame = probes.attribution(chain, (images, labels), target=target, per_image=True)
+    assert frame.columns.tolist() == ["stage", "block", "part", "image", *VALUES]
+    tolerance = {"rtol": 1e-3, "atol": 2e-5}
+    logits = np.tile(logit, len(frame) // len(logit))
+    np.testing.assert_allclose(frame["logit"], logits, **tolerance)
+    for (stage, block), rows in frame.groupby(["stage", "block"]):
+        (kind,) = set(rows["part"])
+        if kind == "head":
+            wanted = logit - part(last)
+        elif kind == "first state":
+            wanted = part(run.states[depth, first - 1])
+        elif stage == depth and block >= first:
+            wanted = part(run.states[stage, block] - run.states[stage, block - 1])
+        else:
+            wanted = np.full(len(images), np.nan)
+        np.testing.assert_allclose(rows["attribution"], wanted, **tolerance)
+    sums = frame.groupby("image")["attribution"].sum()
+    np.testing.assert_allclose(sums, frame["logit"].iloc[: len(images)], rtol=1e-9, atol=1e-9)
+    assert frame["deviation"].max() < 1e-9
+
+
+class TestDecoder:
+    model = Decoder()
+
+    def test_equals_numpy_by_differences(self):
+        inputs, labels = self.model.batch(images=3, positions=4)
+        states, logits = self.model.run(inputs["ids"], inputs["mask"])
+        frame = probes.attribution(self.model.chain(), (inputs, labels), per_position=True)
+        assert len(frame) == (labels >= 0).sum() * 6
+        rows = frame.set_index(["image", "position", "block"])["attribution"]
+        for place in zip(*np.nonzero(labels >= 0), strict=True):
+            label = labels[place]
+            gradient = gradient_of(lambda h, y=label: self.model.logits(h)[y], states[-1][place])
+            parts = [gradient @ states[0][place]]
+            parts += [
+                gradient @ (after[place] - before[place])
+                for before, after in itertools.pairwise(states)
+            ]
+            parts.append(logits[place][label] - gradient @ states[-1][place])
+            found = [rows[*place, block] for block in range(-1, 5)]
+            np.testing.assert_allclose(found, parts, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.compiled
+    def test_means_are_over_all_positions_with_a_label(self):
+        batch = self.model.batch(images=7)
+        chain = self.model.chain()
+        own = probes.attribution(chain, batch, per_position=True)
+        keys = ["stage", "block", "part"]
+        means = own.groupby(keys, as_index=False)[[*VALUES]].mean()
+        data = tf.data.Dataset.from_tensor_slices(batch).batch(3)
+        frame = probes.attribution(chain, data)
+        pd.testing.assert_frame_equal(frame, means, rtol=1e-4, atol=1e-6)
+        by_image = probes.attribution(chain, batch, per_image=True)
+        means = own.groupby([*keys, "image"], as_index=False)[[*VALUES]].mean()
+        pd.testing.assert_frame_equal(by_image, means, rtol=1e-4, atol=1e-6)
+
+    def test_padding_changes_nothing(self):
+        batch = self.model.batch()
+        for settings in ({}, {"target": "margin"}, {"per_position": True}):
+            few, many = (
+                probes.attribution(self.model.chain(), data, **settings)
+                for data in (batch, with_padding(*batch))
+            )
+            columns = [column for column in few if column != "deviation"]
+            pd.testing.assert_frame_equal(few[columns], many[columns], rtol=1e-5, atol=1e-6)
+
+    def test_a_head_that_mixes_positions_has_no_rows_of_positions(self):
+        chain = self.model.chain(
+            lambda state, context: self.model.head(state + tf.roll(state, 1, axis=1))
+        )
+        batch = self.model.batch()
+        with pytest.raises(ValueError, match=r"`per_position` must be False .*Received: "):
+            probes.attribution(chain, batch, per_position=True)
+        frame = probes.attribution(chain, batch)
+        assert frame["attribution"].sum() == pytest.approx(frame["logit"].iloc[0], rel=1e-6)
+
+
+def linear_chain(*blocks, **changes):
+    """A chain in the plane whose logits are 1 + x, 2 y and 0."""
+    kernel, bias = np.array([[1, 0, 0], [0, 2, 0]], "float32"), np.array([1, 0, 0], "float32")
+    chain = chain_of(*blocks, head=lambda h: ops.matmul(ops.reshape(h, (-1, 2)), kernel) + bias)
+    return dataclasses.replace(chain, **changes)
+
+
+def changed(chain, **changes):
+    """The chain with other functions, which shares nothing compiled with it."""
+    return dataclasses.replace(chain, **changes, compiled={})
+
+
+POINTS = np.array([[[[3, 4]]], [[[1, -2]]]], "float32"), np.array([0, 1])
+DOUBLED = Block(1, 0, True, lambda h: 2 * h)
+MOVED = Block(1, 1, True, lambda h: h + np.array([10, 100], "float32"))
+
+
+def test_a_linear_head_by_hand():
+    frame = probes.attribution(linear_chain(DOUBLED, MOVED), POINTS, per_image=True)
+    assert frame["part"].tolist() == [*["first state"] * 2, *["block"] * 4, *["head"] * 2]
+    assert frame["block"].tolist() == [-1, -1, 0, 0, 1, 1, 2, 2]
+    # 1 + x = 1 + 2 * 3 + 10 of the first image, 2 y = 2 * (2 * -2 + 100) of the second.
+    assert frame["attribution"].tolist() == [3, -4, 3, -4, 10, 200, 1, 0]
+    assert frame["logit"].tolist() == [17, 192] * 4
+    assert frame["deviation"].tolist() == [0] * 8
+
+
+def test_targets_by_hand():
+    chain = linear_chain(DOUBLED, MOVED)
+    # The states are (16, 108) and (12, 96): the logits are (17, 216, 0) and (13, 192, 0).
+    for target, wanted in (("margin", [17 - 216, 192 - 13]), (2, [0, 0]), (np.int64(0), [17, 13])):
+        frame = probes.attribution(chain, POINTS, target=target, per_image=True)
+        assert frame["logit"].iloc[:2].tolist() == wanted
+    several = dataclasses.replace(chain, outputs="label_logits")
+    rows = np.array([[1, 1, 0], [1, 0, 1]])
+    for target, wanted in (("label", [(17 + 216) / 2, 13 / 2]), ("margin", [17, 0 - 192])):
+        frame = probes.attribution(several, (POINTS[0], rows), target=target, per_image=True)
+        assert frame["logit"].iloc[:2].tolist() == wanted
+
+
+def test_log_probabilities_where_no_logits_are_known():
+    chain = linear_chain(DOUBLED, outputs="probabilities")
+    softmax = changed(chain, head=lambda h: tf.exp(tf.nn.log_softmax(chain.head(h))))
+    images, labels = np.array([[[[0.3, -0.2]]]], "float32"), [1]
+    frame = probes.attribution(softmax, (images, labels))
+    logits = np.array([1.6, -0.8, 0])
+    p = np.exp(logits) / np.exp(logits).sum()
+    assert frame["logit"].iloc[0] == pytest.approx(np.log(p[1]), rel=1e-5)
+    # d log p1 / dh = (0, 2) - p0 (1, 0) - p1 (0, 2)
+    part = [-p[0] * 0.3 + 2 * (1 - p[1]) * -0.2] * 2
+    np.testing.assert_allclose(frame["attribution"].iloc[:2], part, rtol=1e-5)
+
+
+def test_blocks_that_do_not_reach_the_end():
+    identity = Block(1, 0, True, lambda h: h + 1, shortcut="identity")
+    for other in (
+        Block(1, 1, True, lambda h: h / 2 + 1, shortcut="scaled"),
+        Block(1, 1, True, lambda h, anchor: anchor + h, takes_anchor=True),
+        Block(1, 1, False, lambda h: 2 * h),
+    ):
+        last = dataclasses.replace(identity, index=2)
+        chain = linear_chain(identity, other, last)
+        assert first_with_part(chain) == 2
+        frame = probes.attribution(chain, POINTS)
+        assert frame["attribution"].isna().tolist() == [False, True, True, False, False]
+        assert frame["attribution"].sum() == pytest.approx(frame["logit"].iloc[0])
+    # A transition ends what is told apart, and a stage without one does not.
+    first, second = Stage(1, (identity,)), Stage(2, (dataclasses.replace(identity, stage=2),))
+    chain = linear_chain(identity)
+    for transition, found in ((None, 0), (lambda h: 3 * h, 1)):
+        stages = first, dataclasses.replace(second, transition=transition)
+        two = changed(chain, stages=stages)
+        assert first_with_part(two) == found
+        frame = probes.attribution(two, POINTS)
+        assert frame["stage"].tolist() == ([1, 1, 2, 2] if found == 0 else [1, 2, 2, 2])
+        assert frame["attribution"].sum() == pytest.approx(frame["logit"].iloc[0])
+    none = changed(chain, stages=(first, Stage(2, (), lambda h: 3 * h)))
+    frame = probes.attribution(none, POINTS)
+    assert frame["part"].tolist() == ["block", "first state", "head"]
+    assert frame["attribution"].sum() == pytest.approx(frame["logit"].iloc[0])
+
+
+def test_what_is_refused():
+    net = random_network(blocks=1, widths=(4,))
+    batch = random_batch(net)
+    for settings, name in (
+        ({"per_image": 1}, "per_image"),
+        ({"per_position": True}, "per_position"),
+        ({"progress": None}, "progress"),
+        ({"target": "logit"}, "target"),
+        ({"target": -1}, "target"),
+        ({"target": True}, "target"),
+        ({"target": 5}, "target"),
+    ):
+        with pytest.raises(ValueError, match=rf"`{name}` must .*Received: "):
+            probes.attribution(net, batch, **settings)
+    chain = tfr.chain(net)
+    values = dataclasses.replace(chain, outputs="values")
+    with pytest.raises(ValueError, match=r"`chain` must return classes.*Received: "):
+        probes.attribution(values, batch)
+    stopped = changed(chain, head=lambda h: chain.head(tf.stop_gradient(h)))
+    with pytest.raises(ValueError, match=r"`chain` must have a head with a gradient.*Received: "):
+        probes.attribution(stopped, batch)

@@ -1,0 +1,253 @@
+"""The lens against the NumPy version, a logit lens by hand, and cases solved by hand."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+from keras import ops
+from reference.decoder import Decoder, with_padding
+from reference.numpy_lens import Images, lens_metrics
+from reference.plane import chain_of
+from reference.random_network import random_batch, random_network, sample
+from reference.route_probes import NETWORKS, network
+
+import tfresidual as tfr
+from tfresidual import probes
+from tfresidual.probes.lens import METRICS
+from tfresidual.routing import Block
+
+pytestmark = pytest.mark.eager
+TOLERANCE = {"rtol": 1e-3, "atol": 2e-5}
+
+
+@pytest.mark.parametrize("settings", sample(NETWORKS, every=3))
+def test_equals_numpy(settings):
+    net, (images, labels) = network(settings)
+    run = Images(net, images, labels)
+    last = run.states[max(run.states)]
+    frame = probes.lens(net, (images, labels), per_image=True)
+    assert frame.columns.tolist() == ["stage", "block", "image", *METRICS]
+    assert list(frame.groupby(["stage", "block"]).groups) == sorted(run.states)
+    for place, rows in frame.groupby(["stage", "block"]):
+        if run.states[place].shape != last.shape:
+            assert rows[[*METRICS]].isna().all(axis=None)
+            continue
+        logits = run.head(run.states[place])
+        expected = [lens_metrics(*row) for row in zip(logits, run.logits, labels, strict=True)]
+        for name in METRICS:
+            wanted = [row[name] for row in expected]
+            np.testing.assert_allclose(rows[name], wanted, **TOLERANCE, err_msg=name)
+    assert (frame["kl"].iloc[-len(images) :] == 0).all()
+    means = frame.groupby(["stage", "block"], as_index=False)[[*METRICS]].mean()
+    frame = probes.lens(net, (images, labels))
+    pd.testing.assert_frame_equal(frame, means, rtol=1e-5, check_dtype=False)
+
+
+def test_the_last_stage_is_that_of_the_readouts():
+    net = random_network(blocks=(2, 3), classifier_activation="softmax")
+    batch = random_batch(net, images=6)
+    own = probes.lens(net, batch).query("stage == 2 and block >= 0").reset_index(drop=True)
+    other = probes.readout(net, batch).query("stage == 2").reset_index(drop=True)
+    names = ["block", "cross_entropy", "entropy", "agreement"]
+    pd.testing.assert_frame_equal(own[names], other[names], rtol=1e-5)
+
+
+class TestDecoder:
+    model = Decoder()
+
+    def expected(self, inputs, labels, logits=None):
+        """Every metric, arrays (examples, states), of the positions that have a label."""
+        states, final = self.model.run(inputs["ids"], inputs["mask"])
+        rows = []
+        for state in states:
+            found = self.model.logits(state)
+            rows.append(
+                [
+                    lens_metrics(found[place], final[place], labels[place])
+                    for place in zip(*np.nonzero(labels >= 0), strict=True)
+                ]
+            )
+        return {name: np.array([[one[name] for one in row] for row in rows]) for name in METRICS}
+
+    def test_equals_the_logit_lens_by_hand(self):
+        inputs, labels = self.model.batch()
+        labels[0, 0] = -1
+        wanted = self.expected(inputs, labels)
+        frame = probes.lens(self.model.chain(), (inputs, labels), per_position=True)
+        images, positions = np.nonzero(labels >= 0)
+        for block, rows in enumerate(wanted["kl"], start=-1):
+            found = frame[frame["block"] == block]
+            np.testing.assert_array_equal(found["image"], images)
+            np.testing.assert_array_equal(found["position"], positions)
+            assert len(found) == len(rows)
+        for name in METRICS:
+            np.testing.assert_allclose(
+                frame[name], wanted[name].ravel(), rtol=1e-5, atol=1e-5, err_msg=name
+            )
+
+    @pytest.mark.compiled
+    def test_means_are_over_all_positions_with_a_label_in_any_batches(self):
+        inputs, labels = self.model.batch(images=7)
+        wanted = self.expected(inputs, labels)
+        data = tf.data.Dataset.from_tensor_slices((inputs, labels)).batch(3)
+        chain = self.model.chain()
+        frame = probes.lens(chain, data)
+        for name in METRICS:
+            np.testing.assert_allclose(
+                frame[name], wanted[name].mean(axis=1), rtol=1e-5, atol=1e-5, err_msg=name
+            )
+        images = np.nonzero(labels >= 0)[0]
+        own = probes.lens(chain, (inputs, labels), per_image=True)
+        of_image = [wanted["kl"][:, images == image].mean(axis=1) for image in range(7)]
+        np.testing.assert_allclose(own["kl"], np.transpose(of_image).ravel(), rtol=1e-5, atol=1e-5)
+        made = [made for (name, *_), made in chain.compiled.items() if name == "lens of logits"]
+        assert [function.experimental_get_tracing_count() for function in made] == [1]
+
+    def test_padding_changes_nothing(self):
+        batch = self.model.batch()
+        for settings in ({}, {"per_image": True}, {"per_position": True}):
+            few, many = (
+                probes.lens(self.model.chain(), data, **settings)
+                for data in (batch, with_padding(*batch))
+            )
+            pd.testing.assert_frame_equal(few, many, rtol=1e-5, atol=1e-6)
+
+    def test_positions_of_weight_0_are_left_out(self):
+        inputs, labels = self.model.batch()
+        weights = (labels >= 0) & (np.arange(7) > 0)
+        whole = np.where(labels < 0, 3, labels)
+        own, other = (
+            probes.lens(self.model.chain(), data)
+            for data in ((inputs, whole, weights), (inputs, np.where(weights, labels, -1)))
+        )
+        pd.testing.assert_frame_equal(own, other)
+
+    def test_rows_of_labels(self):
+        inputs, labels = self.model.batch()
+        rows = np.where(labels[..., None] >= 0, np.eye(9)[np.maximum(labels, 0)], -1)
+        own, other = (probes.lens(self.model.chain(), (inputs, y)) for y in (labels, rows))
+        pd.testing.assert_frame_equal(own, other)
+
+    @pytest.mark.compiled
+    def test_head_is_traced_once_for_all_states_before_the_last(self):
+        calls = []
+
+        def head(state, context):
+            calls.append(state)
+            return self.model.head(state)
+
+        probes.lens(self.model.chain(head), self.model.batch())
+        # For one image to see the shape of the outputs, for the network, and in the loop.
+        assert len(calls) == 3
+
+
+def logits_chain(*states, outputs="logits", head=None):
+    """A chain whose state after block t is `states[t]`, as logits; it begins with zeros."""
+    classes = len(states[0])
+    blocks = tuple(
+        Block(1, t, True, lambda h, z=z: ops.zeros_like(h) + np.array(z, "float32"))
+        for t, z in enumerate(states)
+    )
+    chain = chain_of(*blocks, head=head or (lambda state: ops.reshape(state, (-1, classes))))
+    return dataclasses.replace(chain, outputs=outputs, input_shape=(1, 1, classes))
+
+
+def test_by_hand():
+    # Probabilities 1/2, 1/4, 1/4 and then 1/4, 1/2, 1/4; the first state predicts nothing.
+    images = np.zeros((2, 1, 1, 3), "float32")
+    chain = logits_chain(np.log([2, 1, 1]), np.log([1, 2, 1]))
+    frame = probes.lens(chain, (images, [0, 2]), per_image=True)
+    half, log = np.log(2), np.log
+    of_first = frame.query("image == 0")
+    expected = {
+        "cross_entropy": [log(3), half, 2 * half],
+        "rank": [2, 1, 2.5],  # of three equal ones, the second; one of two equal ones after another
+        "probability": [1 / 3, 1 / 2, 1 / 4],
+        # The sum of p log(p / q), with p = 1/4, 1/2, 1/4.
+        "kl": [log(3) - 1.5 * half, half / 4, 0],
+        "agreement": [0, 0, 1],
+        "entropy": [log(3), 1.5 * half, 1.5 * half],
+    }
+    for name in METRICS:
+        np.testing.assert_allclose(of_first[name], expected[name], atol=1e-6, err_msg=name)
+    assert frame.query("image == 1")["rank"].tolist() == [2, 2.5, 2.5]
+
+
+def test_several_labels_by_hand():
+    # Log odds: probabilities of the labels 1/2 each, then 4/5, 1/5, 1/2, 1/2.
+    images = np.zeros((1, 1, 1, 4), "float32")
+    chain = logits_chain(np.log([4, 1 / 4, 1, 1]), outputs="label_logits")
+    frame = probes.lens(chain, (images, np.array([[1, 0, 1, 0]])))
+    # One of the two other classes has as high an output as the lower label.
+    assert frame["rank"].tolist() == [2, 1.5]
+    np.testing.assert_allclose(frame["probability"], [0.5, 0.5], rtol=1e-6)
+    wanted = [4 * np.log(2), 2 * np.log(5 / 4) + 2 * np.log(2)]
+    np.testing.assert_allclose(frame["cross_entropy"], wanted, rtol=1e-6)
+    # p log(p / q) and (1 - p) log((1 - p) / (1 - q)) for q = 1/2, twice.
+    wanted = 2 * (0.8 * np.log(1.6) + 0.2 * np.log(0.4))
+    np.testing.assert_allclose(frame["kl"], [wanted, 0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["probabilities", "logits"])
+def test_two_classes_with_one_output(kind):
+    # Probability 3/4 of class 1.
+    value = np.log(3) if kind == "logits" else 3 / 4
+    chain = logits_chain([value], outputs=f"label_{kind}")
+    images = np.full((2, 1, 1, 1), 0 if kind == "logits" else 0.5, "float32")
+    frame = probes.lens(chain, (images, [1, 0]), per_image=True)
+    np.testing.assert_allclose(frame["probability"], [0.5, 0.5, 0.75, 0.25], rtol=1e-5)
+    assert frame["rank"].tolist() == [1.5, 1.5, 1, 2]
+    wanted = 0.75 * np.log(1.5) + 0.25 * np.log(0.5)
+    np.testing.assert_allclose(frame["kl"], [wanted, wanted, 0, 0], rtol=1e-5, atol=1e-7)
+
+
+def test_probabilities_are_read_from_the_logits_that_keras_stores():
+    states, data = [[200.0, 0, -200], [0.0, 150, 0]], (np.zeros((1, 1, 1, 3), "float32"), [2])
+    heads = {
+        "logits": lambda state: state[:, 0, 0],
+        "probabilities": lambda state: keras.activations.softmax(state[:, 0, 0]),
+    }
+    frames = [
+        probes.lens(logits_chain(*states, outputs=kind, head=head), data)
+        for kind, head in heads.items()
+    ]
+    pd.testing.assert_frame_equal(*frames)
+    assert frames[0]["cross_entropy"].iloc[1] == pytest.approx(400)
+
+
+def test_states_that_explode():
+    chain = logits_chain([np.nan, 0, 0], [np.inf, 0, 0], [1, 0, -np.inf])
+    frame = probes.lens(chain, (np.zeros((1, 1, 1, 3), "float32"), [0]))
+    assert frame["rank"].isna().tolist() == [False, True, True, False]
+    assert frame["agreement"].tolist() == [0, 0, 0, 0]
+    # A class of probability 0 has no share.
+    assert np.isfinite(frame[["cross_entropy", "entropy"]].iloc[3]).all()
+    assert frame["kl"].iloc[3] == 0
+    labels = logits_chain([0, np.inf], [-np.inf, 0], outputs="label_logits")
+    frame = probes.lens(labels, (np.zeros((1, 1, 1, 2), "float32"), [[0, 1]]))
+    np.testing.assert_allclose(frame["entropy"], np.log([4, 2, 2]), rtol=1e-6)
+
+
+def test_what_is_refused():
+    net = random_network(blocks=1, widths=(4,))
+    images, labels = random_batch(net)
+    for settings, name in (
+        ({"per_image": 1}, "per_image"),
+        ({"per_position": True}, "per_position"),
+        ({"progress": None}, "progress"),
+    ):
+        with pytest.raises(ValueError, match=rf"`{name}` must .*Received: "):
+            probes.lens(net, (images, labels), **settings)
+    with pytest.raises(ValueError, match=r"`data` must hold labels from 0 to 4.*Received: "):
+        probes.lens(net, (images, labels + 5))
+    inputs, labels = Decoder().batch()
+    with pytest.raises(ValueError, match=r"`data` must hold labels from 0 to 8.*Received: "):
+        probes.lens(Decoder().chain(), (inputs, labels + 5))
+    with pytest.raises(ValueError, match=r"`data` must hold one label.* per position.*Received: "):
+        probes.lens(Decoder().chain(), (inputs, labels[:, 0]))
+    values = dataclasses.replace(tfr.chain(net), outputs="values")
+    with pytest.raises(ValueError, match=r"`chain` must return classes.*Received: "):
+        probes.lens(values, random_batch(net))

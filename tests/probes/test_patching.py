@@ -1,0 +1,230 @@
+"""Patched runs against NumPy versions that run each of them by itself, and cases by hand."""
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+from reference.decoder import Decoder, with_padding
+from reference.numpy_lens import Images
+from reference.plane import anchored_chain
+from reference.random_network import random_batch, random_network, sample
+from reference.route_probes import NETWORKS, network
+
+import tfresidual as tfr
+from tfresidual import probes
+
+pytestmark = pytest.mark.eager
+RUNS = ["logit", "source_logit", "patched_logit"]
+COLUMNS = [*RUNS, "difference", "effect"]
+TOLERANCE = {"rtol": 1e-3, "atol": 5e-5}
+
+
+def chosen(logits, labels):
+    hot = labels if labels.ndim == 2 else np.eye(logits.shape[1])[labels]
+    return (logits * hot).sum(axis=1) / hot.sum(axis=1)
+
+
+@pytest.mark.parametrize("settings", sample(NETWORKS, every=3))
+def test_equals_numpy(settings):
+    net, (images, labels) = network(settings)
+    other = random_batch(net, images=len(labels), seed=9)[0]
+    run, source = Images(net, images, labels), Images(net, other, labels)
+    chain = tfr.chain(net)
+    states, additions = (
+        probes.patching(chain, (images, labels), (other, labels[::-1]), what=what, per_image=True)
+        for what in ("state", "addition")
+    )
+    assert states.columns.tolist() == ["stage", "block", "image", *COLUMNS]
+    assert states["block"].unique().tolist() == [-1, *range(states["block"].max() + 1)]
+    for frame in (states, additions):
+        for (stage, block), rows in frame.groupby(["stage", "block"]):
+            state = source.states[stage, block]
+            if frame is additions:
+                before, own = source.states[stage, block - 1], run.states[stage, block - 1]
+                if not chain.stages[stage - 1].blocks[block].keeps_shape:
+                    assert rows[["patched_logit", "difference", "effect"]].isna().all(axis=None)
+                    continue
+                state = own + state - before
+            found = [chosen(z, labels) for z in (run.logits, source.logits)]
+            found.append(chosen(run.lead_on(state, stage, block), labels))
+            np.testing.assert_allclose(rows[RUNS], np.transpose(found), **TOLERANCE)
+            np.testing.assert_allclose(rows["difference"], found[2] - found[0], **TOLERANCE)
+            np.testing.assert_allclose(
+                rows["effect"], (found[2] - found[0]) / (found[1] - found[0]), rtol=0.02, atol=1e-3
+            )
+    # A whole state brings all that follows with it.
+    np.testing.assert_allclose(states["patched_logit"], states["source_logit"], **TOLERANCE)
+    frame = probes.patching(chain, (images, labels), (other, labels), what="addition")
+    means = additions.groupby(["stage", "block"], as_index=False)[RUNS].mean()
+    pd.testing.assert_frame_equal(frame[means.columns], means, rtol=1e-5)
+    ratios = (means["patched_logit"] - means["logit"]) / (means["source_logit"] - means["logit"])
+    np.testing.assert_allclose(frame["effect"], ratios, rtol=1e-3)
+
+
+class TestDecoder:
+    model = Decoder()
+
+    def batches(self, images=4):
+        """Sequences and others with the same padding."""
+        inputs, labels = self.model.batch(images)
+        others, _ = self.model.batch(images, seed=5)
+        return (inputs, labels), (inputs | {"ids": others["ids"]}, labels)
+
+    def expected(self, data, source, positions, block):
+        """The mean logit of the labels of every image in the run that is patched."""
+        (inputs, labels), (others, _) = data, source
+        state = self.model.run(inputs["ids"], inputs["mask"])[0][block + 1].copy()
+        of_source = self.model.run(others["ids"], others["mask"])[0][block + 1]
+        state[:, positions] = of_source[:, positions]
+        return self.mean_logit(self.model.run(None, inputs["mask"], block + 1, state)[1], labels)
+
+    def mean_logit(self, logits, labels):
+        return [
+            np.mean([row[place][y] for place, y in enumerate(own) if y >= 0])
+            for row, own in zip(logits, labels, strict=True)
+        ]
+
+    @pytest.mark.parametrize("positions", [2, [0, 3], None])
+    def test_equals_numpy(self, positions):
+        data, source = self.batches()
+        frame = probes.patching(
+            self.model.chain(), data, source, positions=positions, per_image=True
+        )
+        for block, rows in frame.groupby("block"):
+            chosen_ones = slice(None) if positions is None else positions
+            wanted = self.expected(data, source, chosen_ones, block)
+            np.testing.assert_allclose(rows["patched_logit"], wanted, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.compiled
+    def test_each_position_is_that_position(self):
+        data, source = self.batches(images=70)
+        chain = self.model.chain()
+        frame = probes.patching(chain, data, source, positions="each", per_image=True)
+        assert frame.columns.tolist() == ["stage", "block", "position", "image", *COLUMNS]
+        mask = data[0]["mask"]
+        assert len(frame) == 5 * mask.sum()
+        for (block, position), rows in frame.groupby(["block", "position"]):
+            wanted = np.array(self.expected(data, source, position, block))[mask[:, position]]
+            np.testing.assert_allclose(rows["patched_logit"], wanted, rtol=1e-4, atol=1e-5)
+        means = frame.groupby(["stage", "block", "position"], as_index=False)[RUNS].mean()
+        own = probes.patching(chain, data, source, positions="each")
+        pd.testing.assert_frame_equal(own[means.columns], means, rtol=1e-5)
+        # All blocks, positions and batches in one function.
+        made = [made for (name, *_), made in chain.compiled.items() if name == "patching"]
+        assert [function.experimental_get_tracing_count() for function in made] == [1]
+
+    def test_a_position_changes_nothing_before_it(self):
+        data, source = self.batches()
+        before = np.where(np.arange(7) < 3, data[1], -1)
+        for position, is_none in ((3, True), (1, False)):
+            frame = probes.patching(
+                self.model.chain(), (data[0], before), source, positions=position
+            )
+            assert (frame["difference"] == 0).all() == is_none
+
+    def test_all_positions_reproduce_the_other_run(self):
+        data, source = self.batches()
+        for positions in (None, range(7)):
+            frame = probes.patching(self.model.chain(), data, source, positions=positions)
+            np.testing.assert_allclose(frame["patched_logit"], frame["source_logit"], rtol=1e-5)
+            np.testing.assert_allclose(frame["effect"], 1, rtol=1e-4)
+
+    @pytest.mark.compiled
+    def test_padding_changes_nothing(self):
+        data, source = self.batches()
+        for settings in ({"positions": "each"}, {"positions": 1, "what": "addition"}):
+            few, many = (
+                probes.patching(self.model.chain(), *pair, **settings)
+                for pair in ((data, source), (with_padding(*data), with_padding(*source)))
+            )
+            pd.testing.assert_frame_equal(few, many, rtol=1e-4, atol=1e-5)
+
+    def test_the_context_stays_that_of_the_data(self):
+        (inputs, labels), (others, _) = self.batches()
+        gap = inputs["mask"] & (np.arange(7) != 1)
+        frame, own = (
+            probes.patching(self.model.chain(), (inputs, labels), (others | {"mask": mask}, labels))
+            for mask in (gap, inputs["mask"])
+        )
+        assert frame["source_logit"].iloc[0] != own["source_logit"].iloc[0]
+        assert frame["patched_logit"].iloc[0] == pytest.approx(own["patched_logit"].iloc[0])
+
+
+def test_targets():
+    net = random_network(blocks=(2,), widths=(4,), classifier_activation=None)
+    (images, labels), (others, wanted) = random_batch(net), random_batch(net, seed=3)
+    logits, of_others = net.predict(images, verbose=0), net.predict(others, verbose=0)
+    rows = np.arange(3)
+    rest = np.eye(5)[labels] > 0
+
+    def margin(z):
+        return z[rows, labels] - np.where(rest, -np.inf, z).max(axis=1)
+
+    for target, pair in {
+        "label": [z[rows, labels] for z in (logits, of_others)],
+        "source label": [z[rows, wanted] for z in (logits, of_others)],
+        "margin": [margin(z) for z in (logits, of_others)],
+        3: [z[:, 3] for z in (logits, of_others)],
+    }.items():
+        frame = probes.patching(
+            net, (images, labels), (others, wanted), target=target, per_image=True
+        )
+        found = frame[["logit", "source_logit"]].to_numpy()[:3]
+        np.testing.assert_allclose(found, np.transpose(pair), rtol=1e-4, atol=1e-5)
+
+
+def test_an_anchor_stays_that_of_the_data():
+    # x + z / 2, twice, from z = x: of the states (x, 3/2 x, 7/4 x).
+    chain = dataclasses.replace(anchored_chain(0.5, 2), outputs="logits")
+    data, source = (np.array([[[p]]], "float32") for p in ([8.0, 0], [0, 16.0]))
+    frame = probes.patching(chain, (data, [0]), (source, [0]), target=1)
+    assert frame["source_logit"].tolist() == [28] * 3
+    # The first state is the anchor; after it, the data's is added, whose second part is 0.
+    assert frame["patched_logit"].tolist() == [28, 12, 28]
+
+
+def test_the_source_is_the_next_image_of_its_batch_with_another_label():
+    net = random_network(blocks=(1,), widths=(4,))
+    images, _ = random_batch(net, images=8)
+    labels = np.array([1, 1, 2, 0, 1, 3, 3, 3])
+    data = tf.data.Dataset.from_tensor_slices((images, labels)).batch(5)
+    # The second batch has one class.
+    others = [2, 2, 3, 4, 2, 6, 7, 5]
+    frame = probes.patching(net, data, what="addition", per_image=True)
+    source = images[others], labels[others]
+    wanted = probes.patching(net, (images, labels), source, what="addition", per_image=True)
+    pd.testing.assert_frame_equal(frame, wanted, rtol=1e-5)
+    # An image on its own is its own source.
+    frame = probes.patching(net, (images[:1], labels[:1]))
+    assert frame["difference"].tolist() == [0, 0]
+    assert frame["effect"].isna().all()
+
+
+def test_what_is_refused():
+    net = random_network(blocks=1, widths=(4,))
+    images, labels = batch = random_batch(net)
+    for settings, name in (
+        ({"per_image": 1}, "per_image"),
+        ({"progress": None}, "progress"),
+        ({"what": "branch"}, "what"),
+        ({"target": "logit"}, "target"),
+        ({"target": 5}, "target"),
+        ({"positions": 0}, "positions"),  # not of states with four axes
+        ({"positions": "all"}, "positions"),
+        ({"positions": [-1]}, "positions"),
+        ({"positions": []}, "positions"),
+        ({"source": 3}, "source"),
+        ({"source": (images[:2], labels[:2])}, "source"),
+        ({"source": (np.concatenate([images] * 2), np.tile(labels, 2))}, "source"),
+        ({"source": (images[:, :4], labels)}, "source"),
+        ({"source": {"test": batch}}, "source"),
+    ):
+        with pytest.raises(ValueError, match=rf"`{name}` must .*Received: "):
+            probes.patching(net, batch, **settings)
+    with pytest.raises(ValueError, match=r"`positions` must be from 0 to 6.*Received: "):
+        probes.patching(Decoder().chain(), Decoder().batch(), positions=7)
+    values = dataclasses.replace(tfr.chain(net), outputs="values")
+    with pytest.raises(ValueError, match=r"`chain` must return classes.*Received: "):
+        probes.patching(values, batch)

@@ -1,0 +1,301 @@
+"""What every block adds to a logit, by the head linearised at the last state. TensorFlow only."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+import tensorflow as tf
+
+from tfresidual import sources
+from tfresidual.arguments import check_bool
+from tfresidual.probes.measure import check_blocks
+from tfresidual.probes.predictions import (
+    COUNTED,
+    FIRST,
+    LABEL,
+    MARGIN,
+    check_positions,
+    check_target,
+    chosen_logit,
+    frame_of,
+    joined_splits,
+    label_check,
+    labels_of,
+    logits_of,
+    over_positions,
+)
+from tfresidual.routing.batches import run_over, splits_of
+from tfresidual.routing.evaluator import check_scored
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+    from tfresidual.routing import Chain
+    from tfresidual.types import ChainSource, Data, Frame
+
+TARGETS = (LABEL, MARGIN)
+# The parts of a logit.
+FIRST_STATE, BLOCK, HEAD = "first state", "block", "head"
+VALUES = ("attribution", "logit", "deviation")
+# The largest deviation, as a share of the sum of the sizes of all products that are added up. They
+# are computed in float64, whose rounding is 1e-16 of a number.
+ALLOWED = 1e-12
+# The largest share of the gradient at other positions, in float32, that is taken for rounding.
+ALLOWED_ELSEWHERE = 1e-4
+
+
+def attribution(
+    chain: Chain | ChainSource,
+    data: Data,
+    *,
+    target: int | Literal["label", "margin"] = "label",
+    per_image: bool = False,
+    per_position: bool = False,
+    progress: bool = False,
+) -> Frame:
+    """Measures what every block adds to the logit of the label.
+
+    Let z be that logit as a function of the last state h_L, the input of the head, and g = dz/dh_L
+    its gradient there. What a block adds is F = block(h) - h. If the blocks after it add to what it
+    returns, it stands in the last state, which is a sum:
+
+        h_L = h_0 + F_0 + F_1 + ...     and so     z = <g, h_0> + <g, F_0> + <g, F_1> + ... + rest
+
+    - part `"first state"`: <g, h_0>, that of the state before the first block with a part of its
+      own. The parts of all blocks before it are in it.
+    - part `"block"`: <g, F>, for every block of which all later blocks, and it itself, have the
+      identity as their shortcut. It is NaN for all others: those of earlier stages, for instance,
+      if a block in between changes the shape of the state. Where something follows the addition,
+      such as a ReLU or a normalization, F includes what it does to the state.
+    - part `"head"`: z - <g, h_L>, what the linearised head does not explain: its biases, and how
+      far it is from being linear. It is that of the whole head, not of a block.
+
+    A head that begins with a normalization of every state by itself (layer or RMS normalization,
+    not batch normalization) returns nearly the same for h_L and 2 h_L. Then <g, h_L> is near 0: the
+    parts say which blocks turn the state towards the label and which away from it, and the part of
+    the head is nearly the whole logit.
+
+    `attribution` is over 0 if the part raises the logit. `logit` is z, the same in all rows. The
+    parts add up to it: `deviation` is the difference, |z - sum of the parts|, the rounding of
+    products in float64; a deviation over 1e-12 of the sum of their sizes is an error. The means of
+    the parts add up to the mean of the logit.
+
+    Logits of a softmax or sigmoid are read before it, if Keras stores them; otherwise the logit is
+    the logarithm of the probability p, or log(p / (1 - p)) for outputs that are labels. A single
+    output z that decides between two classes stands for the logits -z/2 and z/2.
+
+    If the network returns one row of outputs per position, `(images, positions, classes)`, an image
+    has the mean of the logits of its positions, and all means are over all positions that count:
+    left out are padding that the network masks, labels below 0, the class that the loss ignores,
+    and sample weights of 0, as in `evaluate_routes`. With `per_position`, every position has rows
+    of its own, which is defined if the head reads each position by itself.
+
+    The network runs in inference mode and is not changed. Costs a forward pass and the backward
+    pass of the head.
+
+    Example:
+
+    >>> frame = attribution(tfresidual.chain(net), test)
+    >>> bool(abs(frame["attribution"].sum() - frame["logit"].iloc[0]) < 1e-4)
+    True
+
+    Args:
+        chain: a chain, or anything that `tfresidual.chain` accepts.
+        data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
+            these by split name.
+        target: which logit: `"label"`, that of the label, or the mean of those of several labels;
+            `"margin"`, the lowest logit of a label minus the highest of another class; or the index
+            of a class, the same for all images.
+        per_image: whether to return the values of every image instead of their means.
+        per_position: whether to return the values of every position that is not left out.
+        progress: whether to show a progress bar.
+
+    Returns:
+        A `pandas.DataFrame` with the columns `stage` (from 1), `block`, `part`, `attribution`,
+        `logit` and `deviation`, in the order of the network. The block is -1 for the first state,
+        from 0 on for the blocks, and the number of blocks of the last stage for the head. If `data`
+        is a dict, `split` is the first column. With `per_image`, `image` (from 0, in the order of
+        the data) comes after `part`; with `per_position`, `image` and `position`.
+
+    Raises:
+        ValueError: if an argument cannot be used, the outputs of the network are not classes, its
+            head has no gradient, or the parts do not add up to the logit.
+
+    Reference:
+        Elhage et al. 2021, "A mathematical framework for transformer circuits", on direct effects
+        on the logits.
+    """
+    check_target(target, TARGETS)
+    check_bool("per_image", per_image)
+    check_bool("per_position", per_position)
+    check_bool("progress", progress)
+    chain = sources.chain(chain)
+    check_scored(chain)
+    check_blocks(chain)
+    # The kind of outputs is part of the name, since a copy of a chain that declares another kind
+    # shares what is compiled.
+    name = f"attribution of {target} in {chain.outputs}{' per position' if per_position else ''}"
+    function = functools.partial(_batch_values, chain, target, per_position)
+    frames = {}
+    for split, part in splits_of(data).items():
+        check = label_check(chain, target)
+        values = run_over(chain, name, function, part, progress, check=check)
+        counted, size = values.pop(COUNTED), values.pop("size")
+        _check_deviation(chain, values["deviation"][..., 0], size)
+        _check_elsewhere(chain, values.pop("elsewhere"))
+        frames[split] = frame_of(_places(chain), values, counted, per_image, per_position)
+    return joined_splits(frames)
+
+
+def first_with_part(chain):
+    """Returns the place among all blocks of a chain from which on blocks have parts of their own.
+
+    It is the number of blocks if none has.
+    """
+    place = len(chain.blocks)
+    for stage in reversed(chain.stages):
+        for block in reversed(stage.blocks):
+            is_identity = block.shortcut in (None, "identity") and not block.takes_anchor
+            if not (is_identity and block.keeps_shape):
+                return place
+            place -= 1
+        if stage.transition is not None:
+            return place
+    return place
+
+
+def _places(chain):
+    """Returns a frame with a row per part of a logit, in the order of the network."""
+    first = first_with_part(chain)
+    last = chain.stages[-1]
+    rows = [(block.stage, block.index, BLOCK) for block in chain.blocks]
+    stage = chain.blocks[first].stage if first < len(rows) else last.index
+    # After the blocks of earlier stages, and before those of its own.
+    before = sum(block.stage < stage for block in chain.blocks)
+    rows.insert(before, (stage, FIRST, FIRST_STATE))
+    rows.append((last.index, len(last.blocks), HEAD))
+    return pd.DataFrame(rows, columns=["stage", "block", "part"])
+
+
+def _batch_values(chain, target, per_position, images, labels):
+    """Returns all values of a batch, each `(images, [positions,] parts)`, by name.
+
+    In addition, `size` is what a deviation is compared with, and `elsewhere` the share of the
+    gradient of one position's logit at other positions, each `(images, [positions])`.
+    """
+    chain = chain.given(images)
+    pairs, last = chain.walk(chain.stem(images))
+    with tf.GradientTape(persistent=per_position, watch_accessed_variables=False) as tape:
+        tape.watch(last)
+        outputs = chain.head(last)
+        logits, has_several = logits_of(chain.outputs, outputs)
+        check_positions(per_position, logits)
+        read = labels_of(chain, labels, outputs, logits, has_several)
+        chosen = chosen_logit(target, logits, read.sets)
+        # Those of an image together; the images do not depend on one another.
+        logit = chosen if per_position else over_positions(chosen, read.counted)
+        by_sign = logit * _signs(logit) if per_position else logit
+    gradient = _known(chain, tape.gradient(logit, last))
+    if per_position and not (
+        len(last.shape) > 2 and last.shape[1:2].is_compatible_with(logit.shape[1:2])
+    ):
+        raise _no_positions(chain)
+    along = _along_positions if per_position else _along_images
+    wide = tf.cast(gradient, tf.float64)
+    whole, size = along(wide, last), along(tf.abs(wide), tf.abs(last))
+    first = first_with_part(chain)
+    undefined = tf.fill(tf.shape(whole), tf.constant(np.nan, tf.float64))
+    columns, parts = [], []
+    for place, (before, after) in enumerate(pairs):
+        if place < first:
+            columns.append(undefined)
+            continue
+        if place == first:
+            parts.append(along(wide, before))
+        # In float64, in which the difference of two float32 numbers is exact.
+        added = tf.cast(after, tf.float64) - tf.cast(before, tf.float64)
+        columns.append(along(wide, added))
+        parts.append(columns[-1])
+        size += along(tf.abs(wide), tf.abs(added))
+    if not parts:
+        parts.append(whole)
+    logit = tf.cast(logit, tf.float64)
+    head = logit - whole
+    deviation = tf.abs(logit - sum(parts) - head)
+    places = _places(chain)["part"].tolist()
+    columns.insert(places.index(FIRST_STATE), parts[0])
+    columns.append(head)
+    elsewhere = tf.zeros_like(whole)
+    if per_position:
+        signs = tf.cast(_signs(logit), wide.dtype)
+        signed = tf.cast(_known(chain, tape.gradient(by_sign, last)), wide.dtype)
+        elsewhere = _largest(signed - wide * _as_wide_as(signs, wide)) / (_largest(wide) + 1e-300)
+    return {
+        "attribution": tf.stack(columns, axis=-1),
+        "logit": tf.stack([logit] * len(columns), axis=-1),
+        "deviation": tf.stack([deviation] * len(columns), axis=-1),
+        "size": size + tf.abs(logit),
+        "elsewhere": elsewhere,
+        COUNTED: read.counted,
+    }
+
+
+def _known(chain, gradient):
+    if gradient is None:
+        raise ValueError(
+            "Argument `chain` must have a head with a gradient at its input; `stop_gradient`, or a "
+            f"function outside of TensorFlow, passes none. Received: {chain.name}, whose head has "
+            "none"
+        )
+    return gradient
+
+
+def _along_images(left, right):
+    """Returns the scalar products over all features of each image, `(images,)`."""
+    return tf.reduce_sum(left * tf.cast(right, left.dtype), axis=range(1, len(left.shape)))
+
+
+def _along_positions(left, right):
+    """Returns the scalar products over the features of each position, `(images, positions)`."""
+    return tf.reduce_sum(left * tf.cast(right, left.dtype), axis=range(2, len(left.shape)))
+
+
+def _signs(logit):
+    """Returns 1 or -1 for every position, in an order that has no period, `(positions,)`."""
+    golden = 0.6180339887498949
+    steps = tf.cast(tf.range(tf.shape(logit)[-1]), tf.float64) * golden
+    return tf.cast(tf.where(steps - tf.floor(steps) < 0.5, 1.0, -1.0), logit.dtype)
+
+
+def _as_wide_as(signs, values):
+    return tf.reshape(signs, [1, -1] + [1] * (len(values.shape) - 2))
+
+
+def _largest(values):
+    """Returns the largest absolute value of each position, `(images, positions)`."""
+    return tf.reduce_max(tf.abs(values), axis=range(2, len(values.shape)))
+
+
+def _check_deviation(chain, deviation, size):
+    is_over = deviation > ALLOWED * size
+    if is_over.any():
+        raise ValueError(
+            "Argument `chain` must have blocks whose changes add up to the last state; they do not "
+            f"add up to the logit. Received: {chain.name}, with a deviation of up to "
+            f"{deviation[is_over].max():.3g}"
+        )
+
+
+def _check_elsewhere(chain, elsewhere):
+    if (elsewhere > ALLOWED_ELSEWHERE).any():
+        raise _no_positions(chain)
+
+
+def _no_positions(chain):
+    return ValueError(
+        "Argument `per_position` must be False for a network whose head does not read every "
+        f"position by itself. Received: per_position=True for {chain.name}"
+    )

@@ -1,0 +1,274 @@
+"""What the head predicts from the state after every block. TensorFlow only."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import pandas as pd
+import tensorflow as tf
+
+from tfresidual import sources
+from tfresidual.arguments import check_bool
+from tfresidual.probes.measure import check_blocks
+from tfresidual.probes.predictions import (
+    COUNTED,
+    FIRST,
+    check_positions,
+    frame_of,
+    joined_splits,
+    label_check,
+    labels_of,
+    logits_of,
+    over_positions,
+)
+from tfresidual.routing.batches import run_over, splits_of
+from tfresidual.routing.evaluator import check_scored
+
+if TYPE_CHECKING:
+    from tfresidual.routing import Chain
+    from tfresidual.types import ChainSource, Data, Frame
+
+METRICS = ("cross_entropy", "rank", "probability", "kl", "agreement", "entropy")
+
+
+def lens(
+    chain: Chain | ChainSource,
+    data: Data,
+    *,
+    per_image: bool = False,
+    per_position: bool = False,
+    progress: bool = False,
+) -> Frame:
+    """Applies the head to the state after every block, and measures what it predicts there.
+
+    For language models, this is the logit lens. The states are those of one forward pass; the head
+    is applied to each of them at once, without the blocks and stages in between. (`readout` also
+    leaves a stage early, but goes on through the later stages. In the last stage, both measure the
+    same predictions.)
+
+    - `cross_entropy`: between labels and prediction, in nats, 0 or more. With several labels per
+      image, it is summed over the classes.
+    - `rank`: 1 plus the number of classes with a higher output than the label, from 1 (the
+      prediction is right) to the number of classes; an equal output counts as a half. With several
+      labels, it is 1 plus the number of classes that are no labels and have a higher output than
+      the lowest of the labels. NaN if an output is NaN or infinity.
+    - `probability`: of the label, in [0, 1]; with several labels, the lowest of theirs.
+    - `kl`: the Kullback-Leibler divergence of the prediction here from that of the network, the
+      sum over the classes of p log(p / q) with p the final prediction and q the one here, in nats,
+      0 or more, and 0 after the last block. With several labels per image, it is that of every
+      label, yes or no, summed over the labels.
+    - `agreement`: 1 if the predicted class is that of the network, otherwise 0; with n labels per
+      image, the n highest outputs. A prediction that is not finite agrees with nothing.
+    - `entropy`: of the prediction, in nats, 0 or more, summed over the labels if there are several.
+
+    All are computed per image and averaged. If the network returns one row of outputs per position,
+    `(images, positions, classes)`, they are computed per position, and averaged over all positions
+    that count: left out are padding that the network masks, labels below 0, the class that the loss
+    ignores, and sample weights of 0, as in `evaluate_routes`.
+
+    Logits of a softmax or sigmoid are read before it, if Keras stores them. The network runs in
+    inference mode and is not changed.
+
+    Example:
+
+    >>> frame = lens(tfresidual.chain(net), test)
+    >>> bool(frame["kl"].iloc[-1] == 0)
+    True
+
+    Args:
+        chain: a chain, or anything that `tfresidual.chain` accepts.
+        data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
+            these by split name.
+        per_image: whether to return the values of every image instead of their means; of outputs
+            per position, the means over the positions of the image.
+        per_position: whether to return the values of every position that is not left out.
+        progress: whether to show a progress bar.
+
+    Returns:
+        A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0, and -1 for the
+        state before the first block of the stage) and the metrics. They are NaN where the state
+        does not have the shape of the one that the head takes in the network. If `data` is a dict,
+        `split` is the first column. With `per_image`, `image` (from 0, in the order of the data)
+        comes after `block`; with `per_position`, `image` and `position`.
+
+    Raises:
+        ValueError: if an argument cannot be used, or the outputs of the network are not classes.
+
+    Reference:
+        nostalgebraist 2020, "interpreting GPT: the logit lens"; Jastrzebski et al. 2018, section
+        4.2 and fig. 5, for the last stage of a network for images.
+    """
+    check_bool("per_image", per_image)
+    check_bool("per_position", per_position)
+    check_bool("progress", progress)
+    chain = sources.chain(chain)
+    check_scored(chain)
+    check_blocks(chain)
+    # The kind of outputs is part of the name, since a copy of a chain that declares another kind
+    # shares what is compiled.
+    name = f"lens of {chain.outputs}{' per position' if per_position else ''}"
+    function = functools.partial(_batch_values, chain, per_position)
+    frames = {}
+    for split, part in splits_of(data).items():
+        values = run_over(chain, name, function, part, progress, check=label_check(chain))
+        counted = values.pop(COUNTED)
+        frames[split] = frame_of(_places(chain), values, counted, per_image, per_position)
+    return joined_splits(frames)
+
+
+def _places(chain):
+    """Returns a frame with a row per state: the first one of every stage and those after blocks."""
+    rows = [
+        (stage.index, block)
+        for stage in chain.stages
+        if stage.blocks
+        for block in (FIRST, *(block.index for block in stage.blocks))
+    ]
+    return pd.DataFrame(rows, columns=["stage", "block"])
+
+
+def _batch_values(chain, per_position, images, labels):
+    """Returns all metrics of a batch, each `(images, [positions,] states)`, by name."""
+    chain = chain.given(images)
+    pairs, last = chain.walk(chain.stem(images))
+    states = []
+    for block, (before, after) in zip(chain.blocks, pairs, strict=True):
+        states += [before, after] if block.index == 0 else [after]
+    final = chain.head(last)
+    logits, has_several = logits_of(chain.outputs, final)
+    check_positions(per_position, logits)
+    read = labels_of(chain, labels, final, logits, has_several)
+    kind = _Sigmoids if has_several else _Softmax
+    network = kind(logits, read)
+    of_network = network.metrics(network)
+
+    def metrics_of(state):
+        return kind(logits_of(chain.outputs, chain.head(state))[0], read).metrics(network)
+
+    # The head has been applied to the last state.
+    others = [
+        place
+        for place, state in enumerate(states)
+        if state is not last and state.shape[1:] == last.shape[1:]
+    ]
+    measured = {}
+    if others:
+        # A loop: the head is traced once, and the outputs of one state are kept at a time.
+        stacked = tf.map_fn(
+            metrics_of,
+            tf.stack([tf.cast(states[place], last.dtype) for place in others]),
+            parallel_iterations=1,
+            fn_output_signature=tf.TensorSpec(of_network.shape, of_network.dtype),
+        )
+        measured = dict(zip(others, tf.unstack(stacked, num=len(others)), strict=True))
+    undefined = tf.fill(tf.shape(of_network), tf.constant(float("nan"), of_network.dtype))
+    columns = [
+        of_network if state is last else measured.get(place, undefined)
+        for place, state in enumerate(states)
+    ]
+    # (..., metrics, states)
+    table = tf.stack(columns, axis=-1)
+    if not per_position:
+        table = over_positions(table, read.counted)
+    return dict(zip(METRICS, tf.unstack(table, axis=-2), strict=True)) | {COUNTED: read.counted}
+
+
+class _Softmax:
+    """The prediction of one class at one state, with few passes over all classes.
+
+    Of the logits z, it keeps z - max z, from which all else is computed.
+    """
+
+    def __init__(self, logits, read):
+        self.read = read
+        self.named = tf.argmax(logits, axis=-1)
+        # Minus infinity becomes a large number, so that its product with 0 is 0.
+        shifted = logits - tf.reduce_max(logits, axis=-1, keepdims=True)
+        self.shifted = tf.maximum(shifted, logits.dtype.min)
+        powers = tf.exp(self.shifted)
+        total = tf.reduce_sum(powers, axis=-1)
+        self.log_total = tf.math.log(total)
+        self.negative_entropy = _product(powers, self.shifted) / total - self.log_total
+        self.p = powers / total[..., None]
+        is_bounded = tf.math.is_finite(tf.reduce_min(logits, axis=-1))
+        self.is_finite = is_bounded & tf.math.is_finite(total)
+
+    def metrics(self, network):
+        """Returns the metrics, `(..., metrics)`, in the order of `METRICS`."""
+        read = self.read
+        if read.indices is None:
+            weight = tf.reduce_sum(read.rows, axis=-1)
+            cross_entropy = weight * self.log_total - _product(read.rows, self.shifted)
+            label = tf.argmax(read.rows, axis=-1)
+        else:
+            label = read.indices
+        of_label = tf.gather(self.shifted, label[..., None], batch_dims=len(label.shape))
+        log_p = of_label[..., 0] - self.log_total
+        if read.indices is not None:
+            cross_entropy = -log_p
+        # Those ahead less those behind: n - 1 if all others are ahead, 0 if all are equal.
+        balance = tf.reduce_sum(tf.sign(self.shifted - of_label), axis=-1)
+        kl = network.negative_entropy - _product(network.p, self.shifted) + self.log_total
+        return _stacked(
+            cross_entropy=cross_entropy,
+            rank=(balance + self.shifted.shape[-1] + 1) / 2,
+            probability=tf.exp(log_p),
+            # Not below 0 by rounding.
+            kl=tf.zeros_like(kl) if self is network else tf.where(kl < 0, tf.zeros_like(kl), kl),
+            agreement=tf.cast(
+                (self.named == network.named) & _both_finite(self, network), kl.dtype
+            ),
+            entropy=-self.negative_entropy,
+        )
+
+
+class _Sigmoids:
+    """The predictions of all labels at one state, each of them yes or no."""
+
+    def __init__(self, logits, read):
+        self.logits, self.read = logits, read
+        self.logs = [-tf.nn.softplus(-logits), -tf.nn.softplus(logits)]
+        self.p = [tf.exp(log) for log in self.logs]
+        # The n highest logits for n labels; of equal ones, those of the lower classes.
+        ranks = tf.argsort(tf.argsort(-logits, axis=-1, stable=True), axis=-1)
+        count = tf.reduce_sum(tf.cast(read.sets, tf.int32), axis=-1, keepdims=True)
+        self.named = ranks < count
+        self.is_finite = tf.reduce_all(tf.math.is_finite(logits), axis=-1)
+
+    def metrics(self, network):
+        """Returns the metrics, `(..., metrics)`, in the order of `METRICS`."""
+        read, logits = self.read, self.logits
+        infinite = tf.constant(float("inf"), logits.dtype)
+        lowest = tf.reduce_min(tf.where(read.sets, logits, infinite), axis=-1, keepdims=True)
+        # 2 for every other class ahead of the lowest label, 1 for each that is level with it.
+        balance = tf.where(read.sets, tf.zeros_like(logits), 1 + tf.sign(logits - lowest))
+        log_p = tf.where(read.sets, self.logs[0], tf.zeros_like(logits))
+        agrees = tf.reduce_all(self.named == network.named, axis=-1)
+        differences = [own - log for own, log in zip(network.logs, self.logs, strict=True)]
+        return _stacked(
+            cross_entropy=-_expected([read.rows, 1 - read.rows], self.logs),
+            rank=1 + tf.reduce_sum(balance, axis=-1) / 2,
+            probability=tf.exp(tf.reduce_min(log_p, axis=-1)),
+            kl=_expected(network.p, differences),
+            agreement=tf.cast(agrees & _both_finite(self, network), logits.dtype),
+            entropy=-_expected(self.p, self.logs),
+        )
+
+
+def _product(left, right):
+    return tf.reduce_sum(left * right, axis=-1)
+
+
+def _expected(shares, logs):
+    """Returns the sum of logarithms times their shares; a share of 0 adds nothing."""
+    products = map(tf.math.multiply_no_nan, logs, shares)
+    return sum(tf.reduce_sum(product, axis=-1) for product in products)
+
+
+def _both_finite(one, other):
+    return one.is_finite & other.is_finite
+
+
+def _stacked(**values):
+    return tf.stack([values[name] for name in METRICS], axis=-1)

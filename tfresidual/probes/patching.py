@@ -1,0 +1,399 @@
+"""What the state of one run does in another. TensorFlow only."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import TYPE_CHECKING
+
+import keras
+import numpy as np
+import pandas as pd
+import tensorflow as tf
+
+from tfresidual import sources
+from tfresidual.arguments import check_bool, check_choice, check_ints, is_int
+from tfresidual.machine.console import progress_bar
+from tfresidual.probes.measure import check_blocks
+from tfresidual.probes.predictions import (
+    FIRST,
+    LABEL,
+    MARGIN,
+    SOURCE_LABEL,
+    check_target,
+    chosen_logit,
+    joined_splits,
+    label_check,
+    labels_of,
+    logits_of,
+    over_positions,
+    weighted_mean,
+)
+from tfresidual.routing.batches import batches_of, check_once, rebatched, splits_of
+from tfresidual.routing.evaluator import MOST_IMAGES, check_scored
+from tfresidual.routing.images import check_images, key_of, sliced, spec_of
+from tfresidual.routing.positions import valid_positions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Literal
+
+    from tfresidual.routing import Chain
+    from tfresidual.types import ChainSource, Data, Frame
+
+TARGETS = (LABEL, MARGIN, SOURCE_LABEL)
+EACH = "each"
+# What is put in.
+STATE, ADDITION = "state", "addition"
+RUNS = ("logit", "source_logit", "patched_logit")
+
+
+def patching(
+    chain: Chain | ChainSource,
+    data: Data,
+    source: Data | None = None,
+    *,
+    what: Literal["state", "addition"] = "state",
+    positions: int | Sequence[int] | Literal["each"] | None = None,
+    target: int | Literal["label", "margin", "source label"] = "label",
+    per_image: bool = False,
+    progress: bool = False,
+) -> Frame:
+    """Puts the state of one run into another, at every block, and measures what that does.
+
+    The network runs on the images of the data. After one block, the state, or its part at some
+    positions, is replaced by the one that the network has there for the image of the source at the
+    same place, and the rest of the network follows. With `what="addition"`, it is what the block
+    adds that is replaced, F = block(h) - h: the block returns h + F with h of the data and F of the
+    source. In the words of causal tracing: the source is the clean run and the data the corrupted
+    one, if the state is to restore what the data lost.
+
+    - `logit`: in the run on the data, as it is.
+    - `source_logit`: in the run on the source.
+    - `patched_logit`: in the run on the data with the state of the source.
+    - `difference`: `patched_logit` minus `logit`.
+    - `effect`: `difference` divided by `source_logit` minus `logit`: 0 if the state changes
+      nothing, 1 if it carries all that distinguishes the runs. Without `per_image`, it is a ratio
+      of means. NaN if the logits of both runs are the same.
+
+    If the whole state is put in, the rest of the network computes what it does in the run on the
+    source, and all effects are 1, unless it reads something else: the context of the images, such
+    as their padding, and the input of the stage in properly convergent stages, stay those of the
+    data.
+
+    If the network returns one row of outputs per position, the logit of an image is the mean over
+    its positions that count: labels below 0 leave out the others, and so do padding that the
+    network masks, the class that the loss ignores, and sample weights of 0. Logits of a softmax or
+    sigmoid are read before it, if Keras stores them; otherwise the logit is the logarithm of the
+    probability p, or log(p / (1 - p)) for outputs that are labels. A single output z that decides
+    between two classes stands for the logits -z/2 and z/2.
+
+    All blocks are patched in one pass over the network, in which the patched runs are a growing
+    batch: every block is compiled once, and costs as much as all blocks before it were patched.
+
+    Example:
+
+    >>> frame = patching(tfresidual.chain(net), (images, labels), (images[::-1], labels[::-1]))
+    >>> round(frame["effect"].iloc[0], 3), round(frame["effect"].iloc[-1], 3)
+    (1.0, 1.0)
+
+    Args:
+        chain: a chain, or anything that `tfresidual.chain` accepts.
+        data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
+            these by split name.
+        source: the same, with as many images of the same shapes in the order of the data. By
+            default, the source of an image is the next one of its batch that has other labels,
+            where the first one follows the last; if there is none, it is the next one.
+        what: `"state"`, or `"addition"` for what a block adds.
+        positions: which positions of the states `(images, positions, features)` are put in: `None`
+            for the whole state, whatever its shape; the index of one; the indices of several, which
+            are put in together; or `"each"`, for one after the other.
+        target: which logit: `"label"`, that of the label of the data, or the mean of those of
+            several labels; `"source label"`, that of the label of the source; `"margin"`, the
+            lowest logit of a label minus the highest of another class, in each run; or the index of
+            a class.
+        per_image: whether to return the values of every image instead of their means.
+        progress: whether to show a progress bar.
+
+    Returns:
+        A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0, and -1 for the
+        state before the first block), `logit`, `source_logit`, `patched_logit`, `difference` and
+        `effect`. With `what="addition"`, there is no block -1, and the last three are NaN for
+        blocks that change the shape of the state. If `data` is a dict, `split` is the first column.
+        With `positions="each"`, `position` comes after `block`; a position that is padding in an
+        image is left out for that image. With `per_image`, `image` follows (from 0, in the order of
+        the data).
+
+    Raises:
+        ValueError: if an argument cannot be used, the outputs of the network are not classes, or
+            its states have no such positions.
+
+    Reference:
+        Vig et al. 2020, https://arxiv.org/abs/2004.12265; Meng et al. 2022,
+        https://arxiv.org/abs/2202.05262, section 2.
+    """
+    check_choice("what", what, (STATE, ADDITION))
+    check_target(target, TARGETS)
+    if positions is not None and positions != EACH:
+        positions = check_ints("positions", [positions] if is_int(positions) else positions, 0)
+    check_bool("per_image", per_image)
+    check_bool("progress", progress)
+    chain = sources.chain(chain)
+    check_scored(chain)
+    check_blocks(chain)
+    if chain.prepare is not None:
+        chain.prepare()
+    parts, others = splits_of(data), splits_of(source)
+    if source is not None and set(parts) != set(others):
+        raise ValueError(
+            "Argument `source` must have the splits of `data`. "
+            f"Received: splits {list(others)!r} for {list(parts)!r}"
+        )
+    frames = {}
+    for split, part in parts.items():
+        values = _values_of(chain, part, others.get(split), what, positions, target, progress)
+        frames[split] = _frame(chain, values, what, positions == EACH, per_image)
+    return joined_splits(frames)
+
+
+def _values_of(chain, data, source, what, positions, target, progress):
+    """Returns the values of all images, arrays `(images, [positions,] states)` by name.
+
+    `valid` says which positions of an image are not padding, `(images, positions)`.
+    """
+    at_once = max(1, MOST_IMAGES // (len(chain.blocks) + 2))
+    check, compiled, parts = label_check(chain, target), None, []
+    chosen = tf.constant((), tf.int32) if positions in (None, EACH) else tf.constant(positions)
+    with progress_bar("patching" if progress else None, None) as advance:
+        for batch in _pairs(chain, data, source, at_once):
+            images, labels, source_images, source_labels = batch
+            if compiled is None:
+                check_images(chain, images)
+                check_once(chain, images)
+                if positions is not None:
+                    _check_positions(chain, sliced(images, slice(1)), positions)
+                compiled = _compiled(chain, what, positions, target, batch)
+            check(images, labels)
+            check(source_images, source_labels)
+            values = compiled(*batch, chosen)
+            parts.append({name: value.numpy() for name, value in values.items()})
+            advance(1)
+    if not parts:
+        raise ValueError(
+            f"Argument `data` must hold at least one batch with images. Received: data={data!r}"
+        )
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _pairs(chain, data, source, at_once):
+    """Yields images and labels of the data, and images and labels of the source for them."""
+    batches, _ = batches_of(data, chain)
+    if source is None:
+        yield from rebatched(_with_next(batches), at_once)
+        return
+    others = rebatched(_batches_of_source(chain, source), at_once)
+    for own, other in itertools.zip_longest(rebatched(batches, at_once), others):
+        counts = [0 if part is None else len(part[1]) for part in (own, other)]
+        if counts[0] != counts[1]:
+            raise ValueError(
+                "Argument `source` must hold as many images as `data`. Received: "
+                f"{'more' if counts[1] > counts[0] else 'fewer'} images"
+            )
+        specs = [[spec_of(part) for part in pair] for pair in (own, other)]
+        if specs[0] != specs[1]:
+            raise ValueError(
+                "Argument `source` must hold images and labels of the shapes and dtypes of those "
+                f"of `data`. Received: {specs[1]} for {specs[0]}"
+            )
+        yield *own, *other
+
+
+def _batches_of_source(chain, source):
+    try:
+        yield from batches_of(source, chain)[0]
+    except ValueError as error:
+        said = str(error).replace("`data`", "`source`").replace("data=", "source=")
+        raise ValueError(said) from error
+
+
+def _with_next(batches):
+    """Yields batches with, for every image, the next one of its batch that has other labels."""
+    for images, labels in batches:
+        count = len(labels)
+        rows = np.asarray(labels).reshape(count, -1)
+        differs = (rows[:, None] != rows[None]).any(axis=-1)
+        # For every image all images, from the next one on.
+        order = (np.arange(count)[:, None] + np.arange(1, count + 1)) % count
+        first = np.take_along_axis(differs, order, axis=1).argmax(axis=1)
+        gather = functools.partial(tf.gather, indices=order[np.arange(count), first])
+        yield images, labels, *keras.tree.map_structure(gather, (images, labels))
+
+
+def _check_positions(chain, image, positions):
+    """Raises a `ValueError` unless all states have the positions asked for."""
+    given = chain.given(image)
+    state = given.stem(image)
+    pairs, _ = given.walk(state)
+    shapes = [tuple(state.shape[1:]) for state in (state, *(after for _, after in pairs))]
+    if any(len(shape) != 2 for shape in shapes) or len({shape[0] for shape in shapes}) > 1:
+        raise ValueError(
+            "Argument `positions` must be None for a network whose states are not all "
+            "`(images, positions, features)` with the same positions. "
+            f"Received: positions={positions!r} for {chain.name}, with states of shape "
+            f"{', '.join(map(str, dict.fromkeys(shapes)))}"
+        )
+    count = shapes[0][0]
+    if positions != EACH and max(positions) >= count:
+        raise ValueError(
+            f"Argument `positions` must be from 0 to {count - 1}. Received: positions={positions!r}"
+        )
+
+
+def _compiled(chain, what, positions, target, batch):
+    signature = [*map(spec_of, batch), tf.TensorSpec([None], tf.int32)]
+    kind = positions if positions in (None, EACH) else "some"
+    key = ("patching", chain.outputs, what, kind, target, *key_of(signature))
+    if key not in chain.compiled:
+        function = functools.partial(_batch_values, chain, what, kind, target)
+        chain.compiled[key] = tf.function(function, input_signature=signature, autograph=False)
+    return chain.compiled[key]
+
+
+def _batch_values(
+    chain, what, kind, target, images, labels, source_images, source_labels, positions
+):
+    """Returns the logits of all runs of a batch by name, see `RUNS`, `counted` and `valid`.
+
+    The patched logits are `(images, positions, states)` if every position is put in on its own,
+    otherwise `(images, states)`; the others are `(images,)`.
+    """
+    source = chain.given(source_images)
+    first = source.stem(source_images)
+    pairs, last = source.walk(first)
+    chain = chain.given(images)
+    outputs = source.head(last)
+    logits, has_several = logits_of(chain.outputs, outputs)
+    read = labels_of(chain, labels, outputs, logits, has_several)
+    sets = read.sets
+    if target == SOURCE_LABEL:
+        sets = labels_of(source, source_labels, outputs, logits, has_several).sets
+
+    def logit_of(logits):
+        return over_positions(chosen_logit(target, logits, sets), read.counted)
+
+    def patched(mask):
+        """Returns the logits of the run as it is and of those patched, `(1 + states, images)`."""
+
+        def patch(before, after, others):
+            """Returns the state after a block, with that of the source in it."""
+            other_before, other = others
+            if what == ADDITION:
+                other = tf.cast(before, other.dtype) + (other - other_before)
+            other = tf.cast(other, after.dtype)
+            return other if mask is None else tf.where(mask[:, None], other, after)
+
+        def logit_at(state):
+            return logit_of(logits_of(chain.outputs, chain.head(state))[0])
+
+        lasts = _run(chain, images, first if what == STATE else None, pairs, patch)
+        spec = tf.TensorSpec(None, logits.dtype)
+        return tf.map_fn(logit_at, lasts, parallel_iterations=1, fn_output_signature=spec)
+
+    values = {"source_logit": logit_of(logits)}
+    count = tf.shape(first)[1] if kind is not None else None
+    if kind == EACH:
+        masks = tf.eye(count, dtype=tf.bool)
+        found = tf.map_fn(
+            patched,
+            masks,
+            parallel_iterations=1,
+            fn_output_signature=tf.TensorSpec(None, logits.dtype),
+        )
+        values["logit"] = found[0, 0]
+        values["patched_logit"] = tf.transpose(found[:, 1:], (2, 0, 1))
+        values["valid"] = valid_positions(chain, first)
+    else:
+        is_chosen = None
+        if kind is not None:
+            is_chosen = tf.reduce_any(tf.range(count)[:, None] == positions, axis=1)
+        found = patched(is_chosen)
+        values["logit"] = found[0]
+        values["patched_logit"] = tf.transpose(found[1:])
+    counted = tf.reshape(read.counted, (tf.shape(first)[0], -1))
+    return values | {"counted": tf.reduce_any(counted, axis=1)}
+
+
+def _run(chain, images, first, pairs, patch):
+    """Returns the last states of the run as it is and of those patched, a leading axis of runs.
+
+    Args:
+        chain: the chain for these images, see `Chain.given`.
+        images: the images.
+        first: the first state of the source, or `None` if that is not put in.
+        pairs: its states before and after every block.
+        patch: `patch(before, after, pair) -> after`.
+    """
+    # The runs one after the other: the one as it is, and those patched so far.
+    runs, count, pairs = chain.stem(images), 1, iter(pairs)
+    size = tf.shape(runs)[0]
+    if first is not None:
+        runs, count = tf.concat([runs, patch(None, runs, (None, first))], axis=0), 2
+    for place, stage in enumerate(chain.stages):
+        if stage.transition is not None:
+            runs = chain.times(count).stages[place].transition(runs)
+        anchor = runs
+        for index in range(len(stage.blocks)):
+            block = chain.times(count).stages[place].blocks[index]
+            before, runs, pair = runs[:size], block(runs, anchor), next(pairs)
+            # What is not defined leaves the run as it is.
+            is_defined = first is not None or block.keeps_shape
+            new = patch(before, runs[:size], pair) if is_defined else runs[:size]
+            runs = tf.concat([runs, new], axis=0)
+            anchor = tf.concat([anchor, anchor[:size]], axis=0) if block.keeps_shape else runs
+            count += 1
+    return tf.reshape(runs, tf.concat([[count, size], tf.shape(runs)[1:]], axis=0))
+
+
+def _frame(chain, values, what, is_each, per_image):
+    """Returns the frame of one split."""
+    rows = [(block.stage, block.index) for block in chain.blocks]
+    is_defined = [what == STATE or block.keeps_shape for block in chain.blocks]
+    if what == STATE:
+        rows, is_defined = [(rows[0][0], FIRST), *rows], [True, *is_defined]
+    places = pd.DataFrame(rows, columns=["stage", "block"])
+    counted, patched = values["counted"], values["patched_logit"].astype(float)
+    patched[..., ~np.array(is_defined)] = np.nan
+    images = len(patched)
+    # (images, states, positions)
+    patched = patched.transpose(0, 2, 1) if is_each else patched[..., None]
+    valid = values["valid"] if is_each else np.ones((images, 1), bool)
+    weights = (valid & counted[:, None]).astype(float)
+    logits = [np.broadcast_to(values[name][:, None, None], patched.shape) for name in RUNS[:2]]
+    runs = dict(zip(RUNS, [*(logit.astype(float) for logit in logits), patched], strict=True))
+    shown = np.flatnonzero(valid.any(axis=0))
+    parts = []
+    for position in shown:
+        part = places.assign(position=position) if is_each else places
+        if per_image:
+            chosen = np.flatnonzero(valid[:, position])
+            part = part.loc[np.repeat(part.index, len(chosen))].assign(
+                image=np.tile(chosen, len(part)),
+                **{name: run[chosen, :, position].T.ravel() for name, run in runs.items()},
+            )
+        else:
+            part = part.assign(
+                **{
+                    name: weighted_mean(run[..., position], weights[:, position])
+                    for name, run in runs.items()
+                }
+            )
+        parts.append(part)
+    frame = pd.concat(parts)
+    keys = [key for key in ("position", "image") if key in frame]
+    # In the order of the network, and in each state of the positions.
+    frame = frame.reset_index(names="place").sort_values(["place", *keys], kind="stable")
+    frame = frame.drop(columns="place").reset_index(drop=True)
+    frame["difference"] = frame["patched_logit"] - frame["logit"]
+    whole = frame["source_logit"] - frame["logit"]
+    frame["effect"] = frame["difference"] / whole.where(whole != 0)
+    return frame

@@ -1,0 +1,254 @@
+"""Logits, labels and means over examples, as `lens`, `attribution` and `patching` read them.
+
+An example is an image, or, if the outputs are `(images, positions, classes)`, one position of an
+image whose label counts, see `tfresidual.routing.positions`.
+TensorFlow only.
+"""
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import tensorflow as tf
+from keras import backend
+
+from tfresidual.arguments import is_int
+from tfresidual.routing.labels import check_prepared
+from tfresidual.routing.outputs import LOGITS, OUTPUTS, is_binary, named_outputs
+from tfresidual.routing.positions import counted, shape_of_outputs
+
+# What a logit can be chosen by, beside the index of a class.
+LABEL, MARGIN, SOURCE_LABEL = "label", "margin", "source label"
+# The block index of the state before the first block of a stage.
+FIRST = -1
+COUNTED = "counted"
+
+
+def logits_of(kind, outputs):
+    """Returns the logits of the outputs of a head, and whether an example has several labels.
+
+    The logits of probabilities are what Keras stores with the outputs of a softmax or a sigmoid,
+    if that is known, and otherwise their logarithms (log(p / (1 - p)) for several labels). A single
+    output z that decides between two classes gives the logits -z/2 and z/2.
+
+    Args:
+        kind: the kind of the outputs, see `tfresidual.routing.Chain`.
+        outputs: `(images, classes)` or `(images, positions, classes)`.
+
+    Returns:
+        A tuple of the logits, `(..., classes)`, in float32 or float64, and a bool.
+    """
+    if len(outputs.shape) not in (2, 3):
+        raise ValueError(
+            "Argument `chain` must return one row of outputs per image, or per image and position. "
+            f"Received: outputs of shape {tuple(outputs.shape)}"
+        )
+    named = named_outputs(outputs)
+    is_known = LOGITS in named or kind.endswith("logits")
+    logits = tf.convert_to_tensor(named.get(LOGITS, named[OUTPUTS]))
+    logits = tf.cast(logits, backend.result_type(logits.dtype, "float32"))
+    is_single = is_binary(kind, logits.shape[-1])
+    if not is_known:
+        p, logits = logits, _logarithm(logits)
+        if kind.startswith("label"):
+            logits -= _logarithm(1 - p)
+    if is_single:
+        logits = tf.concat([-logits / 2, logits / 2], axis=-1)
+    return logits, kind.startswith("label") and not is_single
+
+
+def _logarithm(probabilities):
+    # Raised to a minimum, so that it is finite.
+    return tf.math.log(tf.maximum(probabilities, tf.cast(1e-37, probabilities.dtype)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Labels:
+    """The labels of a batch.
+
+    Attributes:
+        rows: the weights of the classes, `(..., classes)`, 0 or more.
+        sets: bool, which classes are the labels, `(..., classes)`: if the classes exclude one
+            another the one with the highest weight, otherwise all with a weight over 1/2.
+        counted: bool, which examples count, `(images,)` or `(images, positions)`.
+        indices: the classes, `(...)`, if the data has one class per example; otherwise `None`.
+    """
+
+    rows: tf.Tensor
+    sets: tf.Tensor
+    counted: tf.Tensor
+    indices: tf.Tensor | None = None
+
+
+def labels_of(chain, labels, outputs, logits, has_several):
+    """Returns the `Labels` of a batch.
+
+    Args:
+        chain: the chain for the images of the batch, see `Chain.given`.
+        labels: class indices or rows, as `tfresidual.routing.labels.prepared_labels` returns them.
+        outputs: what the head returns, `(images, classes)` or `(images, positions, classes)`.
+        logits, has_several: what `logits_of` returns of it.
+    """
+    number, examples = outputs.shape[-1], tf.shape(logits)[:-1]
+    is_row = len(labels.shape) == len(outputs.shape) and labels.shape[-1] == number > 1
+    is_counted = tf.ones(examples, tf.bool)
+    if len(outputs.shape) == 3:
+        is_counted = counted(labels, number)
+    labels = tf.cast(labels, logits.dtype)
+    # A hinge loss labels the other class -1; positions that are left out have -1 or NaN.
+    labels = tf.where(labels >= 0, labels, tf.zeros_like(labels))
+    indices = None
+    if is_row:
+        rows = labels
+    elif is_binary(chain.outputs, number):
+        labels = tf.reshape(labels, examples)
+        rows = tf.stack([1 - labels, labels], axis=-1)
+    else:
+        indices = tf.cast(tf.reshape(labels, examples), tf.int32)
+        rows = tf.one_hot(indices, logits.shape[-1], dtype=logits.dtype)
+    if has_several:
+        return Labels(rows, rows > 0.5, is_counted)
+    named = tf.one_hot(tf.argmax(rows, axis=-1), logits.shape[-1], on_value=True, off_value=False)
+    return Labels(rows, named, is_counted, indices)
+
+
+def label_check(chain, target=None):
+    """Returns a check of a batch: that labels, and the class chosen by `target`, fit the outputs.
+
+    Args:
+        chain: a `tfresidual.routing.Chain`.
+        target: what `check_target` accepts, or `None`.
+
+    Returns:
+        A function `(images, labels)` that raises a `ValueError`.
+    """
+
+    def check(images, labels):
+        shape = shape_of_outputs(chain, images)
+        classes = 2 if is_binary(chain.outputs, shape[-1]) else shape[-1]
+        if is_int(target) and target >= classes:
+            raise ValueError(
+                f"Argument `target` must be a class from 0 to {classes - 1}. "
+                f"Received: target={target!r}"
+            )
+        check_prepared(chain, labels, shape)
+
+    return check
+
+
+def check_target(target, choices):
+    """Raises a `ValueError` unless a logit can be chosen by `target`.
+
+    Args:
+        target: one of the choices, or the index of a class.
+        choices: names.
+    """
+    is_class = is_int(target) and target >= 0
+    if not (is_class or (isinstance(target, str) and target in choices)):
+        listed = ", ".join(map(repr, choices))
+        raise ValueError(
+            f"Argument `target` must be one of {listed} or the index of a class, 0 or more. "
+            f"Received: target={target!r}"
+        )
+
+
+def chosen_logit(target, logits, sets):
+    """Returns the logit of every example that is chosen by `target`, `(...)`.
+
+    Args:
+        target: `"label"`, the logit of the label, with several labels the mean of theirs, 0
+            without any;
+            `"margin"`, the lowest logit of a label minus the highest of another class; or the index
+            of a class.
+        logits: `(..., classes)`.
+        sets: bool, which classes are the labels, `(..., classes)`.
+    """
+    if is_int(target):
+        return logits[..., int(target)]
+    if target == MARGIN:
+        infinite = tf.constant(np.inf, logits.dtype)
+        lowest = tf.reduce_min(tf.where(sets, logits, infinite), axis=-1)
+        return lowest - tf.reduce_max(tf.where(sets, -infinite, logits), axis=-1)
+    chosen = tf.reduce_sum(tf.where(sets, logits, tf.zeros_like(logits)), axis=-1)
+    # 0 without a label: a quotient that is NaN would make all gradients NaN.
+    return tf.math.divide_no_nan(chosen, tf.reduce_sum(tf.cast(sets, logits.dtype), axis=-1))
+
+
+def over_positions(values, counted):
+    """Returns the means over the positions of each image that count, NaN if none does.
+
+    Args:
+        values: `(images, positions, ...)`, or `(images, ...)`, which is returned as it is.
+        counted: bool, `(images, positions)` or `(images,)`.
+    """
+    if len(counted.shape) == 1:
+        return values
+    weights = tf.reshape(counted, tf.concat([tf.shape(counted), [1] * (values.shape.rank - 2)], 0))
+    sums = tf.reduce_sum(tf.where(weights, values, tf.zeros_like(values)), axis=1)
+    return sums / tf.reduce_sum(tf.cast(weights, values.dtype), axis=1)
+
+
+def check_positions(per_position, logits):
+    """Raises a `ValueError` if rows per position are asked for and the outputs have none."""
+    if per_position and len(logits.shape) == 2:
+        raise ValueError(
+            "Argument `per_position` must be False for a network with one row of outputs per "
+            "image. Received: per_position=True"
+        )
+
+
+def frame_of(places, values, counted, per_image=False, per_position=False):
+    """Returns a frame with a row per place, of means or of the values of examples.
+
+    Args:
+        places: a `pandas.DataFrame` with a row per place.
+        values: dict of arrays `(images, places)`; `(images, positions, places)` with
+            `per_position`.
+        counted: bool, which examples count, `(images,)` or `(images, positions)`.
+        per_image: whether every image has rows of its own.
+        per_position: whether every position that counts has.
+
+    Returns:
+        The `pandas.DataFrame` of places, with the columns `image` and `position` as asked, and one
+        column per value. Means are over examples, in float64.
+    """
+    if per_position:
+        images, positions = np.nonzero(counted)
+        frame = _repeated(places, len(images))
+        frame["image"] = np.tile(images, len(places))
+        frame["position"] = np.tile(positions, len(places))
+        return frame.assign(**{name: value[counted].T.ravel() for name, value in values.items()})
+    if per_image:
+        frame = _repeated(places, len(counted))
+        frame["image"] = np.tile(np.arange(len(counted)), len(places))
+        return frame.assign(**{name: value.T.ravel() for name, value in values.items()})
+    weights = counted.reshape(len(counted), -1).sum(axis=1).astype(float)
+    columns = {name: weighted_mean(value, weights) for name, value in values.items()}
+    return places.assign(**columns)
+
+
+def weighted_mean(values, weights):
+    """Returns the means over the first axis, in float64, without values whose weight is 0."""
+    is_counted = weights > 0
+    weights, values = weights[is_counted], np.asarray(values[is_counted], np.float64)
+    if not len(weights):
+        return np.full(values.shape[1:], np.nan)
+    # Infinite values of networks that explode.
+    with np.errstate(invalid="ignore"):
+        return np.tensordot(weights / weights.sum(), values, axes=1)
+
+
+def _repeated(places, count):
+    return places.loc[np.repeat(places.index, count)].reset_index(drop=True)
+
+
+def joined_splits(frames):
+    """Returns the frames of all splits as one, with the column `split` first if they have names.
+
+    Args:
+        frames: dict of frames by the name of the split, or with the key `None`.
+    """
+    for split, frame in frames.items():
+        if split is not None:
+            frame.insert(0, "split", split)
+    return pd.concat(frames.values(), ignore_index=True)
