@@ -382,7 +382,7 @@ def train(out, backend, **given):
     metavar="NAME",
     help=f"May be given several times: {', '.join(PROBES)}. The indices come with the read-outs, "
     "drops and repetitions they are taken from.  [default: all that the network has blocks for, "
-    "except line_element, which takes long]",
+    "except line_element and patching, which take long]",
 )
 @click.option(
     "--split",

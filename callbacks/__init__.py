@@ -1,10 +1,12 @@
 """Callbacks for `model.fit` that run probes and publish their numbers in `logs`."""
 
+from tfresidual.callbacks.attribution import Attribution
 from tfresidual.callbacks.block_metrics import BlockMetrics
 from tfresidual.callbacks.borderline import Borderline
 from tfresidual.callbacks.convergence_indices import ConvergenceIndices
 from tfresidual.callbacks.drop_blocks import DropBlocks
 from tfresidual.callbacks.export_for_probing import ExportForProbing
+from tfresidual.callbacks.lens import Lens
 from tfresidual.callbacks.lipschitz import Lipschitz
 from tfresidual.callbacks.perturbation import Perturbation
 from tfresidual.callbacks.probe_callback import ProbeCallback
@@ -12,11 +14,13 @@ from tfresidual.callbacks.readout import Readout
 from tfresidual.callbacks.signal_propagation import SignalPropagation
 
 __all__ = [
+    "Attribution",
     "BlockMetrics",
     "Borderline",
     "ConvergenceIndices",
     "DropBlocks",
     "ExportForProbing",
+    "Lens",
     "Lipschitz",
     "Perturbation",
     "ProbeCallback",

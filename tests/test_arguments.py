@@ -196,6 +196,17 @@ CALLS = {
         lambda chain, **a: probes.first_order(chain, DATA, **a),
         {"bool": ["per_image", "progress"], "number": ["memory_limit"]},
     ),
+    **{
+        f"probes.{name}": (
+            lambda chain, name=name, **a: getattr(probes, name)(chain, DATA, **a),
+            {"bool": ["per_image", "per_position", "progress"]},
+        )
+        for name in ("lens", "attribution")
+    },
+    "probes.patching": (
+        lambda chain, **a: probes.patching(chain, DATA, **a),
+        {"bool": ["per_image", "progress"]},
+    ),
     "probes.repeat_last_block": (
         lambda chain, **a: probes.repeat_last_block(chain, DATA, **a),
         {"int": ["times"], "bool": ["block_metrics", "progress"], "number": ["memory_limit"]},
@@ -250,10 +261,12 @@ CALLS = {
             {"int": ["every", *more.get("int", [])], "number": more.get("number", [])},
         )
         for name, more in {
+            "Attribution": {},
             "BlockMetrics": {},
             "Borderline": {"int": ["blocks"], "number": ["probability"]},
             "ConvergenceIndices": {"int": ["times"], "number": ["chance"]},
             "DropBlocks": {},
+            "Lens": {},
             "Perturbation": {"number": ["epsilon"]},
             "Readout": {},
             "SignalPropagation": {},

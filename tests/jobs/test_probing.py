@@ -23,6 +23,8 @@ FRAMES = {
     "block_metrics": ["block_metrics", "computational_distance"],
     "first_order": ["first_order"],
     "readout": ["readout"],
+    "lens": ["lens"],
+    "attribution": ["attribution"],
     "drop_blocks": ["drop_blocks"],
     "repeat_last_block": ["repetition_metrics", "trained_blocks"],
     "shuffle_blocks": ["shuffle_blocks"],
@@ -32,6 +34,7 @@ FRAMES = {
     "effective_parameters": ["effective_parameters", "weight_deviations"],
     "fixed_point": ["fixed_point"],
     "line_element": ["line_element", "path_lengths"],
+    "patching": ["patching"],
 }
 # Frames of what the weights alone tell.
 WITHOUT_IMAGES = ("effective_parameters", "weight_deviations")
@@ -68,6 +71,8 @@ def test_frames_are_those_of_the_probe(run, test_images, tmp_path, name):
         "block_metrics": lambda c, d: probes.block_metrics(c, d),
         "first_order": lambda c, d: probes.first_order(c, d),
         "readout": lambda c, d: probes.readout(c, d),
+        "lens": lambda c, d: probes.lens(c, d),
+        "attribution": lambda c, d: probes.attribution(c, d),
         "drop_blocks": lambda c, d: probes.drop_blocks(c, d),
         "repeat_last_block": lambda c, d: probes.repeat_last_block(c, d, times=2, scale=0.5),
         "shuffle_blocks": lambda c, d: probes.shuffle_blocks(c, d),
@@ -79,6 +84,7 @@ def test_frames_are_those_of_the_probe(run, test_images, tmp_path, name):
         "effective_parameters": lambda c, d: probes.effective_parameters(c),
         "fixed_point": lambda c, d: probes.fixed_point(c, d, times=2),
         "line_element": lambda c, d: probes.line_element(c, d),
+        "patching": lambda c, d: probes.patching(c, d, what="addition"),
     }[name](tfr.chain(run[0] / "model.keras"), test_images)
     pd.testing.assert_frame_equal(frames[FRAMES[name][0]], expected, rtol=1e-4, atol=1e-5)
 
@@ -87,9 +93,10 @@ def test_everything_by_default_beside_the_network(run, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(run[0], folder)
     frames, paths = probing.probe(folder, splits=("train", "test"), images=32)
-    others = {name: names for name, names in FRAMES.items() if name != "line_element"}
+    named_only = ("line_element", "patching")
+    others = {name: names for name, names in FRAMES.items() if name not in named_only}
     assert set(frames) >= {name for names in others.values() for name in names}
-    assert not set(frames) & set(FRAMES["line_element"])
+    assert not set(frames) & {frame for name in named_only for frame in FRAMES[name]}
     assert {path.parent for path in paths} == {folder / "probes"}
     of_images = [frame for name, frame in frames.items() if name not in WITHOUT_IMAGES]
     assert all(list(frame["split"].unique()) == ["train", "test"] for frame in of_images)

@@ -47,6 +47,7 @@ FRAMES = [
     "drop_blocks",
     "effective_parameters",
     "first_order",
+    "lens",
     "readout",
     "repeat_last_block",
     "repetition_metrics",

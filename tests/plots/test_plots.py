@@ -39,8 +39,9 @@ ROUTE_FIGURES = (
     "repetition_metrics",
     "shuffle_blocks",
 )
-# Those that draw many networks, or how one is built and trained; their tests stand elsewhere.
+# Those whose tests stand elsewhere.
 NETWORK_FIGURES = (
+    "attribution",
     "depth_search",
     "deviation_of_runs",
     "error_against_indices",
@@ -49,10 +50,12 @@ NETWORK_FIGURES = (
     "fixed_point",
     "indices_of_runs",
     "iterative_inference",
+    "lens",
     "line_element",
     "lipschitz_bounds",
     "network_curves",
     "parameter_efficiency",
+    "patching",
     "signal_propagation",
     "weight_deviations",
 )

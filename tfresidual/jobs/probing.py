@@ -61,7 +61,7 @@ def probe(
             otherwise.
         names: names of probes, or a single name, see `tfresidual.registry.ENTRIES`; by default
             all probes that the network has blocks for, except those that take much longer than
-            the others (`line_element`).
+            the others (`line_element` and `patching`).
         folder: where to write; by default `probes` in the folder of the run or of the series, or
             `probes/NAME` beside any other network. The file `probes.json` there records what each
             frame was measured on. The frames of a series have the column `epoch`, counted from 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tfresidual.registry.entries import (
+    attribution,
     block_metrics,
     borderline,
     convergence_indices,
@@ -16,8 +17,10 @@ from tfresidual.registry.entries import (
     effective_parameters,
     first_order,
     fixed_point,
+    lens,
     line_element,
     lipschitz,
+    patching,
     readout,
     repeat_last_block,
     shuffle_blocks,
@@ -38,6 +41,8 @@ ENTRIES = {
         first_order,
         signal_propagation,
         readout,
+        lens,
+        attribution,
         drop_blocks,
         convergence_indices,
         borderline,
@@ -47,6 +52,7 @@ ENTRIES = {
         fixed_point,
         effective_parameters,
         line_element,
+        patching,
     )
 }
 

@@ -1,0 +1,51 @@
+"""Publishes what the head predicts from the state after every block."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tfresidual.callbacks.probe_callback import ProbeCallback
+from tfresidual.probes import lens
+from tfresidual.probes.logs import block_logs, log_key
+
+if TYPE_CHECKING:
+    from tfresidual.routing import Chain
+
+PUBLISHED = ("cross_entropy", "rank", "probability", "kl")
+
+
+class Lens(ProbeCallback):
+    """Runs `tfresidual.probes.lens` during `fit`.
+
+    Publishes `"stage1/block0/lens_cross_entropy"`, `".../lens_rank"`, `".../lens_probability"` and
+    `".../lens_kl"` for every block of the last stage whose state the head can take.
+
+    Example:
+
+    >>> probe = Lens(test.take(4))
+    >>> history = net.fit(train, callbacks=[probe], verbose=0)
+
+    Args:
+        data: the data to probe: a `tf.data.Dataset` of batches `(images, labels)`, a pair of
+            arrays, or a dict of these by split name; every key then starts with the split name.
+        every: int, the probe runs once every `every` epochs; the keys are NaN in the others.
+
+    Raises:
+        ValueError: if `every` is not a positive int or `data` cannot be used; when training
+            begins, if the data does not fit the network.
+    """
+
+    counts_errors = True
+
+    def probe(self, chain: Chain) -> dict[str, float]:
+        logs = block_logs(lens(chain, self.data), PUBLISHED, "lens_")
+        return {key: logs[key] for key in self.keys(chain)}
+
+    def keys(self, chain: Chain) -> list[str]:
+        last = chain.stages[-1]
+        return [
+            log_key(f"lens_{name}", last.index, block, split)
+            for split in self.splits()
+            for block in last.exits
+            for name in PUBLISHED
+        ]
