@@ -9,7 +9,7 @@ from tfresidual.callbacks.export_for_probing import ExportForProbing
 from tfresidual.callbacks.lens import Lens
 from tfresidual.callbacks.lipschitz import Lipschitz
 from tfresidual.callbacks.perturbation import Perturbation
-from tfresidual.callbacks.probe_callback import ProbeCallback
+from tfresidual.callbacks.probe_callback import ProbeCallback, use_blocks
 from tfresidual.callbacks.readout import Readout
 from tfresidual.callbacks.signal_propagation import SignalPropagation
 
@@ -26,4 +26,5 @@ __all__ = [
     "ProbeCallback",
     "Readout",
     "SignalPropagation",
+    "use_blocks",
 ]

@@ -28,19 +28,58 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tfresidual.routing import Chain
+    from tfresidual.sources.choosing import Layers
     from tfresidual.types import Data
 
 # The chains of models in training. All callbacks of a model share one, since a chain holds
 # compiled functions. Each is stored with the loss it was made for, because `compile` may replace
 # the loss later.
 _CHAINS: weakref.WeakKeyDictionary[keras.Model, tuple[Any, Chain]] = weakref.WeakKeyDictionary()
+# How the blocks of models are found, see `use_blocks`.
+_OPTIONS: weakref.WeakKeyDictionary[keras.Model, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
+def use_blocks(
+    model: keras.Model,
+    *,
+    blocks: Layers | None = None,
+    open: bool | Layers | None = None,
+    inputs: Any = None,
+) -> None:
+    """Sets how callbacks find the blocks of a model in training.
+
+    By default, they probe `tfresidual.chain(model)`; after this call, every callback of this
+    package in `model.fit` probes `tfresidual.chain(model, blocks=..., open=..., inputs=...)`.
+
+    Example:
+
+    >>> use_blocks(net, inputs=next(iter(test))[0])
+
+    Args:
+        model: the `keras.Model` that is trained.
+        blocks: see `tfresidual.sources.keras_models.chain_of_model`, as for the other arguments.
+        open: see there.
+        inputs: see there.
+
+    Raises:
+        ValueError: if `model` is not a `keras.Model`. What cannot be used otherwise is an error
+            when training begins.
+    """
+    if not isinstance(model, keras.Model):
+        raise ValueError(
+            "Argument `model` must be a `keras.Model`. "
+            f"Received: model={model!r} of type {type(model).__name__}"
+        )
+    options = {"blocks": blocks, "open": open, "inputs": inputs}
+    _OPTIONS[model] = {name: value for name, value in options.items() if value is not None}
+    _CHAINS.pop(model, None)
 
 
 def chain_in_training(model):
     """Returns the chain of a model, the same one for all callbacks of its training."""
     loss, chain = _CHAINS.get(model, (None, None))
     if chain is None or loss is not model.loss:
-        chain = sources.chain(model)
+        chain = sources.chain(model, **_OPTIONS.get(model, {}))
         _CHAINS[model] = model.loss, chain
     return chain
 
