@@ -18,6 +18,7 @@ if __name__ == "__main__":
         "gradient_coupling",
         "routes",
         "saved_model",
+        "transformers",
     ):
         print(f"== {name}", flush=True)
         subprocess.run([sys.executable, Path(__file__).with_name(f"{name}.py")], check=True)

@@ -1,10 +1,9 @@
 """Probes of a transformer of 12 layers against a training step and against what must be done.
 
-    python benchmarks/transformers.py [--layers 12]
+    python benchmarks/transformers.py [--layers 12] [--features 384] [--words 1000 8000]
 
 An encoder and a decoder (language model) of keras-hub, whose layers are opened: two blocks per
-layer. Batches of 16 sequences of 64 positions, 128 features, 1,000 words. Prints these ratios of
-times on one batch:
+layer. Batches of 16 sequences of 64 positions. Prints these ratios of times on one batch:
 
 - the compiled pass of all block metrics over a training step of the same network (encoder);
 - the lens over its floor (decoder): one pass through the network, and the head once per block.
@@ -25,19 +24,29 @@ from timing import in_turn, show
 import tfresidual as tfr
 from tfresidual import probes
 
-SEQUENCES, POSITIONS, FEATURES, WORDS, CLASSES = 16, 64, 128, 1000, 10
-SIZES = {"vocabulary_size": WORDS, "num_heads": 4, "hidden_dim": FEATURES, "dropout": 0.0}
-SIZES |= {"intermediate_dim": 4 * FEATURES, "max_sequence_length": POSITIONS}
+SEQUENCES, POSITIONS, CLASSES = 16, 64, 10
 
 
-def encoder(layers):
-    backbone = keras_hub.models.BertBackbone(num_layers=layers, **SIZES)
+def sizes(layers, features, words):
+    return {
+        "num_layers": layers,
+        "vocabulary_size": words,
+        "num_heads": 4,
+        "hidden_dim": features,
+        "intermediate_dim": 4 * features,
+        "dropout": 0.0,
+        "max_sequence_length": POSITIONS,
+    }
+
+
+def encoder(*size):
+    backbone = keras_hub.models.BertBackbone(**sizes(*size))
     state = keras.layers.GlobalAveragePooling1D()(backbone.output["sequence_output"])
     return keras.Model(backbone.input, keras.layers.Dense(CLASSES)(state))
 
 
-def decoder(layers):
-    backbone = keras_hub.models.GPT2Backbone(num_layers=layers, **SIZES)
+def decoder(*size):
+    backbone = keras_hub.models.GPT2Backbone(**sizes(*size))
     return keras_hub.models.GPT2CausalLM(backbone=backbone, preprocessor=None)
 
 
@@ -46,11 +55,11 @@ def compiled_of(chain, name):
     return next(function for key, function in chain.compiled.items() if key[0].startswith(name))
 
 
-def of_encoder(layers, rounds, rng):
-    model = encoder(layers)
+def of_encoder(layers, features, words, rounds, rng):
+    model = encoder(layers, features, words)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss)
-    ids = tf.constant(rng.integers(0, WORDS, (SEQUENCES, POSITIONS)), tf.int32)
+    ids = tf.constant(rng.integers(0, words, (SEQUENCES, POSITIONS)), tf.int32)
     inputs = {name: tf.ones_like(ids) for name in model.input} | {"token_ids": ids}
     inputs["segment_ids"] = tf.zeros_like(ids)
     labels = tf.constant(rng.integers(0, CLASSES, SEQUENCES), tf.int32)
@@ -61,28 +70,28 @@ def of_encoder(layers, rounds, rng):
         "block metrics": functools.partial(compiled_of(chain, "block metrics"), inputs, labels),
     }
     seconds = in_turn(functions, rounds)
-    print(f"encoder, {layers} layers, {len(chain.blocks)} blocks:")
+    print(f"encoder, {layers} layers, {len(chain.blocks)} blocks, {features} features:")
     for name, values in seconds.items():
         print(f"  {name}: {np.median(values):.3f} s")
     show("block metrics / training step", seconds["block metrics"], seconds["training step"])
 
 
-def of_decoder(layers, rounds, rng):
-    model = decoder(layers)
-    ids = tf.constant(rng.integers(0, WORDS, (SEQUENCES, POSITIONS)), tf.int32)
+def of_decoder(layers, features, words, rounds, rng):
+    model = decoder(layers, features, words)
+    ids = tf.constant(rng.integers(0, words, (SEQUENCES, POSITIONS)), tf.int32)
     inputs = {"token_ids": ids, "padding_mask": tf.ones_like(ids)}
     chain = tfr.chain(model, inputs=inputs)
     probes.lens(chain, (inputs, ids))
     within = tf.function(lambda images: chain(images), autograph=False)
     head = tf.function(lambda state, images: chain.given(images).head(state), autograph=False)
-    state = tf.zeros((SEQUENCES, POSITIONS, FEATURES))
+    state = tf.zeros((SEQUENCES, POSITIONS, features))
     functions = {
         "lens": functools.partial(compiled_of(chain, "lens"), inputs, ids),
         "pass": functools.partial(within, inputs),
         "head": functools.partial(head, state, inputs),
     }
     seconds = in_turn(functions, rounds)
-    print(f"decoder, {layers} layers, {len(chain.blocks)} blocks:")
+    print(f"decoder, {len(chain.blocks)} blocks, {features} features, {words} words:")
     for name, values in seconds.items():
         print(f"  {name}: {np.median(values):.3f} s")
     # The pass holds one head, and the lens reads one state more than there are blocks.
@@ -94,7 +103,11 @@ def of_decoder(layers, rounds, rng):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--features", type=int, default=384)
+    parser.add_argument("--words", type=int, nargs="+", default=[1000, 8000])
+    parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    for run in (of_encoder, of_decoder):
-        run(arguments.layers, arguments.rounds, np.random.default_rng(0))
+    size, rng = (arguments.layers, arguments.features), np.random.default_rng(0)
+    of_encoder(*size, arguments.words[0], arguments.rounds, rng)
+    for words in arguments.words:
+        of_decoder(*size, words, arguments.rounds, rng)

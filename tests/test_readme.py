@@ -15,7 +15,7 @@ README = Path(__file__).parent.parent / "README.md"
 
 def test_python_blocks_run(tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert len(blocks) == 8
+    assert len(blocks) == 9
     program = tmp_path / "quickstart.py"
     program.write_text("\n".join(blocks))
     environment = os.environ | {"HOME": str(tmp_path), "TFDS_DATA_DIR": str(tmp_path / "data")}
