@@ -83,7 +83,8 @@ def divided(whole: Graph, is_chosen: Callable[[Node], bool] | None = None) -> Di
     found = _blocks_from(whole, is_chosen)
     graph = whole
     if not found[1] or _may_have_context(whole):
-        best, most, others = (whole, found), sum(map(_adds_to_state, found[1])), []
+        best, most = (whole, found), sum(map(_adds_to_state, found[1]))
+        others: list[list] = []
         for first in _beginnings(whole, is_chosen):
             part = whole.since(first)
             trunk, blocks = _blocks_from(part, is_chosen)
