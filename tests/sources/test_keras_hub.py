@@ -3,6 +3,8 @@
 keras-hub writes its networks with layers and with custom layers; the latter are opened.
 """
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import tensorflow as tf
 
 import tfresidual as tfr
 from tfresidual import probes
+from tfresidual.routing.gradients import walk_with_gradients
 
 pytestmark = pytest.mark.eager
 
@@ -107,6 +110,15 @@ BACKBONES = {
 }
 
 
+SOME = [
+    pytest.param(name, marks=[] if name in ("BERT", "GPT-2", "Gemma") else pytest.mark.system)
+    for name in BACKBONES
+]
+ONE = [
+    pytest.param(name, marks=[] if name == "GPT-2" else pytest.mark.system) for name in BACKBONES
+]
+
+
 def inputs_for(model, images=3, positions=12):
     """Returns inputs, whose last positions are padding."""
     if not isinstance(model.input, dict):
@@ -120,7 +132,7 @@ def inputs_for(model, images=3, positions=12):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("name", BACKBONES)
+@pytest.mark.parametrize("name", SOME)
 def test_additions_inside_layers(name):
     keras.utils.set_random_seed(0)
     model = BACKBONES[name]()
@@ -169,3 +181,53 @@ def test_chosen_layers_are_blocks():
         tfr.chain(model, blocks="nothing")
     with pytest.raises(ValueError, match=r"`blocks` must be a class of layers.*Received: blocks=3"):
         tfr.chain(model, blocks=3)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", ONE)
+def test_a_dropped_block_is_a_branch_without_weights(name):
+    keras.utils.set_random_seed(0)
+    model = BACKBONES[name]()
+    inputs = inputs_for(model)
+    chain = tfr.chain(model, inputs=inputs)
+    within = chain.given(inputs)
+    state = within.stem(inputs)
+    for number, block in enumerate(chain.blocks):
+        weights = [
+            weight
+            for role, weight in block.weights.items()
+            if "norm" not in role.partition("/")[2].lower()
+        ]
+        before = [weight.numpy() for weight in weights]
+        for weight in weights:
+            weight.assign(np.zeros(weight.shape))
+        expected = model.predict(inputs, verbose=0)
+        for weight, value in zip(weights, before, strict=True):
+            weight.assign(value)
+        assert np.abs(expected - model.predict(inputs, verbose=0)).max() > 1e-4
+        anchor, last = None, state
+        for other, applied in enumerate(within.blocks):
+            # Without its branch: what follows the addition stays.
+            last = applied(last, anchor, 0.0 if other == number else None)
+        np.testing.assert_allclose(within.head(last), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", ["GPT-2", "Llama", "Gemma"])
+def test_gradients_are_those_of_the_layers_after(name):
+    keras.utils.set_random_seed(0)
+    model = BACKBONES[name]()
+    inputs = inputs_for(model)
+    chain = dataclasses.replace(
+        tfr.chain(model, inputs=inputs),
+        loss=lambda labels, outputs: tf.reduce_sum(outputs**2, axis=(1, 2)),
+    )
+    walk = walk_with_gradients(chain, inputs, tf.zeros(len(inputs["token_ids"])))
+    between = model.transformer_layers[0].output
+    rest = keras.Model([between, model.input["padding_mask"]], model.output)
+    states = walk.pairs[2][0]
+    with tf.GradientTape() as tape:
+        tape.watch(states)
+        total = tf.reduce_sum(rest([states, tf.constant(inputs["padding_mask"])]) ** 2)
+    expected = tape.gradient(total, states)
+    np.testing.assert_allclose(walk.gradients[2], expected, rtol=1e-3, atol=1e-5)
