@@ -25,7 +25,6 @@ from drawing import panels
 
 import tfresidual as tfr
 from tfresidual import datasets, probes
-from tfresidual.machine.console import say
 from tfresidual.machine.files import replacing
 
 
@@ -45,11 +44,11 @@ class Size:
 
 SIZES = {
     "smoke": Size(2, 16, 16, 256, 128, 1, 1, 64),
-    "small": Size(6, 96, 64, 6_000, 20_000, 12, 20, 512),
+    "small": Size(6, 96, 64, 6_000, 12_000, 10, 10, 512),
 }
 HEADS = 4
 LAST_CHARACTER = 127
-# The lens needs the head alone; what it is asked is drawn in this order.
+# The title, the column and the unit of every figure.
 FIGURES = {
     "lens": ("Cross-entropy of the head applied after every block", "cross_entropy", "nats"),
     "drops": ("Error without one block", "error", "error"),
@@ -99,7 +98,7 @@ def language_model(size):
 def pictures(size):
     """Returns Digitclutter as arrays."""
     train, test = datasets.load(
-        "digitclutter", digits=1, batch_size=256, train_size=size.images, test_size=size.probed
+        "digitclutter", batch_size=256, train_size=size.images, test_size=size.probed
     )
     parts = {"train": datasets.plain(train), "test": test}
     return {
@@ -192,6 +191,8 @@ def drawn(frames):
             line="kind",
             share_y=False,
             zero=name == "cosine",
+            log=name == "l2_ratio",
+            percent=name == "drops",
             below="layer",
             beside=unit,
         )
@@ -220,7 +221,7 @@ def main():
             frame.to_csv(path, index=False, float_format="%.5g")
     for name, figure in drawn(frames).items():
         figure.savefig(out / f"{name}.png", dpi=160)
-        say(out / f"{name}.png")
+        print(out / f"{name}.png")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,27 @@
+"""The experiment with transformers, at its smallest size."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+pytestmark = pytest.mark.system
+
+SCRIPT = Path(__file__).parent.parent.parent / "experiments" / "transformers.py"
+
+
+def test_networks_are_trained_once_and_probed(tmp_path):
+    command = [sys.executable, SCRIPT, "--size", "smoke", "--out", tmp_path]
+    for _ in range(2):
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    # Nothing was trained again.
+    assert "Epoch" not in done.stdout
+    frames = {path.stem: pd.read_csv(path) for path in (tmp_path / "smoke/frames").glob("*.csv")}
+    assert set(frames) == {"lens", "drops", "block_metrics"}
+    for frame in frames.values():
+        assert set(frame["network"]) == {"language model", "vision transformer"}
+        assert list(frame["kind"]) == ["attention", "mlp"] * 4
+    names = {path.stem for path in (tmp_path / "smoke").glob("*.png")}
+    assert names == {"lens", "drops", "cosine", "l2_ratio"}
