@@ -1070,15 +1070,6 @@ def without_additions():
     return model_of(inputs, convolution(4, "stem")(inputs))
 
 
-def parallel_trunks():
-    inputs = images_input()
-    ends = []
-    for side in "ab":
-        state = convolution(4, f"stem_{side}")(inputs)
-        ends.append(state + convolution(4, f"conv_{side}")(state))
-    return model_of(inputs, layers.Concatenate()(ends))
-
-
 def hidden_addition():
     inputs = images_input()
     state = convolution(4, "stem")(inputs)
@@ -1106,10 +1097,6 @@ def several(inputs, outputs):
         ),
         (lambda: several(1, 3), r"one output tensor.*Received: source=several with 3 outputs"),
         (without_additions, r"residual additions on one trunk.*Received: source=small with no add"),
-        (
-            parallel_trunks,
-            r"Received: source=small with additions: off the trunk \(2: add\w*, add\w*\)",
-        ),
         (
             hidden_addition,
             r"Received: .* of the same tensor \(1: \w+\); layers that may hide some: "

@@ -5,7 +5,9 @@ TensorFlow only.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING
 
 import keras
@@ -63,14 +65,28 @@ class Division:
                 layers |= {id(layer): layer for layer in node.inside}
         return list(layers.values())
 
+    @property
+    def context(self):
+        """The tensors that blocks and head read beside the state, as a list."""
+        first = self.blocks[0].before.index
+        read = {id(t) for node in self.graph.nodes[first + 1 :] for t in node.inputs}
+        return [tensor for tensor in self.graph.context if id(tensor) in read]
+
+    @property
+    def beside(self):
+        """The nodes of the context that do not lead to the first state, as a list."""
+        stem = {id(node) for node in path_to(self.whole.nodes, self.blocks[0].before.tensor)}
+        nodes = path_to(self.whole.nodes, *self.context)
+        return [node for node in nodes if id(node) not in stem]
+
 
 def divided(whole: Graph, is_chosen: Callable[[Node], bool] | None = None) -> Division | None:
     """Divides a graph into stem, blocks and head.
 
-    The trunk begins at the inputs. If there is no block on it, it begins at the summand of a
-    residual addition (or the input of a chosen layer) from which most blocks are found; then only
-    blocks that add to the state itself count. A model that takes integers or several inputs, or has
-    masks, is searched in this way even if blocks are found from its inputs on.
+    The trunk begins at the inputs, or at the summand of a residual addition (or the input of a
+    chosen layer) from which more blocks are found; then only blocks that add to the state itself
+    count. Of several trunks with the same number of blocks, that from the inputs is taken or, if
+    it has fewer, the one that ends last: the decoder of an encoder and a decoder.
 
     Args:
         whole: a `Graph`.
@@ -78,27 +94,23 @@ def divided(whole: Graph, is_chosen: Callable[[Node], bool] | None = None) -> Di
             additions are.
 
     Returns:
-        A `Division`, or `None` if there is no block, or if several trunks have most blocks.
+        A `Division`, or `None` if there is no block.
     """
-    found = _blocks_from(whole, is_chosen)
     graph = whole
-    if not found[1] or _may_have_context(whole):
-        best, most = (whole, found), sum(map(_adds_to_state, found[1]))
-        others: list[list] = []
-        for first in _beginnings(whole, is_chosen):
-            part = whole.since(first)
-            trunk, blocks = _blocks_from(part, is_chosen)
-            blocks = [block for block in blocks if _adds_to_state(block)]
-            if len(blocks) > most:
-                best, most, others = (part, (trunk, blocks)), len(blocks), []
-            elif len(blocks) == most > 0:
-                others.append(blocks)
-        graph, found = best
-        ends = _ends(found[1])
-        if any(ends.isdisjoint(_ends(blocks)) for blocks in others):
-            # There are several trunks, none of which is the longest.
-            return None
-    trunk, blocks = found
+    if len(whole.inputs) == 1 and any(node.reads_shapes_alone for node in whole.nodes):
+        graph = whole.since(whole.input)
+    trunk, blocks = _blocks_from(graph, is_chosen)
+    order = {id(node): index for index, node in enumerate(whole.nodes)}
+    # With several inputs or masks, what is found from the inputs on may contain other paths.
+    known = [] if _may_have_context(whole) else blocks
+    most = len(known) or sum(map(_adds_to_state, blocks)), len(order)
+    for first in _beginnings(graph, is_chosen, known):
+        part = whole.since(first)
+        places, others = _blocks_from(part, is_chosen)
+        others = [block for block in others if _adds_to_state(block)]
+        rank = len(others), order[id(others[-1].sums[0])] if others else -1
+        if rank > most:
+            graph, trunk, blocks, most = part, places, others, rank
     while blocks and not _depends_on_state(graph, blocks[0]):
         blocks = blocks[1:]
     if not blocks:
@@ -111,44 +123,71 @@ def divided(whole: Graph, is_chosen: Callable[[Node], bool] | None = None) -> Di
 
 def _name(graph, blocks):
     """Names blocks: after the operation that ends them or, in an opened layer, what they are."""
-    taken = set()
-    for block in blocks:
-        addition = graph.nodes[block.end.index]
-        block.name = addition.operation.name
+    additions = [graph.nodes[block.end.index] for block in blocks]
+    counts = collections.Counter(id(node.inside[-1]) for node in additions if node.inside)
+    opened = {id(node.inside[-1]): node.inside[-1].name for node in additions if node.inside}
+    names = collections.Counter(opened.values())
+    taken, parts = set(), {}
+    for block, addition in zip(blocks, additions, strict=True):
+        name = addition.operation.name
         if addition.inside:
-            layer, kind = addition.inside[-1], _kind(graph, block)
-            names = [f"{layer.name}/{name}" for name in (*kind, addition.operation.name)]
-            block.name = next((name for name in names if name not in taken), names[-1])
+            *outer, layer = addition.inside
+            kind = _kind_of([layer])[:1]
+            if outer and kind and counts[id(layer)] == 1:
+                # An attention that itself adds to the state.
+                layer, ((kind, inner),) = outer[-1], kind
+            else:
+                kind, inner = _kind(graph, block)
+            if kind is None:
+                # Keras numbers operations in the order in which any model makes them.
+                is_layer = isinstance(addition.operation, keras.layers.Layer)
+                kind = inner = name if is_layer else "addition"
+            # What comes after another part of its kind has the name of its own layer. A shared
+            # layer has the same parts in every call.
+            first = parts.setdefault((id(layer), kind), inner)
+            name = f"{layer.name}/{kind if inner == first else inner}"
+            if outer and names[layer.name] > 1:
+                name = f"{outer[-1].name}/{name}"
+        again = (f"{name} {count}" for count in itertools.count(2))
+        block.name = next(one for one in itertools.chain([name], again) if one not in taken)
         taken.add(block.name)
 
 
 def _kind(graph, block):
-    """Returns what a branch is, in general and more precisely, as far as it can be told."""
+    """Returns what a branch is, in general and more precisely; `None` twice if it is not known."""
     nodes = graph.nodes[block.begin.index + 1 : block.end.index]
-    layers = [part for node in nodes for part in (*node.inside, node.operation)]
-    for kind, marks in KINDS.items():
-        for layer in layers:
-            if any(mark in type(layer).__name__.lower() for mark in marks):
-                return kind, layer.name
-    return ()
+    around = graph.nodes[block.end.index].inside
+    found = []
+    for tensor in block.branches:
+        path = path_to(nodes, tensor)
+        layers = [part for node in path for part in (*node.inside, node.operation)]
+        layers = [part for part in layers if all(part is not outer for outer in around)]
+        found += _kind_of(layers)[:1]
+    kinds = [kind for kind in KINDS if kind in dict(found)]
+    if len(kinds) > 1:
+        # Branches side by side.
+        return ("+".join(kinds),) * 2
+    return found[0] if found else (None, None)
 
 
-def _ends(blocks):
-    """Returns the nodes that end blocks, by id."""
-    return {id(node) for block in blocks for node in block.sums}
+def _kind_of(layers):
+    """Returns pairs of a kind and the name of a layer of that kind, attention first."""
+    return [
+        (kind, layer.name)
+        for kind, marks in KINDS.items()
+        for layer in layers
+        if any(mark in type(layer).__name__.lower() for mark in marks)
+    ]
+
+
+def _may_have_context(graph):
+    """Returns whether a model has several inputs, takes integers, or has masks."""
+    is_single = len(graph.inputs) == 1 and keras.backend.is_float_dtype(graph.input.dtype)
+    return not is_single or graph.has_masks
 
 
 def _adds_to_state(block):
     return block.shortcut in (IDENTITY, None)
-
-
-def _may_have_context(graph):
-    """Returns whether a model has several inputs, takes integers, or has masks.
-
-    Other models keep the trunk from their input on, if there is a block on it.
-    """
-    is_single = len(graph.inputs) == 1 and keras.backend.is_float_dtype(graph.input.dtype)
-    return not is_single or graph.has_masks
 
 
 def _blocks_from(graph, is_chosen):
@@ -156,16 +195,29 @@ def _blocks_from(graph, is_chosen):
     return trunk, list(blocks_of(graph, trunk, is_chosen)) if trunk else []
 
 
-def _beginnings(whole, is_chosen):
-    """Yields tensors at which a trunk may begin, in order, each of them once."""
+def _beginnings(graph, is_chosen, found):
+    """Yields tensors at which another trunk may begin, in order, each of them once.
+
+    Args:
+        graph: the `Graph` from the inputs on.
+        is_chosen: function of a node, see `divided`.
+        found: blocks in it. What is inside one of them begins no other trunk.
+    """
+    may_end = is_residual_sum if is_chosen is None else is_chosen
+    inside = {
+        id(node)
+        for block in found
+        for node in graph.nodes[block.begin.index + 1 : block.end.index + 1]
+    }
     seen = set()
-    for node in whole.nodes:
-        if is_chosen(node) if is_chosen is not None else is_residual_sum(node):
-            for tensor in node.inputs:
-                is_state = keras.backend.is_float_dtype(tensor.dtype)
-                if is_state and id(tensor) not in seen:
-                    seen.add(id(tensor))
-                    yield tensor
+    for node in graph.nodes:
+        if id(node) in inside or not may_end(node):
+            continue
+        for tensor in node.inputs:
+            is_state = keras.backend.is_float_dtype(tensor.dtype)
+            if is_state and id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield tensor
 
 
 def _depends_on_state(graph, block):

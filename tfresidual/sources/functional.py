@@ -106,10 +106,8 @@ class _Context:
     """What blocks read beside the state, and how it is computed."""
 
     def __init__(self, division):
-        whole, graph = division.whole, division.graph
-        first = division.blocks[0].before.index
-        read = {id(t) for node in graph.nodes[first + 1 :] for t in node.inputs}
-        self.tensors = [tensor for tensor in graph.context if id(tensor) in read]
+        whole = division.whole
+        self.tensors = division.context
         makers = {id(made): node for node in whole.nodes for made in node.outputs}
         self.names = []
         for tensor in self.tensors:

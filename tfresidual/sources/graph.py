@@ -9,6 +9,7 @@ import keras
 from keras import ops
 
 from tfresidual.routing.agreement import SIZES
+from tfresidual.sources.reasons import said
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -25,6 +26,8 @@ class Node:
         masked: pairs of a tensor among the arguments and the mask attached to it, which the
             operation may read.
         masks: for every mask among the outputs, the index of the output that it is attached to.
+        reads_shapes_alone: whether the outputs are the same for all values of its arguments, as
+            those of a layer that makes positions for an embedding.
     """
 
     operation: keras.Operation
@@ -34,14 +37,15 @@ class Node:
     inside: tuple = ()
     masked: tuple = ()
     masks: tuple = ()
+    reads_shapes_alone: bool = False
 
-    @property
+    @functools.cached_property
     def arguments(self):
         """The tensors among the arguments, in order."""
         leaves = keras.tree.flatten((self.args, self.kwargs))
         return [leaf for leaf in leaves if isinstance(leaf, keras.KerasTensor)]
 
-    @property
+    @functools.cached_property
     def inputs(self):
         """The tensors among the arguments, in order, and the masks attached to them."""
         return self.arguments + [mask for _, mask in self.masked]
@@ -104,7 +108,7 @@ class Graph:
         since, nodes, needed = {id(first)}, [], {}
         for node in self.nodes:
             taken = node.inputs
-            if any(id(tensor) in since for tensor in taken):
+            if not node.reads_shapes_alone and any(id(tensor) in since for tensor in taken):
                 nodes.append(node)
                 needed |= {id(tensor): tensor for tensor in taken}
                 since |= {id(tensor) for tensor in node.outputs}
@@ -135,12 +139,17 @@ class _Recorded(keras.Operation):
 
     def compute_output_spec(self, *args, **kwargs):
         operation = self.operation
+        known = kwargs
         if isinstance(operation, keras.layers.Layer):
             kwargs.pop("training", None)
+            known = dict(kwargs)
             if "training" in inspect.signature(operation.call).parameters:
                 kwargs["training"] = False
+                # A method for the output shape need not take all arguments of the call.
+                if _takes(operation.compute_output_spec, "training"):
+                    known["training"] = False
         try:
-            return operation.compute_output_spec(*args, **kwargs)
+            return operation.compute_output_spec(*args, **known)
         except (TypeError, ValueError):
             # A layer without a method for its output shape, in mixed precision: Keras casts its
             # weights only in a call.
@@ -150,7 +159,14 @@ class _Recorded(keras.Operation):
             )
 
 
-def graph_of(model):
+def _takes(function, name):
+    """Returns whether a function takes an argument of a given name."""
+    parameters = inspect.signature(function).parameters
+    has_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return name in parameters or has_any
+
+
+def graph_of(model, inputs=None):
     """Returns the graph of a functional model, with nested functional models flattened.
 
     The layers of the model are not called, and nothing is added to them.
@@ -158,10 +174,12 @@ def graph_of(model):
     Args:
         model: a `keras.Model` with one output tensor: a functional one, or a `keras.Sequential`
             whose input is known.
+        inputs: `keras.KerasTensor`s, in the structure of the model's inputs, of the sizes for which
+            the graph is made; by default those of the model.
 
     Returns:
-        A `Graph`. If the height or width of the images is not known, its tensors have the shapes
-        for one size that the model accepts; the computation itself takes any size.
+        A `Graph`. If a size is not known, such as the height and width of images, its tensors have
+        the shapes for one size that the model accepts; the computation itself takes any size.
 
     Raises:
         ValueError: if the model has no such graph, or accepts none of the sizes that are tried.
@@ -177,9 +195,18 @@ def graph_of(model):
             "`keras.Model(model.input, model.outputs[0])`. "
             f"Received: source={model.name} with {len(model.outputs)} outputs"
         )
-    shapes = [tensor.shape for tensor in model.inputs]
+    known = model.inputs if inputs is None else keras.tree.flatten(inputs)
+    shapes = [tensor.shape for tensor in known]
     if all(None not in shape[1:] for shape in shapes):
-        return _graph_for(model, shapes)
+        try:
+            return _graph_for(model, shapes)
+        except (ValueError, TypeError) as error:
+            if inputs is None:
+                raise
+            raise ValueError(
+                f"Argument `inputs` must be inputs that {model.name} accepts; Keras says: "
+                f"{said(error)} Received: inputs of shape {shapes}"
+            ) from error
     failures = []
     for assumed in SIZES:
         sizes = [
@@ -192,7 +219,7 @@ def graph_of(model):
             failures.append(error)
     raise ValueError(
         f"Argument `source` must be a model that takes images of one of the sizes {SIZES}, or "
-        f"that has an input of known size; for {SIZES[0]}, Keras says: {failures[0]} "
+        f"that has an input of known size; for {SIZES[0]}, Keras says: {said(failures[0])} "
         f"Received: source={model.name} with an input of shape {shapes[0]}"
     ) from failures[0]
 
@@ -311,9 +338,10 @@ def _can_be_flattened(node):
     model = node.operation
     masks = keras.tree.flatten(node.kwargs.get("mask"))
     is_masked = any(mask is not None for mask in masks)
-    if not has_graph(model) or is_masked or len(node.args) != 1:
+    given = [*node.args, *(node.kwargs[name] for name in ("inputs",) if name in node.kwargs)]
+    if not has_graph(model) or is_masked or len(given) != 1:
         return False
-    (inputs,) = node.args
+    (inputs,) = given
     is_plain = isinstance(inputs, keras.KerasTensor) or (
         isinstance(inputs, (list, tuple))
         and all(isinstance(tensor, keras.KerasTensor) for tensor in inputs)

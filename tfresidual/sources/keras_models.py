@@ -18,9 +18,11 @@ from tfresidual.sources.notes import (
     listed,
     may_hide,
     no_block,
+    note_of_context,
     notes_of,
     other_additions,
 )
+from tfresidual.sources.reasons import said
 from tfresidual.sources.recording import graph_with_masks, recorded_model
 
 if TYPE_CHECKING:
@@ -119,6 +121,7 @@ def _chain(model, division, inputs, *notes):
     # The graph may have been made for one of many sizes that the model takes.
     declared = inputs_of(model) if inputs is None and has_graph(model) else whole.structure
     found = notes_of(other_additions(whole, division.blocks), _opaque(whole))
+    found += note_of_context(division.beside)
     reference = reference_of(model) if has_graph(model) else _Inference(model)
     return chain_of_division(model, division, declared, reference, (*found, *notes))
 
@@ -206,13 +209,15 @@ def _opened(model, opens, inputs):
             # Those of outer layers come after those of the layers in them.
             reasons = [f"{layer.name}: {reason}" for layer, reason in failures.items()][::-1]
             return None, reasons[0] if reasons else "no residual addition was found in them"
-        # Only the layers in which a block is found; the others stay as they are.
+        # Only the layers in which a block is found; the others stay as they are. Those that read
+        # shapes alone are known by opening them.
         needed = {id(layer) for layer in division.opened}
+        needed |= {id(node.operation) for node in graph.nodes if node.reads_shapes_alone}
         graph, _ = recorded_model(model, inputs, lambda layer: id(layer) in needed)
         return divided(graph), "no residual addition was found in them"
     except Exception as error:
         # Code written by others may raise any error on symbolic tensors.
-        return None, (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return None, said(error)
 
 
 def _failure_of(chain, model):
@@ -228,10 +233,12 @@ def _failure_of(chain, model):
         for weight in model.weights
         if keras.backend.is_float_dtype(weight.dtype)
     ]
-    for mapping, when in (([], ""), (changed, " after a change of the weights")):
+    after = " after a change of the weights"
+    reason = ": it computes numbers from weights alone, which are constants then"
+    for mapping, when, why in (([], "", ""), (changed, after, reason)):
         with keras.StatelessScope(state_mapping=mapping):
             found, expected = (named_outputs(f(images)) for f in (chain, chain.reference))
         share, most, _ = difference(found, expected)
         if not share <= allowed:
-            return f"opened, the model returns other outputs{when}, by up to {most:.3g}"
+            return f"opened, the model returns other outputs{when}, by up to {most:.3g}{why}"
     return None

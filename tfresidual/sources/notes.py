@@ -79,6 +79,26 @@ def notes_of(additions, opaque):
     return tuple(notes)
 
 
+def note_of_context(nodes):
+    """Returns the note on what the context of a chain contains, as a tuple; empty if it is plain.
+
+    Args:
+        nodes: those of the context, see `tfresidual.sources.division.Division.beside`.
+    """
+    parts = collections.defaultdict(list)
+    for node in nodes:
+        if is_residual_sum(node) or is_unit(node):
+            parts["additions"].append(node.operation.name)
+        elif is_opaque(node) and not node.reads_shapes_alone:
+            parts[type(node.operation).__name__].append(node.operation.name)
+    if not parts:
+        return ()
+    return (
+        f"computed from the inputs beside the blocks, and never perturbed: {listed(parts)}; other "
+        "blocks can be chosen with `blocks` or `open`",
+    )
+
+
 def no_block(graph, model, additions, opaque):
     """Returns the error for a model without blocks; the arguments are as for `notes_of`."""
     found = f"additions: {listed(additions)}" if additions else "no addition"

@@ -19,6 +19,7 @@ from keras import ops
 
 from tfresidual.sources.graph import Graph, Node, graph_of, has_graph, inputs_of, leading, replay
 from tfresidual.sources.masks import may_mask
+from tfresidual.sources.reasons import said
 
 # Recording replaces methods of Keras for a moment.
 _LOCK = threading.RLock()
@@ -80,10 +81,10 @@ class _Recorder:
     def __init__(self, is_opened):
         self.is_opened = is_opened
         self.nodes, self.failures = [], {}
+        # Opened layers that returned numbers, which no symbolic tensor leads to.
+        self.constant = set()
         # The layers that are being opened, from the outermost to the innermost.
         self.inside = []
-        # Every operation that was called, with the length of its lists of nodes before.
-        self.touched = {}
 
     @contextlib.contextmanager
     def active(self):
@@ -100,6 +101,10 @@ class _Recorder:
                 return recorder.call(operation, args, kwargs)
             return recorder.record(operation, args, kwargs)
 
+        # What Keras keeps of a symbolic call would make the model grow, and refuses `None` among
+        # the results.
+        (node, *_) = keras.Input((1,), name="unused")._keras_history.operation._inbound_nodes
+        kept, original_of_node = type(node), type(node).__init__
         variable = keras.Variable
         swapped = {name: getattr(variable, name) for name in _SWAPPED}
 
@@ -113,6 +118,7 @@ class _Recorder:
         with _LOCK:
             keras.layers.Layer.symbolic_call = layer_call
             keras.Operation.symbolic_call = operation_call
+            kept.__init__ = lambda self, *args, **kwargs: None
             for name in _SWAPPED:
                 setattr(variable, name, symbolic_or(name))
             try:
@@ -120,29 +126,26 @@ class _Recorder:
             finally:
                 keras.layers.Layer.symbolic_call = original_of_layer
                 keras.Operation.symbolic_call = original_of_operation
+                kept.__init__ = original_of_node
                 for name, method in swapped.items():
                     setattr(variable, name, method)
-                # A symbolic call permanently adds a node to a layer: the model would grow.
-                for operation, *counts in self.touched.values():
-                    for nodes, count in zip(_nodes_of(operation), counts, strict=True):
-                        del nodes[count:]
 
     def call(self, layer, args, kwargs):
         """Calls a layer on symbolic tensors, opened if that was asked for and works."""
-        self.touch(layer)
         if not self.is_opened(layer):
             return self.record(layer, args, kwargs)
         place = len(self.nodes)
         self.inside.append(layer)
         try:
             outputs = layer.call(*args, **kwargs)
-            if not all(isinstance(o, keras.KerasTensor) for o in keras.tree.flatten(outputs)):
+            given = [one for one in keras.tree.flatten(outputs) if one is not None]
+            if given and not any(isinstance(one, keras.KerasTensor) for one in given):
+                self.constant.add(id(layer))
                 raise ValueError("It computes a number that depends on weights alone.")
             return outputs
         except Exception as error:
             # Code written by others may raise any error on symbolic tensors.
-            (reason, *_) = str(error).strip().splitlines() or [""]
-            self.failures[layer] = reason or type(error).__name__
+            self.failures[layer] = said(error)
             del self.nodes[place:]
         finally:
             self.inside.pop()
@@ -150,7 +153,6 @@ class _Recorder:
 
     def record(self, operation, args, kwargs):
         """Returns the symbolic results of an operation, and records its call."""
-        self.touch(operation)
         try:
             outputs = operation.compute_output_spec(*args, **kwargs)
             is_known = _has_sizes(outputs) or not _has_sizes((args, kwargs))
@@ -179,14 +181,10 @@ class _Recorder:
             tuple(self.inside),
             masked,
             tuple(made),
+            id(operation) in self.constant,
         )
         self.nodes.append(node)
         return outputs
-
-    def touch(self, operation):
-        if id(operation) not in self.touched:
-            counts = [len(nodes) for nodes in _nodes_of(operation)]
-            self.touched[id(operation)] = operation, *counts
 
 
 def _for_any_number(nodes, images):
@@ -324,11 +322,6 @@ def _follow_masks(layer, args, kwargs, results):
     return made
 
 
-def _nodes_of(operation):
-    """Returns the lists in which Keras keeps the symbolic calls of an operation."""
-    return operation._inbound_nodes, operation._outbound_nodes
-
-
 def recorded_model(model, inputs, is_opened):
     """Returns the graph of a model with layers opened, and why layers could not be opened.
 
@@ -342,9 +335,10 @@ def recorded_model(model, inputs, is_opened):
         As for `recorded`.
     """
     if has_graph(model):
-        graph = graph_of(model)
         declared = inputs_of(model)
-        given = _symbolic(declared if inputs is None else inputs, declared, _unused_size(model))
+        inputs = declared if inputs is None else inputs
+        graph = graph_of(model, _symbolic(inputs, declared))
+        given = _symbolic(inputs, declared, _unused_size(model))
         return recorded(functools.partial(_replayed, graph), given, is_opened)
     if inputs is None:
         raise ValueError(
@@ -364,11 +358,10 @@ def recorded_model(model, inputs, is_opened):
         )
     except Exception as error:
         # Code written by others may raise any error on symbolic tensors.
-        (reason, *_) = str(error).strip().splitlines() or [type(error).__name__]
         raise ValueError(
             "Argument `source` must be a model that can be called with symbolic tensors: its code "
-            f"must use layers and `keras.ops`. Keras says: {reason} Received: source={model.name} "
-            f"of type {type(model).__name__}"
+            f"must use layers and `keras.ops`. Keras says: {said(error)} "
+            f"Received: source={model.name} of type {type(model).__name__}"
         ) from error
 
 
@@ -380,10 +373,12 @@ def graph_with_masks(model, inputs=None):
     """
     if not has_graph(model):
         return recorded_model(model, inputs, lambda layer: False)[0]
-    graph = graph_of(model)
+    given = None if inputs is None else _symbolic(inputs, inputs_of(model))
+    graph = graph_of(model, given)
     if inputs is None and not any(may_mask(node.operation) for node in graph.nodes):
         return graph
-    given = _symbolic(graph.structure if inputs is None else inputs, inputs_of(model))
+    if given is None:
+        given = _symbolic(graph.structure, inputs_of(model))
     shown, _ = recorded(functools.partial(_replayed, graph), given, lambda layer: False)
     return graph if inputs is None and not shown.has_masks else shown
 
