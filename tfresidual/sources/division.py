@@ -31,7 +31,11 @@ if TYPE_CHECKING:
 # The end of the names of inputs that say which positions are not padding, as in keras-hub.
 MASK_NAMES = ("padding_mask", "attention_mask")
 # What a branch is, by the names of the classes in it.
-KINDS = {"attention": ("attention",), "mlp": ("mlp", "dense", "feedforward")}
+KINDS = {
+    "attention": ("attention",),
+    "mlp": ("mlp", "dense", "feedforward", "feed_forward", "ffn", "moe"),
+    "convolution": ("conv",),
+}
 # The longest branch that is tried for whether it depends on the state at all. What adds positions
 # to an embedding is short.
 LONGEST_CONSTANT = 3

@@ -65,6 +65,8 @@ def chain_of_model(
     What the blocks read beside the state becomes the context of the chain: masks (given as
     arguments, or attached to tensors by Keras), positions, other inputs and what is computed from
     them. The trunk then begins where most blocks can be found, with additions to the state itself.
+    Of several trunks with as many blocks, the last one is taken. An encoder is computed as context
+    of its decoder, and a note says so; `blocks` or `open` choose the encoder instead.
 
     Layers written by others hide their additions. If no addition is seen, such layers are opened:
     they are called once with symbolic tensors, and the additions inside become blocks, such as
@@ -177,7 +179,7 @@ def _of_opened(model, whole, opens, inputs):
             return chain
     division = _whole_layers(whole, opens)
     if division is None:
-        raise no_block(whole, model, other_additions(whole, []), _opaque(whole))
+        raise no_block(whole, model, other_additions(whole, []), _opaque(whole), reason)
     declared = model.inputs if inputs is None and has_graph(model) else whole.inputs
     has_unknown = None in [size for tensor in declared for size in tensor.shape[1:]]
     hint = "; with `inputs` of a known size they might be opened" if has_unknown else ""

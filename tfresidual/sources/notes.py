@@ -99,11 +99,21 @@ def note_of_context(nodes):
     )
 
 
-def no_block(graph, model, additions, opaque):
-    """Returns the error for a model without blocks; the arguments are as for `notes_of`."""
+def no_block(graph, model, additions, opaque, reason=None):
+    """Returns the error for a model without blocks.
+
+    Args:
+        graph: the graph of the model.
+        model: the `keras.Model`.
+        additions: see `notes_of`.
+        opaque: see there.
+        reason: str, why opening layers did not help, or `None`.
+    """
     found = f"additions: {listed(additions)}" if additions else "no addition"
     if opaque:
         found += f"; layers that may hide some: {listed(opaque)}"
+    if reason is not None:
+        found += f"; opening them did not help: {reason}"
     if any(keras.tree.flatten(node.kwargs.get("mask")) != [None] for node in graph.nodes):
         found += "; masks, which bypass every place where the other paths meet"
     return ValueError(

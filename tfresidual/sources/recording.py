@@ -310,7 +310,12 @@ def _follow_masks(layer, args, kwargs, results):
     with warnings.catch_warnings():
         # Keras warns whenever a layer drops a mask.
         warnings.simplefilter("ignore")
-        tf.function(run, input_signature=specs, autograph=False).get_concrete_function()
+        try:
+            tf.function(run, input_signature=specs, autograph=False).get_concrete_function()
+        except Exception:
+            # A layer may declare other shapes than it returns, and code written by others may raise
+            # any error on these. Such layers are taken to leave masks as they are.
+            after = dict.fromkeys(map(id, results)) | {id(one): mask_of(one) for one in taken}
     made = {}
     for one in taken:
         one._keras_mask = after[id(one)]
