@@ -235,17 +235,20 @@ def test_copies_of_images_have_copies_of_the_context():
     np.testing.assert_allclose(both, np.tile(within.head(last), (2, 1)), rtol=1e-6)
 
 
-def test_several_trunks_of_one_length_are_not_chosen_between():
+def test_of_several_trunks_the_last_is_taken_and_the_others_are_noted():
     ids = keras.Input((None,), dtype="int32")
     ends = []
-    for _ in range(2):
+    for side in "ab":
         state = layers.Embedding(20, WIDTH)(ids)
-        for _ in range(2):
-            state = state + layers.Dense(WIDTH)(state)
+        for number in range(2):
+            branch = layers.Dense(WIDTH, name=f"{side}{number}")(state)
+            state = layers.Add(name=f"add_{side}{number}")([state, branch])
         ends.append(state)
     model = keras.Model(ids, layers.Concatenate()(ends))
-    with pytest.raises(ValueError, match="residual additions on one trunk"):
-        tfr.chain(model)
+    chain = tfr.chain(model)
+    assert [block.name for block in chain.blocks] == ["add_b0", "add_b1"]
+    assert any("add_a0" in note for note in chain.notes), chain.notes
+    np.testing.assert_allclose(chain(IDS), model.predict(IDS, verbose=0), rtol=1e-5, atol=1e-6)
 
 
 def test_positions_added_to_an_embedding_are_no_block():
