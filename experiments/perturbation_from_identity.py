@@ -195,6 +195,12 @@ def crossing(rows, epsilon):
     return float(np.exp(depth[i - 1] + share * (depth[i] - depth[i - 1])))
 
 
+def deepest_over(rows, epsilon):
+    """Returns the largest depth if the mean scaled perturbation is over epsilon at all of them."""
+    is_over = (rows["mean_scaled_perturbation"] > epsilon).all()
+    return float(rows["blocks"].max()) if is_over else math.nan
+
+
 def rule_of(frame):
     """Returns what the rule says, taken at half the largest depth, and the depth by experiment."""
     epsilon = EPSILON[frame["blocks"].max()]
@@ -213,6 +219,8 @@ def rule_of(frame):
                 "scaled_distance": measured["scaled_distance"],
                 "rule": depth_for(measured["scaled_distance"], epsilon),
                 "experiment": crossing(here, epsilon),
+                # The depth by experiment is over this one, if there is none.
+                "at_least": deepest_over(here, epsilon),
             }
         )
     return pd.DataFrame(rows)
@@ -307,6 +315,7 @@ def _(frames):
     "share of networks of 8 blocks or more for which the first half of the perturbations is larger "
     "in sections 1 and 2, and first and last are larger than the middle one in section 3; holds if "
     "over 0.8",
+    "After 5 epochs, the perturbations of a section differ little, and from seed to seed.",
     about=of_many_blocks,
 )
 def _(frames):
@@ -352,6 +361,8 @@ def growths(rows, column="distance"):
     "grows by less than half, then not at all",
     "growth of the total distance per doubling of L, among the deepest networks; holds if under "
     "1.5 and over 1.5 among the shallowest",
+    "The paper goes to 100 blocks and 200 epochs. With 24 blocks after 5 epochs, the distance "
+    "still grows.",
 )
 def _(frames):
     def judged(rows):
@@ -404,6 +415,7 @@ def _(frames):
     "The scaled distance has the same course",
     "growth of the total scaled distance per doubling of L, among the deepest networks; holds if "
     "under 1.5 and over 1.5 among the shallowest",
+    "As for PI-3a.",
 )
 def _(frames):
     def judged(rows):
@@ -440,12 +452,17 @@ def _(frames):
     "ceil(distance / epsilon), taken at one L, names the depth at which the mean falls under "
     "epsilon",
     "depth by the rule over depth by experiment, mean of the sections; holds if every section is "
-    "within a quarter",
+    "within a quarter. If the mean of a section is over epsilon at all depths, the largest depth "
+    "stands for that by experiment: the quotient is at most that",
+    "Epsilon is 0.2. In section 1, the mean is over it at all depths, up to 24.",
 )
 def _(frames):
     def judged(rows):
-        quotients = rows["rule"] / rows["experiment"]
-        return quotients.between(0.75, 1.25).all(), quotients.mean(skipna=False)
+        quotients = rows["rule"] / rows["experiment"].fillna(rows["at_least"])
+        # Whether a bound within a quarter is the depth is not known.
+        is_open = (rows["experiment"].isna() & (quotients >= 0.75)).any()
+        effect = math.nan if is_open else quotients.mean(skipna=False)
+        return not is_open and quotients.between(0.75, 1.25).all(), effect
 
     return cases(rule_of(frames["perturbation"]), judged)
 
