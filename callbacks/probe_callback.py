@@ -53,7 +53,8 @@ def use_blocks(
 
     Example:
 
-    >>> use_blocks(net, inputs=next(iter(test))[0])
+    >>> model = keras.Model(net.inputs, net.outputs)
+    >>> use_blocks(model, inputs=next(iter(test))[0])
 
     Args:
         model: the `keras.Model` that is trained.

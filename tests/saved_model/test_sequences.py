@@ -196,6 +196,7 @@ class OwnLoss(keras.losses.Loss):
         return tf.reduce_sum(tf.square(classes - outputs) * tf.range(1.0, 4.0), axis=-1)
 
 
+@pytest.mark.system
 def test_a_loss_per_position_is_written(tmp_path):
     model = keras.Sequential([keras.layers.Input((None, 3))])
     model.compile(loss=OwnLoss())
@@ -291,6 +292,7 @@ def masked_model():
     )
 
 
+@pytest.mark.system
 def test_serving_is_predict_masks_included(tmp_path):
     model, chain = masked_model()
     tfr.export(chain, tmp_path / "net")
