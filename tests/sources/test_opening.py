@@ -209,6 +209,28 @@ def test_what_goes_round_the_first_blocks_leaves_the_others():
     assert names_of(chain) == ["add_2", "add_3"]
 
 
+class Pooling(layers.Layer):
+    """Computes its query from weights alone, and adds to it."""
+
+    def build(self, shape):
+        self.query = self.add_weight(shape=(1, 1, shape[-1]), name="query")
+
+    def call(self, inputs):
+        query = ops.tile(self.query, (ops.shape(inputs)[0], 1, 1))
+        scores = ops.softmax(ops.matmul(inputs, ops.transpose(query, (0, 2, 1))), axis=1)
+        found = ops.sum(scores * inputs, axis=1, keepdims=True)
+        return found + ops.tanh(found)
+
+
+def test_what_cannot_be_opened_leaves_the_others_open():
+    inputs = keras.Input((6, 4))
+    state = EncoderWithAttention(name="one")(inputs)
+    chain = chain_of(Pooling(name="pooling")(state), inputs)
+    assert names_of(chain) == ["one/attention", "one/mlp"]
+    (note,) = [note for note in chain.notes if "opened layers" in note]
+    assert "others are not opened: opened, the model returns other outputs after a change" in note
+
+
 def test_graphs_of_layers_and_models_that_are_called_in_other_ways():
     inputs = keras.Input((None, 4))
     inner = keras.Model(inputs, Shaped(name="shaped")(inputs))

@@ -168,15 +168,18 @@ def _of_opened(model, whole, opens, inputs):
         opens: function of a layer that returns whether it is to be opened.
         inputs: see `chain_of_model`.
     """
-    division, reason = _opened(model, opens, inputs)
-    if division is not None:
-        names = listed(_by_class(division.opened))
-        shapes = keras.tree.map_structure(lambda tensor: tuple(tensor.shape[1:]), whole.structure)
-        fixed = "" if inputs is None else f", for inputs of shape {shapes} only"
-        chain = _chain(model, division, inputs, f"opened layers: {names}{fixed}")
-        reason = _failure_of(chain, model)
-        if reason is None:
-            return chain
+    chosen, reason = opens, None
+    while chosen is not None:
+        division, failure = _opened(model, chosen, inputs)
+        if division is not None:
+            note = _note_of_opened(division, inputs, reason)
+            chain = _chain(model, division, inputs, note)
+            failure = _failure_of(chain, model)
+            if failure is None:
+                return chain
+        # Then only layers of one class, if they were of several.
+        chosen = None if division is None or reason is not None else _of_one_class(division)
+        reason = reason or failure
     division = _whole_layers(whole, opens)
     if division is None:
         raise no_block(whole, model, other_additions(whole, []), _opaque(whole), reason)
@@ -184,6 +187,35 @@ def _of_opened(model, whole, opens, inputs):
     has_unknown = None in [size for tensor in declared for size in tensor.shape[1:]]
     hint = "; with `inputs` of a known size they might be opened" if has_unknown else ""
     return _chain(model, division, inputs, f"layers are whole blocks, not opened: {reason}{hint}")
+
+
+def _note_of_opened(division, inputs, reason):
+    """Returns the note on the layers that were opened.
+
+    Args:
+        division: the `Division`.
+        inputs: see `chain_of_model`.
+        reason: str, why others were not opened, or `None`.
+    """
+    names, structure = listed(_by_class(division.opened)), division.whole.structure
+    shapes = keras.tree.map_structure(lambda tensor: tuple(tensor.shape[1:]), structure)
+    fixed = "" if inputs is None else f", for inputs of shape {shapes} only"
+    others = "" if reason is None else f"; others are not opened: {reason}"
+    return f"opened layers: {names}{fixed}{others}"
+
+
+def _of_one_class(division):
+    """Returns a function that chooses the opened layers with blocks in the class that has most.
+
+    It is `None` if all blocks are in layers of one class. What such layers are in is chosen too.
+    """
+    inside = [block.sums[0].inside for block in division.blocks if block.sums[0].inside]
+    counts = collections.Counter(type(layers[-1]) for layers in inside)
+    if len(counts) < 2:
+        return None
+    ((most, _),) = counts.most_common(1)
+    needed = {id(layer) for layers in inside if type(layers[-1]) is most for layer in layers}
+    return lambda layer: id(layer) in needed
 
 
 def _whole_layers(whole, opens):

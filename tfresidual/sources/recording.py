@@ -60,9 +60,11 @@ def recorded(function, inputs, is_opened):
     with recorder.active():
         output = function(inputs)
     if not isinstance(output, keras.KerasTensor):
+        is_constant = tf.is_tensor(output)
+        what = f"that returns {type(output).__name__}"
+        what = "whose output does not depend on its inputs" if is_constant else what
         raise ValueError(
-            "Argument `source` must be a model that returns one tensor. "
-            f"Received: a model that returns {type(output).__name__}"
+            f"Argument `source` must be a model that returns one tensor. Received: a model {what}"
         )
     graph = Graph(
         inputs=tuple(keras.tree.flatten(inputs)),
@@ -153,14 +155,17 @@ class _Recorder:
 
     def record(self, operation, args, kwargs):
         """Returns the symbolic results of an operation, and records its call."""
-        try:
-            outputs = operation.compute_output_spec(*args, **kwargs)
-            is_known = _has_sizes(outputs) or not _has_sizes((args, kwargs))
-        except (TypeError, ValueError, NotImplementedError):
+        outputs = None
+        with contextlib.suppress(TypeError, ValueError, NotImplementedError):
             # Some layers have a method for the shape that takes fewer arguments than the call.
-            is_known = False
-        if not is_known:
-            outputs = keras.Operation.compute_output_spec(operation, *args, **kwargs)
+            outputs = operation.compute_output_spec(*args, **kwargs)
+        if outputs is None or (_has_sizes((args, kwargs)) and not _has_sizes(outputs)):
+            try:
+                outputs = keras.Operation.compute_output_spec(operation, *args, **kwargs)
+            except Exception:
+                # Code written by others may raise any error where sizes are not known.
+                if outputs is None:
+                    raise
         outputs = keras.tree.map_structure(_dense, outputs)
         flat = tuple(
             tensor
