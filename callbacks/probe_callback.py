@@ -6,7 +6,6 @@ import contextlib
 import copy
 import math
 import warnings
-import weakref
 from typing import TYPE_CHECKING
 
 import keras
@@ -31,12 +30,30 @@ if TYPE_CHECKING:
     from tfresidual.sources.choosing import Layers
     from tfresidual.types import Data
 
-# The chains of models in training. All callbacks of a model share one, since a chain holds
-# compiled functions. Each is stored with the loss it was made for, because `compile` may replace
-# the loss later.
-_CHAINS: weakref.WeakKeyDictionary[keras.Model, tuple[Any, Chain]] = weakref.WeakKeyDictionary()
-# How the blocks of models are found, see `use_blocks`.
-_OPTIONS: weakref.WeakKeyDictionary[keras.Model, dict[str, Any]] = weakref.WeakKeyDictionary()
+# Where a model keeps its `_Probed`. A dictionary of models would keep subclassed ones forever,
+# since their chains refer to them.
+_KEPT = "_tfresidual_probed"
+
+
+class _Probed:
+    """The chain of a model in training, which all its callbacks share.
+
+    Attributes:
+        chain: the `Chain`, which holds compiled functions; `None` before it is needed.
+        loss: the loss that it was made for, because `compile` may replace the loss later.
+        options: how the blocks are found, see `use_blocks`.
+    """
+
+    def __init__(self) -> None:
+        self.chain: Chain | None = None
+        self.loss: Any = None
+        self.options: dict[str, Any] = {}
+
+
+def _probed(model: keras.Model) -> _Probed:
+    # Not as an attribute that Keras would track.
+    probed: _Probed = vars(model).setdefault(_KEPT, _Probed())
+    return probed
 
 
 def use_blocks(
@@ -72,17 +89,18 @@ def use_blocks(
             f"Received: model={model!r} of type {type(model).__name__}"
         )
     options = {"blocks": blocks, "open": open, "inputs": inputs}
-    _OPTIONS[model] = {name: value for name, value in options.items() if value is not None}
-    _CHAINS.pop(model, None)
+    probed = _probed(model)
+    probed.options = {name: value for name, value in options.items() if value is not None}
+    probed.chain = None
 
 
 def chain_in_training(model):
     """Returns the chain of a model, the same one for all callbacks of its training."""
-    loss, chain = _CHAINS.get(model, (None, None))
-    if chain is None or loss is not model.loss:
-        chain = sources.chain(model, **_OPTIONS.get(model, {}))
-        _CHAINS[model] = model.loss, chain
-    return chain
+    probed = _probed(model)
+    if probed.chain is None or probed.loss is not model.loss:
+        probed.chain = sources.chain(model, **probed.options)
+        probed.loss = model.loss
+    return probed.chain
 
 
 class ProbeCallback(keras.callbacks.Callback):

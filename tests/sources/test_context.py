@@ -289,3 +289,43 @@ def test_other_sources_take_no_arguments():
     for source in (net, tfr.chain(net)):
         with pytest.raises(ValueError, match=r"must be left out.*Received: blocks for source="):
             tfr.chain(source, blocks=layers.Dense)
+
+
+def read_by_blocks(function):
+    """A model of two inputs whose blocks read a function of the second one."""
+    one, other = keras.Input((5, 4), name="one"), keras.Input((5, 5), name="other")
+    read, state = function(other), layers.Dense(4)(one)
+    for _ in range(2):
+        state = layers.Add()([state, ops.matmul(read, layers.Dense(4)(state))])
+    outputs = layers.Dense(3)(layers.GlobalAveragePooling1D()(state))
+    return keras.Model({"one": one, "other": other}, outputs)
+
+
+@pytest.mark.parametrize(
+    "shape", [(5, 5), (1, 5, 5)], ids=["without an axis of images", "one for all images"]
+)
+def test_what_all_images_share_is_carried(shape):
+    """Such as a bias by the distance of two positions."""
+    bias = np.reshape(np.arange(25, dtype="float32"), shape) / 25
+    model = read_by_blocks(lambda other: ops.zeros_like(other)[0] + bias)
+    chain = tfr.chain(model)
+    images = {"one": RNG.normal(size=(3, 5, 4)), "other": RNG.normal(size=(3, 5, 5))}
+    images = {name: value.astype("float32") for name, value in images.items()}
+    np.testing.assert_allclose(chain(images), model(images), rtol=1e-6)
+    labels = np.array([0, 1, 2])
+    frame = tfr.probes.block_metrics(chain, (images, labels))
+    by_image = [
+        tfr.probes.block_metrics(
+            chain, ({k: v[i : i + 1] for k, v in images.items()}, labels[i:][:1])
+        )
+        for i in range(3)
+    ]
+    expected = np.mean([one["cosine_loss"] for one in by_image], axis=0)
+    np.testing.assert_allclose(frame["cosine_loss"], expected, rtol=1e-4)
+    dropped = tfr.probes.drop_blocks(chain, (images, labels))
+    assert np.isfinite(dropped["cross_entropy"]).all()
+
+
+def test_what_mixes_images_is_refused():
+    with pytest.raises(ValueError, match=r"do not depend on the other images.*tensor that all"):
+        tfr.chain(read_by_blocks(lambda other: ops.mean(other, axis=0)))

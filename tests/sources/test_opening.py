@@ -228,7 +228,7 @@ def test_what_cannot_be_opened_leaves_the_others_open():
     chain = chain_of(Pooling(name="pooling")(state), inputs)
     assert names_of(chain) == ["one/attention", "one/mlp"]
     (note,) = [note for note in chain.notes if "opened layers" in note]
-    assert "others are not opened: opened, the model returns other outputs after a change" in note
+    assert "others are not opened: they compute numbers from weights alone" in note
 
 
 def test_graphs_of_layers_and_models_that_are_called_in_other_ways():
@@ -249,3 +249,51 @@ def test_errors_of_keras_are_told_in_one_line():
     text = "Exception encountered when calling A.call().\n\n\x1b[1mwrong\x1b[0m\n\nArguments: B"
     assert said(ValueError(text)) == "wrong"
     assert said(ValueError()) == "ValueError"
+
+
+class Gated(layers.Layer):
+    """Adds a branch times a gate, as it is or after a function of it."""
+
+    def __init__(self, function=None, **kwargs):
+        super().__init__(**kwargs)
+        self.function = function
+        self.dense = layers.Dense(4, dtype=self.dtype_policy)
+
+    def build(self, shape):
+        self.gate = self.add_weight(shape=(4,), initializer="zeros", name="gate")
+        self.dense.build(shape)
+
+    def call(self, inputs):
+        gate = self.gate if self.function is None else self.function(self.gate)
+        return inputs + gate * self.dense(inputs)
+
+
+def gated(function, dtype):
+    inputs = keras.Input((6, 4))
+    state = layers.Dense(4, dtype=dtype)(inputs)
+    for index in range(2):
+        state = Gated(function, dtype=dtype, name=f"gated{index}")(state)
+    outputs = layers.Dense(3, dtype="float32")(layers.GlobalAveragePooling1D(dtype=dtype)(state))
+    return keras.Model(inputs, outputs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_numbers_from_weights_keep_a_layer_closed(dtype):
+    """However small the difference is as long as the gate is near its initial value."""
+    chain = tfr.chain(gated(ops.tanh, dtype))
+    assert names_of(chain) == ["gated0", "gated1"]
+    assert "layers are whole blocks, not opened: they compute numbers from weights" in str(chain)
+
+
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
+def test_an_opened_layer_casts_its_weights_as_before(dtype):
+    model = gated(None, dtype)
+    chain = tfr.chain(model)
+    assert len(chain.blocks) == 2
+    assert "opened layers: Gated" in str(chain)
+    for weight in model.weights:
+        # The weights of a gate are numbers that low precision cannot hold.
+        weight.assign(RNG.normal(size=weight.shape))
+    np.testing.assert_array_equal(chain(STATES), model(STATES, training=False))
+    pairs, _ = chain.walk(chain.stem(STATES))
+    assert {state.dtype.name for pair in pairs for state in pair} == {dtype.removeprefix("mixed_")}

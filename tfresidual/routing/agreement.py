@@ -12,7 +12,7 @@ from tfresidual.routing.outputs import LOGITS, OUTPUTS, named_outputs
 # The largest difference that rounding may cause, as a share of the largest output of an image, by
 # the coarsest dtype of the computation. TensorFlow rounds differently when the parts of a network
 # are compiled separately.
-ALLOWED = {tf.bfloat16: 0.1, tf.float16: 0.02}
+ALLOWED = {"bfloat16": 0.1, "float16": 0.02}
 ALLOWED_OTHERWISE = 1e-3
 # The number of random images that a network is tried on.
 SAMPLES = 2
@@ -48,8 +48,9 @@ def check_agreement(chain, images, found):
     raise ValueError(
         "Argument `chain` must compute what its network does. On the unperturbed route, the "
         "outputs for some of these images differ from those of the network itself by more than "
-        "rounding: dividing the network into blocks loses part of what it computes, or an "
-        "image's outputs depend on the other images. Remove the reference of a chain whose "
+        "rounding: dividing the network into blocks loses part of what it computes, its constants "
+        "changed after the chain was made (make another one), or an image's outputs depend on the "
+        "other images. Remove the reference of a chain whose "
         "functions were replaced on purpose: `dataclasses.replace(chain, reference=None)`. "
         f"Received: {chain.name}, whose outputs differ by up to {most:.3g}, of up to "
         f"{largest:.3g}"
@@ -122,14 +123,22 @@ def _compiled(chain, images):
         )
         graphs = [function.get_concrete_function().graph, *chain.graphs.values()]
         dtypes = {
-            tensor.dtype
+            tensor.dtype.name
             for graph in graphs
             for operation in graph.get_operations()
             for tensor in operation.outputs
         }
-        allowed = max([ALLOWED_OTHERWISE, *(ALLOWED.get(dtype, 0) for dtype in dtypes)])
-        chain.compared[key] = function, allowed
+        chain.compared[key] = function, allowed_difference(dtypes)
     return chain.compared[key]
+
+
+def allowed_difference(dtypes):
+    """Returns the largest difference that rounding may cause, as a share of the largest output.
+
+    Args:
+        dtypes: names of the dtypes of the computation.
+    """
+    return max([ALLOWED_OTHERWISE, *(ALLOWED.get(dtype, 0) for dtype in dtypes)])
 
 
 def difference(found, expected):

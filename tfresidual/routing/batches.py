@@ -319,7 +319,8 @@ def _parts(batch):
 def check_once(chain, images):
     """Compares a chain with its network, once per image shape.
 
-    Once is enough: if the two differ, they differ for any weights.
+    Once is enough: parts that are divided wrongly differ for any weights, and numbers computed from
+    weights are refused when a chain is made.
     """
     key = ("agrees", *key_of(images))
     if chain.reference is not None and key not in chain.compared:

@@ -16,8 +16,10 @@ import functools
 from typing import TYPE_CHECKING
 
 import keras
+import numpy as np
 from keras import ops
 
+from tfresidual.routing.agreement import sample_images
 from tfresidual.routing.chain import VALID_POSITIONS, Block, Chain, Stage
 from tfresidual.routing.losses import loss_of
 from tfresidual.sources.blocks import is_unit, other_anchor, path_to, shortcut_of_unit
@@ -51,7 +53,7 @@ def chain_of_division(model, division: Division, declared, reference, notes=()) 
     parts = _Parts(graph, context)
     dtype = _dtype_of_states(found)
     shapes, dtypes = _described(declared)
-    return Chain(
+    chain = Chain(
         name=model.name,
         stem=_stem(whole, found[0].before.tensor, dtype),
         stages=_stages(parts, found, -1 if not _is_channels_first(graph) else 1, dtype),
@@ -66,6 +68,8 @@ def chain_of_division(model, division: Division, declared, reference, notes=()) 
         notes=notes,
         context=context.function,
     )
+    context.check(model, sample_images(chain) if context.shared else None)
+    return chain
 
 
 def _described(structure):
@@ -103,7 +107,12 @@ def _values_of_inputs(whole, images):
 
 
 class _Context:
-    """What blocks read beside the state, and how it is computed."""
+    """What blocks read beside the state, and how it is computed.
+
+    All of it has a leading axis of images in the chain, so that it can be cut and joined like the
+    states. A tensor that is one for all images, such as a bias by the distance of two positions, is
+    repeated for each of them.
+    """
 
     def __init__(self, division):
         whole = division.whole
@@ -116,6 +125,12 @@ class _Context:
             again = sum(known.partition(" ")[0] == name for known in self.names)
             self.names.append(f"{name} {again + 1}" if again else name)
         self.whole, self.valid = whole, division.valid
+        images = whole.input.shape[0]
+        self.shared = {
+            name
+            for name, tensor in zip(self.names, self.tensors, strict=True)
+            if not tensor.shape or tensor.shape[0] != images
+        }
         self.nodes = path_to(whole.nodes, *self.tensors, *self._of_valid())
 
     def _of_valid(self):
@@ -127,21 +142,56 @@ class _Context:
         return self.compute if self.tensors or self.valid is not None else None
 
     def compute(self, images):
-        values = replay(self.nodes, _values_of_inputs(self.whole, images))
+        count = ops.shape(keras.tree.flatten(images)[0])[0]
         context = {
-            name: values[id(tensor)] for name, tensor in zip(self.names, self.tensors, strict=True)
+            name: _repeated(value, count, name in self.shared)
+            for name, value in self._values(images).items()
         }
         if self.valid is not None:
-            context[VALID_POSITIONS] = ops.cast(values[id(self.valid)], "bool")
+            context[VALID_POSITIONS] = ops.cast(context[VALID_POSITIONS], "bool")
         return context
+
+    def _values(self, images):
+        values = replay(self.nodes, _values_of_inputs(self.whole, images))
+        named = zip(self.names, self.tensors, strict=True)
+        found = {name: values[id(tensor)] for name, tensor in named}
+        if self.valid is not None:
+            found[VALID_POSITIONS] = values[id(self.valid)]
+        return found
+
+    def check(self, model, images):
+        """Raises a `ValueError` if what is shared by all images depends on which these are."""
+        if not self.shared or images is None:
+            return
+        last = keras.tree.map_structure(lambda tensor: tensor[-1:], images)
+        some, others = self._values(images), self._values(last)
+        for name in self.shared:
+            one, other = (ops.convert_to_numpy(values[name]) for values in (some, others))
+            if one.shape != other.shape or not np.allclose(one, other, equal_nan=True):
+                raise ValueError(
+                    "Argument `source` must be a model whose outputs for an image do not depend on "
+                    f"the other images. Received: source={model.name}, whose blocks read "
+                    f"'{name}', a tensor that all images share and that changes with them"
+                )
 
     def split(self, arguments):
         """Returns the states among the arguments of a function, and the context's values by id."""
         if self.function is None:
             return arguments, {}
         *states, context = arguments
-        named = zip(self.names, self.tensors, strict=True)
-        return states, {id(tensor): context[name] for name, tensor in named}
+        return states, {
+            id(tensor): context[name][0] if name in self.shared else context[name]
+            for name, tensor in zip(self.names, self.tensors, strict=True)
+        }
+
+
+def _repeated(value, count, is_shared):
+    """Returns a tensor with a leading axis of images, for a number of them."""
+    if is_shared:
+        value = ops.expand_dims(value, 0)
+    if value.shape[0] != 1:
+        return value
+    return ops.broadcast_to(value, (count, *ops.shape(value)[1:]))
 
 
 def unit_parts(unit, takes_anchor):

@@ -13,12 +13,26 @@ from tfresidual.sources.reasons import said
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Weight:
+    """A weight among the arguments of a call.
+
+    Attributes:
+        variable: `keras.Variable`.
+        dtype: the dtype to which Keras casts it there, in mixed precision another than its own.
+    """
+
+    variable: keras.Variable
+    dtype: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Node:
     """One call of an operation.
 
     Attributes:
         operation: the layer, or the operation of `keras.ops`.
-        args: positional arguments, with tensors as `keras.KerasTensor`s.
+        args: positional arguments, with tensors as `keras.KerasTensor`s, and weights that are given
+            to an operation of `keras.ops` as `Weight`s.
         kwargs: keyword arguments.
         outputs: the `keras.KerasTensor`s that it returns, as a tuple, and after them those of the
             masks that it attaches to them.
@@ -61,10 +75,13 @@ class Node:
         """
         for tensor, mask in self.masked:
             values[id(tensor)]._keras_mask = values[id(mask)]
-        args, kwargs = keras.tree.map_structure(
-            lambda leaf: values[id(leaf)] if isinstance(leaf, keras.KerasTensor) else leaf,
-            (self.args, self.kwargs),
-        )
+
+        def value(leaf):
+            if isinstance(leaf, Weight):
+                return ops.cast(leaf.variable, leaf.dtype)
+            return values[id(leaf)] if isinstance(leaf, keras.KerasTensor) else leaf
+
+        args, kwargs = keras.tree.map_structure(value, (self.args, self.kwargs))
         # As in `predict`, which also overrides the `training` argument of the call in the graph.
         if isinstance(self.operation, keras.layers.Layer):
             kwargs = kwargs | {"training": False}

@@ -6,8 +6,9 @@ import collections
 from typing import TYPE_CHECKING
 
 import keras
+import numpy as np
 
-from tfresidual.routing.agreement import difference, sample_images
+from tfresidual.routing.agreement import allowed_difference, difference, sample_images
 from tfresidual.routing.outputs import named_outputs
 from tfresidual.sources.choosing import chooser
 from tfresidual.sources.division import divided
@@ -23,7 +24,7 @@ from tfresidual.sources.notes import (
     other_additions,
 )
 from tfresidual.sources.reasons import said
-from tfresidual.sources.recording import graph_with_masks, recorded_model
+from tfresidual.sources.recording import constants_of, graph_with_masks, recorded_model
 
 if TYPE_CHECKING:
     from typing import Any
@@ -31,13 +32,13 @@ if TYPE_CHECKING:
     from tfresidual.routing.chain import Chain
     from tfresidual.sources.choosing import Layers
 
-# An opened model is compared with itself once more after this change of all its weights: what was
-# computed from weights while it was opened, and is now a number, does not follow it.
+# An opened model is recorded again, and compared with itself again, after this change of all its
+# weights: what was computed from weights while it was opened, and is now a number, does not follow
+# it.
 FACTOR, SHIFT = 1.1, 0.02
-# The largest difference that rounding may cause, as a share of the largest output. Operation by
-# operation, TensorFlow rounds in the same way whether a layer is opened or not.
-ALLOWED = {"bfloat16": 0.1, "float16": 0.02}
-ALLOWED_OTHERWISE = 1e-3
+FROM_WEIGHTS = (
+    "they compute numbers from weights alone, which would be constants if they were opened"
+)
 
 
 def chain_of_model(
@@ -171,7 +172,7 @@ def _of_opened(model, whole, opens, inputs):
     chosen, reason = opens, None
     while chosen is not None:
         division, failure = _opened(model, chosen, inputs)
-        if division is not None:
+        if failure is None:
             note = _note_of_opened(division, inputs, reason)
             chain = _chain(model, division, inputs, note)
             failure = _failure_of(chain, model)
@@ -235,7 +236,10 @@ def _whole_layers(whole, opens):
 
 
 def _opened(model, opens, inputs):
-    """Returns the division with layers opened, and why there is none."""
+    """Returns the division with layers opened, and why it cannot be used, or `None` if it can.
+
+    The division is `None` if there is none.
+    """
     try:
         graph, failures = recorded_model(model, inputs, opens)
         division = divided(graph)
@@ -248,7 +252,15 @@ def _opened(model, opens, inputs):
         needed = {id(layer) for layer in division.opened}
         needed |= {id(node.operation) for node in graph.nodes if node.reads_shapes_alone}
         graph, _ = recorded_model(model, inputs, lambda layer: id(layer) in needed)
-        return divided(graph), "no residual addition was found in them"
+        # What was computed from weights while they were opened is now a number.
+        with keras.StatelessScope(state_mapping=_changed(model)):
+            again, _ = recorded_model(model, inputs, lambda layer: id(layer) in needed)
+        division = divided(graph)
+        if division is None:
+            return None, "no residual addition was found in them"
+        if not _are_equal(constants_of(graph), constants_of(again)):
+            return division, FROM_WEIGHTS
+        return division, None
     except Exception as error:
         # Code written by others may raise any error on symbolic tensors.
         return None, said(error)
@@ -259,17 +271,9 @@ def _failure_of(chain, model):
     images = sample_images(chain)
     if images is None:
         return "the model accepts none of the inputs that were tried"
-    dtypes = {keras.backend.standardize_dtype(w.dtype) for w in model.weights}
-    dtypes |= {layer.compute_dtype for layer in model.layers}
-    allowed = max([ALLOWED_OTHERWISE, *(ALLOWED.get(dtype, 0) for dtype in dtypes)])
-    changed = [
-        (weight, weight.value * FACTOR + SHIFT)
-        for weight in model.weights
-        if keras.backend.is_float_dtype(weight.dtype)
-    ]
+    allowed = allowed_difference(layer.compute_dtype for layer in model.layers)
     after = " after a change of the weights"
-    reason = ": it computes numbers from weights alone, which are constants then"
-    for mapping, when, why in (([], "", ""), (changed, after, reason)):
+    for mapping, when in (([], ""), (_changed(model), after)):
         try:
             with keras.StatelessScope(state_mapping=mapping):
                 found, expected = (named_outputs(f(images)) for f in (chain, chain.reference))
@@ -278,5 +282,21 @@ def _failure_of(chain, model):
             return said(error)
         share, most, _ = difference(found, expected)
         if not share <= allowed:
-            return f"opened, the model returns other outputs{when}, by up to {most:.3g}{why}"
+            return f"opened, the model returns other outputs{when}, by up to {most:.3g}"
     return None
+
+
+def _changed(model):
+    """Returns pairs of all weights of a model and other values for them."""
+    return [
+        (weight, weight.value * FACTOR + SHIFT)
+        for weight in model.weights
+        if keras.backend.is_float_dtype(weight.dtype)
+    ]
+
+
+def _are_equal(some, others):
+    return len(some) == len(others) and all(
+        np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+        for one, other in zip(some, others, strict=True)
+    )

@@ -17,7 +17,16 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from tfresidual.sources.graph import Graph, Node, graph_of, has_graph, inputs_of, leading, replay
+from tfresidual.sources.graph import (
+    Graph,
+    Node,
+    Weight,
+    graph_of,
+    has_graph,
+    inputs_of,
+    leading,
+    replay,
+)
 from tfresidual.sources.masks import may_mask
 from tfresidual.sources.reasons import said
 
@@ -37,7 +46,7 @@ _SWAPPED = {
 }
 
 
-def recorded(function, inputs, is_opened):
+def recorded(function, inputs, is_opened, model=None):
     """Returns the graph of what a function of tensors computes.
 
     Args:
@@ -45,6 +54,7 @@ def recorded(function, inputs, is_opened):
         inputs: `keras.KerasTensor`, or a structure of them.
         is_opened: function of a layer that returns whether the layer is replaced by what it
             computes inside. A layer that cannot be opened is recorded as a whole.
+        model: the `keras.Model` that is opened first, if it is subclassed.
 
     Returns:
         A tuple of the `tfresidual.sources.graph.Graph`, and a dict of the reasons why layers could
@@ -56,7 +66,7 @@ def recorded(function, inputs, is_opened):
     Raises:
         Exception: whatever the code of the function raises on symbolic tensors.
     """
-    recorder = _Recorder(is_opened)
+    recorder = _Recorder(is_opened, model)
     with recorder.active():
         output = function(inputs)
     if not isinstance(output, keras.KerasTensor):
@@ -80,8 +90,8 @@ def recorded(function, inputs, is_opened):
 class _Recorder:
     """Collects the calls of layers and operations on symbolic tensors."""
 
-    def __init__(self, is_opened):
-        self.is_opened = is_opened
+    def __init__(self, is_opened, model):
+        self.is_opened, self.model = is_opened, model
         self.nodes, self.failures = [], {}
         # Opened layers that returned numbers, which no symbolic tensor leads to.
         self.constant = set()
@@ -178,18 +188,42 @@ class _Recorder:
             masked = tuple((one, mask) for one in taken if (mask := mask_of(one)) is not None)
         if masked or may_mask(operation):
             made = _follow_masks(operation, args, kwargs, flat)
+        if not isinstance(operation, keras.layers.Layer):
+            args, kwargs = keras.tree.map_structure(_as_it_is_read, (args, kwargs))
         node = Node(
             operation,
             args,
             kwargs,
             (*flat, *made.values()),
-            tuple(self.inside),
+            # Not the model itself, which a chain would keep.
+            tuple(layer for layer in self.inside if layer is not self.model),
             masked,
             tuple(made),
             id(operation) in self.constant,
         )
         self.nodes.append(node)
         return outputs
+
+
+def _as_it_is_read(leaf):
+    """Returns a weight with the dtype that it has inside the layer that is being called."""
+    return Weight(leaf, leaf.dtype) if isinstance(leaf, keras.Variable) else leaf
+
+
+def constants_of(graph):
+    """Returns the numbers that stand in a recorded graph in place of tensors, in order."""
+    found = []
+    for node in graph.nodes:
+        operation = node.operation
+        # A layer computes what it keeps anew.
+        kept = {} if isinstance(operation, keras.layers.Layer) else vars(operation)
+        for leaf in keras.tree.flatten((node.args, node.kwargs, list(kept.values()))):
+            if tf.is_tensor(leaf):
+                # NumPy cannot convert a single number in bfloat16.
+                leaf = tf.cast(leaf, tf.float64).numpy()
+            if isinstance(leaf, (np.ndarray, np.generic, int, float)):
+                found.append(np.asarray(leaf))
+    return found
 
 
 def _for_any_number(nodes, images):
@@ -365,6 +399,7 @@ def recorded_model(model, inputs, is_opened):
             functools.partial(model, training=False),
             given,
             lambda layer: layer is model or is_opened(layer),
+            model,
         )
     except Exception as error:
         # Code written by others may raise any error on symbolic tensors.
