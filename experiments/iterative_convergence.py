@@ -35,9 +35,9 @@ RECURRENT = ["coupling 0", *COUPLED]
 # Channels of the first stage; the second one is that of all figures with one width.
 WIDTHS = {"smoke": (4, 4), "small": (4, 8), "paper": (8, 16, 32, 64)}
 SEEDS = {"smoke": 1, "small": 2, "paper": 6}
-DEPTH = {"smoke": 2, "small": 8, "paper": 16}
+DEPTH = {"smoke": 2, "small": 6, "paper": 16}
 # Blocks of a stage that late coupling leaves out.
-LATE = {"smoke": 1, "small": 3, "paper": 5}
+LATE = {"smoke": 1, "small": 2, "paper": 5}
 COMMON = {
     "smoke": {"epochs": 1, "train_size": 256, "validation": 64, "test_size": 64},
     "small": {"epochs": 4, "train_size": 12_000, "test_size": 5000},
