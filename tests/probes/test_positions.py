@@ -239,6 +239,15 @@ def test_no_line_between_two_contexts(decoder):
         probes.line_between(decoder, *[sequences.batch("decoder")[0]] * 2)
 
 
+def test_no_line_between_several_inputs():
+    half = Block(1, 0, True, apply=lambda state: state / 2)
+    shapes = {"a": (2,), "b": (2,)}
+    chain = dataclasses.replace(plane_chain(half), input_shape=shapes)
+    images = dict.fromkeys("ab", np.zeros((1, 2), "float32"))
+    with pytest.raises(ValueError, match=r"`chain` must be a network with one input\. Received: "):
+        probes.line_between(chain, images, images)
+
+
 def test_a_line_between_sequences_of_numbers():
     half = Block(1, 0, True, apply=lambda state: state / 2)
     chain = dataclasses.replace(plane_chain(), stages=(Stage(1, (half,)),), input_shape=(3, 2))

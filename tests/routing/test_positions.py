@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
-from reference import sequences
+from reference import chains_with_context, sequences
 from reference.route_values import TOLERANCE
 
 from tfresidual import probes, routes
@@ -34,6 +34,17 @@ def decoder():
 
 def prepared(chain, *data):
     return [labels.numpy() for _, labels in batches_of(data, chain)[0]]
+
+
+def test_a_wrong_shape_of_one_of_several_inputs_is_named():
+    chain = chains_with_context.masked_chain()
+    images = {"ids": np.ones((2, 5), int), "mask": np.ones((2, 5, 1), bool)}
+    message = (
+        r"`data` must hold .* of shape \{'ids': \(None,\), 'mask': \(None,\)\}\. Received: a "
+        r"batch of shape \{'ids': \(2, 5\), 'mask': \(2, 5, 1\)\}, which differs in 'mask'$"
+    )
+    with pytest.raises(ValueError, match=message):
+        evaluate(chain, (images, np.zeros(2, int)), [routes.unperturbed(chain)])
 
 
 # Labels

@@ -32,7 +32,7 @@ from tfresidual.probes.eigenvalues import largest_eigenvalues, linearized, push_
 from tfresidual.probes.measure import by_split, measure
 from tfresidual.probes.perturbation import ALL_STAGES
 from tfresidual.routing.batches import run_over, splits_of
-from tfresidual.routing.images import is_alike
+from tfresidual.routing.images import is_alike, is_shape
 from tfresidual.routing.positions import without_padding
 
 if TYPE_CHECKING:
@@ -327,6 +327,11 @@ def line_between(
             "Argument `chain` must be a network whose blocks read nothing but the state: the "
             "states on the line belong to neither of the two images. "
             f"Received: {chain.name}, whose blocks read more"
+        )
+    if not is_shape(chain.input_shape):
+        raise ValueError(
+            "Argument `chain` must be a network with one input. "
+            f"Received: {chain.name} with inputs of shape {chain.input_shape}"
         )
     check_int("points", points, at_least=1)
     pairs = np.asarray(first_images), np.asarray(second_images)

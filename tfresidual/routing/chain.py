@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 from keras import ops
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import keras
 
     from tfresidual.types import OutputKind, Tensor

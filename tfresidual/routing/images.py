@@ -11,11 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 
-def count_of(images):
-    """Returns the number of images in a batch, an array or a structure of arrays."""
-    return len(keras.tree.flatten(images)[0])
-
-
 def sliced(images, part):
     """Returns a part of a batch of images, given by a slice of its first axis."""
     return keras.tree.map_structure(lambda array: array[part], images)
@@ -24,24 +19,33 @@ def sliced(images, part):
 def check_images(chain, images):
     """Raises a `ValueError` unless the shape of a batch of images fits a chain."""
     expected = chain.input_shape
-    if not is_alike(images, expected):
+    wrong = list(_misfits(images, expected)) if is_alike(images, expected) else [""]
+    if wrong:
         shapes = keras.tree.map_structure(lambda part: tuple(part.shape), images)
+        inputs = ", ".join(repr(name) for name in wrong if name)
         raise ValueError(
             f"Argument `data` must hold batches of images of shape {expected}. "
-            f"Received: a batch of shape {shapes}"
+            f"Received: a batch of shape {shapes}" + (f", which differs in {inputs}" * bool(inputs))
         )
-    map_up_to(_check_shape, images, expected)
 
 
-def _check_shape(images, expected):
-    fits = len(images.shape) == len(expected) + 1 and all(
-        size in (None, given) for size, given in zip(expected, images.shape[1:], strict=True)
-    )
-    if not fits:
-        raise ValueError(
-            f"Argument `data` must hold batches of images of shape {expected}. "
-            f"Received: a batch of shape {tuple(images.shape)}"
-        )
+def _misfits(images, expected, path=()):
+    """Yields the names of the inputs of another shape than is expected; "" for a single input."""
+    if is_shape(expected):
+        if len(images.shape) != len(expected) + 1 or any(
+            size not in (None, given)
+            for size, given in zip(expected, images.shape[1:], strict=True)
+        ):
+            yield path_name(path)
+    else:
+        keys = expected if isinstance(expected, Mapping) else range(len(expected))
+        for key in keys:
+            yield from _misfits(images[key], expected[key], (*path, key))
+
+
+def path_name(path):
+    """Returns the name of an input: its keys and places in a structure, joined by slashes."""
+    return "/".join(map(str, path))
 
 
 def spec_of(values):
