@@ -24,7 +24,7 @@ from tfresidual.routing.outputs import check_labels
 from tfresidual.routing.positions import has_positions, shape_of_outputs
 
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Literal
 
     from tfresidual.routing import Chain
     from tfresidual.sources.choosing import Layers
@@ -62,11 +62,12 @@ def use_blocks(
     blocks: Layers | None = None,
     open: bool | Layers | None = None,
     inputs: Any = None,
+    padding: str | Literal[False] | None = None,
 ) -> None:
     """Sets how callbacks find the blocks of a model in training.
 
     By default, they probe `tfresidual.chain(model)`; after this call, every callback of this
-    package in `model.fit` probes `tfresidual.chain(model, blocks=..., open=..., inputs=...)`.
+    package in `model.fit` probes `tfresidual.chain` of the model with these arguments.
 
     Example:
 
@@ -75,9 +76,10 @@ def use_blocks(
 
     Args:
         model: the `keras.Model` that is trained.
-        blocks: see `tfresidual.sources.keras_models.chain_of_model`, as for the other arguments.
+        blocks: see `tfresidual.chain`, as for the other arguments.
         open: see there.
         inputs: see there.
+        padding: see there.
 
     Raises:
         ValueError: if `model` is not a `keras.Model`. What cannot be used otherwise is an error
@@ -88,7 +90,7 @@ def use_blocks(
             "Argument `model` must be a `keras.Model`. "
             f"Received: model={model!r} of type {type(model).__name__}"
         )
-    options = {"blocks": blocks, "open": open, "inputs": inputs}
+    options = {"blocks": blocks, "open": open, "inputs": inputs, "padding": padding}
     probed = _probed(model)
     probed.options = {name: value for name, value in options.items() if value is not None}
     probed.chain = None

@@ -277,11 +277,40 @@ def test_positions_added_to_an_embedding_are_no_block():
         ({"open": 3}, r"Argument `open` must be a class of layers.*Received: open=3"),
         ({"blocks": []}, r"Argument `blocks` must be a class of layers.*Received: blocks=\[\]"),
         ({"inputs": {"ids": IDS}}, r"Argument `inputs` must be .*in the structure.*Received: "),
+        (
+            {"inputs": TwoInputs().given() | {"other": np.zeros((6, 4))}},
+            r"`inputs` must be inputs that functional\w* accepts.*Received: .*'other': \(6, 4\)",
+        ),
     ],
 )
 def test_arguments_that_cannot_be_used(kwargs, message):
     with pytest.raises(ValueError, match=message):
         tfr.chain(TwoInputs().model(), **kwargs)
+
+
+@pytest.mark.parametrize("kind", [Network, Subclassed])
+@pytest.mark.parametrize(
+    ("inputs", "received"),
+    [
+        (5, "5 of type int$"),
+        (tf.data.Dataset.from_tensors((IDS, LABELS)), r"<.*> of type \w*Dataset$"),
+        ((2, 8), "2 of type int in inputs of type tuple$"),
+        ([[0.5] * 7] * 2, "0.5 of type float in inputs of type list$"),
+        ([], r"\[\] of type list$"),
+        (np.float32(3), r"an array of shape \(\) and dtype float32$"),
+        (np.array([["a"] * 7]), r"an array of shape \(1, 7\) and dtype <U1$"),
+        (np.array([[None] * 7]), r"an array of shape \(1, 7\) and dtype object$"),
+    ],
+)
+def test_inputs_that_are_no_batch(kind, inputs, received):
+    with pytest.raises(ValueError, match=f"`inputs` must be a batch .*Received: {received}"):
+        tfr.chain(kind().model(), inputs=inputs)
+
+
+def test_inputs_that_a_subclassed_model_does_not_take():
+    inputs = (IDS, LABELS)
+    with pytest.raises(ValueError, match=r"`inputs` must be inputs that .* accepts.*Received: inp"):
+        tfr.chain(Subclassed().model(), inputs=inputs)
 
 
 def test_other_sources_take_no_arguments():

@@ -245,10 +245,99 @@ def test_graphs_of_layers_and_models_that_are_called_in_other_ways():
         graph_of(model, keras.KerasTensor((None, 5, 3)))
 
 
+def plain():
+    """A model with two visible additions, and none that is hidden."""
+    inputs = keras.Input((6,))
+    state = layers.Dense(6, name="stem")(inputs)
+    for number in range(2):
+        state = layers.Add(name=f"add{number}")([state, layers.Dense(6, name=f"d{number}")(state)])
+    return keras.Model(inputs, layers.Dense(2, name="out")(state), name="plain")
+
+
+def hidden():
+    inputs = keras.Input((6, 4))
+    state = EncoderWithAttention(name="one")(inputs)
+    return keras.Model(inputs, layers.Dense(2)(Positions(name="two")(state)), name="hidden")
+
+
+def test_without_layers_to_open_the_visible_additions_are_blocks():
+    for kwargs in ({}, {"open": True}, {"open": False}):
+        chain = tfr.chain(plain(), **kwargs)
+        assert (names_of(chain), chain.notes) == (["add0", "add1"], ())
+    # Opened, a layer without an addition changes nothing.
+    chain = tfr.chain(plain(), open="d0")
+    assert names_of(chain) == ["add0", "add1"]
+    assert chain.notes == ("no layers are opened: no block was found in them",)
+
+
+@pytest.mark.parametrize(
+    ("build", "kwargs", "message"),
+    [
+        (
+            plain,
+            {"blocks": ["stem", "typo"]},
+            r"`blocks` must choose layers of plain, which are Add \(2: add0, add1\), Dense \(4: "
+            r"stem, d0, d1, \.\.\.\)\. Received: blocks=\['stem', 'typo'\], where no layer is "
+            r"called 'typo'$",
+        ),
+        (plain, {"blocks": layers.Conv2D}, r"must choose layers.*Received: blocks=<class"),
+        (
+            plain,
+            {"blocks": "stem", "open": "d0"},
+            r"`blocks` and `open` must not both be given.*Received: blocks='stem', open='d0'",
+        ),
+        (
+            plain,
+            {"open": "typo"},
+            r"`open` must choose layers of plain, of which these may hide additions: none\. "
+            r"Received: open='typo', where no layer is called 'typo'$",
+        ),
+        (
+            hidden,
+            {"open": ["one", "typo"]},
+            r"additions: EncoderWithAttention \(1: one\), Positions \(1: two\)\. "
+            r"Received: open=\['one', 'typo'\], where no layer is called 'typo'$",
+        ),
+        (
+            hidden,
+            {"open": layers.Conv2D},
+            r"EncoderWithAttention \(1: one\), Positions \(1: two\)\. Received: open=<class",
+        ),
+        (plain, {"open": 3}, r"`open` must be .*or True or False\. Received: open=3"),
+    ],
+)
+def test_layers_that_cannot_be_chosen(build, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        tfr.chain(build(), **kwargs)
+
+
+def test_names_of_inner_layers_can_be_chosen():
+    chain = tfr.chain(hidden(), open=["one", "own_attention"])
+    assert names_of(chain) == ["one/attention", "one/mlp"]
+
+
+def test_chosen_layers_that_are_no_blocks_are_noted():
+    chain = tfr.chain(plain(), blocks=["stem", "d0", "out"])
+    assert names_of(chain) == ["stem"]
+    additions, chosen = chain.notes
+    # They are on the trunk.
+    assert additions.startswith("additions that are not blocks themselves: on the trunk (2: add0,")
+    assert chosen == (
+        "chosen layers that are no blocks: Dense (2: d0, out); they change the shape or are off "
+        "the trunk"
+    )
+    assert len(tfr.chain(plain(), blocks="stem").notes) == 1
+
+
 def test_errors_of_keras_are_told_in_one_line():
     text = "Exception encountered when calling A.call().\n\n\x1b[1mwrong\x1b[0m\n\nArguments: B"
     assert said(ValueError(text)) == "wrong"
     assert said(ValueError()) == "ValueError"
+    # The reason comes after a colon.
+    text = "Could not infer it. Error encountered:\n\n\x1b[1mwrong\x1b[0m\n\nArguments: B"
+    assert said(ValueError(text)) == "wrong"
+    assert said(ValueError("Shapes differ:\n\n(2,), (3,)\nmore")) == "Shapes differ: (2,), (3,)"
+    assert said(ValueError("Nothing follows:")) == "Nothing follows:"
 
 
 class Gated(layers.Layer):

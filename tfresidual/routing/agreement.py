@@ -67,7 +67,7 @@ def sample_images(chain):
     rng = np.random.default_rng(0)
     for size in SIZES:
         for draw in (lambda shape: rng.uniform(0, 2, shape), np.zeros):
-            images = _drawn("", chain.input_shape, chain.input_dtype, size, draw)
+            images = drawn(chain.input_shape, chain.input_dtype, size, draw)
             if _accepts(chain, images):
                 return images
         if not _has_unknown(chain.input_shape):
@@ -75,13 +75,21 @@ def sample_images(chain):
     return None
 
 
-def _drawn(name, shapes, dtypes, size, draw):
-    """Returns images of some shapes, in their structure, with one size for all unknown axes."""
+def drawn(shapes, dtypes, size, draw, name=""):
+    """Returns images of some shapes, in their structure.
+
+    Args:
+        shapes: the `input_shape` of a `tfresidual.routing.Chain`.
+        dtypes: its `input_dtype`.
+        size: int, the size of all axes of unknown size.
+        draw: function of a shape that returns values, for all inputs but masks.
+        name: str, the key of the images in a dict.
+    """
     if isinstance(shapes, Mapping):
-        return {key: _drawn(key, shapes[key], dtypes[key], size, draw) for key in shapes}
+        return {key: drawn(shapes[key], dtypes[key], size, draw, key) for key in shapes}
     if not is_shape(shapes):
         pairs = zip(shapes, dtypes, strict=True)
-        return type(shapes)(_drawn(name, *pair, size, draw) for pair in pairs)
+        return type(shapes)(drawn(*pair, size, draw, name) for pair in pairs)
     shape = [SAMPLES, *(size if known is None else known for known in shapes)]
     is_mask = dtypes == "bool" or "mask" in name.lower()
     values = _mask(shape) if is_mask else draw(shape)

@@ -14,13 +14,33 @@ Layers: TypeAlias = (
 )
 
 
-def chooser(name: str, chosen: Layers) -> Callable[[object], bool]:
+class Chooser:
+    """Says whether an operation is one of the chosen layers.
+
+    Attributes:
+        parts: list of classes, names and functions that choose layers.
+        unused: those names among them that no layer had so far, as a list.
+    """
+
+    def __init__(self, parts: list[Any]) -> None:
+        self.parts = parts
+        self.unused = [part for part in parts if isinstance(part, str)]
+
+    def __call__(self, operation: object) -> bool:
+        if not isinstance(operation, keras.layers.Layer):
+            return False
+        self.unused = [name for name in self.unused if name != operation.name]
+        return any(_fits(operation, part) for part in self.parts)
+
+
+def chooser(name: str, chosen: Layers, otherwise: str = "") -> Chooser:
     """Returns the function that says whether an operation is one of the chosen layers.
 
     Args:
         name: the name of the argument, for errors.
         chosen: a class of layers, the name of a layer, a function of a layer, or several of these
             in a list.
+        otherwise: what else the argument may be, for errors.
 
     Raises:
         ValueError: if `chosen` is something else.
@@ -34,15 +54,9 @@ def chooser(name: str, chosen: Layers) -> Callable[[object], bool]:
     if not parts or not all(is_usable):
         raise ValueError(
             f"Argument `{name}` must be a class of layers, the name of a layer, a function of a "
-            f"layer, or several of these in a list. Received: {name}={chosen!r}"
+            f"layer, or several of these in a list{otherwise}. Received: {name}={chosen!r}"
         )
-
-    def is_chosen(operation):
-        return isinstance(operation, keras.layers.Layer) and any(
-            _fits(operation, part) for part in parts
-        )
-
-    return is_chosen
+    return Chooser(parts)
 
 
 def _fits(layer, part):

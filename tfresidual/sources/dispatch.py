@@ -22,7 +22,7 @@ from tfresidual.sources.keras_models import chain_of_model
 from tfresidual.sources.outputs import kind_of, outputs_of
 
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Literal
 
     from tfresidual.sources.choosing import Layers
     from tfresidual.types import ChainSource
@@ -37,6 +37,7 @@ def chain(
     blocks: Layers | None = None,
     open: bool | Layers | None = None,
     inputs: Any = None,
+    padding: str | Literal[False] | None = None,
 ) -> Chain:
     """Returns the chain of a network, which every probe takes.
 
@@ -44,12 +45,66 @@ def chain(
     weights during training. Loss and kind of outputs are those for which the model was compiled
     when the chain was made.
 
+    In a `keras.Model`, the blocks must be found. Every residual addition is a block if all paths
+    from one to the next pass through the state; additions inside layers that are not of Keras are
+    found, too. `print(chain)` shows what was found, and notes say what the chain does not show.
+    `tfresidual.sources.keras_models.chain_of_model` describes how it is done.
+
+    Examples:
+
+    A small transformer whose inputs are a dict of two:
+
+    >>> ids = keras.Input((None,), dtype="int32", name="ids")
+    >>> valid = keras.Input((None,), dtype="bool", name="valid")
+    >>> attend = keras.layers.MultiHeadAttention(2, 4, name="attend")
+    >>> state = keras.layers.Embedding(9, 8)(ids)
+    >>> branch = attend(state, state, attention_mask=valid[:, None, :])
+    >>> state = keras.layers.Add(name="add")([state, branch])
+    >>> state = keras.layers.Dense(8, name="whole")(state)
+    >>> model = keras.Model({"ids": ids, "valid": valid}, keras.layers.Dense(3)(state))
+
+    >>> found = chain(model, padding="valid")
+    >>> print(found.blocks[0].name, found.notes)
+    add ("padding: input 'valid', where it is 0",)
+    >>> print(chain(model, blocks="whole").blocks[0].name)
+    whole
+    >>> found = chain(model, open=False, inputs={"ids": np.ones((1, 5)), "valid": np.ones((1, 5))})
+    >>> found.input_shape
+    {'ids': (5,), 'valid': (5,)}
+
     Args:
-        source: a `tfresidual.networks.ResidualNetwork`; any other `keras.Model` with residual
-            additions on one trunk, see `tfresidual.sources.keras_models.chain_of_model`, which
-            also describes the other arguments; the path of a `.keras` file that
-            holds one of these; the path of a SavedModel that `tfresidual.export` wrote; or a
-            chain, which is returned as it is.
+        source: one of
+
+            - a `tfresidual.networks.ResidualNetwork`;
+            - any other `keras.Model` with residual additions on one trunk;
+            - the path of a `.keras` file that holds one of these;
+            - the path of a SavedModel that `tfresidual.export` wrote;
+            - a chain, which is returned as it is.
+
+            The other arguments are for models in which the blocks must be found, and for files that
+            hold one.
+        blocks: which layers are blocks as a whole, F = layer(h) - h: a class
+            (`blocks=keras_hub.layers.TransformerEncoder`), the name of a layer
+            (`blocks="encoder_0"`), a function of a layer that returns a bool
+            (`blocks=lambda layer: layer.name.startswith("encoder")`), or several of these in a
+            list. They must return the shape they take. By default, residual additions are the
+            blocks.
+        open: which layers are opened, that is, replaced by what they compute inside, where
+            additions are blocks; chosen in the same way, but not together with `blocks`. `True`
+            opens all layers that are not of Keras or of this package, `False` none. By default all
+            of these, but only if no addition is seen without opening them.
+        inputs: a batch of inputs of the model (`inputs=next(iter(data))[0]`), or
+            `keras.KerasTensor`s in its structure. Needed for a subclassed model, and for opening
+            layers that need to know the number of positions, such as those that compute a causal
+            mask; the chain then takes only inputs of that size.
+        padding: which positions of sequences are padding, and count in no metric: the name of an
+            input `(images, positions)` that is nonzero where a position is valid, such as a mask,
+            or ids whose padding is 0. It is the key in a dict of inputs (or keys and places in a
+            nested structure, `"text/mask"` or `"1"`), the name of the input in a functional model,
+            or `"images"` for a single input without a name. `False`: all positions count. By
+            default, the mask that Keras attaches to the first state or, failing that, an input
+            called `padding_mask`, `encoder_padding_mask`, `decoder_padding_mask` or
+            `attention_mask`. A note of the chain says what was found.
 
     Returns:
         A `tfresidual.routing.Chain`.
@@ -57,9 +112,10 @@ def chain(
     Raises:
         FileNotFoundError: if there is no such file or directory.
         ValueError: if the source is none of these, no blocks can be found in the model, or the
-            file is damaged or holds classes that are not known here.
+            file is damaged or holds classes that are not known here, or if another argument cannot
+            be used.
     """
-    options = {"blocks": blocks, "open": open, "inputs": inputs}
+    options = {"blocks": blocks, "open": open, "inputs": inputs, "padding": padding}
     if isinstance(source, (str, os.PathLike)):
         path = pathlib.Path(source)
         if not path.is_dir():
@@ -68,8 +124,8 @@ def chain(
     given = [name for name, value in options.items() if value is not None]
     if given and not is_found:
         raise ValueError(
-            "Arguments `blocks`, `open` and `inputs` must be left out unless blocks are to be "
-            "found in a `keras.Model`: the blocks of other sources are known. "
+            "Arguments `blocks`, `open`, `inputs` and `padding` must be left out unless blocks are "
+            "to be found in a `keras.Model`: the blocks of other sources are known. "
             f"Received: {', '.join(given)} for source={source!r}"
         )
     if isinstance(source, Chain):
@@ -79,9 +135,9 @@ def chain(
     if isinstance(source, ResidualNetwork):
         return _of_residual_network(source)
     if isinstance(source, keras.Model):
-        return chain_of_model(source, blocks, open, inputs)
+        return chain_of_model(source, **options)
     raise ValueError(
-        "Argument `source` must be a `tfresidual.networks.ResidualNetwork`, a functional "
+        "Argument `source` must be a `tfresidual.networks.ResidualNetwork`, another "
         "`keras.Model`, the path of a .keras file that holds one or of a SavedModel that "
         "`tfresidual.export` wrote, or a `tfresidual.routing.Chain`. "
         f"Received: source={source!r} of type {type(source).__name__}"

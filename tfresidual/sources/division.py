@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from tfresidual.sources.graph import Node
 
-# The end of the names of inputs that say which positions are not padding, as in keras-hub.
-MASK_NAMES = ("padding_mask", "attention_mask")
 # What a branch is, by the names of the classes in it.
 KINDS = {
     "attention": ("attention",),
@@ -51,7 +49,7 @@ class Division:
         trunk: list of the places on the trunk, see `tfresidual.sources.blocks.trunk_of`.
         blocks: list of the blocks on it, in order, with the gaps between them assigned.
         valid: the `keras.KerasTensor` that says which positions of the states are not padding,
-            `(images, positions)`, or `None`.
+            `(images, positions)`, or `None`; see `tfresidual.sources.padding`.
     """
 
     whole: Graph
@@ -121,40 +119,56 @@ def divided(whole: Graph, is_chosen: Callable[[Node], bool] | None = None) -> Di
         return None
     join_gaps(graph, trunk, blocks)
     _name(graph, blocks)
-    state = blocks[0].before.tensor
-    return Division(whole, graph, trunk, blocks, _valid_positions(whole, graph, state))
+    return Division(whole, graph, trunk, blocks)
 
 
 def _name(graph, blocks):
     """Names blocks: after the operation that ends them or, in an opened layer, what they are."""
     additions = [graph.nodes[block.end.index] for block in blocks]
-    counts = collections.Counter(id(node.inside[-1]) for node in additions if node.inside)
-    opened = {id(node.inside[-1]): node.inside[-1].name for node in additions if node.inside}
-    names = collections.Counter(opened.values())
-    taken, parts = set(), {}
+    innermost = [node.inside[-1] for node in additions if node.inside]
+    counts = collections.Counter(map(id, innermost))
+    same_name = collections.Counter({id(one): one.name for one in innermost}.values())
+    taken, first = set(), {}
     for block, addition in zip(blocks, additions, strict=True):
         name = addition.operation.name
         if addition.inside:
-            *outer, layer = addition.inside
-            kind = _kind_of([layer])[:1]
-            if outer and kind and counts[id(layer)] == 1:
-                # An attention that itself adds to the state.
-                layer, ((kind, inner),) = outer[-1], kind
-            else:
-                kind, inner = _kind(graph, block)
-            if kind is None:
-                # Keras numbers operations in the order in which any model makes them.
-                is_layer = isinstance(addition.operation, keras.layers.Layer)
-                kind = inner = name if is_layer else "addition"
+            layers, kind, precise = _part(graph, block, addition, counts)
+            *outer, layer = layers
             # What comes after another part of its kind has the name of its own layer. A shared
             # layer has the same parts in every call.
-            first = parts.setdefault((id(layer), kind), inner)
-            name = f"{layer.name}/{kind if inner == first else inner}"
-            if outer and names[layer.name] > 1:
+            is_first = first.setdefault((id(layer), kind), precise) == precise
+            name = f"{layer.name}/{kind if is_first else precise}"
+            if outer and same_name[layer.name] > 1:
                 name = f"{outer[-1].name}/{name}"
         again = (f"{name} {count}" for count in itertools.count(2))
         block.name = next(one for one in itertools.chain([name], again) if one not in taken)
         taken.add(block.name)
+
+
+def _part(graph, block, addition, counts):
+    """Returns the opened layers that a block is a part of, and which part.
+
+    Args:
+        graph: the `Graph`.
+        block: a block that ends in an opened layer.
+        addition: the `Node` that ends it.
+        counts: how many blocks end in an opened layer, by the id of the layer.
+
+    Returns:
+        A tuple of the layers, from the outermost to the innermost, of what the part is in general,
+        and of what it is more precisely.
+    """
+    *outer, layer = addition.inside
+    own = _kind_of([layer])
+    if outer and own and counts[id(layer)] == 1:
+        # An attention that itself adds to the state is a part of the layer around it.
+        return outer, *own[0]
+    kind, precise = _kind(graph, block)
+    if kind is None:
+        # Keras numbers operations in the order in which any model makes them.
+        is_layer = isinstance(addition.operation, keras.layers.Layer)
+        kind = precise = addition.operation.name if is_layer else "addition"
+    return addition.inside, kind, precise
 
 
 def _kind(graph, block):
@@ -255,33 +269,3 @@ def _depends_on_state(graph, block):
     specs = [tf.TensorSpec(t.shape, t.dtype) for t in (block.begin.tensor, *others)]
     tf.function(branch, input_signature=specs, autograph=False).get_concrete_function()
     return is_connected[-1]
-
-
-def _valid_positions(whole, graph, state):
-    """Returns the tensor that says which positions of the states are not padding, or `None`.
-
-    It is the implicit mask of Keras at the first state or, failing that, an input whose name ends
-    as in `MASK_NAMES`; of several, the one whose name begins like that of an input of the stem.
-    """
-    if len(state.shape) < 3:
-        return None
-    attached = (pair for node in whole.nodes for pair in node.masked)
-    for tensor, mask in attached:
-        if tensor is state and len(mask.shape) == 2:
-            return mask
-    masks = [
-        tensor
-        for tensor in whole.inputs
-        if tensor.name.endswith(MASK_NAMES)
-        and len(tensor.shape) == 2
-        and tensor.shape[1] in (None, state.shape[1])
-    ]
-    if len(masks) < 2:
-        return masks[0] if masks else None
-    needed = {id(tensor) for node in path_to(whole.nodes, state) for tensor in node.inputs}
-    names = [tensor.name for tensor in whole.inputs if id(tensor) in needed]
-    for mask in masks:
-        prefix = mask.name.removesuffix("padding_mask").removesuffix("attention_mask")
-        if any(name.startswith(prefix) for name in names):
-            return mask
-    return None

@@ -23,7 +23,7 @@ from tfresidual.routing.agreement import sample_images
 from tfresidual.routing.chain import VALID_POSITIONS, Block, Chain, Stage
 from tfresidual.routing.losses import loss_of
 from tfresidual.sources.blocks import is_unit, other_anchor, path_to, shortcut_of_unit
-from tfresidual.sources.graph import replay
+from tfresidual.sources.graph import described, replay
 from tfresidual.sources.outputs import kind_of, last_operation, outputs_of
 from tfresidual.sources.weights import parameters_of, weights_by_role
 
@@ -52,7 +52,7 @@ def chain_of_division(model, division: Division, declared, reference, notes=()) 
     context = _Context(division)
     parts = _Parts(graph, context)
     dtype = _dtype_of_states(found)
-    shapes, dtypes = _described(declared)
+    shapes, dtypes = described(declared)
     chain = Chain(
         name=model.name,
         stem=_stem(whole, found[0].before.tensor, dtype),
@@ -70,17 +70,6 @@ def chain_of_division(model, division: Division, declared, reference, notes=()) 
     )
     context.check(model, sample_images(chain) if context.shared else None)
     return chain
-
-
-def _described(structure):
-    """Returns the shapes of one image and the dtypes of inputs, in their structure."""
-    if isinstance(structure, dict):
-        pairs = {name: _described(part) for name, part in structure.items()}
-        return tuple({name: pair[place] for name, pair in pairs.items()} for place in (0, 1))
-    if isinstance(structure, (tuple, list)):
-        pairs = [_described(part) for part in structure]
-        return tuple(type(structure)(pair[place] for pair in pairs) for place in (0, 1))
-    return tuple(structure.shape[1:]), structure.dtype
 
 
 def _stem(whole, target, dtype):
@@ -122,7 +111,8 @@ class _Context:
         for tensor in self.tensors:
             maker = makers.get(id(tensor))
             name = tensor.name if maker is None else maker.operation.name
-            again = sum(known.partition(" ")[0] == name for known in self.names)
+            # The name of the valid positions is theirs alone.
+            again = sum(known.partition(" ")[0] == name for known in [*self.names, VALID_POSITIONS])
             self.names.append(f"{name} {again + 1}" if again else name)
         self.whole, self.valid = whole, division.valid
         images = whole.input.shape[0]

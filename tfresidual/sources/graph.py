@@ -256,6 +256,17 @@ def inputs_of(model):
     return model.inputs[0] if isinstance(model, keras.Sequential) else model.input
 
 
+def described(structure):
+    """Returns the shapes of one image and the dtypes of inputs, in their structure."""
+    if isinstance(structure, dict):
+        pairs = {name: described(part) for name, part in structure.items()}
+        return tuple({name: pair[place] for name, pair in pairs.items()} for place in (0, 1))
+    if isinstance(structure, (tuple, list)):
+        pairs = [described(part) for part in structure]
+        return tuple(type(structure)(pair[place] for pair in pairs) for place in (0, 1))
+    return tuple(structure.shape[1:]), structure.dtype
+
+
 def has_graph(model):
     """Returns whether the graph of a model is known, and the model computes just that graph."""
     if not isinstance(model, keras.Model) or getattr(model, "inputs", None) is None:

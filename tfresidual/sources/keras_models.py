@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 from typing import TYPE_CHECKING
 
 import keras
@@ -23,11 +24,17 @@ from tfresidual.sources.notes import (
     notes_of,
     other_additions,
 )
+from tfresidual.sources.padding import check_padding, padding_of
 from tfresidual.sources.reasons import said
-from tfresidual.sources.recording import constants_of, graph_with_masks, recorded_model
+from tfresidual.sources.recording import (
+    check_inputs,
+    constants_of,
+    graph_with_masks,
+    recorded_model,
+)
 
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Literal
 
     from tfresidual.routing.chain import Chain
     from tfresidual.sources.choosing import Layers
@@ -46,12 +53,14 @@ def chain_of_model(
     blocks: Layers | None = None,
     open: bool | Layers | None = None,
     inputs: Any = None,
+    padding: str | Literal[False] | None = None,
 ) -> Chain:
     """Returns the chain of a Keras model whose residual additions are on one trunk.
 
-    The chain computes with the layers of the model itself, at inference, as `predict` does. It adds
-    nothing to the model or its layers, however often it is called. Anything that it does not show
-    is described in its `notes`.
+    The chain computes with the layers of the model itself, at inference, as `predict` does. A
+    subclassed model that is not built yet is built by a call; otherwise nothing is added to the
+    model or its layers, however often this function is called. Anything that the chain does not
+    show is described in its `notes`.
 
     A block reaches from the place where its branch begins to the addition, and includes what
     belongs to it on either side: an activation after the addition, if blocks with an identity
@@ -75,21 +84,23 @@ def chain_of_model(
     the model itself on random inputs, with its weights and with changed ones. If opening fails, or
     the outputs differ, layers become whole blocks, F = layer(h) - h, and a note says why.
 
+    Which positions of a sequence are padding is known from the mask that Keras attaches to the
+    first state or, failing that, from an input called `padding_mask`, `encoder_padding_mask`,
+    `decoder_padding_mask` or `attention_mask` that has the positions of the states. For an encoder
+    and a decoder, the name must begin like that of an input that leads to the first state. A note
+    says what is padding, and also that it is not known if blocks read something beside states
+    with positions that depends on the inputs.
+
     Statistics that are set by `Normalization.adapt` are constants of the graph: an existing chain
     keeps the statistics, as well as the loss, that it was made with. Make a new chain after calling
     `adapt` or `compile`.
 
     Args:
         model: a `keras.Model` with one output tensor, compiled or not.
-        blocks: which layers are blocks as a whole: a class, the name of a layer, a function of a
-            layer that returns a bool, or several of these in a list. They must return the shape
-            they take. By default, residual additions are the blocks.
-        open: which layers are opened, in the same way; `True` for all layers that are not of Keras
-            or of this package, `False` for none. By default all of these, but only if no addition
-            is seen without opening them.
-        inputs: a batch of inputs of the model, or `keras.KerasTensor`s in its structure. Needed for
-            a subclassed model, and for opening layers that need to know the number of positions,
-            such as those that compute a causal mask; the chain then takes only inputs of that size.
+        blocks: which layers are blocks, see `tfresidual.chain`, as for the other arguments.
+        open: which layers are opened.
+        inputs: a batch of inputs of the model, or `keras.KerasTensor`s in its structure.
+        padding: which input says what is padding.
 
     Returns:
         A `tfresidual.routing.Chain`.
@@ -98,33 +109,83 @@ def chain_of_model(
         ValueError: if the model has several outputs, no block, a `tfresidual.layers.ResidualUnit`
             whose anchor is not the beginning of its stage, or if an argument cannot be used.
     """
+    check_padding(padding)
+    if inputs is not None:
+        check_inputs(inputs)
+    if blocks is not None and open is not None:
+        raise ValueError(
+            "Arguments `blocks` and `open` must not both be given: a layer is a block as a whole, "
+            f"or is opened. Received: blocks={blocks!r}, open={open!r}"
+        )
     if blocks is not None:
-        return _of_blocks(model, blocks, inputs)
-    opens = may_hide if open is None or isinstance(open, bool) else chooser("open", open)
+        return _of_blocks(model, blocks, inputs, padding)
+    is_choice = open is not None and not isinstance(open, bool)
+    opens = chooser("open", open if is_choice else may_hide, ", or True or False")
     whole = graph_with_masks(model, inputs)
-    division = divided(whole) if open is None or open is False else None
+    can_open = open is not False and any([opens(layer) for layer in _layers_of(whole)])
+    if is_choice and not can_open:
+        raise _not_found("open", open, model, whole, opens.unused)
+    division = None if can_open and open is not None else divided(whole)
     if division is not None:
-        return _chain(model, division, inputs)
-    if open is not False and any(opens(node.operation) for node in whole.nodes):
-        return _of_opened(model, whole, opens, inputs)
-    raise no_block(whole, model, other_additions(whole, []), _opaque(whole))
+        return _chain(model, division, inputs, padding)
+    if can_open:
+        return _of_opened(model, whole, opens, inputs, padding)
+    raise no_block(whole, model, other_additions(whole), _opaque(whole))
 
 
-def _of_blocks(model, blocks, inputs):
+def _of_blocks(model, blocks, inputs, padding):
     is_chosen = chooser("blocks", blocks)
     whole = graph_with_masks(model, inputs)
+    chosen = [layer for layer in _layers_of(whole) if is_chosen(layer)]
+    if not chosen or is_chosen.unused:
+        raise _not_found("blocks", blocks, model, whole, is_chosen.unused)
     division = divided(whole, lambda node: is_chosen(node.operation))
     if division is None:
         raise _no_layer(model, whole, blocks)
-    return _chain(model, division, inputs)
+    used = {id(node.operation) for block in division.blocks for node in block.sums}
+    others = listed(_by_class(layer for layer in chosen if id(layer) not in used))
+    note = f"chosen layers that are no blocks: {others}; they change the shape or are off the trunk"
+    return _chain(model, division, inputs, padding, *([note] if others else []))
 
 
-def _chain(model, division, inputs, *notes):
+def _layers_of(graph):
+    """Returns the layers that are called in a graph, each of them once, as a list."""
+    layers = {
+        id(node.operation): node.operation
+        for node in graph.nodes
+        if isinstance(node.operation, keras.layers.Layer)
+    }
+    return list(layers.values())
+
+
+def _not_found(name, chosen, model, whole, unused):
+    """Returns the error for an argument that chooses no layer, or names of no layer.
+
+    Args:
+        name: the name of the argument, `"blocks"` or `"open"`.
+        chosen: its value.
+        model: the `keras.Model`.
+        whole: its graph, with whole layers.
+        unused: list of the names in the argument that no layer has.
+    """
+    layers = _layers_of(whole)
+    known = listed(_by_class(layers if name == "blocks" else filter(may_hide, layers)))
+    which = "which are" if name == "blocks" else "of which these may hide additions:"
+    names = ", ".join(map(repr, unused))
+    return ValueError(
+        f"Argument `{name}` must choose layers of {model.name}, {which} {known or 'none'}. "
+        f"Received: {name}={chosen!r}" + (f", where no layer is called {names}" if names else "")
+    )
+
+
+def _chain(model, division, inputs, padding, *notes):
     whole = division.whole
     # The graph may have been made for one of many sizes that the model takes.
     declared = inputs_of(model) if inputs is None and has_graph(model) else whole.structure
-    found = notes_of(other_additions(whole, division.blocks), _opaque(whole))
-    found += note_of_context(division.beside)
+    found = notes_of(other_additions(whole, division.blocks, division.trunk), _opaque(whole))
+    valid, of_padding = padding_of(division, padding)
+    division = dataclasses.replace(division, valid=valid)
+    found += (*note_of_context(division.beside), *of_padding)
     reference = reference_of(model) if has_graph(model) else _Inference(model)
     return chain_of_division(model, division, declared, reference, (*found, *notes))
 
@@ -152,7 +213,7 @@ def _by_class(layers):
 
 
 def _no_layer(model, whole, blocks):
-    known = listed(_by_class(node.operation for node in whole.nodes))
+    known = listed(_by_class(_layers_of(whole)))
     return ValueError(
         "Argument `blocks` must choose layers that return the shape they take, on one trunk: all "
         "paths from one to the next pass through the state, except for what does not depend on "
@@ -160,21 +221,24 @@ def _no_layer(model, whole, blocks):
     )
 
 
-def _of_opened(model, whole, opens, inputs):
+def _of_opened(model, whole, opens, inputs, padding):
     """Returns the chain of a model with layers opened, or with whole layers if that fails.
 
     Args:
         model: the `keras.Model`.
         whole: its graph, with whole layers.
-        opens: function of a layer that returns whether it is to be opened.
+        opens: the `tfresidual.sources.choosing.Chooser` of the layers to open.
         inputs: see `chain_of_model`.
+        padding: see there.
     """
     chosen, reason = opens, None
     while chosen is not None:
         division, failure = _opened(model, chosen, inputs)
+        if division is not None and opens.unused:
+            raise _not_found("open", opens.parts, model, whole, opens.unused)
         if failure is None:
             note = _note_of_opened(division, inputs, reason)
-            chain = _chain(model, division, inputs, note)
+            chain = _chain(model, division, inputs, padding, note)
             failure = _failure_of(chain, model)
             if failure is None:
                 return chain
@@ -183,11 +247,12 @@ def _of_opened(model, whole, opens, inputs):
         reason = reason or failure
     division = _whole_layers(whole, opens)
     if division is None:
-        raise no_block(whole, model, other_additions(whole, []), _opaque(whole), reason)
+        raise no_block(whole, model, other_additions(whole), _opaque(whole), reason)
     declared = model.inputs if inputs is None and has_graph(model) else whole.inputs
     has_unknown = None in [size for tensor in declared for size in tensor.shape[1:]]
     hint = "; with `inputs` of a known size they might be opened" if has_unknown else ""
-    return _chain(model, division, inputs, f"layers are whole blocks, not opened: {reason}{hint}")
+    note = f"layers are whole blocks, not opened: {reason}{hint}"
+    return _chain(model, division, inputs, padding, note)
 
 
 def _note_of_opened(division, inputs, reason):
@@ -202,6 +267,8 @@ def _note_of_opened(division, inputs, reason):
     shapes = keras.tree.map_structure(lambda tensor: tuple(tensor.shape[1:]), structure)
     fixed = "" if inputs is None else f", for inputs of shape {shapes} only"
     others = "" if reason is None else f"; others are not opened: {reason}"
+    if not names:
+        return f"no layers are opened: no block was found in them{fixed}{others}"
     return f"opened layers: {names}{fixed}{others}"
 
 

@@ -6,12 +6,19 @@ import collections
 
 import keras
 
-from tfresidual.sources.blocks import is_addition, is_residual_sum, is_unit
+from tfresidual.sources.blocks import is_addition, is_residual_sum, is_unit, trunk_of
 
 
-def other_additions(graph, found):
-    """Returns the names of the additions that are not blocks, by kind."""
+def other_additions(graph, found=(), trunk=None):
+    """Returns the names of the additions that are not blocks, by kind.
+
+    Args:
+        graph: the graph of the model.
+        found: the blocks in it.
+        trunk: the places of the trunk; by default, those of the trunk from the inputs on.
+    """
     known = {id(node) for block in found for node in block.sums}
+    on_trunk = {id(place.tensor) for place in (trunk_of(graph) if trunk is None else trunk)}
     others = collections.defaultdict(list)
     for node in graph.nodes:
         if id(node) in known:
@@ -19,7 +26,9 @@ def other_additions(graph, found):
         if is_residual_sum(node) and len(node.arguments) > 2:
             others["of several tensors, none of them the state"].append(node.operation.name)
         elif is_residual_sum(node) or is_unit(node):
-            others["off the trunk"].append(node.operation.name)
+            is_on_trunk = id(node.outputs[0]) in on_trunk
+            place = "on the trunk" if is_on_trunk else "off the trunk"
+            others[place].append(node.operation.name)
         elif is_addition(node):
             others["of other shapes, or of the same tensor"].append(node.operation.name)
     return others

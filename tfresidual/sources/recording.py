@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import functools
 import itertools
+import reprlib
 import threading
 import warnings
 
@@ -17,10 +18,12 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
+from tfresidual.routing.agreement import drawn
 from tfresidual.sources.graph import (
     Graph,
     Node,
     Weight,
+    described,
     graph_of,
     has_graph,
     inputs_of,
@@ -392,22 +395,16 @@ def recorded_model(model, inputs, is_opened):
             f"Received: source={model.name} of type {type(model).__name__}, inputs=None"
         )
     if not model.built:
-        model(keras.tree.map_structure(_zeros, _symbolic(inputs)))
+        with _explained(model, inputs):
+            model(drawn(*described(_symbolic(inputs)), size=1, draw=np.zeros))
     given = _symbolic(inputs, images=_unused_size(model))
-    try:
+    with _explained(model):
         return recorded(
             functools.partial(model, training=False),
             given,
             lambda layer: layer is model or is_opened(layer),
             model,
         )
-    except Exception as error:
-        # Code written by others may raise any error on symbolic tensors.
-        raise ValueError(
-            "Argument `source` must be a model that can be called with symbolic tensors: its code "
-            f"must use layers and `keras.ops`. Keras says: {said(error)} "
-            f"Received: source={model.name} of type {type(model).__name__}"
-        ) from error
 
 
 def graph_with_masks(model, inputs=None):
@@ -424,8 +421,31 @@ def graph_with_masks(model, inputs=None):
         return graph
     if given is None:
         given = _symbolic(graph.structure, inputs_of(model))
-    shown, _ = recorded(functools.partial(_replayed, graph), given, lambda layer: False)
+    with _explained(model, inputs):
+        shown, _ = recorded(functools.partial(_replayed, graph), given, lambda layer: False)
     return graph if inputs is None and not shown.has_masks else shown
+
+
+@contextlib.contextmanager
+def _explained(model, inputs=None):
+    """Replaces errors of a model by those about the inputs or, if these are `None`, the model."""
+    try:
+        yield
+    except Exception as error:
+        # Code written by others may raise any error on symbolic tensors.
+        if str(error).startswith("Argument `"):
+            raise
+        if inputs is not None:
+            shapes = keras.tree.map_structure(lambda tensor: tuple(tensor.shape), inputs)
+            raise ValueError(
+                f"Argument `inputs` must be inputs that {model.name} accepts; Keras says: "
+                f"{said(error)} Received: inputs of shape {shapes}"
+            ) from error
+        raise ValueError(
+            "Argument `source` must be a model that can be called with symbolic tensors: its code "
+            f"must use layers and `keras.ops`. Keras says: {said(error)} "
+            f"Received: source={model.name} of type {type(model).__name__}"
+        ) from error
 
 
 def _replayed(graph, images):
@@ -440,6 +460,34 @@ def _unused_size(model):
     shapes += [tensor.shape for tensor in getattr(model, "inputs", None) or ()]
     sizes = {size for shape in shapes for size in shape}
     return next(number for number in itertools.count(11, 2) if number not in sizes)
+
+
+def check_inputs(inputs):
+    """Raises a `ValueError` unless `inputs` are arrays or tensors, or a structure of these."""
+    leaves = keras.tree.flatten(inputs)
+    wrong = [leaf for leaf in leaves if not _is_batch(leaf)]
+    if leaves and not wrong:
+        return
+    (found, *_) = wrong or [inputs]
+    if hasattr(found, "shape") and hasattr(found, "dtype"):
+        what = f"an array of shape {tuple(found.shape)} and dtype {found.dtype}"
+    else:
+        what = f"{reprlib.repr(found)} of type {type(found).__name__}"
+    raise ValueError(
+        "Argument `inputs` must be a batch of inputs of the model, as arrays or tensors of "
+        "numbers with a leading axis of images (of a dataset, `next(iter(data))[0]`), or "
+        f"`keras.KerasTensor`s of their shapes. Received: {what}"
+        + ("" if found is inputs else f" in inputs of type {type(inputs).__name__}")
+    )
+
+
+def _is_batch(value):
+    """Returns whether something has a shape with at least one axis, and the dtype of numbers."""
+    try:
+        dtype = keras.backend.standardize_dtype(value.dtype)
+        return len(value.shape) > 0 and dtype != "string"
+    except (AttributeError, TypeError, ValueError):
+        return False
 
 
 def _symbolic(inputs, declared=None, images=None):
@@ -460,8 +508,6 @@ def _symbolic(inputs, declared=None, images=None):
 
 def _tensor(value, declared, images):
     shape, dtype = tuple(value.shape), value.dtype if declared is None else declared.dtype
-    if not shape:
-        raise ValueError("There must be a leading axis of images.")
     dtype = keras.backend.standardize_dtype(dtype)
     # As Keras converts NumPy's dtypes.
     dtype = (
@@ -469,7 +515,3 @@ def _tensor(value, declared, images):
     )
     name = None if declared is None else declared.name
     return keras.KerasTensor((images, *shape[1:]), dtype=dtype, name=name)
-
-
-def _zeros(tensor):
-    return keras.ops.zeros([size or 1 for size in tensor.shape], dtype=tensor.dtype)

@@ -1,0 +1,150 @@
+"""Which positions of the states of a model are padding."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import keras
+
+from tfresidual.routing.images import path_name
+from tfresidual.sources.blocks import path_to
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+    from tfresidual.sources.division import Division
+    from tfresidual.sources.graph import Graph
+
+# The names of inputs that are nonzero where a position is valid, in keras-hub and elsewhere.
+MASK_NAMES = (
+    "encoder_padding_mask",
+    "decoder_padding_mask",
+    "padding_mask",
+    "attention_mask",
+)
+# Of a tensor without a name of its own.
+_UNNAMED = re.compile(r"keras_tensor(_\d+)?")
+# The name of a single input that has none, as in the signatures of a SavedModel.
+_SINGLE = "images"
+
+
+def check_padding(padding: str | Literal[False] | None) -> None:
+    """Raises a `ValueError` unless an argument says which input is the padding mask."""
+    if padding is not None and padding is not False and not isinstance(padding, str):
+        raise ValueError(
+            "Argument `padding` must be the name of an input that is nonzero where a position is "
+            f"valid, False if there is no padding, or None. Received: padding={padding!r}"
+        )
+
+
+def padding_of(
+    division: Division, padding: str | Literal[False] | None
+) -> tuple[keras.KerasTensor | None, tuple[str, ...]]:
+    """Returns which positions of the states are not padding, and the notes on it.
+
+    Args:
+        division: the `tfresidual.sources.division.Division` of a model.
+        padding: see `tfresidual.chain`. By default, it is the implicit mask of Keras at the first
+            state or, failing that, an input with one of `MASK_NAMES`, see `_by_name`.
+
+    Returns:
+        A tuple of a `keras.KerasTensor`, `(images, positions)`, or `None`, and a tuple of str. A
+        note is made if something is known, and if padding is not known but possible: states have
+        positions, and what is read beside them depends on the inputs.
+
+    Raises:
+        ValueError: if `padding` is not the name of an input with the positions of the states.
+    """
+    state = division.blocks[0].before.tensor
+    if isinstance(padding, str):
+        return _named(division.whole, state, padding), (_note_of_input(padding),)
+    if len(state.shape) < 3:
+        return None, ()
+    if padding is False:
+        return None, ("padding: none, all positions count",)
+    for tensor, mask in (pair for node in division.whole.nodes for pair in node.masked):
+        if tensor is state and len(mask.shape) == 2:
+            return mask, ("padding: where the mask that Keras attaches to the states is False",)
+    name, mask = _by_name(division.whole, state)
+    if mask is not None:
+        return mask, (_note_of_input(name),)
+    if len(state.shape) > 3 or not _reads_inputs(division):
+        return None, ()
+    return None, (
+        "padding is not known, so all positions count: `padding` can name an input that is "
+        "nonzero where a position is valid",
+    )
+
+
+def _note_of_input(name):
+    return f"padding: input {name!r}, where it is 0"
+
+
+def _inputs_by_name(whole: Graph):
+    """Returns the inputs of a graph by name, of which one input may have two.
+
+    Names are those of the keys and places in the structure of the inputs, and those that the inputs
+    have in a functional model.
+    """
+    paths = [path for path, _ in keras.tree.flatten_with_path(whole.structure)]
+    pairs = list(zip(paths, whole.inputs, strict=True))
+    names = {path_name(path): tensor for path, tensor in pairs if path}
+    for _, tensor in pairs:
+        if not _UNNAMED.fullmatch(tensor.name):
+            names.setdefault(tensor.name, tensor)
+    return names or {_SINGLE: whole.input}
+
+
+def _has_positions_of(tensor, state):
+    return len(tensor.shape) == 2 and tensor.shape[1] in (None, state.shape[1])
+
+
+def _named(whole, state, name):
+    """Returns the input that was named as padding mask."""
+    names = _inputs_by_name(whole)
+    if name not in names:
+        raise ValueError(
+            "Argument `padding` must be the name of an input, one of "
+            f"{', '.join(map(repr, names))}, or False. Received: padding={name!r}"
+        )
+    found = names[name]
+    if len(state.shape) < 3 or not _has_positions_of(found, state):
+        shapes = [("images", *tensor.shape[1:]) for tensor in (found, state)]
+        raise ValueError(
+            "Argument `padding` must be the name of an input `(images, positions)` with the "
+            "positions of the states `(images, positions, features)`. Received: "
+            f"padding={name!r} of shape {shapes[0]} for states of shape {shapes[1]}"
+        )
+    return found
+
+
+def _by_name(whole, state):
+    """Returns the input whose name says that it is the padding mask, and its name, or `None`s.
+
+    What comes before "padding_mask" in the name must also begin the name of an input that leads to
+    the first state: the padding of an encoder is not that of its decoder.
+    """
+    names = _inputs_by_name(whole)
+    needed = {id(tensor) for node in path_to(whole.nodes, state) for tensor in node.inputs}
+    needed.add(id(state))
+    lead = [_last(name) for name, tensor in names.items() if id(tensor) in needed]
+    for known in MASK_NAMES:
+        prefix = known.removesuffix("padding_mask").removesuffix("attention_mask")
+        for name, tensor in names.items():
+            is_known = _last(name) == known and _has_positions_of(tensor, state)
+            if is_known and any(other.startswith(prefix) for other in lead):
+                return name, tensor
+    return None, None
+
+
+def _last(name):
+    return name.rpartition("/")[2]
+
+
+def _reads_inputs(division):
+    """Returns whether what is read beside the states depends on the values of the inputs."""
+    nodes = [node for node in division.whole.nodes if not node.reads_shapes_alone]
+    read = {id(tensor) for tensor in division.context}
+    read |= {id(tensor) for node in path_to(nodes, *division.context) for tensor in node.inputs}
+    return any(id(tensor) in read for tensor in division.whole.inputs)
