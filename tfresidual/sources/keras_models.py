@@ -119,11 +119,11 @@ def chain_of_model(
         )
     if blocks is not None:
         return _of_blocks(model, blocks, inputs, padding)
-    is_choice = open is not None and not isinstance(open, bool)
-    opens = chooser("open", open if is_choice else may_hide, ", or True or False")
+    chosen = may_hide if open is None or isinstance(open, bool) else open
+    opens = chooser("open", chosen, ", or True or False")
     whole = graph_with_masks(model, inputs)
     can_open = open is not False and any([opens(layer) for layer in _layers_of(whole)])
-    if is_choice and not can_open:
+    if chosen is open and not can_open:
         raise _not_found("open", open, model, whole, opens.unused)
     division = None if can_open and open is not None else divided(whole)
     if division is not None:
