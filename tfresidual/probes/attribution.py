@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ from tfresidual.probes.predictions import (
 )
 from tfresidual.routing.batches import run_over, splits_of
 from tfresidual.routing.evaluator import check_scored
+from tfresidual.sources.normalizations import frozen_normalizations
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -52,6 +54,7 @@ def attribution(
     data: Data,
     *,
     target: int | Literal["label", "margin"] = "label",
+    freeze_normalization: bool = False,
     per_image: bool = False,
     per_position: bool = False,
     progress: bool = False,
@@ -70,18 +73,31 @@ def attribution(
       identity as their shortcut. It is NaN for all others: those of earlier stages, for instance,
       if a block in between changes the shape of the state. Where something follows the addition,
       such as a ReLU or a normalization, F includes what it does to the state.
-    - part `"head"`: z - <g, h_L>, what the linearised head does not explain: its biases, and how
-      far it is from being linear. It is that of the whole head, not of a block.
+    - part `"head"`: z - <g, h_L>, what is left, so that the parts add up to z by definition: what
+      the linearised head does not explain. These are its biases, and how far it is from being
+      linear. It is that of the whole head, not of a block.
 
     A head that begins with a normalization of every state by itself (layer or RMS normalization,
     not batch normalization) returns nearly the same for h_L and 2 h_L. Then <g, h_L> is near 0: the
     parts say which blocks turn the state towards the label and which away from it, and the part of
     the head is nearly the whole logit.
 
+    With `freeze_normalization`, the head is linearised with the statistics of its normalizations
+    held fixed: the mean of a state is still subtracted, which is linear, but the number that the
+    state is divided by is a constant, that of h_L. If the head is nothing but a normalization and a
+    matrix, <g, h_L> is then the logit without its biases, and the part of the head is the biases
+    alone. This is known as direct logit attribution. It needs a chain of a Keras model with layer
+    or RMS normalization in the head, of Keras or written by others: each such layer is verified on
+    random states to be linear but for its divisor, whatever its class. A normalization that is
+    written out, operation by operation, is not seen. The logits are the same either way, up to
+    rounding.
+
     `attribution` is over 0 if the part raises the logit. `logit` is z, the same in all rows. The
-    parts add up to it: `deviation` is the difference, |z - sum of the parts|, the rounding of
-    products in float64; a deviation over 1e-12 of the sum of their sizes is an error. The means of
-    the parts add up to the mean of the logit.
+    parts add up to it, because the head has what is left: `deviation` is the difference,
+    |z - sum of the parts|. It says that the changes of the blocks add up to the last state, up to
+    the rounding of products in float64, and nothing about how linear the head is; a deviation over
+    1e-12 of the sum of the sizes of the products is an error. The means of the parts add up to the
+    mean of the logit.
 
     Logits of a softmax or sigmoid are read before it, if Keras stores them; otherwise the logit is
     the logarithm of the probability p, or log(p / (1 - p)) for outputs that are labels. A single
@@ -109,6 +125,8 @@ def attribution(
         target: which logit: `"label"`, that of the label, or the mean of those of several labels;
             `"margin"`, the lowest logit of a label minus the highest of another class; or the index
             of a class, the same for all images.
+        freeze_normalization: whether the head is linearised with the statistics of its
+            normalizations held fixed, see above.
         per_image: whether to return the values of every image instead of their means.
         per_position: whether to return the values of every position that is not left out.
         progress: whether to show a progress bar.
@@ -122,23 +140,30 @@ def attribution(
 
     Raises:
         ValueError: if an argument cannot be used, the outputs of the network are not classes, its
-            head has no gradient, or the parts do not add up to the logit.
+            head has no gradient, or the parts do not add up to the logit; with
+            `freeze_normalization`, if no normalization of every state by itself is seen in the head
+            (as in networks that end in batch normalization, whose statistics are fixed anyway, in
+            chains by hand and in SavedModels), or a layer that may hold one is not of that form.
 
     Reference:
         Elhage et al. 2021, "A mathematical framework for transformer circuits", on direct effects
         on the logits.
     """
     check_target(target, TARGETS)
+    check_bool("freeze_normalization", freeze_normalization)
     check_bool("per_image", per_image)
     check_bool("per_position", per_position)
     check_bool("progress", progress)
     chain = sources.chain(chain)
     check_scored(chain)
     check_blocks(chain)
+    if freeze_normalization and chain.graphs:
+        raise _no_normalization(f"{chain.name} of a SavedModel, whose head cannot be changed")
     # The kind of outputs is part of the name, since a copy of a chain that declares another kind
     # shares what is compiled.
     name = f"attribution of {target} in {chain.outputs}{' per position' if per_position else ''}"
-    function = functools.partial(_batch_values, chain, target, per_position)
+    name += " with frozen normalization" if freeze_normalization else ""
+    function = functools.partial(_batch_values, chain, target, per_position, freeze_normalization)
     frames = {}
     for split, part in splits_of(data).items():
         check = label_check(chain, target)
@@ -180,7 +205,7 @@ def _places(chain):
     return pd.DataFrame(rows, columns=["stage", "block", "part"])
 
 
-def _batch_values(chain, target, per_position, images, labels):
+def _batch_values(chain, target, per_position, is_frozen, images, labels):
     """Returns all values of a batch, each `(images, [positions,] parts)`, by name.
 
     In addition, `size` is what a deviation is compared with, and `elsewhere` the share of the
@@ -188,23 +213,9 @@ def _batch_values(chain, target, per_position, images, labels):
     """
     chain = chain.given(images)
     pairs, last = chain.walk(chain.stem(images))
-    with tf.GradientTape(persistent=per_position, watch_accessed_variables=False) as tape:
-        tape.watch(last)
-        outputs = chain.head(last)
-        logits, has_several = logits_of(chain.outputs, outputs)
-        check_positions(per_position, logits)
-        read = labels_of(chain, labels, outputs, logits, has_several)
-        chosen = chosen_logit(target, logits, read.sets)
-        # Those of an image together; the images do not depend on one another.
-        logit = chosen if per_position else over_positions(chosen, read.counted)
-        by_sign = logit * _signs(logit) if per_position else logit
-    gradient = _known(chain, tape.gradient(logit, last))
-    if per_position and not (
-        len(last.shape) > 2 and last.shape[1:2].is_compatible_with(logit.shape[1:2])
-    ):
-        raise _no_positions(chain)
+    head = _linearised(chain, target, per_position, is_frozen, last, labels)
     along = _along_positions if per_position else _along_images
-    wide = tf.cast(gradient, tf.float64)
+    wide = tf.cast(head.gradient, tf.float64)
     whole, size = along(wide, last), along(tf.abs(wide), tf.abs(last))
     first = first_with_part(chain)
     undefined = tf.fill(tf.shape(whole), tf.constant(np.nan, tf.float64))
@@ -222,25 +233,86 @@ def _batch_values(chain, target, per_position, images, labels):
         size += along(tf.abs(wide), tf.abs(added))
     if not parts:
         parts.append(whole)
-    logit = tf.cast(logit, tf.float64)
-    head = logit - whole
-    deviation = tf.abs(logit - sum(parts) - head)
+    logit = tf.cast(head.logit, tf.float64)
+    rest = logit - whole
+    deviation = tf.abs(logit - sum(parts) - rest)
     places = _places(chain)["part"].tolist()
     columns.insert(places.index(FIRST_STATE), parts[0])
-    columns.append(head)
-    elsewhere = tf.zeros_like(whole)
-    if per_position:
-        signs = tf.cast(_signs(logit), wide.dtype)
-        signed = tf.cast(_known(chain, tape.gradient(by_sign, last)), wide.dtype)
-        elsewhere = _largest(signed - wide * _as_wide_as(signs, wide)) / (_largest(wide) + 1e-300)
+    columns.append(rest)
     return {
         "attribution": tf.stack(columns, axis=-1),
         "logit": tf.stack([logit] * len(columns), axis=-1),
         "deviation": tf.stack([deviation] * len(columns), axis=-1),
         "size": size + tf.abs(logit),
-        "elsewhere": elsewhere,
-        COUNTED: read.counted,
+        "elsewhere": tf.zeros_like(whole) if head.elsewhere is None else head.elsewhere,
+        COUNTED: head.counted,
     }
+
+
+@dataclasses.dataclass(frozen=True)
+class _Head:
+    """The head, linearised at the last state.
+
+    Attributes:
+        logit: the chosen logit, `(images,)` or `(images, positions)`.
+        gradient: that of the logit at the last state, in its shape.
+        elsewhere: see `_batch_values`; `None` without positions.
+        counted: bool, which examples count, see `labels_of`.
+    """
+
+    logit: tf.Tensor
+    gradient: tf.Tensor
+    elsewhere: tf.Tensor | None
+    counted: tf.Tensor
+
+
+def _linearised(chain, target, per_position, is_frozen, last, labels):
+    """Returns the `_Head` of a chain for the images of a batch, see `Chain.given`."""
+    with tf.GradientTape(persistent=per_position, watch_accessed_variables=False) as tape:
+        tape.watch(last)
+        outputs = _with_fixed_statistics(chain, last) if is_frozen else chain.head(last)
+        logits, has_several = logits_of(chain.outputs, outputs)
+        check_positions(per_position, logits)
+        read = labels_of(chain, labels, outputs, logits, has_several)
+        chosen = chosen_logit(target, logits, read.sets)
+        # Those of an image together; the images do not depend on one another.
+        logit = chosen if per_position else over_positions(chosen, read.counted)
+        by_sign = logit * _signs(logit) if per_position else logit
+    gradient, elsewhere = _known(chain, tape.gradient(logit, last)), None
+    if per_position:
+        if not (len(last.shape) > 2 and last.shape[1:2].is_compatible_with(logit.shape[1:2])):
+            raise _no_positions(chain)
+        signed = _known(chain, tape.gradient(by_sign, last))
+        elsewhere = _share_elsewhere(gradient, signed, _signs(logit))
+    return _Head(logit, gradient, elsewhere, read.counted)
+
+
+def _with_fixed_statistics(chain, last):
+    """Returns what the head returns, with gradients for fixed statistics of normalizations."""
+    with frozen_normalizations() as found:
+        outputs = chain.head(last)
+    if not found:
+        raise _no_normalization(f"{chain.name}, whose head has no such layer that can be seen")
+    return outputs
+
+
+def _share_elsewhere(gradient, signed, signs):
+    """Returns the share of the gradients of logits at other positions, `(images, positions)`.
+
+    Args:
+        gradient: that of the sum of the logits of all positions, `(images, positions, ...)`.
+        signed: that of their sum with signs.
+        signs: `(positions,)`.
+
+    The gradient of the sum does not show which position's logit depends on a state. If each logit
+    depends on the state of its own position alone, the gradient with signs is the one without times
+    the sign of the position; the difference is what logits of the other sign contribute. Signs with
+    a period would leave out a head that reads positions at the distance of the period, whose signs
+    would be the same.
+    """
+    gradient, signed = tf.cast(gradient, tf.float64), tf.cast(signed, tf.float64)
+    signs = tf.reshape(tf.cast(signs, tf.float64), [1, -1] + [1] * (len(signed.shape) - 2))
+    return _largest(signed - gradient * signs) / (_largest(gradient) + 1e-300)
 
 
 def _known(chain, gradient):
@@ -270,10 +342,6 @@ def _signs(logit):
     return tf.cast(tf.where(steps - tf.floor(steps) < 0.5, 1.0, -1.0), logit.dtype)
 
 
-def _as_wide_as(signs, values):
-    return tf.reshape(signs, [1, -1] + [1] * (len(values.shape) - 2))
-
-
 def _largest(values):
     """Returns the largest absolute value of each position, `(images, positions)`."""
     return tf.reduce_max(tf.abs(values), axis=range(2, len(values.shape)))
@@ -292,6 +360,15 @@ def _check_deviation(chain, deviation, size):
 def _check_elsewhere(chain, elsewhere):
     if (elsewhere > ALLOWED_ELSEWHERE).any():
         raise _no_positions(chain)
+
+
+def _no_normalization(what):
+    return ValueError(
+        "Argument `freeze_normalization` must be False unless the chain was made of a Keras model "
+        "with a layer in its head that normalizes every state by itself, such as layer or RMS "
+        "normalization; the statistics of batch normalization are always fixed here. "
+        f"Received: freeze_normalization=True for {what}"
+    )
 
 
 def _no_positions(chain):

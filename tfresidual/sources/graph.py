@@ -1,5 +1,6 @@
 """The graph of a functional Keras model: its operations in order, with nested models flattened."""
 
+import contextvars
 import dataclasses
 import functools
 import inspect
@@ -10,6 +11,9 @@ from keras import ops
 
 from tfresidual.routing.agreement import SIZES
 from tfresidual.sources.reasons import said
+
+# The function `(node, values)` that takes the place of `Node.applied` for as long as it is set.
+CALLER = contextvars.ContextVar("caller", default=None)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -75,6 +79,14 @@ class Node:
         """
         for tensor, mask in self.masked:
             values[id(tensor)]._keras_mask = values[id(mask)]
+        call = CALLER.get()
+        made = self.applied(values) if call is None else call(self, values)
+        results = [result for result in keras.tree.flatten(made) if result is not None]
+        results += [results[index]._keras_mask for index in self.masks]
+        return {id(tensor): value for tensor, value in zip(self.outputs, results, strict=True)}
+
+    def applied(self, values):
+        """Returns what the operation returns for the values of its arguments, see `__call__`."""
 
         def value(leaf):
             if isinstance(leaf, Weight):
@@ -85,10 +97,7 @@ class Node:
         # As in `predict`, which also overrides the `training` argument of the call in the graph.
         if isinstance(self.operation, keras.layers.Layer):
             kwargs = kwargs | {"training": False}
-        results = keras.tree.flatten(self.operation(*args, **kwargs))
-        results = [result for result in results if result is not None]
-        results += [results[index]._keras_mask for index in self.masks]
-        return {id(tensor): value for tensor, value in zip(self.outputs, results, strict=True)}
+        return self.operation(*args, **kwargs)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
