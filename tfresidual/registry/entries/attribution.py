@@ -25,9 +25,11 @@ ENTRY = Entry(
                 "at the last state, for the blocks that reach it through identity shortcuts."
             ),
             reading=(
-                "The parts add up to the logit. Above zero, a part raises it. The first part is "
-                "that of all blocks before those shown, and the last one what the head, taken as "
-                "linear, does not explain."
+                "Above zero, a part raises the logit. The first part is that of all blocks before "
+                "those shown. The last one, of the head, is what is left, so that the parts add up "
+                "to the logit by definition: biases, and how far the head is from being linear. It "
+                "is nearly the whole logit if the head begins with layer or RMS normalization, "
+                "whose divisor changes with the state."
             ),
         ),
     ),
