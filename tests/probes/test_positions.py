@@ -204,6 +204,22 @@ def test_padding_changes_no_metric(name, kind):
         pd.testing.assert_frame_equal(frame[columns], other[columns], rtol=rtol, atol=1e-5)
 
 
+def test_a_row_of_zeros_is_left_out(decoder):
+    tokens, labels = sequences.batch("decoder")
+    rows = np.eye(4, dtype="float32")[labels]
+    rows[labels < 0] = 0
+    # The network does not know what is padding.
+    known = decoder.context
+
+    def context(images):
+        return known(images) | {VALID_POSITIONS: tf.ones_like(images, bool)}
+
+    chain = dataclasses.replace(decoder, context=context, compiled={})
+    for probe in (probes.lens, probes.block_metrics, probes.drop_blocks):
+        frames = [probe(chain, (tokens, some)) for some in (labels, rows)]
+        pd.testing.assert_frame_equal(*frames, rtol=1e-5)
+
+
 def test_weights_are_padding_too(decoder):
     tokens, labels = sequences.batch("decoder", fill=0)
     weights = np.random.default_rng(0).integers(0, 2, labels.shape)

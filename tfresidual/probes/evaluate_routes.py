@@ -58,9 +58,11 @@ def evaluate_routes(
     are per position too, and every position that counts is measured like an image: means are over
     positions, and distances are those of the state at the position (of the whole image if the
     stage has other positions). Left out are positions that the network masks, those with a label
-    below 0, those with the class that its loss ignores, and those with a sample weight of 0 (data
-    `(images, labels, weights)` with weights of 0 and 1 per position). This holds for all probes
-    of routes.
+    below 0 (for rows of labels, those without a number over 0 if the classes exclude one another,
+    and otherwise those of numbers below 0), those with the class that its loss ignores, and those
+    with a sample weight of 0 (data `(images, labels, weights)` with weights of 0 and 1 per
+    position). All others count. This holds for all probes; data in which no position counts are an
+    error.
 
     Example:
 

@@ -52,9 +52,10 @@ def labels_within(chain, labels, outputs, is_weighted=None):
     """Returns labels per position in which all positions are left out that do not count.
 
     Left out are positions with the weight 0, those that are not valid in the context of the chain,
-    those with the class that the loss ignores, and those that the labels leave out already. For
-    outputs that are classes, rows of numbers below 0 leave out a position too, unless the loss
-    takes -1 for 0.
+    those with the class that the loss ignores, and those that the labels leave out already. If the
+    outputs are classes that exclude one another, a row without a number over 0 leaves out a
+    position too; if they are several labels, a row of numbers below 0 does, unless the loss takes
+    -1 for 0.
 
     Args:
         chain: a chain without a context, see `Chain.given`.
@@ -77,6 +78,8 @@ def labels_within(chain, labels, outputs, is_weighted=None):
     if is_index and ignored is not None:
         of_position = labels[:, :, 0] if labels.shape.rank == 3 else labels
         is_counted &= of_position != tf.cast(ignored, labels.dtype)
+    elif not is_index and outputs > 1 and chain.outputs in ("logits", "probabilities"):
+        is_counted &= tf.reduce_any(labels > 0, axis=-1)
     elif not is_index and chain.outputs != "values" and not takes_signs(chain.loss):
         is_counted &= tf.reduce_any(labels >= 0, axis=-1) if labels.shape.rank == 3 else labels >= 0
     valid = chain.known.get(VALID_POSITIONS)
