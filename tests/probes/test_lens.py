@@ -18,6 +18,7 @@ import tfresidual as tfr
 from tfresidual import probes
 from tfresidual.probes.lens import METRICS
 from tfresidual.routing import Block
+from tfresidual.routing.losses import softmax_cross_entropy
 
 pytestmark = pytest.mark.eager
 TOLERANCE = {"rtol": 1e-3, "atol": 2e-5}
@@ -229,6 +230,27 @@ def test_states_that_explode():
     labels = logits_chain([0, np.inf], [-np.inf, 0], outputs="label_logits")
     frame = probes.lens(labels, (np.zeros((1, 1, 1, 2), "float32"), [[0, 1]]))
     np.testing.assert_allclose(frame["entropy"], np.log([4, 2, 2]), rtol=1e-6)
+
+
+def test_a_logit_of_minus_infinity_is_a_probability_of_zero():
+    # The second state excludes class 2, and the first one class 0.
+    chain = logits_chain([-np.inf, 1, 1], [np.log(3), 0, -np.inf], outputs="logits")
+    images = np.zeros((1, 1, 1, 3), "float32")
+    half, share = np.log(2), np.log(4)
+    for labels in ([0], [1], [2], [[0.5, 0.5, 0]], [[0, 0.5, 0.5]]):
+        frame = probes.lens(chain, (images, np.array(labels)))
+        hot = np.eye(3)[labels] if np.ndim(labels) == 1 else np.array(labels)
+        logs = np.array([[np.inf, half, half], [share - np.log(3), share, np.inf]])
+        wanted = [sum(w * log for w, log in zip(hot[0], row, strict=True) if w) for row in logs]
+        np.testing.assert_allclose(frame["cross_entropy"].iloc[1:], wanted, rtol=1e-6)
+        entropy = [half, share - 3 / 4 * np.log(3)]
+        np.testing.assert_allclose(frame["entropy"].iloc[1:], entropy, rtol=1e-6)
+        assert frame["kl"].iloc[1:].tolist() == [np.inf, 0]
+        scores = probes.evaluate_routes(chain, (images, labels), [tfr.routes.unperturbed(chain)])
+        for name in ("cross_entropy", "entropy"):
+            np.testing.assert_allclose(scores[name], frame[name].iloc[2:], rtol=1e-6)
+        losses = softmax_cross_entropy(hot.astype("float32"), tf.constant([[0.0, -np.inf, 0]]))
+        assert np.isfinite(losses.numpy()).all() == (hot[0, 1] == 0)
 
 
 def test_what_is_refused():

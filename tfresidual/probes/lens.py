@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 import tensorflow as tf
 
@@ -52,7 +53,7 @@ def lens(
     - `rank`: 1 plus the number of classes with a higher output than the label, from 1 (the
       prediction is right) to the number of classes; an equal output counts as a half. With several
       labels, it is 1 plus the number of classes that are no labels and have a higher output than
-      the lowest of the labels. NaN if an output is NaN or infinity.
+      the lowest of the labels. NaN if an output is NaN or plus infinity.
     - `probability`: of the label, in [0, 1]; with several labels, the lowest of theirs.
     - `kl`: the Kullback-Leibler divergence of the prediction here from that of the network, the
       sum over the classes of p log(p / q) with p the final prediction and q the one here, in nats,
@@ -64,8 +65,10 @@ def lens(
 
     All are computed per image and averaged. If the network returns one row of outputs per position,
     `(images, positions, classes)`, they are computed per position, and averaged over all positions
-    that count: left out are padding that the network masks, labels below 0, the class that the loss
-    ignores, and sample weights of 0, as in `evaluate_routes`.
+    that count, see `evaluate_routes`.
+
+    A logit of minus infinity is a probability of 0: if it is that of the label, `cross_entropy` is
+    infinite, and so is `kl` if the network gives that class a probability over 0.
 
     Logits of a softmax or sigmoid are read before it, if Keras stores them. The network runs in
     inference mode and is not changed.
@@ -184,36 +187,34 @@ class _Softmax:
         self.read = read
         self.named = tf.argmax(logits, axis=-1)
         # Minus infinity becomes a large number, so that its product with 0 is 0.
-        shifted = logits - tf.reduce_max(logits, axis=-1, keepdims=True)
-        self.shifted = tf.maximum(shifted, logits.dtype.min)
+        highest = tf.reduce_max(logits, axis=-1, keepdims=True)
+        self.shifted = tf.maximum(logits - highest, logits.dtype.min)
         powers = tf.exp(self.shifted)
         total = tf.reduce_sum(powers, axis=-1)
         self.log_total = tf.math.log(total)
         self.negative_entropy = _product(powers, self.shifted) / total - self.log_total
         self.p = powers / total[..., None]
-        is_bounded = tf.math.is_finite(tf.reduce_min(logits, axis=-1))
-        self.is_finite = is_bounded & tf.math.is_finite(total)
+        label = tf.argmax(read.rows, axis=-1) if read.indices is None else read.indices
+        of_label = tf.gather(logits, label[..., None], batch_dims=len(label.shape)) - highest
+        self.of_label, self.log_p = of_label, of_label[..., 0] - self.log_total
+        self.is_bounded = tf.math.is_finite(tf.reduce_min(logits, axis=-1))
+        self.is_finite = self.is_bounded & tf.math.is_finite(total)
 
     def metrics(self, network):
         """Returns the metrics, `(..., metrics)`, in the order of `METRICS`."""
         read = self.read
+        cross_entropy = -self.log_p
         if read.indices is None:
             weight = tf.reduce_sum(read.rows, axis=-1)
-            cross_entropy = weight * self.log_total - _product(read.rows, self.shifted)
-            label = tf.argmax(read.rows, axis=-1)
-        else:
-            label = read.indices
-        of_label = tf.gather(self.shifted, label[..., None], batch_dims=len(label.shape))
-        log_p = of_label[..., 0] - self.log_total
-        if read.indices is not None:
-            cross_entropy = -log_p
+            cross_entropy = weight * self.log_total - self._expected(read.rows)
         # Those ahead less those behind: n - 1 if all others are ahead, 0 if all are equal.
+        of_label = tf.maximum(self.of_label, self.of_label.dtype.min)
         balance = tf.reduce_sum(tf.sign(self.shifted - of_label), axis=-1)
-        kl = network.negative_entropy - _product(network.p, self.shifted) + self.log_total
+        kl = network.negative_entropy - self._expected(network.p) + self.log_total
         return _stacked(
             cross_entropy=cross_entropy,
             rank=(balance + self.shifted.shape[-1] + 1) / 2,
-            probability=tf.exp(log_p),
+            probability=tf.exp(self.log_p),
             # Not below 0 by rounding.
             kl=tf.zeros_like(kl) if self is network else tf.where(kl < 0, tf.zeros_like(kl), kl),
             agreement=tf.cast(
@@ -221,6 +222,22 @@ class _Softmax:
             ),
             entropy=-self.negative_entropy,
         )
+
+    def _expected(self, shares):
+        """Returns the sum of the shifted logits times shares of the classes.
+
+        It is minus infinity if a class with a share has that logit. Only if some logit is infinite,
+        this takes another pass over the classes.
+        """
+        result = _product(shares, self.shifted)
+
+        def with_excluded():
+            is_excluded = (shares > 0) & (self.shifted == self.shifted.dtype.min)
+            is_infinite = tf.reduce_any(is_excluded, axis=-1) & ~self.is_bounded
+            # NaN stays NaN.
+            return tf.where(is_infinite, result - np.inf, result)
+
+        return tf.cond(tf.reduce_all(self.is_bounded), lambda: result, with_excluded)
 
 
 class _Sigmoids:

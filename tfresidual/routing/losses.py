@@ -158,7 +158,9 @@ def softmax_cross_entropy(labels, logits):
 @tf.custom_gradient
 def _of_rows(labels, logits):
     """Returns the losses of `softmax_cross_entropy`; both arguments have two axes."""
-    losses = -tf.reduce_sum(labels * tf.nn.log_softmax(logits), axis=-1)
+    # A class without a share adds nothing, even if its logit is minus infinity.
+    shares = tf.math.multiply_no_nan(tf.nn.log_softmax(logits), labels)
+    losses = -tf.reduce_sum(shares, axis=-1)
 
     def gradient(upstream):
         p = tf.nn.softmax(logits)

@@ -11,7 +11,9 @@ def prediction_scores(kind, labels, outputs):
     """Scores predictions, image by image, or position by position.
 
     Outputs that are not finite (because the network explodes) predict no class: they are wrong,
-    agree with nothing, and their cross-entropy and entropy may be infinite or NaN.
+    agree with nothing, and their cross-entropy and entropy may be infinite or NaN. With a logit of
+    minus infinity, that is, a probability of 0, the entropy is finite, and the cross-entropy is
+    infinite only if it is the logit of the label.
 
     A single label output is a choice between two classes: the label is 1 or 0, and 1 is predicted
     if its probability is over 1/2.
@@ -42,17 +44,8 @@ def prediction_scores(kind, labels, outputs):
         - `is_finite`: bool, whether the outputs are finite, or the logits they come from.
     """
     outputs = ops.convert_to_tensor(outputs)
-    classes = outputs.shape[-1]
-    labels = ops.convert_to_tensor(labels)
-    has_two_classes = is_binary(kind, classes)
-    # One entry per image or position.
-    single = (-1, *ops.shape(outputs)[1:-1])
-    if has_two_classes:
-        labels = ops.reshape(labels, (*single, 1))
-    elif len(labels.shape) < len(outputs.shape) or labels.shape[-1] != classes:
-        labels = ops.one_hot(ops.reshape(labels, single), classes)
-    # A hinge loss labels the other class -1.
-    labels = ops.maximum(ops.cast(labels, "float32"), 0)
+    has_two_classes = is_binary(kind, outputs.shape[-1])
+    labels = _rows_of(labels, outputs, has_two_classes)
     # Keras stores the logits on the tensor that a softmax or a sigmoid returns.
     logits = outputs if kind.endswith("logits") else getattr(outputs, "_keras_logits", None)
     if logits is not None:
@@ -65,32 +58,21 @@ def prediction_scores(kind, labels, outputs):
             )
         p = ops.sigmoid(logits)
         log_p, log_rest = -ops.softplus(-logits), -ops.softplus(logits)
-        cross_entropy = -ops.sum(labels * log_p + (1 - labels) * log_rest, axis=-1)
-        entropy = -ops.sum(p * log_p + (1 - p) * log_rest, axis=-1)
+        cross_entropy = -ops.sum(_shared(labels, log_p) + _shared(1 - labels, log_rest), axis=-1)
+        entropy = -ops.sum(_shared(p, log_p) + _shared(1 - p, log_rest), axis=-1)
     else:
         log_p = (
             ops.log(_with_finite_logarithm(outputs)) if logits is None else ops.log_softmax(logits)
         )
-        cross_entropy = -ops.sum(labels * log_p, axis=-1)
+        cross_entropy = -ops.sum(_shared(labels, log_p), axis=-1)
         p = ops.exp(log_p)
-        entropy = -ops.sum(p * log_p, axis=-1)
+        entropy = -ops.sum(_shared(p, log_p), axis=-1)
     if has_two_classes:
-        predicted, is_label = logits > 0, labels > 0.5
-        wrong = ops.cast(predicted[..., 0] != is_label[..., 0], "float32")
-        margin = ops.where(is_label, 1.0, -1.0)[..., 0] * (2 * p[..., 0] - 1)
+        wrong, margin, predicted = _of_one_output(labels, logits, p)
     elif kind.startswith("label"):
-        # Ranks logits, because different logits may give equal probabilities near 1 in float32.
-        ranks = ops.argsort(ops.argsort(-logits, axis=-1), axis=-1)
-        # With smoothed labels, a class is a label if it is over 1/2, as in `label_margin`.
-        count = ops.sum(ops.cast(labels > 0.5, "float32"), axis=-1, keepdims=True)
-        predicted = ops.cast(ranks, "float32") < count
-        wrong = 1 - exact_match(labels, logits)
-        margin = label_margin(labels, p)
+        wrong, margin, predicted = _of_several_labels(labels, logits, p)
     else:
-        named, label = ops.argmax(outputs, axis=-1), ops.argmax(labels, axis=-1)
-        predicted = ops.one_hot(named, classes, dtype="bool")
-        wrong = ops.cast(named != label, "float32")
-        margin = label_margin(ops.one_hot(label, classes), p)
+        wrong, margin, predicted = _of_one_class(labels, outputs, p)
     is_finite = ops.all(ops.isfinite(outputs if logits is None else logits), axis=-1)
     return {
         "wrong": ops.where(is_finite, wrong, ops.ones_like(wrong)),
@@ -101,6 +83,50 @@ def prediction_scores(kind, labels, outputs):
         "predicted": ops.logical_and(predicted, is_finite[..., None]),
         "is_finite": is_finite,
     }
+
+
+def _rows_of(labels, outputs, has_two_classes):
+    """Returns labels as rows of the shape of the outputs, in float32 and 0 or more."""
+    labels, classes = ops.convert_to_tensor(labels), outputs.shape[-1]
+    # One entry per image or position.
+    single = (-1, *ops.shape(outputs)[1:-1])
+    if has_two_classes:
+        labels = ops.reshape(labels, (*single, 1))
+    elif len(labels.shape) < len(outputs.shape) or labels.shape[-1] != classes:
+        labels = ops.one_hot(ops.reshape(labels, single), classes)
+    # A hinge loss labels the other class -1.
+    return ops.maximum(ops.cast(labels, "float32"), 0)
+
+
+def _shared(shares, logs):
+    """Returns logarithms times their shares; a share of 0 adds nothing, even of infinity."""
+    return ops.where(shares == 0, 0.0, shares * logs)
+
+
+def _of_one_output(labels, logits, p):
+    """Returns what is wrong, margins and predictions of outputs that decide between two classes."""
+    predicted, is_label = logits > 0, labels > 0.5
+    wrong = ops.cast(predicted[..., 0] != is_label[..., 0], "float32")
+    return wrong, ops.where(is_label, 1.0, -1.0)[..., 0] * (2 * p[..., 0] - 1), predicted
+
+
+def _of_several_labels(labels, logits, p):
+    """Returns the same of outputs of which several may be labels."""
+    # Ranks logits, because different logits may give equal probabilities near 1 in float32.
+    ranks = ops.argsort(ops.argsort(-logits, axis=-1), axis=-1)
+    # With smoothed labels, a class is a label if it is over 1/2, as in `label_margin`.
+    count = ops.sum(ops.cast(labels > 0.5, "float32"), axis=-1, keepdims=True)
+    predicted = ops.cast(ranks, "float32") < count
+    return 1 - exact_match(labels, logits), label_margin(labels, p), predicted
+
+
+def _of_one_class(labels, outputs, p):
+    """Returns the same of outputs of which one is the label."""
+    classes = outputs.shape[-1]
+    named, label = ops.argmax(outputs, axis=-1), ops.argmax(labels, axis=-1)
+    wrong = ops.cast(named != label, "float32")
+    margin = label_margin(ops.one_hot(label, classes), p)
+    return wrong, margin, ops.one_hot(named, classes, dtype="bool")
 
 
 def label_sets(kind, labels, outputs):
