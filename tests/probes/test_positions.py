@@ -24,6 +24,8 @@ pytestmark = pytest.mark.eager
 
 WEIGHTS = sequences.random_weights()
 PLACES = ["stage", "block"]
+# The columns that say where a value is.
+KEYS = [*PLACES, "image", "rank"]
 
 
 @pytest.fixture(scope="module", params=sequences.KINDS)
@@ -47,6 +49,10 @@ def first_state(sequence):
 
 def of_sequences(kind):
     return zip(sequences.SEQUENCES, sequences.LABELS[kind], strict=True)
+
+
+def values_of(frame):
+    return frame.drop(columns=KEYS, errors="ignore")
 
 
 # Against NumPy
@@ -186,22 +192,79 @@ CASES = [
 ]
 
 
+# Predictions of an encoder count for every sequence that has a label, even an empty one.
+OF_STATES = {"block_metrics", "first_order", "fixed_point", "line_element", "signal_propagation"}
+OF_STATES |= {"per position", "distance", "path lengths", "eigenvalues"}
+
+
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_padding_changes_no_metric(name, kind):
+    """More padding at the ends of the sequences, and sequences that are all padding."""
     chain = sequences.sequence_chain(kind, WEIGHTS)
 
-    def run(length):
-        data = sequences.batch(kind, length)
+    def run(length, empty=0):
+        data = sequences.batch(kind, length, empty=empty)
         if name in OTHERS:
             return {name: OTHERS[name](chain, data)}
         return ENTRIES[name].run(chain, data, OPTIONS, False)
 
-    found = [run(length) for length in (4, 9)]
+    has_empty = name != "patching" and (kind == "decoder" or name in OF_STATES)
+    found = [run(4), run(9, empty=2 * has_empty)]
     for key, frame in found[0].items():
         assert len(frame)
         rtol = 1e-3 if name == "eigenvalues" else 1e-4
         other, columns = found[1][key], [c for c in frame if c != "residual"]
+        if "image" in frame:
+            is_empty = other["image"] >= len(sequences.SEQUENCES)
+            assert values_of(other[is_empty][columns]).isna().all(axis=None)
+            other = other[~is_empty].reset_index(drop=True)
         pd.testing.assert_frame_equal(frame[columns], other[columns], rtol=rtol, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["block_metrics", "perturbation", "signal_propagation"])
+def test_an_image_without_labels_counts_for_states_only(decoder, name):
+    tokens, labels = sequences.batch("decoder")
+    fewer = np.where(np.arange(4)[:, None] == 1, -1, labels)
+    of_states = ["perturbation", "scaled_perturbation", "l2_ratio"]
+    of_states += ["state_norm", "state_l1", "sum_deviation"]
+    probe = getattr(probes, name)
+    few, rest, every = (
+        probe(decoder, data)
+        for data in ((tokens, fewer), (tokens[[0, 2, 3]], labels[[0, 2, 3]]), (tokens, labels))
+    )
+    assert any(column in of_states for column in few)
+    for column in few.columns[2:]:
+        wanted = every if column in of_states else rest
+        np.testing.assert_allclose(few[column], wanted[column], rtol=1e-5, err_msg=column)
+    rows = probe(decoder, (tokens, fewer), per_image=True).query("image == 1")
+    for column in few.columns[2:].intersection(rows.columns):
+        assert rows[column].isna().all() == (column not in of_states)
+
+
+def test_a_batch_without_labels_is_left_out(decoder):
+    tokens, labels = sequences.batch("decoder")
+    labels = np.where(np.arange(4)[:, None] >= 2, -1, labels)
+    batches = tf.data.Dataset.from_tensor_slices((tokens, labels)).batch(2)
+    found = probes.first_order(decoder, batches, per_image=True)
+    few = probes.first_order(decoder, (tokens[:2], labels[:2]), per_image=True)
+    is_few = found["image"] < 2
+    pd.testing.assert_frame_equal(found[is_few].reset_index(drop=True), few, rtol=1e-5)
+    assert values_of(found[~is_few]).isna().all(axis=None)
+
+
+def test_where_nothing_counts(decoder):
+    tokens, labels = sequences.batch("decoder")
+    with_labels = {name: getattr(probes, name) for name in ("block_metrics", "first_order", "lens")}
+    with_labels |= {name: getattr(probes, name) for name in ("attribution", "drop_blocks")}
+    with_labels |= {"signal": probes.signal_propagation, "repeat": probes.repeat_last_block}
+    of_states = [probes.perturbation, probes.fixed_point, probes.line_element]
+    of_states.append(OTHERS["eigenvalues"])
+    for probe in with_labels.values():
+        with pytest.raises(ValueError, match=r"at least one position that counts.* 4 images"):
+            probe(decoder, (tokens, np.full_like(labels, -1)))
+    for probe in of_states:
+        with pytest.raises(ValueError, match=r"must hold at least one position that counts"):
+            probe(decoder, (np.zeros_like(tokens), labels))
 
 
 def test_a_row_of_zeros_is_left_out(decoder):

@@ -30,12 +30,17 @@ def padded(rows, fill=0, length=5):
     return np.array([row + [fill] * (length - len(row)) for row in rows])
 
 
-def batch(kind, length=5, fill=-1):
-    """Tokens and labels of a kind, as arrays."""
-    labels = LABELS[kind]
+def batch(kind, length=5, fill=-1, empty=0):
+    """Tokens and labels of a kind, as arrays, with so many empty sequences at the end.
+
+    These are all padding; a decoder has no labels for them, and an encoder the label 0.
+    """
+    sequences, labels = SEQUENCES + [[]] * empty, LABELS[kind]
     if kind == "decoder":
-        labels = padded(labels, fill, length)
-    return padded(SEQUENCES, 0, length).astype("int32"), np.array(labels)
+        labels = padded(labels + [[]] * empty, fill, length)
+    else:
+        labels = labels + [0] * empty
+    return padded(sequences, 0, length).astype("int32"), np.array(labels)
 
 
 def random_weights(seed=0):

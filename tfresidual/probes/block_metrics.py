@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tfresidual import sources
 from tfresidual.probes.measure import measure
-from tfresidual.routing.block_values import BLOCK_METRICS, block_values
+from tfresidual.routing.block_values import BLOCK_METRICS, STATE_METRICS, block_values
 
 if TYPE_CHECKING:
     from tfresidual.routing import Chain
@@ -30,7 +30,9 @@ def block_metrics(
     Let L be the loss of one image, h the state before a block, F = block(h) - h, and g = dL/dh
     through the rest of the network. All norms are over all features of one image; positions that
     the network masks as padding do not count. For outputs per position, L is the mean over the
-    positions that count (see `evaluate_routes`).
+    positions that count (see `evaluate_routes`). An image in which no position counts has no L: its
+    cosines and its |g| are NaN, and no mean is over them; for an image that is all padding, all
+    metrics are.
 
     - `cosine_loss`: <F, g> / (|F| |g|), in [-1, 1]. If it is negative, the block moves the state
       in a direction that lowers the loss (Jastrzebski et al. 2018, section 4.1, fig. 4). 0 if F
@@ -86,6 +88,7 @@ def block_metrics(
         progress,
         with_errors=SIGNED,
         per_position=per_position,
+        of_states=STATE_METRICS,
     )
 
 

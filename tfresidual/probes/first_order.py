@@ -15,12 +15,18 @@ from tfresidual.arguments import check_bool
 from tfresidual.machine.console import progress_bar
 from tfresidual.metrics import change_of, norm, ratio
 from tfresidual.probes.drop_blocks import rows_of
-from tfresidual.probes.measure import check_blocks
+from tfresidual.probes.measure import block_places, check_blocks, counting, repeated
+from tfresidual.probes.predictions import label_check
 from tfresidual.routing import evaluate
 from tfresidual.routing.batches import batches_of, run_over, splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT, check_memory_limit, check_scored
 from tfresidual.routing.gradients import walk_with_gradients
-from tfresidual.routing.positions import without_padding
+from tfresidual.routing.positions import (
+    COUNTED_IMAGES,
+    check_any_counts,
+    only_counted,
+    without_padding,
+)
 from tfresidual.routing.routes import unperturbed
 
 if TYPE_CHECKING:
@@ -51,8 +57,9 @@ def first_order(
       network without the block (which `drop_blocks` measures). Under 0 if the block lowers it.
     - `l2_ratio`: |F| / |h|, 0 or more. The smaller it is, the better the terms should predict.
 
-    All are computed per image and averaged over the images. Two numbers compare the values that a
-    block has for the images, `ratio` and `rank_correlation`; with the suffix `_after`, they are
+    All are computed per image and averaged over the images, without those in which no position
+    counts (they are NaN with `per_image`, see `block_metrics`). Two numbers compare the values that
+    a block has for the images, `ratio` and `rank_correlation`; with the suffix `_after`, they are
     those of the other term:
 
     - `ratio`: the mean of `first_order` divided by the mean of `loss_change`. It is a ratio of
@@ -108,8 +115,13 @@ def first_order(
     check_blocks(chain)
     frames = []
     for split, part in splits_of(data).items():
-        values = _values_of(chain, part, memory_limit, progress)
-        frame = _frame(chain, values, per_image)
+        values, counted = _values_of(chain, part, memory_limit, progress)
+        if per_image:
+            images = np.arange(len(values["first_order"]))
+            frame = repeated(block_places(chain), {"image": images}, values)
+        else:
+            values = {name: counting(value, counted) for name, value in values.items()}
+            frame = _means(chain, values)
         if split is not None:
             frame.insert(0, "split", split)
         frames.append(frame)
@@ -117,26 +129,39 @@ def first_order(
 
 
 def _values_of(chain, data, memory_limit, progress):
-    """Returns the values of all images, a dict of float64 arrays `(images, blocks)`."""
+    """Returns the values of all images, and which of them count.
+
+    Returns:
+        A dict of float64 arrays `(images, blocks)`, and a bool array `(images,)`, or `None` if all
+        images count.
+    """
     routes = [route for _, route in rows_of(chain)]
     asked = [unperturbed(chain), *(route for route in routes if route is not None)]
     function = functools.partial(_batch_values, chain)
     batches, count = batches_of(data, chain)
-    parts = []
+    check, parts = label_check(chain), []
     with progress_bar("first order" if progress else None, count) as advance:
         # Both see a batch before the next one is read, since data may be shuffled every time.
         for batch in batches:
-            losses = evaluate(
-                chain, batch, asked, memory_limit=memory_limit, with_losses=True
-            ).losses
-            values = run_over(chain, "first order", function, batch)
-            parts.append(values | {"loss_change": _changes(routes, np.asarray(losses, float))})
+            values = run_over(chain, "first order", function, batch, check=check)
+            is_counted = values.get(COUNTED_IMAGES, np.ones(len(batch[1]), bool))
+            losses = np.full((len(asked), len(is_counted)), np.nan)
+            # The evaluator refuses a batch without anything that counts.
+            if is_counted.any():
+                found = evaluate(chain, batch, asked, memory_limit=memory_limit, with_losses=True)
+                losses[:, is_counted] = found.losses[:, is_counted]
+            parts.append(values | {"loss_change": _changes(routes, losses)})
             advance(1)
     if not parts:
         raise ValueError(
             f"Argument `data` must hold at least one batch with images. Received: data={data!r}"
         )
-    return {name: np.concatenate([part[name] for part in parts]).astype(float) for name in VALUES}
+    counted = None
+    if COUNTED_IMAGES in parts[0]:
+        counted = np.concatenate([part[COUNTED_IMAGES] for part in parts])
+        check_any_counts(counted)
+    values = {name: np.concatenate([part[name] for part in parts]).astype(float) for name in VALUES}
+    return values, counted
 
 
 def _changes(routes, losses):
@@ -171,7 +196,8 @@ def _batch_values(chain, images, labels):
             found = [*(_product(change, gradient) for gradient in gradients), size]
         for columns, value in zip(values.values(), found, strict=True):
             columns.append(value)
-    return {name: ops.stack(columns, axis=1) for name, columns in values.items()}
+    stacked = {name: ops.stack(columns, axis=1) for name, columns in values.items()}
+    return only_counted(stacked, None, walk.counted)
 
 
 def _product(left, right):
@@ -181,15 +207,8 @@ def _product(left, right):
     return ops.sum(products, axis=tuple(range(1, len(products.shape))))
 
 
-def _frame(chain, values, per_image):
-    places = pd.DataFrame(
-        [(block.stage, block.index) for block in chain.blocks], columns=["stage", "block"]
-    )
-    if per_image:
-        images = len(values["first_order"])
-        frame = places.loc[np.repeat(places.index, images)].reset_index(drop=True)
-        frame["image"] = np.tile(np.arange(images), len(places))
-        return frame.assign(**{name: values[name].T.ravel() for name in VALUES})
+def _means(chain, values):
+    """Returns the frame of the means over the images and what compares the values of a block."""
     changes = values["loss_change"]
     # Means of networks that explode.
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -201,7 +220,7 @@ def _frame(chain, values, per_image):
             columns[f"rank_correlation{suffix}"] = [
                 rank_correlation(*pair) for pair in zip(values[term].T, changes.T, strict=True)
             ]
-    return places.assign(**columns)
+    return block_places(chain).assign(**columns)
 
 
 def rank_correlation(left: Array, right: Array) -> float:

@@ -11,8 +11,15 @@ import tensorflow as tf
 
 from tfresidual import sources
 from tfresidual.metrics import change_of, norm
+from tfresidual.probes.measure import counting
 from tfresidual.routing.batches import run_over, splits_of
-from tfresidual.routing.positions import without_padding
+from tfresidual.routing.positions import (
+    check_any_counts,
+    masks_of,
+    only_counted,
+    valid_images,
+    without_padding,
+)
 from tfresidual.routing.routes import check_times
 
 if TYPE_CHECKING:
@@ -94,6 +101,9 @@ def fixed_point(
     for split, part in splits_of(data).items():
         name = f"fixed point x{times}"
         values = run_over(chain, name, function, part, progress, with_labels=False)
+        valid, _ = masks_of(values)
+        check_any_counts(valid)
+        values = {name: counting(value, valid) for name, value in values.items()}
         for index, stage in enumerate(stages):
             of_stage = {name: value[:, index] for name, value in values.items()}
             frame = pd.DataFrame({"stage": stage.index, "repetition": range(times + 1)})
@@ -148,7 +158,8 @@ def _batch_values(chain, times, images, labels):
             anchor = states[fixed[-1] + 1 if fixed else 0]
             clean = without_padding(chain)
             values.append(_stage_values(stage.blocks[-1], states[-1], anchor, times, clean))
-    return {name: tf.stack([value[name] for value in values], axis=1) for name in values[0]}
+    stacked = {name: tf.stack([value[name] for value in values], axis=1) for name in values[0]}
+    return only_counted(stacked, valid_images(chain))
 
 
 def _stage_values(block, state, anchor, times, clean):

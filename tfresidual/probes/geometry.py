@@ -33,7 +33,13 @@ from tfresidual.probes.measure import by_split, measure
 from tfresidual.probes.perturbation import ALL_STAGES
 from tfresidual.routing.batches import run_over, splits_of
 from tfresidual.routing.images import is_alike, is_shape
-from tfresidual.routing.positions import without_padding
+from tfresidual.routing.positions import (
+    check_any_counts,
+    masks_of,
+    only_counted,
+    valid_images,
+    without_padding,
+)
 
 if TYPE_CHECKING:
     from tfresidual.routing import Chain
@@ -149,7 +155,8 @@ def metric_eigenvalues(
         `block`, `image` (from 0, in the order of the data), `rank` (0 for the largest),
         `eigenvalue` (0 or more, descending) and `residual` (|g v - value v| divided by the largest
         eigenvalue, 0 or more; over `tolerance` if the iteration ended before it converged). The
-        last two are NaN if numbers overflow. If `data` is a dict, `split` is the first column.
+        last two are NaN if numbers overflow, and for an image that is all padding. If `data` is a
+        dict, `split` is the first column.
 
     Raises:
         ValueError: if an argument cannot be used.
@@ -167,6 +174,7 @@ def metric_eigenvalues(
     frames = []
     for split, part in splits_of(data).items():
         values = _run_over(chain, name, function, part, progress)
+        check_any_counts(masks_of(values)[0])
         images = len(values["eigenvalue"])
         frame = pd.DataFrame(
             {
@@ -411,7 +419,8 @@ def _eigenvalues(chain, stage, block, count, tolerance, most_iterations, images,
         )
 
     values, residuals = largest_eigenvalues(product, state, count, tolerance, most_iterations)
-    return {"eigenvalue": values, "residual": residuals}
+    values = {"eigenvalue": values, "residual": residuals}
+    return only_counted(values, valid_images(chain.given(images)))
 
 
 def _line_elements(chain, images, labels):
@@ -453,7 +462,8 @@ def _line_elements(chain, images, labels):
         values["layer_part"].append(layer_length**2)
         values["spatial_part"].append(spatial_length**2)
         values["length"].append(length)
-    return {name: ops.stack(columns, axis=1) for name, columns in values.items()}
+    stacked = {name: ops.stack(columns, axis=1) for name, columns in values.items()}
+    return only_counted(stacked, valid_images(chain))
 
 
 def _pushed_lengths(tape, last, states, changes, clean):

@@ -9,7 +9,7 @@ from tfresidual.arguments import check_bool
 from tfresidual.routing.batches import run_over, splits_of
 from tfresidual.routing.chain import VALID_POSITIONS
 from tfresidual.routing.labels import check_prepared
-from tfresidual.routing.positions import shape_of_outputs
+from tfresidual.routing.positions import check_any_counts, masks_of, shape_of_outputs
 
 
 def measure(
@@ -22,22 +22,25 @@ def measure(
     with_labels=True,
     with_errors=(),
     per_position=False,
+    of_states=(),
 ):
     """Measures values per image and block and puts them into a frame.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
         name: str, the probe's name.
-        function: `function(images, labels)` returns a dict of tensors `(images, blocks)`.
+        function: `function(images, labels)` returns a dict of tensors `(images, blocks)`, and
+            with them the masks of `tfresidual.routing.positions.only_counted`.
         data: a dataset or arrays, or a dict of these by split.
         per_image: whether every image has rows of its own; if not, values are averaged over the
-            images (in float64).
+            images that count (in float64).
         progress: whether to show a progress bar.
         with_labels: whether the function reads the labels, which must then be valid.
         with_errors: names of the values whose means are returned with their standard errors.
         per_position: whether the function is called with `per_position=True` too and returns
             tensors `(images, positions, blocks)`, and under `VALID_POSITIONS` which positions are
             measured. Every such position then takes the part of an image.
+        of_states: names of the values that do not depend on the loss.
 
     Returns:
         A `pandas.DataFrame` with the columns `split` (if `data` is a dict), `stage`, `block`,
@@ -54,12 +57,28 @@ def measure(
     frames = []
     for split, part in splits_of(data).items():
         values = run_over(chain, name, function, part, progress, None, check, with_labels)
-        places = {"image": np.arange(len(next(iter(values.values()))))}
+        masks = masks_of(values)
+        for mask in masks:
+            check_any_counts(mask)
+        examples = {"image": np.arange(len(next(iter(values.values()))))}
         if per_position:
-            valid = values.pop(VALID_POSITIONS)
-            values = {name: value[valid] for name, value in values.items()}
-            places = dict(zip(("image", "position"), np.nonzero(valid), strict=True))
-        frame = _frame(chain, values, places if per_image else None, with_errors)
+            is_shown = values.pop(VALID_POSITIONS)
+            values = {name: value[is_shown] for name, value in values.items()}
+            examples = dict(zip(("image", "position"), np.nonzero(is_shown), strict=True))
+            masks = [None if mask is None else mask[examples["image"]] for mask in masks]
+        frame = block_places(chain)
+        if per_image:
+            frame = repeated(frame, examples, values)
+        else:
+            valid, counted = masks
+            values = {
+                name: counting(value, valid if name in of_states else counted)
+                for name, value in values.items()
+            }
+            frame = frame.assign(
+                **{name: value.mean(axis=0, dtype=np.float64) for name, value in values.items()},
+                **{f"{name}_se": standard_error(values[name]) for name in with_errors},
+            )
         if split is not None:
             frame.insert(0, "split", split)
         frames.append(frame)
@@ -121,24 +140,26 @@ def standard_error(values):
     return values.std(axis=0, ddof=1) / np.sqrt(images)
 
 
-def _frame(chain, values, examples, with_errors):
-    """Returns the frame of some values, see `measure`.
+def counting(values, is_counted):
+    """Returns the rows of an array that count; all of them if the mask is `None`."""
+    return values if is_counted is None else values[is_counted]
+
+
+def block_places(chain):
+    """Returns a frame with a row per block of a chain."""
+    rows = [(block.stage, block.index) for block in chain.blocks]
+    return pd.DataFrame(rows, columns=["stage", "block"])
+
+
+def repeated(places, examples, values):
+    """Returns a frame with a row per place and example, place by place.
 
     Args:
-        chain: a `tfresidual.routing.Chain`.
-        values: a dict of arrays `(examples, blocks)`.
-        examples: a dict of columns that say where each example is; `None` for means over them.
-        with_errors: see `measure`.
+        places: a `pandas.DataFrame` with a row per place.
+        examples: dict of columns that say where each example is, `(examples,)`.
+        values: dict of arrays `(examples, places)`.
     """
-    places = pd.DataFrame(
-        [(block.stage, block.index) for block in chain.blocks], columns=["stage", "block"]
-    )
-    if examples is None:
-        means = {name: value.mean(axis=0, dtype=np.float64) for name, value in values.items()}
-        errors = {f"{name}_se": standard_error(values[name]) for name in with_errors}
-        return places.assign(**means, **errors)
     count = len(next(iter(values.values())))
     frame = places.loc[np.repeat(places.index, count)].reset_index(drop=True)
-    for name, place in examples.items():
-        frame[name] = np.tile(place, len(places))
-    return frame.assign(**{name: value.T.ravel() for name, value in values.items()})
+    columns = {name: np.tile(column, len(places)) for name, column in examples.items()}
+    return frame.assign(**columns, **{name: value.T.ravel() for name, value in values.items()})

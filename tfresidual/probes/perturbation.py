@@ -31,8 +31,9 @@ def perturbation(
     Let h be the state before a block and F = block(h) - h, with norms over all features of one
     image, without the positions that the network masks as padding. `perturbation` is |F| and
     `scaled_perturbation` is |F| / |h|. Both are 0 or more and are computed per image, then averaged
-    over the images. Both are NaN for a block that changes the shape of the state. Labels are not
-    used. `block_metrics` returns the same numbers together with those that need a gradient.
+    over the images. Both are NaN for a block that changes the shape of the state, and for an image
+    that is all padding, which no mean is over. Labels are not used. `block_metrics` returns the
+    same numbers together with those that need a gradient.
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.

@@ -13,9 +13,10 @@ import tensorflow as tf
 from keras import backend
 
 from tfresidual.arguments import is_int
+from tfresidual.probes.measure import repeated
 from tfresidual.routing.labels import check_prepared
 from tfresidual.routing.outputs import LOGITS, OUTPUTS, is_binary, named_outputs
-from tfresidual.routing.positions import counted, shape_of_outputs
+from tfresidual.routing.positions import check_any_counts, counted, shape_of_outputs
 
 # What a logit can be chosen by, beside the index of a class.
 LABEL, MARGIN, SOURCE_LABEL = "label", "margin", "source label"
@@ -211,17 +212,16 @@ def frame_of(places, values, counted, per_image=False, per_position=False):
     Returns:
         The `pandas.DataFrame` of places, with the columns `image` and `position` as asked, and one
         column per value. Means are over examples, in float64.
+
+    Raises:
+        ValueError: if no example counts.
     """
+    check_any_counts(counted)
     if per_position:
-        images, positions = np.nonzero(counted)
-        frame = _repeated(places, len(images))
-        frame["image"] = np.tile(images, len(places))
-        frame["position"] = np.tile(positions, len(places))
-        return frame.assign(**{name: value[counted].T.ravel() for name, value in values.items()})
+        examples = dict(zip(("image", "position"), np.nonzero(counted), strict=True))
+        return repeated(places, examples, {name: value[counted] for name, value in values.items()})
     if per_image:
-        frame = _repeated(places, len(counted))
-        frame["image"] = np.tile(np.arange(len(counted)), len(places))
-        return frame.assign(**{name: value.T.ravel() for name, value in values.items()})
+        return repeated(places, {"image": np.arange(len(counted))}, values)
     weights = counted.reshape(len(counted), -1).sum(axis=1).astype(float)
     columns = {name: weighted_mean(value, weights) for name, value in values.items()}
     return places.assign(**columns)
@@ -236,10 +236,6 @@ def weighted_mean(values, weights):
     # Infinite values of networks that explode.
     with np.errstate(invalid="ignore"):
         return np.tensordot(weights / weights.sum(), values, axes=1)
-
-
-def _repeated(places, count):
-    return places.loc[np.repeat(places.index, count)].reset_index(drop=True)
 
 
 def joined_splits(frames):

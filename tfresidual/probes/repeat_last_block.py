@@ -13,12 +13,19 @@ from tfresidual import sources
 from tfresidual.arguments import check_bool
 from tfresidual.metrics import change_of, cosine, norm, ratio
 from tfresidual.probes.evaluate_routes import frames_of_rows
-from tfresidual.probes.measure import standard_error
+from tfresidual.probes.measure import counting, standard_error
 from tfresidual.routing import routes
 from tfresidual.routing.batches import run_over, splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT
 from tfresidual.routing.gradients import known_gradients
-from tfresidual.routing.positions import without_padding
+from tfresidual.routing.positions import (
+    check_any_counts,
+    counted_images,
+    masks_of,
+    only_counted,
+    valid_images,
+    without_padding,
+)
 from tfresidual.routing.routes import check_scale, check_times, unperturbed
 
 if TYPE_CHECKING:
@@ -138,6 +145,10 @@ def _application_metrics(chain, stage, times, scale, data, progress):
     function = functools.partial(_batch_values, chain, stage, scales)
     name = f"stage {stage.index} block {stage.blocks[-1].index} x{times} scaled {scale}"
     values = run_over(chain, name, function, data, progress, at_once=IMAGES_AT_ONCE)
+    valid, counted = masks_of(values)
+    check_any_counts(counted)
+    masks = {"cosine_loss": counted, "l2_ratio": valid}
+    values = {name: counting(value, masks[name]) for name, value in values.items()}
     # Values outside the range of the floats have no direction and no size.
     values = {name: np.where(np.isfinite(value), value, np.nan) for name, value in values.items()}
     means = {name: value.mean(axis=0, dtype=float) for name, value in values.items()}
@@ -150,14 +161,16 @@ def _batch_values(chain, stage, scales, images, labels):
     block = chain.stages[stage.index - 1].blocks[-1]
     state, anchor = chain.lead_to(chain.stem(images), block.stage, block.index)
     rest = dataclasses.replace(chain, stages=chain.stages[stage.index :])
-    clean = without_padding(chain)
+    clean, shapes = without_padding(chain), []
 
     def apply(index, state, cosines, ratios):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(state)
             after = block(state, anchor, tf.gather(scales, index))
             _, last = rest.walk(after)
-            losses = chain.loss(labels, chain.head(last))
+            outputs = chain.head(last)
+            losses = chain.loss(labels, outputs)
+        shapes.append(tuple(outputs.shape)[1:])
         change = clean(change_of(state, after))
         (gradient,) = known_gradients(chain, [state], [tape.gradient(losses, state)])
         gradient, size = clean(gradient), norm(clean(state))
@@ -170,7 +183,9 @@ def _batch_values(chain, stage, scales, images, labels):
     _, _, cosines, ratios = tf.while_loop(
         lambda index, *_: index < len(scales), apply, (0, state, *values)
     )
-    return {
+    values = {
         "cosine_loss": tf.transpose(cosines.stack()),
         "l2_ratio": tf.transpose(ratios.stack()),
     }
+    counted = counted_images(chain, labels, shapes[0])
+    return only_counted(values, valid_images(chain), counted, of_states=("l2_ratio",))

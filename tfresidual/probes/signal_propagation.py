@@ -15,12 +15,19 @@ from tfresidual import sources
 from tfresidual.metrics import change_of, cosine, norm, ratio
 from tfresidual.probes.measure import measure
 from tfresidual.routing.gradients import known_gradients
-from tfresidual.routing.positions import without_padding
+from tfresidual.routing.positions import (
+    counted_images,
+    only_counted,
+    valid_images,
+    without_padding,
+)
 
 if TYPE_CHECKING:
     from tfresidual.routing import Chain
     from tfresidual.types import ChainSource, Data, Frame
 
+# Those that do not depend on the loss.
+STATE_METRICS = ("state_norm", "state_l1", "sum_deviation")
 METRICS = (
     "state_norm",
     "state_l1",
@@ -71,8 +78,9 @@ def signal_propagation(
     to the anchor of the stage has a shortcut from the anchor and none from its input: its share is
     0, unless the input is the anchor.
 
-    Each metric is computed per image and then averaged over the images. Ratios and shares of an
-    image without a gradient (g = 0) are 0. In a chain built by hand, a block may change the shape
+    Each metric is computed per image and then averaged over the images, for metrics of gradients
+    without images in which no position counts (see `block_metrics`). Ratios and shares of an image
+    without a gradient (g = 0) are 0. In a chain built by hand, a block may change the shape
     of the state without giving branch and shortcut separately. `shortcut_share`, `shortcut_norm`
     and `shortcut_product` are then NaN for this block and those before it in its stage. The network
     runs in inference mode and is not changed.
@@ -107,7 +115,15 @@ def signal_propagation(
     """
     chain = sources.chain(chain)
     function = functools.partial(_batch_values, chain)
-    return measure(chain, "signal propagation", function, data, per_image, progress)
+    return measure(
+        chain,
+        "signal propagation",
+        function,
+        data,
+        per_image,
+        progress,
+        of_states=STATE_METRICS,
+    )
 
 
 def _batch_values(chain, images, labels):
@@ -119,7 +135,9 @@ def _batch_values(chain, images, labels):
         tape.watch(state)
         pairs, last = chain.walk(state)
         # Summed over the images, so that each image gets its own gradient.
-        total = tf.reduce_sum(chain.loss(labels, chain.head(last)))
+        outputs = chain.head(last)
+        total = tf.reduce_sum(chain.loss(labels, outputs))
+    counted = counted_images(chain, labels, tuple(outputs.shape)[1:])
     before, after = zip(*pairs, strict=True)
     # A state that a stage with an anchor does not use has no gradient.
     gradients, gradients_after = tape.gradient(total, [before, after])
@@ -149,7 +167,8 @@ def _batch_values(chain, images, labels):
             after, gradients, gradients_after, through_shortcuts, ends, deviations, strict=True
         )
     ]
-    return {name: ops.stack([value[name] for value in values], axis=1) for name in METRICS}
+    stacked = {name: ops.stack([value[name] for value in values], axis=1) for name in METRICS}
+    return only_counted(stacked, valid_images(chain), counted, STATE_METRICS)
 
 
 def _through_shortcuts(blocks, states, gradient):

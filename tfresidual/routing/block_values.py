@@ -8,11 +8,15 @@ from tfresidual.routing.gradients import walk_with_gradients
 from tfresidual.routing.positions import (
     check_positions,
     each_position,
+    only_counted,
+    valid_images,
     valid_positions,
     without_padding,
 )
 
 PERTURBATION_METRICS = ("perturbation", "scaled_perturbation")
+# Those that do not depend on the loss.
+STATE_METRICS = (*PERTURBATION_METRICS, "l2_ratio")
 BLOCK_METRICS = (
     "cosine_loss",
     "readout_cosine_loss",
@@ -26,7 +30,8 @@ BLOCK_METRICS = (
 def block_values(chain, images, labels, per_position=False):
     """Returns all metrics of a batch as a dict by name.
 
-    Positions that are not valid in the context of the chain count as zeros.
+    Positions that are not valid in the context of the chain count as zeros. Images that do not
+    count have NaN, see `tfresidual.routing.positions`.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
@@ -36,7 +41,8 @@ def block_values(chain, images, labels, per_position=False):
 
     Returns:
         Tensors `(images, blocks)`. With `per_position`, they are `(images, positions, blocks)`, and
-        under `VALID_POSITIONS` is which positions are valid, bool, `(images, positions)`.
+        under `VALID_POSITIONS` is which positions are valid, bool, `(images, positions)`. With
+        them are the masks of `tfresidual.routing.positions.only_counted`.
     """
     chain = chain.given(images)
     walk = walk_with_gradients(chain, images, labels)
@@ -47,7 +53,9 @@ def block_values(chain, images, labels, per_position=False):
             chain.blocks, walk.pairs, walk.gradients, walk.readout_gradients, strict=True
         )
     ]
-    return _stacked(chain, walk.pairs, values, BLOCK_METRICS, per_position)
+    stacked = _stacked(chain, walk.pairs, values, BLOCK_METRICS, per_position)
+    stacked = only_counted(stacked, valid_images(chain), walk.counted, STATE_METRICS)
+    return _with_positions(chain, walk.pairs, stacked, per_position)
 
 
 def perturbation_values(chain, images, labels, per_position=False):
@@ -60,7 +68,8 @@ def perturbation_values(chain, images, labels, per_position=False):
         _perturbations(block, *map(shown, pair))
         for block, pair in zip(chain.blocks, pairs, strict=True)
     ]
-    return _stacked(chain, pairs, values, PERTURBATION_METRICS, per_position)
+    stacked = _stacked(chain, pairs, values, PERTURBATION_METRICS, per_position)
+    return _with_positions(chain, pairs, only_counted(stacked, valid_images(chain)), per_position)
 
 
 def _shown(chain, pairs, per_position):
@@ -82,10 +91,15 @@ def _stacked(chain, pairs, values, names, per_position):
     stacked = {name: ops.stack([value[name] for value in values], axis=1) for name in names}
     if not per_position:
         return stacked
-    valid = valid_positions(chain, pairs[0][0])
-    shape = (*ops.shape(valid), len(values))
-    of_positions = {name: ops.reshape(value, shape) for name, value in stacked.items()}
-    return of_positions | {VALID_POSITIONS: valid}
+    shape = (*ops.shape(pairs[0][0])[:2], len(values))
+    return {name: ops.reshape(value, shape) for name, value in stacked.items()}
+
+
+def _with_positions(chain, pairs, values, per_position):
+    """Returns values with those positions that are valid, if they are of positions."""
+    if not per_position:
+        return values
+    return values | {VALID_POSITIONS: valid_positions(chain, pairs[0][0])}
 
 
 def _block_values(block, before, after, gradient, readout_gradient):

@@ -23,6 +23,7 @@ from tfresidual.routing.labels import check_per_position, check_prepared
 from tfresidual.routing.outputs import LOGITS, OUTPUTS, is_binary, named_outputs
 from tfresidual.routing.plan import BLOCK, DISTANCE, HEAD, STEM, TRANSITION, plan_of
 from tfresidual.routing.positions import (
+    check_any_counts,
     counted,
     each_position,
     has_positions,
@@ -75,7 +76,8 @@ class RouteValues:
         predicted: bool, `(routes, examples, classes)`, the predicted classes; `None` if the
             outputs were not requested.
         losses: by the loss of the chain, one per image even for outputs per position,
-            `(routes, images)`, or `None` if they were not requested.
+            `(routes, images)`, NaN for an image without a position that counts; `None` if they were
+            not requested.
         is_finite: bool, whether the outputs are finite; outputs that are not predict no class.
         labels: the labels of the examples as in the data, without an axis of routes.
         classes: int, the number of classes; 2 if a single output decides between two classes.
@@ -199,13 +201,9 @@ def evaluate(
         name: np.concatenate([part[name] for part in parts], axis=1)[chosen] for name in parts[0]
     }
     labels = np.concatenate(all_labels)
-    if not len(labels):
-        raise ValueError(
-            "Argument `data` must hold at least one position that counts: all are padding, or "
-            f"their labels leave them out. Received: data={data!r}"
-        )
     image, position = np.arange(len(labels)), None
     if is_counted:
+        check_any_counts(np.concatenate(is_counted))
         image, position = np.nonzero(np.concatenate(is_counted))
     joined = {
         "outputs": None,
@@ -314,11 +312,10 @@ class _Runner:
                     found[OUTPUTS] = outputs[OUTPUTS]
                 found = {name: array.numpy() for name, array in found.items()}
                 if is_counted is not None:
-                    of_images = ("losses",)
-                    found = {
-                        name: array if name in of_images else array[is_counted]
-                        for name, array in found.items()
-                    }
+                    losses = found.pop("losses", None)
+                    found = {name: array[is_counted] for name, array in found.items()}
+                    if losses is not None:
+                        found["losses"] = np.where(is_counted.any(axis=1), losses, np.nan)
                 predicted = found["predicted"] if with_outputs else found.pop("predicted")
                 named = predicted if named is None else named
                 # A prediction that is not finite agrees with nothing.

@@ -4,6 +4,8 @@ import dataclasses
 
 import tensorflow as tf
 
+from tfresidual.routing.positions import counted_images
+
 
 @dataclasses.dataclass(frozen=True)
 class Walk:
@@ -18,12 +20,15 @@ class Walk:
         readout_gradients: for every block of the last stage whose state the head can take, the
             gradient of the loss of the head applied directly to the state before it; `None` for
             all other blocks.
+        counted: which images have a loss that counts, see
+            `tfresidual.routing.positions.counted_images`.
     """
 
     pairs: list
     gradients: list
     gradients_after: list
     readout_gradients: list
+    counted: tf.Tensor | None
 
 
 def walk_with_gradients(chain, images, labels):
@@ -49,7 +54,9 @@ def walk_with_gradients(chain, images, labels):
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(state)
         pairs, last = chain.walk(state)
-        total = tf.reduce_sum(chain.loss(labels, chain.head(last)))
+        outputs = chain.head(last)
+        total = tf.reduce_sum(chain.loss(labels, outputs))
+        shape = tuple(outputs.shape)[1:]
         # Copies without a gradient to the network, so that read-outs do not change its gradients.
         readouts = {
             index: tf.stop_gradient(before)
@@ -71,6 +78,7 @@ def walk_with_gradients(chain, images, labels):
         known_gradients(chain, before, gradients),
         known_gradients(chain, after, gradients_after),
         [copies.get(index) for index in range(len(pairs))],
+        counted_images(chain, labels, shape),
     )
 
 

@@ -3,9 +3,15 @@
 Outputs `(images, positions, classes)` have one label per position of a sequence. A label says
 itself if its position is left out, because it is padding or has the weight 0: an index is then
 below 0, and a row of numbers holds only NaN. (A row may be one number, if there is one output per
-position.) States with positions are `(images, positions, features)`.
+position.) What is left out is decided by `tfresidual.routing.labels.labels_within`. States with
+positions are `(images, positions, features)`.
+
+The states of an image that is all padding are measured by no probe; nor is, in what depends on the
+loss, an image whose labels are all left out. Its values are NaN, and no mean is over it. (What a
+network predicts for an image counts if it has a label.)
 """
 
+import numpy as np
 import tensorflow as tf
 from keras import ops
 
@@ -75,6 +81,94 @@ def kept(values, is_counted, otherwise=0):
     """
     is_counted = is_counted[(..., *[tf.newaxis] * (len(values.shape) - 2))]
     return tf.where(is_counted, values, tf.cast(otherwise, values.dtype))
+
+
+# Under these names, functions of a batch return which images count, see `only_counted`.
+VALID_IMAGES, COUNTED_IMAGES = "valid_images", "counted_images"
+
+
+def valid_images(chain):
+    """Returns which images have a position that is not padding, bool, `(images,)`.
+
+    Args:
+        chain: a chain without a context, see `Chain.given`.
+
+    Returns:
+        A tensor, or `None` if the chain does not know what is padding: all images then have one.
+    """
+    valid = chain.known.get(VALID_POSITIONS)
+    return None if valid is None else tf.reduce_any(tf.cast(valid, bool), axis=1)
+
+
+def counted_images(chain, labels, shape):
+    """Returns which images have a loss that counts, bool, `(images,)`.
+
+    These have a position that is not padding and, for outputs per position, one that counts.
+
+    Args:
+        chain: a chain without a context, see `Chain.given`.
+        labels: the labels of the images.
+        shape: the shape of the outputs of one image.
+
+    Returns:
+        A tensor, or `None` if all images count.
+    """
+    valid = valid_images(chain)
+    if not are_per_position(labels, shape):
+        return valid
+    by_labels = tf.reduce_any(counted(labels, shape[-1]), axis=1)
+    return by_labels if valid is None else valid & by_labels
+
+
+def only_counted(values, valid, is_counted=None, of_states=()):
+    """Returns the values of a batch, NaN for images that do not count, and which do.
+
+    Args:
+        values: dict of tensors whose first axis is the image.
+        valid: what `valid_images` returns.
+        is_counted: what `counted_images` returns; `None` if no value depends on the loss.
+        of_states: the names of the values that do not depend on the loss.
+
+    Returns:
+        The dict, with both masks under `VALID_IMAGES` and `COUNTED_IMAGES` unless they are `None`.
+    """
+    masks = {VALID_IMAGES: valid, COUNTED_IMAGES: is_counted}
+    result = {
+        name: _or_nan(value, valid if name in of_states or is_counted is None else is_counted)
+        for name, value in values.items()
+    }
+    return result | {name: mask for name, mask in masks.items() if mask is not None}
+
+
+def masks_of(values):
+    """Takes the masks of `only_counted` out of a dict of arrays.
+
+    Returns:
+        A pair of bool arrays `(images,)`, or `None` where all images count: which images count for
+        values of states, and which for those that depend on the loss.
+    """
+    valid = values.pop(VALID_IMAGES, None)
+    return valid, values.pop(COUNTED_IMAGES, valid)
+
+
+def check_any_counts(is_counted):
+    """Raises a `ValueError` if no part of the data counts.
+
+    Args:
+        is_counted: bool array whose first axis is the image, or `None` if all images count.
+    """
+    if is_counted is not None and not np.any(is_counted):
+        raise ValueError(
+            "Argument `data` must hold at least one position that counts: all are padding, or "
+            f"their labels leave them out. Received: {len(is_counted)} images without any"
+        )
+
+
+def _or_nan(values, is_counted):
+    if is_counted is None:
+        return values
+    is_counted = is_counted[(..., *[tf.newaxis] * (len(values.shape) - 1))]
+    return tf.where(is_counted, values, tf.cast(np.nan, values.dtype))
 
 
 def without_padding(chain):

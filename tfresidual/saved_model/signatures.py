@@ -7,7 +7,7 @@ import contextlib
 import numpy as np
 import tensorflow as tf
 
-from tfresidual.routing.block_values import block_values
+from tfresidual.routing.block_values import BLOCK_METRICS, block_values
 from tfresidual.routing.labels import labels_within
 from tfresidual.routing.outputs import OUTPUTS
 from tfresidual.routing.positions import are_per_position
@@ -77,7 +77,8 @@ def _block_metrics(chain, images, labels, shape):
     """
     if are_per_position(labels, shape):
         labels = labels_within(chain.given(images), labels, shape[-1])
-    return block_values(chain, images, labels)
+    values = block_values(chain, images, labels)
+    return {name: values[name] for name in BLOCK_METRICS}
 
 
 class _Routes:
