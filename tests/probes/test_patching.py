@@ -14,6 +14,7 @@ from reference.route_probes import NETWORKS, network
 
 import tfresidual as tfr
 from tfresidual import probes
+from tfresidual.probes.patching import places_of_next
 
 pytestmark = pytest.mark.eager
 RUNS = ["logit", "source_logit", "patched_logit"]
@@ -94,8 +95,53 @@ class TestDecoder:
         )
         for block, rows in frame.groupby("block"):
             chosen_ones = slice(None) if positions is None else positions
-            wanted = self.expected(data, source, chosen_ones, block)
+            wanted = np.array(self.expected(data, source, chosen_ones, block))
+            # Images without any of these positions are left out.
+            wanted[~data[0]["mask"][:, chosen_ones].reshape(len(wanted), -1).any(axis=1)] = np.nan
             np.testing.assert_allclose(rows["patched_logit"], wanted, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("target", ["label", "source label"])
+    def test_positions_count_that_are_no_padding_in_either(self, target):
+        data, source = self.model.batch(), self.model.batch(seed=5)
+        (inputs, labels), (others, of_source) = data, source
+        assert (inputs["mask"] != others["mask"]).any()
+        both = inputs["mask"] & others["mask"]
+        wanted = np.where(both, labels if target == "label" else of_source, -1)
+        logits = [self.model.run(one["ids"], one["mask"])[1] for one in (inputs, others)]
+        settings = {"target": target, "per_image": True}
+        frame = probes.patching(self.model.chain(), data, source, **settings)
+        assert len(frame) == 5 * len(labels)
+        for name, found in zip(["logit", "source_logit"], logits, strict=True):
+            expected = self.mean_logit(found, wanted)
+            np.testing.assert_allclose(frame[name][: len(labels)], expected, rtol=1e-4, atol=1e-5)
+        # The last state of the source is all that its logits are made of.
+        rows = frame[frame["block"] == 3]
+        np.testing.assert_allclose(rows["patched_logit"], rows["source_logit"], rtol=1e-5)
+        frame = probes.patching(self.model.chain(), data, source, positions="each", **settings)
+        places = frame[frame["block"] == 0].sort_values(["image", "position"])
+        np.testing.assert_array_equal(places[["image", "position"]].T, np.nonzero(both))
+
+    def test_padding_of_the_source_is_not_put_in(self):
+        data, source = self.model.batch(), self.model.batch(seed=5)
+        (inputs, labels), (others, _) = data, source
+        mask = others["mask"]
+        states, _ = self.model.run(inputs["ids"], inputs["mask"])
+        of_others, _ = self.model.run(others["ids"], mask)
+        chosen_ones = np.isin(np.arange(7), [2, 4])
+        both = inputs["mask"] & mask
+        put_in = np.where((chosen_ones & mask)[..., None], of_others[2], states[2])
+        logits = self.model.run(None, inputs["mask"], 2, put_in)[1]
+        wanted = np.array(self.mean_logit(logits, np.where(both, labels, -1)))
+        wanted[~(both & chosen_ones).any(axis=1)] = np.nan
+        for positions in ([2, 4], np.array([2, 4])):
+            frame = probes.patching(
+                self.model.chain(), data, source, positions=positions, per_image=True
+            )
+            rows = frame[frame["block"] == 1]
+            np.testing.assert_allclose(rows["patched_logit"], wanted, rtol=1e-4, atol=1e-5)
+        means = probes.patching(self.model.chain(), data, source, positions=positions)
+        expected = rows[RUNS][~np.isnan(wanted)].mean()
+        np.testing.assert_allclose(means.loc[means["block"] == 1, RUNS].iloc[0], expected, 1e-5)
 
     @pytest.mark.compiled
     def test_each_position_is_that_position(self):
@@ -144,6 +190,8 @@ class TestDecoder:
     def test_the_context_stays_that_of_the_data(self):
         (inputs, labels), (others, _) = self.batches()
         gap = inputs["mask"] & (np.arange(7) != 1)
+        # What is padding in the source does not count.
+        labels[:, 1] = -1
         frame, own = (
             probes.patching(self.model.chain(), (inputs, labels), (others | {"mask": mask}, labels))
             for mask in (gap, inputs["mask"])
@@ -196,10 +244,24 @@ def test_the_source_is_the_next_image_of_its_batch_with_another_label():
     source = images[others], labels[others]
     wanted = probes.patching(net, (images, labels), source, what="addition", per_image=True)
     pd.testing.assert_frame_equal(frame, wanted, rtol=1e-5)
-    # An image on its own is its own source.
-    frame = probes.patching(net, (images[:1], labels[:1]))
-    assert frame["difference"].tolist() == [0, 0]
-    assert frame["effect"].isna().all()
+    last_alone = tf.data.Dataset.from_tensor_slices((images[:6], labels[:6])).batch(5)
+    for alone in ((images[:1], labels[:1]), last_alone):
+        with pytest.raises(ValueError, match=r"`source` must be given .*Received: .* of 1 image$"):
+            probes.patching(net, alone)
+
+
+def test_the_next_image_with_other_rows_of_labels():
+    nan = np.nan
+    rows = np.array([[0.0, nan], [-0.0, nan], [1, nan], [1, 0], [1, 0], [0, nan]], "float32")
+    images = np.zeros((6, 1, 1, 2), "float32")
+    found = places_of_next(anchored_chain(0.5, 2), images, tf.constant(rows))
+    assert found.tolist() == [2, 2, 3, 5, 5, 2]
+    same = places_of_next(anchored_chain(0.5, 2), images, tf.constant(rows[[0, 1, 5]]))
+    assert same.tolist() == [1, 2, 0]
+    # Nothing counts in the second sequence.
+    (inputs, labels), chain = Decoder().batch(images=3), Decoder().chain()
+    labels[1] = -1
+    assert places_of_next(chain, inputs, tf.constant(labels)).tolist() == [2, 2, 0]
 
 
 def test_what_is_refused():

@@ -208,7 +208,7 @@ def test_padding_changes_no_metric(name, kind):
             return {name: OTHERS[name](chain, data)}
         return ENTRIES[name].run(chain, data, OPTIONS, False)
 
-    has_empty = name != "patching" and (kind == "decoder" or name in OF_STATES)
+    has_empty = kind == "decoder" or name in OF_STATES
     found = [run(4), run(9, empty=2 * has_empty)]
     for key, frame in found[0].items():
         assert len(frame)
@@ -254,9 +254,11 @@ def test_a_batch_without_labels_is_left_out(decoder):
 
 def test_where_nothing_counts(decoder):
     tokens, labels = sequences.batch("decoder")
+    source = tokens, labels
     with_labels = {name: getattr(probes, name) for name in ("block_metrics", "first_order", "lens")}
     with_labels |= {name: getattr(probes, name) for name in ("attribution", "drop_blocks")}
     with_labels |= {"signal": probes.signal_propagation, "repeat": probes.repeat_last_block}
+    with_labels["patching"] = lambda *given: probes.patching(*given, source)
     of_states = [probes.perturbation, probes.fixed_point, probes.line_element]
     of_states.append(OTHERS["eigenvalues"])
     for probe in with_labels.values():

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfresidual import sources
 from tfresidual.arguments import check_bool, check_choice, check_ints, is_int
 from tfresidual.machine.console import progress_bar
-from tfresidual.probes.measure import check_blocks
+from tfresidual.probes.measure import block_places, check_blocks, repeated
 from tfresidual.probes.predictions import (
     FIRST,
     LABEL,
@@ -32,14 +32,20 @@ from tfresidual.probes.predictions import (
 from tfresidual.routing.batches import batches_of, check_once, rebatched, splits_of
 from tfresidual.routing.evaluator import MOST_IMAGES, check_scored
 from tfresidual.routing.images import check_images, key_of, sliced, spec_of
-from tfresidual.routing.positions import valid_positions
+from tfresidual.routing.positions import (
+    are_per_position,
+    check_any_counts,
+    counted,
+    shape_of_outputs,
+    valid_positions,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Literal
 
     from tfresidual.routing import Chain
-    from tfresidual.types import ChainSource, Data, Frame
+    from tfresidual.types import Array, ChainSource, Data, Frame
 
 TARGETS = (LABEL, MARGIN, SOURCE_LABEL)
 EACH = "each"
@@ -54,7 +60,7 @@ def patching(
     source: Data | None = None,
     *,
     what: Literal["state", "addition"] = "state",
-    positions: int | Sequence[int] | Literal["each"] | None = None,
+    positions: int | Sequence[int] | Array | Literal["each"] | None = None,
     target: int | Literal["label", "margin", "source label"] = "label",
     per_image: bool = False,
     progress: bool = False,
@@ -81,10 +87,10 @@ def patching(
     as their padding, and the input of the stage in properly convergent stages, stay those of the
     data.
 
-    If the network returns one row of outputs per position, the logit of an image is the mean over
-    its positions that count: labels below 0 leave out the others, and so do padding that the
-    network masks, the class that the loss ignores, and sample weights of 0. Logits of a softmax or
-    sigmoid are read before it, if Keras stores them; otherwise the logit is the logarithm of the
+    If the network returns one row of outputs per position, each logit of an image is the mean over
+    the same positions, those that count (see `evaluate_routes`) both in the data and in the source.
+    If there is none, the logits are NaN, and no mean is over them. Logits of a softmax or sigmoid
+    are read before it, if Keras stores them; otherwise the logit is the logarithm of the
     probability p, or log(p / (1 - p)) for outputs that are labels. A single output z that decides
     between two classes stands for the logits -z/2 and z/2.
 
@@ -103,11 +109,13 @@ def patching(
             these by split name.
         source: the same, with as many images of the same shapes in the order of the data. By
             default, the source of an image is the next one of its batch that has other labels,
-            where the first one follows the last; if there is none, it is the next one.
+            where the first one follows the last; if there is none, it is the next one. Images in
+            which no position counts are no sources, and at least two of a batch must count.
         what: `"state"`, or `"addition"` for what a block adds.
         positions: which positions of the states `(images, positions, features)` are put in: `None`
             for the whole state, whatever its shape; the index of one; the indices of several, which
-            are put in together; or `"each"`, for one after the other.
+            are put in together; or `"each"`, for one after the other. Unless it is the whole state,
+            what is padding in the source is not put in.
         target: which logit: `"label"`, that of the label of the data, or the mean of those of
             several labels; `"source label"`, that of the label of the source; `"margin"`, the
             lowest logit of a label minus the highest of another class, in each run; or the index of
@@ -121,8 +129,9 @@ def patching(
         `effect`. With `what="addition"`, there is no block -1, and the last three are NaN for
         blocks that change the shape of the state. If `data` is a dict, `split` is the first column.
         With `positions="each"`, `position` comes after `block`; a position that is padding in an
-        image is left out for that image. With `per_image`, `image` follows (from 0, in the order of
-        the data).
+        image or in its source is left out for that image. (For given positions, an image is left
+        out, and has NaN, if all of them are.) With `per_image`, `image` follows (from 0, in the
+        order of the data).
 
     Raises:
         ValueError: if an argument cannot be used, the outputs of the network are not classes, or
@@ -134,7 +143,7 @@ def patching(
     """
     check_choice("what", what, (STATE, ADDITION))
     check_target(target, TARGETS)
-    if positions is not None and positions != EACH:
+    if positions is not None and not (isinstance(positions, str) and positions == EACH):
         positions = check_ints("positions", [positions] if is_int(positions) else positions, 0)
     check_bool("per_image", per_image)
     check_bool("progress", progress)
@@ -159,7 +168,8 @@ def patching(
 def _values_of(chain, data, source, what, positions, target, progress):
     """Returns the values of all images, arrays `(images, [positions,] states)` by name.
 
-    `valid` says which positions of an image are not padding, `(images, positions)`.
+    `counted` says which images have a logit, `(images,)`, and `valid` for which of them a state is
+    put in, `(images, 1)`, or for which positions, `(images, positions)`.
     """
     at_once = max(1, MOST_IMAGES // (len(chain.blocks) + 2))
     check, compiled, parts = label_check(chain, target), None, []
@@ -189,7 +199,7 @@ def _pairs(chain, data, source, at_once):
     """Yields images and labels of the data, and images and labels of the source for them."""
     batches, _ = batches_of(data, chain)
     if source is None:
-        yield from rebatched(_with_next(batches), at_once)
+        yield from rebatched(_with_next(chain, batches), at_once)
         return
     others = rebatched(_batches_of_source(chain, source), at_once)
     for own, other in itertools.zip_longest(rebatched(batches, at_once), others):
@@ -216,17 +226,46 @@ def _batches_of_source(chain, source):
         raise ValueError(said) from error
 
 
-def _with_next(batches):
+def _with_next(chain, batches):
     """Yields batches with, for every image, the next one of its batch that has other labels."""
     for images, labels in batches:
-        count = len(labels)
-        rows = np.asarray(labels).reshape(count, -1)
-        differs = (rows[:, None] != rows[None]).any(axis=-1)
-        # For every image all images, from the next one on.
-        order = (np.arange(count)[:, None] + np.arange(1, count + 1)) % count
-        first = np.take_along_axis(differs, order, axis=1).argmax(axis=1)
-        gather = functools.partial(tf.gather, indices=order[np.arange(count), first])
+        check_images(chain, images)
+        gather = functools.partial(tf.gather, indices=places_of_next(chain, images, labels))
         yield images, labels, *keras.tree.map_structure(gather, (images, labels))
+
+
+def places_of_next(chain, images, labels):
+    """Returns the places of the sources of the images of a batch, which are of the same batch."""
+    count, is_source = len(labels), np.ones(len(labels), bool)
+    if len(labels.shape) > 1:
+        shape = shape_of_outputs(chain, images)
+        if are_per_position(labels, shape):
+            is_source = counted(labels, shape[-1]).numpy().any(axis=1)
+    sources = np.flatnonzero(is_source)
+    if not len(sources):
+        return (np.arange(count) + 1) % count
+    if len(sources) == 1:
+        raise ValueError(
+            "Argument `source` must be given for a batch with a single image that counts, since "
+            f"no other one can be its source. Received: source=None, and a batch of {count} "
+            f"image{'' if count == 1 else 's'}"
+        )
+    kinds = _numbered(labels)[sources]
+    # Where the labels change: what comes next with other labels is one of these.
+    changes = sources[kinds != np.roll(kinds, 1)]
+    ahead = changes if len(changes) else sources
+    return ahead[np.searchsorted(ahead, np.arange(count), side="right") % len(ahead)]
+
+
+def _numbered(labels):
+    """Returns a number for the labels of every image, the same for the same labels."""
+    rows = labels.numpy().reshape(len(labels), -1)
+    if labels.dtype.is_floating:
+        # Zeros of both signs are the same, and all NaN.
+        rows = rows.astype(float) + 0.0
+        rows[np.isnan(rows)] = np.nan
+    numbers = {}
+    return np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in rows])
 
 
 def _check_positions(chain, image, positions):
@@ -267,60 +306,73 @@ def _batch_values(
     The patched logits are `(images, positions, states)` if every position is put in on its own,
     otherwise `(images, states)`; the others are `(images,)`.
     """
-    source = chain.given(source_images)
+    source, chain = chain.given(source_images), chain.given(images)
     first = source.stem(source_images)
     pairs, last = source.walk(first)
-    chain = chain.given(images)
     outputs = source.head(last)
     logits, has_several = logits_of(chain.outputs, outputs)
-    read = labels_of(chain, labels, outputs, logits, has_several)
-    sets = read.sets
-    if target == SOURCE_LABEL:
-        sets = labels_of(source, source_labels, outputs, logits, has_several).sets
+    read, of_source = (
+        labels_of(chain, rows, outputs, logits, has_several) for rows in (labels, source_labels)
+    )
+    sets = (of_source if target == SOURCE_LABEL else read).sets
+    is_counted = read.counted & of_source.counted
 
     def logit_of(logits):
-        return over_positions(chosen_logit(target, logits, sets), read.counted)
+        return over_positions(chosen_logit(target, logits, sets), is_counted)
+
+    def logit_at(state):
+        return logit_of(logits_of(chain.outputs, chain.head(state))[0])
 
     def patched(mask):
-        """Returns the logits of the run as it is and of those patched, `(1 + states, images)`."""
+        """Returns the logits of the run as it is and of those patched, `(1 + states, images)`.
 
-        def patch(before, after, others):
-            """Returns the state after a block, with that of the source in it."""
-            other_before, other = others
-            if what == ADDITION:
-                other = tf.cast(before, other.dtype) + (other - other_before)
-            other = tf.cast(other, after.dtype)
-            return other if mask is None else tf.where(mask[:, None], other, after)
-
-        def logit_at(state):
-            return logit_of(logits_of(chain.outputs, chain.head(state))[0])
-
+        Args:
+            mask: bool, which positions are put in, `(images or 1, positions)`; `None` for the whole
+                state.
+        """
+        patch = functools.partial(_patched, what, mask)
         lasts = _run(chain, images, first if what == STATE else None, pairs, patch)
         spec = tf.TensorSpec(None, logits.dtype)
         return tf.map_fn(logit_at, lasts, parallel_iterations=1, fn_output_signature=spec)
 
-    values = {"source_logit": logit_of(logits)}
-    count = tf.shape(first)[1] if kind is not None else None
+    has_logit = tf.reduce_any(tf.reshape(is_counted, (tf.shape(first)[0], -1)), axis=1)
+    values = {"source_logit": logit_of(logits), "counted": has_logit}
+    if kind is None:
+        found, valid = patched(None), tf.ones_like(has_logit)[:, None]
+    else:
+        in_source = valid_positions(source, first)
+        valid = in_source & valid_positions(chain, first)
     if kind == EACH:
-        masks = tf.eye(count, dtype=tf.bool)
         found = tf.map_fn(
-            patched,
-            masks,
+            lambda mask: patched(mask[None]),
+            tf.eye(tf.shape(first)[1], dtype=tf.bool),
             parallel_iterations=1,
             fn_output_signature=tf.TensorSpec(None, logits.dtype),
         )
-        values["logit"] = found[0, 0]
-        values["patched_logit"] = tf.transpose(found[:, 1:], (2, 0, 1))
-        values["valid"] = valid_positions(chain, first)
-    else:
-        is_chosen = None
-        if kind is not None:
-            is_chosen = tf.reduce_any(tf.range(count)[:, None] == positions, axis=1)
-        found = patched(is_chosen)
-        values["logit"] = found[0]
+        found, values["patched_logit"] = found[0], tf.transpose(found[:, 1:], (2, 0, 1))
+    elif kind is not None:
+        is_chosen = tf.reduce_any(tf.range(tf.shape(first)[1])[:, None] == positions, axis=1)
+        found = patched(is_chosen & in_source)
+        valid = tf.reduce_any(is_chosen & valid, axis=1, keepdims=True)
+    if kind != EACH:
         values["patched_logit"] = tf.transpose(found[1:])
-    counted = tf.reshape(read.counted, (tf.shape(first)[0], -1))
-    return values | {"counted": tf.reduce_any(counted, axis=1)}
+    return values | {"logit": found[0], "valid": valid}
+
+
+def _patched(what, mask, before, after, others):
+    """Returns the state after a block, with that of the source in it.
+
+    Args:
+        what: `STATE` or `ADDITION`.
+        mask: bool, which positions are put in, `(images or 1, positions)`; `None` for all.
+        before, after: the states before and after the block.
+        others: those of the source.
+    """
+    other_before, other = others
+    if what == ADDITION:
+        other = tf.cast(before, other.dtype) + (other - other_before)
+    other = tf.cast(other, after.dtype)
+    return other if mask is None else tf.where(mask[..., None], other, after)
 
 
 def _run(chain, images, first, pairs, patch):
@@ -356,43 +408,35 @@ def _run(chain, images, first, pairs, patch):
 
 def _frame(chain, values, what, is_each, per_image):
     """Returns the frame of one split."""
-    rows = [(block.stage, block.index) for block in chain.blocks]
+    places = block_places(chain)
     is_defined = [what == STATE or block.keeps_shape for block in chain.blocks]
     if what == STATE:
-        rows, is_defined = [(rows[0][0], FIRST), *rows], [True, *is_defined]
-    places = pd.DataFrame(rows, columns=["stage", "block"])
-    counted, patched = values["counted"], values["patched_logit"].astype(float)
+        first = pd.DataFrame({"stage": places["stage"][:1], "block": FIRST})
+        places, is_defined = pd.concat([first, places], ignore_index=True), [True, *is_defined]
+    valid, patched = values["valid"], values["patched_logit"].astype(float)
     patched[..., ~np.array(is_defined)] = np.nan
-    images = len(patched)
     # (images, states, positions)
     patched = patched.transpose(0, 2, 1) if is_each else patched[..., None]
-    valid = values["valid"] if is_each else np.ones((images, 1), bool)
-    weights = (valid & counted[:, None]).astype(float)
+    patched[~np.broadcast_to(valid[:, None], patched.shape)] = np.nan
+    weights = (valid & values["counted"][:, None]).astype(float)
+    check_any_counts(weights)
     logits = [np.broadcast_to(values[name][:, None, None], patched.shape) for name in RUNS[:2]]
     runs = dict(zip(RUNS, [*(logit.astype(float) for logit in logits), patched], strict=True))
-    shown = np.flatnonzero(valid.any(axis=0))
-    parts = []
-    for position in shown:
-        part = places.assign(position=position) if is_each else places
-        if per_image:
-            chosen = np.flatnonzero(valid[:, position])
-            part = part.loc[np.repeat(part.index, len(chosen))].assign(
-                image=np.tile(chosen, len(part)),
-                **{name: run[chosen, :, position].T.ravel() for name, run in runs.items()},
-            )
-        else:
-            part = part.assign(
-                **{
-                    name: weighted_mean(run[..., position], weights[:, position])
-                    for name, run in runs.items()
-                }
-            )
-        parts.append(part)
-    frame = pd.concat(parts)
-    keys = [key for key in ("position", "image") if key in frame]
+    if per_image:
+        position, image = np.nonzero((valid if is_each else np.ones_like(valid)).T)
+        examples = {"position": position, "image": image}
+        runs = {name: run[image, :, position] for name, run in runs.items()}
+    else:
+        shown = np.flatnonzero(valid.any(axis=0))
+        examples = {"position": shown}
+        runs = {
+            name: np.array([weighted_mean(run[..., one], weights[:, one]) for one in shown])
+            for name, run in runs.items()
+        }
+    if not is_each:
+        del examples["position"]
     # In the order of the network, and in each state of the positions.
-    frame = frame.reset_index(names="place").sort_values(["place", *keys], kind="stable")
-    frame = frame.drop(columns="place").reset_index(drop=True)
+    frame = repeated(places, examples, runs)
     frame["difference"] = frame["patched_logit"] - frame["logit"]
     whole = frame["source_logit"] - frame["logit"]
     frame["effect"] = frame["difference"] / whole.where(whole != 0)
