@@ -1,6 +1,7 @@
-"""Scores the predictions of a network, image by image or position by position."""
+"""Scores the predictions of a network, image by image or position by position. TensorFlow only."""
 
 import numpy as np
+import tensorflow as tf
 from keras import ops
 
 from tfresidual.metrics import exact_match, label_margin
@@ -100,7 +101,7 @@ def _rows_of(labels, outputs, has_two_classes):
 
 def _shared(shares, logs):
     """Returns logarithms times their shares; a share of 0 adds nothing, even of infinity."""
-    return ops.where(shares == 0, 0.0, shares * logs)
+    return tf.math.multiply_no_nan(logs, tf.cast(shares, logs.dtype))
 
 
 def _of_one_output(labels, logits, p):
