@@ -244,10 +244,15 @@ def test_the_source_is_the_next_image_of_its_batch_with_another_label():
     source = images[others], labels[others]
     wanted = probes.patching(net, (images, labels), source, what="addition", per_image=True)
     pd.testing.assert_frame_equal(frame, wanted, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"`source` must be given .*Received: .* of 1 image$"):
+        probes.patching(net, (images[:1], labels[:1]))
+    # A last image alone follows on the batch before it.
     last_alone = tf.data.Dataset.from_tensor_slices((images[:6], labels[:6])).batch(5)
-    for alone in ((images[:1], labels[:1]), last_alone):
-        with pytest.raises(ValueError, match=r"`source` must be given .*Received: .* of 1 image$"):
-            probes.patching(net, alone)
+    frame = probes.patching(net, last_alone, what="addition", per_image=True)
+    others = [2, 2, 3, 4, 2, 0]
+    source = images[others], labels[others]
+    wanted = probes.patching(net, (images[:6], labels[:6]), source, what="addition", per_image=True)
+    pd.testing.assert_frame_equal(frame, wanted, rtol=1e-5)
 
 
 def test_the_next_image_with_other_rows_of_labels():

@@ -110,7 +110,8 @@ def patching(
         source: the same, with as many images of the same shapes in the order of the data. By
             default, the source of an image is the next one of its batch that has other labels,
             where the first one follows the last; if there is none, it is the next one. Images in
-            which no position counts are no sources, and at least two of a batch must count.
+            which no position counts are no sources, and at least two of a batch must count; a batch
+            of one image follows on the batch before it.
         what: `"state"`, or `"addition"` for what a block adds.
         positions: which positions of the states `(images, positions, features)` are put in: `None`
             for the whole state, whatever its shape; the index of one; the indices of several, which
@@ -227,11 +228,22 @@ def _batches_of_source(chain, source):
 
 
 def _with_next(chain, batches):
-    """Yields batches with, for every image, the next one of its batch that has other labels."""
+    """Yields batches with, for every image, the next one of its batch that has other labels.
+
+    A batch of one image, such as the last one may be, follows on the batch before it.
+    """
+    before = None
     for images, labels in batches:
         check_images(chain, images)
-        gather = functools.partial(tf.gather, indices=places_of_next(chain, images, labels))
-        yield images, labels, *keras.tree.map_structure(gather, (images, labels))
+        among = images, labels
+        if len(labels) == 1 and before is not None:
+            among = keras.tree.map_structure(
+                lambda *parts: tf.concat(parts, axis=0), before, (images, labels)
+            )
+        places = places_of_next(chain, *among)[-len(labels) :]
+        gather = functools.partial(tf.gather, indices=places)
+        yield images, labels, *keras.tree.map_structure(gather, among)
+        before = images, labels
 
 
 def places_of_next(chain, images, labels):
