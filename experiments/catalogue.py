@@ -390,13 +390,31 @@ def read_frames(size, paper, out="."):
     return {path.stem: pd.read_csv(path) for path in sorted(folder.glob("*.csv"))}
 
 
+def kept_settings(frames):
+    """Returns the settings, as texts, of the networks whose frames are kept, by name.
+
+    Args:
+        frames: the frames of a paper, as `read_frames` returns them.
+    """
+    if "settings" not in frames:
+        return {}
+    return dict(frames["settings"].set_index("name")["settings"])
+
+
 def collect(out, size, networks):
-    """Puts the frames of single networks together; rows of networks that are not here stay."""
+    """Puts the frames of single networks together; rows of networks that are not here stay.
+
+    The settings of the networks are a frame, too: `kept_settings` reads it.
+    """
     found = {}
     for paper, name in networks:
         folder = Path(out) / size / paper / name / "frames"
         for path in sorted(folder.glob("*.csv")):
             found.setdefault((paper, path.stem), []).append(pd.read_csv(path).assign(name=name))
+        if (folder / "settings.txt").exists():
+            text = (folder / "settings.txt").read_text()
+            row = pd.DataFrame([{"name": name, "settings": text}])
+            found.setdefault((paper, "settings"), []).append(row)
     for (paper, name), parts in found.items():
         path = kept_frames(size, paper, out) / f"{name}.csv"
         path.parent.mkdir(parents=True, exist_ok=True)

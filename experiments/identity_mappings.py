@@ -31,7 +31,7 @@ LAYOUTS = (
     "full_preactivation",
 )
 # Layers of the network of the tables, and of the deeper one of figure 1.
-DEPTHS = {"smoke": (14, 20), "small": (56, 110), "paper": (110, 164)}
+DEPTHS = {"smoke": (14, 20), "small": (38, 74), "paper": (110, 164)}
 SEEDS = {"smoke": 1, "small": 2, "paper": 5}
 COMMON = {
     "smoke": {"width": 4, "epochs": 1, "train_size": 256, "validation": 64, "test_size": 64},
@@ -40,7 +40,7 @@ COMMON = {
         "recipe": "cifar10",
         "width": 8,
         "epochs": 6,
-        "train_size": 12_000,
+        "train_size": 8000,
         "test_size": 5000,
     },
     "paper": {

@@ -7,7 +7,8 @@
 
 `run` trains the networks that are missing, measures what is missing, and draws. A network is
 trained once for all figures and tables that need it, in a process of its own; after a kill, the
-same command resumes where it stopped. Sizes: `smoke` shows that everything works; `small` is for
+same command resumes where it stopped. Networks whose frames are kept need no training: those of
+the size `small` are in experiments/frames (`--anew` trains them all the same). Sizes: `smoke` shows that everything works; `small` is for
 two cores; `paper` has the settings of the papers, for a GPU. `page` writes the page of all
 statements from the frames that are kept in experiments/frames.
 """
@@ -76,14 +77,30 @@ def folder_of(out, size, key):
     return Path(out) / size / key[0] / key[1]
 
 
-def missing(networks, measures, out, size):
+def missing(networks, measures, out, size, anew=False):
     """Returns the keys of the networks that are not trained, or not measured, completely.
 
+    A network of the size `small` with rows in all frames of the repository needs no training, on
+    whatever machine they were measured.
+
+    Args:
+        networks: dict of networks by paper and name.
+        measures: dict of what is measured on each.
+        out: folder of the trained networks.
+        size: name of a size.
+        anew: whether frames that are kept do not count.
+
     Raises:
-        SystemExit: if a network was trained with other settings.
+        SystemExit: if a folder holds a network that was trained with other settings.
     """
+    import catalogue
+
+    papers = {} if anew or size != "small" else {paper for paper, _ in networks}
+    rows = {paper: catalogue.read_frames(size, paper, out) for paper in papers}
     left = []
     for key, network in networks.items():
+        if is_kept(rows.get(key[0], {}), network, measures[key]):
+            continue
         frames = folder_of(out, size, key) / "frames"
         kept = frames / "settings.txt"
         others = other_settings(kept.read_text(), network.settings) if kept.exists() else []
@@ -96,6 +113,16 @@ def missing(networks, measures, out, size):
         if any(not (frames / f"{name}.csv").exists() for name in measures[key]):
             left.append(key)
     return left
+
+
+def is_kept(frames, network, measures):
+    """Returns whether all frames of a network are kept, measured with its present settings."""
+    from catalogue import kept_settings
+
+    settings = kept_settings(frames).get(network.name)
+    if settings is None or other_settings(settings, network.settings):
+        return False
+    return all(name in frames and (frames[name]["name"] == network.name).any() for name in measures)
 
 
 def other_settings(text, settings):
@@ -188,7 +215,7 @@ def run(arguments):
     catalogue = load()
     entries = chosen(catalogue, arguments.names)
     networks, measures = networks_of(entries, arguments.size)
-    keys = missing(networks, measures, arguments.out, arguments.size)
+    keys = missing(networks, measures, arguments.out, arguments.size, arguments.anew)
     rate = rate_of(catalogue, arguments.size, arguments.out)
     # Large ones first, so that no process ends long after the others.
     keys.sort(key=lambda key: -networks[key].operations())
@@ -203,12 +230,10 @@ def run(arguments):
         for key in keys:
             print(described(key, networks[key], seconds[key]))
         return
-    failed = run_all({key: networks[key] for key in keys}, seconds, arguments)
-    catalogue.collect(
-        arguments.out,
-        arguments.size,
-        networks_of(list(catalogue.ENTRIES.values()), arguments.size)[0],
-    )
+    everything, _ = networks_of(list(catalogue.ENTRIES.values()), arguments.size)
+    collect = functools.partial(catalogue.collect, arguments.out, arguments.size, everything)
+    failed = run_all({key: networks[key] for key in keys}, seconds, arguments, collect)
+    collect()
     for one in entries:
         draw(catalogue, one, arguments)
     if failed:
@@ -253,7 +278,7 @@ def _count(settings):
     return build(settings).count_params()
 
 
-def run_all(networks, seconds, arguments):
+def run_all(networks, seconds, arguments, collect):
     """Trains and measures networks in processes of their own.
 
     Prints a line as each of them ends and, on a terminal, shows a bar with the epochs so far.
@@ -262,6 +287,8 @@ def run_all(networks, seconds, arguments):
         networks: dict of the networks, in the order in which they begin.
         seconds: dict of about how many seconds each of them takes.
         arguments: those of the command.
+        collect: function that puts the frames together, called as each of them ends, so that
+            nothing that was measured is lost with the folder of the networks.
 
     Returns:
         A list of the keys of those that failed.
@@ -294,6 +321,7 @@ def run_all(networks, seconds, arguments):
                         f"{(time.monotonic() - began) / 60:.1f} min",
                         flush=True,
                     )
+                    collect()
                 states = [
                     so_far(key, networks[key], seconds[key], arguments.out, arguments.size)
                     for key in running
@@ -357,6 +385,9 @@ def main():
     parser.add_argument("--data-dir", help="folder of tensorflow-datasets")
     parser.add_argument("--out", type=Path, default=Path("runs/papers"))
     parser.add_argument("--workers", type=int, default=2, help="processes that train side by side")
+    parser.add_argument(
+        "--anew", action="store_true", help="train networks whose frames are kept, too"
+    )
     parser.add_argument("--dry-run", action="store_true", help="only say what would be trained")
     parser.add_argument("--key", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

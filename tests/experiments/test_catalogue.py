@@ -285,13 +285,51 @@ def test_a_network_with_other_settings_is_not_overwritten(tmp_path):
     frames = tmp_path / "small" / "PI" / "cifar10-24_blocks-seed0" / "frames"
     frames.mkdir(parents=True)
     (frames / "settings.txt").write_text(KEPT)
-    assert len(papers.missing(networks, measures, tmp_path, "small")) == len(networks)
+
+    def missing():
+        return papers.missing(networks, measures, tmp_path, "small", anew=True)
+
+    assert len(missing()) == len(networks)
     for measure in measures["PI", "cifar10-24_blocks-seed0"]:
         (frames / f"{measure}.csv").touch()
-    assert len(papers.missing(networks, measures, tmp_path, "small")) == len(networks) - 1
+    assert len(missing()) == len(networks) - 1
     (frames / "settings.txt").write_text(KEPT.replace("depth=24", "depth=20"))
     with pytest.raises(SystemExit, match=r"24_blocks-seed0 holds .* other settings \(depth\)"):
-        papers.missing(networks, measures, tmp_path, "small")
+        missing()
+
+
+def test_a_network_whose_frames_are_kept_needs_no_training(tmp_path, monkeypatch):
+    """Frames are put together as networks end; later, no folder of a network is needed."""
+    monkeypatch.setattr(catalogue, "FRAMES", tmp_path / "frames")
+    networks, measures = papers.networks_of([catalogue.ENTRIES["PI-3"]], "small")
+    key = "PI", "cifar10-24_blocks-seed0"
+
+    def missing(out, anew=False):
+        return papers.missing(networks, measures, out, "small", anew)
+
+    frames = tmp_path / "runs" / "small" / "PI" / key[1] / "frames"
+    frames.mkdir(parents=True)
+    (frames / "settings.txt").write_text(KEPT)
+    first, *others = measures[key]
+    for measure in others:
+        (frames / f"{measure}.csv").write_text("block,x\n0,1\n")
+    catalogue.collect(tmp_path / "runs", "small", networks)
+    assert key in missing(tmp_path / "elsewhere")
+    (frames / f"{first}.csv").write_text("block,x\n0,1\n")
+    catalogue.collect(tmp_path / "runs", "small", networks)
+    assert set(networks) - set(missing(tmp_path / "elsewhere")) == {key}
+    assert key in missing(tmp_path / "elsewhere", anew=True)
+    kept = tmp_path / "frames" / "PI" / "settings.csv"
+    kept.write_text(kept.read_text().replace("epochs=5", "epochs=6"))
+    assert key in missing(tmp_path / "elsewhere")
+
+
+def test_the_settings_of_all_frames_are_kept():
+    """So that a network whose settings change is trained again."""
+    for paper in catalogue.PAPERS:
+        frames = catalogue.read_frames("small", paper)
+        names = set().union(*(frame["name"] for frame in frames.values()))
+        assert set(catalogue.kept_settings(frames)) == names
 
 
 @pytest.mark.system
