@@ -8,9 +8,9 @@
 `run` trains the networks that are missing, measures what is missing, and draws. A network is
 trained once for all figures and tables that need it, in a process of its own; after a kill, the
 same command resumes where it stopped. Networks whose frames are kept need no training: those of
-the size `small` are in experiments/frames (`--anew` trains them all the same). Sizes: `smoke` shows that everything works; `small` is for
-two cores; `paper` has the settings of the papers, for a GPU. `page` writes the page of all
-statements from the frames that are kept in experiments/frames.
+the size `small` are in experiments/frames (`--anew` trains them all the same). Sizes: `smoke` shows
+that everything works; `small` is for two cores; `paper` has the settings of the papers, for a GPU.
+`page` writes the page of all statements from the frames that are kept in experiments/frames.
 """
 
 from __future__ import annotations
