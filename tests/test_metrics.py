@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 from hypothesis.extra import numpy as arrays
 
-from tfresidual.metrics import change_of, cosine, norm, ratio
+from tfresidual.metrics import (
+    change_of,
+    cosine,
+    norm,
+    norms_and_cosines,
+    plain_norms_and_cosines,
+    ratio,
+)
 
 FEATURES = arrays.arrays(
     np.float32,
@@ -58,3 +65,44 @@ def test_low_precision_is_widened_before_the_difference():
 def test_norm_keeps_float64(dtype):
     wide = "float64" if dtype == "float64" else "float32"
     assert norm(np.ones((2, 3), dtype)).dtype == wide
+
+
+@NO_DEADLINE
+@hypothesis.given(FEATURES, FEATURES)
+def test_plain_sums_are_right_where_they_say_so(left, right):
+    norms, cosines, is_right = plain_norms_and_cosines([left, right], [(0, 1)])
+    exact, exact_cosines = norms_and_cosines([left, right], [(0, 1)])
+    is_right = np.asarray(is_right)
+    for found, expected in zip(norms, exact, strict=True):
+        np.testing.assert_allclose(found[is_right], expected[is_right], rtol=1e-6)
+    np.testing.assert_allclose(cosines[0][is_right], exact_cosines[0][is_right], atol=1e-6)
+    rows = [values.reshape(3, -1).astype(np.float64) for values in (left, right)]
+    squares = np.array([(row**2).sum(axis=1) for row in rows])
+    assert is_right[(squares > 1e-20).all(axis=0) & (squares < 1e38).all(axis=0)].all()
+
+
+@pytest.mark.parametrize(
+    ("size", "is_right"),
+    [
+        *((size, True) for size in (1, 1e-10, 1e18)),
+        *((size, False) for size in (0, 1e-20, 1e-37, 1e20, np.inf, np.nan)),
+    ],
+)
+def test_plain_sums_of_any_size(size, is_right):
+    values, usual = np.full((2, 3, 3), 1, "float32"), np.ones((2, 3, 3), "float32")
+    values[1] = size
+    norms, _, found = plain_norms_and_cosines([usual, values], [(0, 1)])
+    np.testing.assert_array_equal(found, [True, is_right])
+    exact, _ = norms_and_cosines([values])
+    np.testing.assert_allclose(exact[0], 3 * values[:, 0, 0], rtol=1e-6)
+    if is_right:
+        np.testing.assert_allclose(norms[1], exact[0], rtol=1e-6)
+
+
+def test_norms_and_cosines_are_those_of_single_calls():
+    one, other, third = np.random.default_rng(0).normal(size=(3, 4, 5, 2)).astype("float32")
+    norms, cosines = norms_and_cosines([one, other, third], [(0, 2), (1, 2)])
+    for found, values in zip(norms, (one, other, third), strict=True):
+        np.testing.assert_array_equal(found, norm(values))
+    np.testing.assert_array_equal(cosines[0], cosine(one, third))
+    np.testing.assert_array_equal(cosines[1], cosine(other, third))

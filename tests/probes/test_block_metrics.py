@@ -262,3 +262,30 @@ def test_endless_data(smallest):
     endless = tf.data.Dataset.from_tensors(random_batch(smallest)).repeat()
     with pytest.raises(ValueError, match="must be finite"):
         probes.block_metrics(smallest, endless)
+
+
+def kinds_of_passes(chain):
+    """The names of the passes that a chain has compiled."""
+    return {name for (name, *_) in chain.compiled if name.startswith(("block", "perturb"))}
+
+
+def test_plain_sums_are_used_until_an_image_leaves_their_range():
+    """Afterwards, the numbers are those of scaled sums, which hold for all sizes."""
+    chain = plane_chain(lambda h: -h / 2)
+    usual = probes.block_metrics(chain, at(3, 4), per_image=True)
+    assert kinds_of_passes(chain) == {"block metrics, plain"}
+    points = np.array([[3, 4], [3e-20, 4e-20], [3e15, 4e15], [3, 4]], "float32")
+    batches = [at(*point) for point in points]
+    data = tf.data.Dataset.from_generator(
+        lambda: iter(batches),
+        output_signature=tuple(tf.TensorSpec([None, *a.shape[1:]], a.dtype) for a in batches[0]),
+    )
+    frame = probes.block_metrics(chain, data, per_image=True)
+    assert kinds_of_passes(chain) == {"block metrics, plain", "block metrics"}
+    np.testing.assert_allclose(frame["perturbation"], np.hypot(*points.T) / 2, rtol=1e-6)
+    np.testing.assert_allclose(frame["cosine_loss"], -1, rtol=1e-6)
+    np.testing.assert_allclose(frame.iloc[[0]], usual, rtol=1e-6)
+    np.testing.assert_allclose(frame.iloc[[3]].drop(columns="image"), usual.drop(columns="image"))
+    distances = probes.perturbation(chain, data, per_image=True)
+    assert kinds_of_passes(chain) >= {"perturbation, plain", "perturbation"}
+    np.testing.assert_allclose(distances["perturbation"], frame["perturbation"], rtol=1e-6)

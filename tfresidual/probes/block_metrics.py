@@ -89,6 +89,7 @@ def block_metrics(
         with_errors=SIGNED,
         per_position=per_position,
         of_states=STATE_METRICS,
+        with_plain=True,
     )
 
 

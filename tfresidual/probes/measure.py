@@ -23,6 +23,7 @@ def measure(
     with_errors=(),
     per_position=False,
     of_states=(),
+    with_plain=False,
 ):
     """Measures values per image and block and puts them into a frame.
 
@@ -41,6 +42,8 @@ def measure(
             tensors `(images, positions, blocks)`, and under `VALID_POSITIONS` which positions are
             measured. Every such position then takes the part of an image.
         of_states: names of the values that do not depend on the loss.
+        with_plain: whether the function can also be called with `plain=True`, see
+            `tfresidual.routing.batches.run_over`.
 
     Returns:
         A `pandas.DataFrame` with the columns `split` (if `data` is a dict), `stage`, `block`,
@@ -54,9 +57,10 @@ def measure(
     check = _check_of(chain) if with_labels else None
     if per_position:
         name, function = f"{name} per position", functools.partial(function, per_position=True)
+    plain = functools.partial(function, plain=True) if with_plain else None
     frames = []
     for split, part in splits_of(data).items():
-        values = run_over(chain, name, function, part, progress, None, check, with_labels)
+        values = run_over(chain, name, function, part, progress, None, check, with_labels, plain)
         masks = masks_of(values)
         for mask in masks:
             check_any_counts(mask)

@@ -69,6 +69,7 @@ def perturbation(
         progress,
         with_labels=False,
         per_position=per_position,
+        with_plain=True,
     )
 
 

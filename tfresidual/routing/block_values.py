@@ -1,8 +1,10 @@
 """Computes what every block does to the state, and how that relates to the loss gradient."""
 
+import tensorflow as tf
 from keras import ops
 
-from tfresidual.metrics import change_of, cosine, norm, ratio
+from tfresidual.metrics import change_of, norms_and_cosines, plain_norms_and_cosines, ratio
+from tfresidual.routing.batches import IN_RANGE
 from tfresidual.routing.chain import VALID_POSITIONS
 from tfresidual.routing.gradients import walk_with_gradients
 from tfresidual.routing.positions import (
@@ -27,7 +29,7 @@ BLOCK_METRICS = (
 )
 
 
-def block_values(chain, images, labels, per_position=False):
+def block_values(chain, images, labels, per_position=False, plain=False):
     """Returns all metrics of a batch as a dict by name.
 
     Positions that are not valid in the context of the chain count as zeros. Images that do not
@@ -38,38 +40,42 @@ def block_values(chain, images, labels, per_position=False):
         images: the images of the batch.
         labels: labels as the loss of the chain takes them.
         per_position: whether every position has metrics of its own.
+        plain: whether to sum squares as they are, which takes less time and is right for ordinary
+            sizes only.
 
     Returns:
         Tensors `(images, blocks)`. With `per_position`, they are `(images, positions, blocks)`, and
         under `VALID_POSITIONS` is which positions are valid, bool, `(images, positions)`. With
-        them are the masks of `tfresidual.routing.positions.only_counted`.
+        them are the masks of `tfresidual.routing.positions.only_counted` and, with `plain`, under
+        `IN_RANGE` for which images all metrics are right, bool, `(images,)`.
     """
     chain = chain.given(images)
     walk = walk_with_gradients(chain, images, labels)
     shown = _shown(chain, walk.pairs, per_position)
     values = [
-        _block_values(block, *map(shown, pair), shown(gradient), shown(readout_gradient))
-        for block, pair, gradient, readout_gradient in zip(
+        _block_values(block, plain, *map(shown, (*pair, *gradients)))
+        for block, pair, *gradients in zip(
             chain.blocks, walk.pairs, walk.gradients, walk.readout_gradients, strict=True
         )
     ]
     stacked = _stacked(chain, walk.pairs, values, BLOCK_METRICS, per_position)
     stacked = only_counted(stacked, valid_images(chain), walk.counted, STATE_METRICS)
-    return _with_positions(chain, walk.pairs, stacked, per_position)
+    return _with_masks(chain, walk.pairs, stacked, values, per_position)
 
 
-def perturbation_values(chain, images, labels, per_position=False):
+def perturbation_values(chain, images, labels, per_position=False, plain=False):
     """Returns both perturbation metrics of a batch, as `block_values` does all metrics."""
     del labels
     chain = chain.given(images)
     pairs, _ = chain.walk(chain.stem(images))
     shown = _shown(chain, pairs, per_position)
     values = [
-        _perturbations(block, *map(shown, pair))
+        _block_values(block, plain, *map(shown, pair))
         for block, pair in zip(chain.blocks, pairs, strict=True)
     ]
     stacked = _stacked(chain, pairs, values, PERTURBATION_METRICS, per_position)
-    return _with_positions(chain, pairs, only_counted(stacked, valid_images(chain)), per_position)
+    stacked = only_counted(stacked, valid_images(chain))
+    return _with_masks(chain, pairs, stacked, values, per_position)
 
 
 def _shown(chain, pairs, per_position):
@@ -95,34 +101,60 @@ def _stacked(chain, pairs, values, names, per_position):
     return {name: ops.reshape(value, shape) for name, value in stacked.items()}
 
 
-def _with_positions(chain, pairs, values, per_position):
-    """Returns values with those positions that are valid, if they are of positions."""
-    if not per_position:
-        return values
-    return values | {VALID_POSITIONS: valid_positions(chain, pairs[0][0])}
+def _with_masks(chain, pairs, stacked, values, per_position):
+    """Returns metrics with the positions that are valid and the images that are in range."""
+    if per_position:
+        stacked = stacked | {VALID_POSITIONS: valid_positions(chain, pairs[0][0])}
+    if IN_RANGE in values[0]:
+        is_right = ops.all(ops.stack([value[IN_RANGE] for value in values]), axis=0)
+        rows = ops.reshape(is_right, (ops.shape(pairs[0][0])[0], -1))
+        stacked = stacked | {IN_RANGE: ops.all(rows, axis=1)}
+    return stacked
 
 
-def _block_values(block, before, after, gradient, readout_gradient):
-    values = _perturbations(block, before, after)
-    undefined = ops.full_like(values["perturbation"], float("nan"))
-    values |= {
-        "cosine_loss": undefined,
-        "readout_cosine_loss": undefined,
-        "l2_ratio": values["scaled_perturbation"],
-        "gradient_norm": norm(gradient),
-    }
-    if block.keeps_shape:
-        change = change_of(before, after)
-        values["cosine_loss"] = cosine(change, gradient)
-        if readout_gradient is not None:
-            values["readout_cosine_loss"] = cosine(change, readout_gradient)
-    return values
-
-
-def _perturbations(block, before, after):
-    """Returns both metrics of one block per image, by name; NaN for a block without an F."""
-    size_before = norm(before)
+def _block_values(block, plain, before, after, gradient=None, readout_gradient=None):
+    """Returns the metrics of one block per image, by name; NaN for those without a meaning."""
     if not block.keeps_shape:
-        return dict.fromkeys(PERTURBATION_METRICS, ops.full_like(size_before, float("nan")))
-    size = norm(change_of(before, after))
-    return {"perturbation": size, "scaled_perturbation": ratio(size, size_before)}
+        values = _of_gradient(plain, before if gradient is None else gradient)
+    elif readout_gradient is None:
+        values = _of_states(plain, before, after, *([] if gradient is None else [gradient]))
+    else:
+        values = _of_states(plain, before, after, gradient, readout_gradient)
+    undefined = ops.full_like(next(iter(values.values())), float("nan"))
+    return dict.fromkeys(BLOCK_METRICS, undefined) | values
+
+
+def _compiled_once(function):
+    """Decorator: all blocks share one compiled function, whose tensors are rows of features."""
+    compiled = tf.function(function, autograph=False, experimental_attributes={"_noinline": True})
+
+    def shared(plain, *tensors):
+        return compiled(plain, *(tf.reshape(one, [tf.shape(one)[0], -1]) for one in tensors))
+
+    return shared
+
+
+@_compiled_once
+def _of_states(plain, before, after, *gradients):
+    """Returns the metrics of a block, from its states and up to two gradients at the first."""
+    tensors = [before, change_of(before, after), *gradients]
+    names = ("cosine_loss", "readout_cosine_loss")[: len(gradients)]
+    pairs = [(1, place + 2) for place in range(len(gradients))]
+    (size_before, size, *sizes), cosines, *is_right = _measured(plain, tensors, pairs)
+    scaled = ratio(size, size_before)
+    values = {"perturbation": size, "scaled_perturbation": scaled, "l2_ratio": scaled}
+    values |= dict(zip(names, cosines, strict=True))
+    if sizes:
+        values["gradient_norm"] = sizes[0]
+    return values | dict(zip([IN_RANGE], is_right, strict=False))
+
+
+@_compiled_once
+def _of_gradient(plain, gradient):
+    """Returns the metrics of a block without an F: the norm of its gradient."""
+    (size,), _, *is_right = _measured(plain, [gradient], [])
+    return {"gradient_norm": size} | dict(zip([IN_RANGE], is_right, strict=False))
+
+
+def _measured(plain, tensors, pairs):
+    return (plain_norms_and_cosines if plain else norms_and_cosines)(tensors, pairs)
