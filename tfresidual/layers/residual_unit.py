@@ -224,8 +224,8 @@ class ResidualUnit(keras.layers.Layer):
                 f"{', '.join(names)}. Received: shares={shares!r}"
             )
 
-    def weights_by_role(self) -> dict[str, keras.Variable]:
-        """Returns the parameters, trainable or frozen, by role, such as `"convolution1/kernel"`."""
+    def layers_by_role(self) -> dict[str, keras.layers.Layer]:
+        """Returns the layers that the unit calls by role, such as `"convolution1"`."""
         names = [
             operation
             for operation in self._branch_operations + self._joined_operations
@@ -233,10 +233,13 @@ class ResidualUnit(keras.layers.Layer):
         ]
         layers = {name: getattr(self, name) for name in names}
         layers |= {"resizing": self.resizing, "shortcut": self.joining}
+        return {name: layer for name, layer in layers.items() if layer is not None}
+
+    def weights_by_role(self) -> dict[str, keras.Variable]:
+        """Returns the parameters, trainable or frozen, by role, such as `"convolution1/kernel"`."""
         return {
             f"{name}/{variable.path.rpartition('/')[2]}": variable
-            for name, layer in layers.items()
-            if layer is not None
+            for name, layer in self.layers_by_role().items()
             for variable in layer.weights
             if variable.name in PARAMETERS
         }

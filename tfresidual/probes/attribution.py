@@ -157,8 +157,6 @@ def attribution(
     chain = sources.chain(chain)
     check_scored(chain)
     check_blocks(chain)
-    if freeze_normalization and chain.graphs:
-        raise _no_normalization(f"{chain.name} of a SavedModel, whose head cannot be changed")
     # The kind of outputs is part of the name, since a copy of a chain that declares another kind
     # shares what is compiled.
     name = f"attribution of {target} in {chain.outputs}{' per position' if per_position else ''}"

@@ -16,6 +16,7 @@ from tfresidual.routing.chain import Block, Chain, Stage
 from tfresidual.routing.losses import loss_of
 from tfresidual.saved_model.format import UNREADABLE
 from tfresidual.saved_model.reader import saved_model_chain
+from tfresidual.sources.calls import SharedCalls
 from tfresidual.sources.functional import preparation, unit_parts
 from tfresidual.sources.graph import reference_of
 from tfresidual.sources.keras_models import chain_of_model
@@ -203,9 +204,11 @@ def _unreadable(path, reason):
 def _of_residual_network(network):
     network.converge()
     stem, sections, head = network.sections()
-    stages = []
+    stages, calls = [], SharedCalls()
     for index, (transition, units) in enumerate(sections, start=1):
-        blocks = tuple(_block(network, index, place, unit) for place, unit in enumerate(units))
+        blocks = tuple(
+            _block(network, calls, index, place, unit) for place, unit in enumerate(units)
+        )
         stages.append(Stage(index, blocks, transition and _sequence([transition])))
     return Chain(
         name=network.name,
@@ -218,15 +221,15 @@ def _of_residual_network(network):
         weights=network.learned_variables(),
         prepare=preparation(unit for _, units in sections for unit in units),
         reference=reference_of(network),
+        graphs=calls.graphs,
     )
 
 
-def _block(network, stage, index, unit):
+def _block(network, calls, stage, index, unit):
     keeps_shape = unit.resizing is None
     takes_anchor = keeps_shape and network.anchor == "input"
-    return Block(
-        stage=stage, index=index, keeps_shape=keeps_shape, **unit_parts(unit, takes_anchor)
-    )
+    parts = unit_parts(unit, takes_anchor, calls)
+    return Block(stage=stage, index=index, keeps_shape=keeps_shape, **parts)
 
 
 def _sequence(layers):

@@ -23,6 +23,7 @@ from tfresidual.routing.agreement import sample_images
 from tfresidual.routing.chain import VALID_POSITIONS, Block, Chain, Stage
 from tfresidual.routing.losses import loss_of
 from tfresidual.sources.blocks import is_unit, other_anchor, path_to, shortcut_of_unit
+from tfresidual.sources.calls import SharedCalls
 from tfresidual.sources.graph import described, replay
 from tfresidual.sources.outputs import kind_of, last_operation, outputs_of
 from tfresidual.sources.weights import parameters_of, weights_by_role
@@ -67,6 +68,7 @@ def chain_of_division(model, division: Division, declared, reference, notes=()) 
         reference=reference,
         notes=notes,
         context=context.function,
+        graphs=parts.calls.graphs,
     )
     context.check(model, sample_images(chain) if context.shared else None)
     return chain
@@ -184,12 +186,15 @@ def _repeated(value, count, is_shared):
     return ops.broadcast_to(value, (count, *ops.shape(value)[1:]))
 
 
-def unit_parts(unit, takes_anchor):
-    """Returns the parts of a residual unit for a chain, as keyword arguments of `Block`."""
-    return {
-        "apply": functools.partial(unit, training=False),
-        "branch": functools.partial(unit.branch, training=False),
-        "join": functools.partial(unit.join, training=False),
+def unit_parts(unit, takes_anchor, calls):
+    """Returns the parts of a residual unit for a chain, as keyword arguments of `Block`.
+
+    Args:
+        unit: the `tfresidual.layers.ResidualUnit`.
+        takes_anchor: whether its branch is joined to the anchor.
+        calls: the `tfresidual.sources.calls.SharedCalls` of the chain.
+    """
+    return calls.parts(unit) | {
         "takes_anchor": takes_anchor,
         "weights": unit.weights_by_role(),
         "lipschitz": None if unit.lipschitz is None else unit.lipschitz_bound,
@@ -219,7 +224,7 @@ class _Parts:
     """
 
     def __init__(self, graph, context):
-        self.graph, self.context = graph, context
+        self.graph, self.context, self.calls = graph, context, SharedCalls()
 
     def replayed(self, nodes, source, target):
         """Returns the function of one tensor from that of another, with the values of a context."""
@@ -264,7 +269,7 @@ class _Parts:
         if found.unit is None:
             parts = self.of_sum(found) | {"weights": weights_by_role(nodes)}
         else:
-            parts = unit_parts(found.unit, found.anchor is not None)
+            parts = unit_parts(found.unit, found.anchor is not None, self.calls)
             for name in ("apply", "branch", "join"):
                 parts[name] = _without_context(parts[name])
             around = [node for node in nodes if node.operation is not found.unit]

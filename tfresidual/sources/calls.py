@@ -1,0 +1,166 @@
+"""Units of one kind share compiled functions, which take their weights as arguments.
+
+In a deep network most units differ in nothing but their weights. TensorFlow would trace, optimize
+and keep the same operations once per block; here it does so once per kind of unit.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import keras
+import tensorflow as tf
+
+from tfresidual.layers import BatchNormalization, ResidualUnit
+from tfresidual.layers.pointwise_convolution import PointwiseConvolution
+from tfresidual.layers.shortcuts import SHORTCUTS
+from tfresidual.layers.subsampling import Subsampling
+
+# The layers of a unit that compute with nothing but their settings and weights.
+KNOWN = (
+    keras.layers.Conv2D,
+    PointwiseConvolution,
+    BatchNormalization,
+    Subsampling,
+    *SHORTCUTS.values(),
+)
+
+# What a chain calls of a unit, by the name of the part of a block.
+METHODS = {
+    "apply": lambda unit, *states: unit(*states, training=False),
+    "branch": lambda unit, state: unit.branch(state, training=False),
+    "join": lambda unit, base, branch: unit.join(base, branch, training=False),
+}
+# Settings of a layer that change nothing at inference.
+IDLE = ("name", "trainable", "initializer", "regularizer", "constraint")
+
+
+class SharedCalls:
+    """The functions of the residual units of one chain.
+
+    In a graph, the units of one kind call one compiled function. It is not inlined, so that the
+    graph stays as small as it is written. Weights are arguments without gradients: probes ask only
+    for gradients of states.
+
+    Attributes:
+        graphs: dict of the graphs of the compiled functions, by the name of the function.
+    """
+
+    def __init__(self):
+        self.graphs = {}
+        self._compiled = {}
+
+    def parts(self, unit):
+        """Returns the functions of a unit by the name of the part of a block."""
+        return {name: SharedCall(self, unit, name) for name in METHODS}
+
+    def compiled(self, unit, name, variables, states):
+        """Returns the compiled function of `(*states, *values of the variables)`.
+
+        Args:
+            unit: a unit of the kind.
+            name: the name of the part of a block.
+            variables: its variables.
+            states: `tf.TensorSpec`s of the states.
+        """
+        known = [tf.TensorSpec(variable.shape, variable.dtype) for variable in variables]
+        key = name, _kind_of(unit), *((tuple(spec.shape), spec.dtype) for spec in [*states, *known])
+        if key not in self._compiled:
+            function = tf.function(
+                functools.partial(_with_weights, unit, name, variables, len(states)),
+                input_signature=[*states, *known],
+                autograph=False,
+                experimental_attributes={"_noinline": True},
+            ).get_concrete_function()
+            self.graphs[function.name.decode()] = function.graph
+            self._compiled[key] = function
+        return self._compiled[key]
+
+
+class SharedCall:
+    """A function of a residual unit: plain calls of its layers, or in a graph the shared function.
+
+    Args:
+        calls: the `SharedCalls` of the chain.
+        unit: the `tfresidual.layers.ResidualUnit`.
+        name: the name of the part of a block.
+    """
+
+    def __init__(self, calls, unit, name):
+        self._calls, self._unit, self._name = calls, unit, name
+
+    def __call__(self, *states):
+        in_graph = tf.inside_function() and all(isinstance(state, tf.Tensor) for state in states)
+        shared = None
+        if in_graph:
+            shared = self.shared(
+                [tf.TensorSpec([None, *state.shape[1:]], state.dtype) for state in states]
+            )
+        if shared is None:
+            return METHODS[self._name](self._unit, *states)
+        function, values = shared
+        result = function(*states, *values())
+        # The function knows nothing of the number of images.
+        result.set_shape([states[0].shape[0], *result.shape[1:]])
+        return result
+
+    def shared(self, states):
+        """Returns the compiled function for given `tf.TensorSpec`s, and the function of weights.
+
+        Returns:
+            A tuple `(function, values)`: a concrete function of the states and of values, and the
+            function that returns these values. `None` if the unit shares no function.
+        """
+        variables = _variables_of(self._unit)
+        if variables is None:
+            return None
+        function = self._calls.compiled(self._unit, self._name, variables, states)
+        return function, functools.partial(_values_of, variables)
+
+
+def _values_of(variables):
+    return [tf.convert_to_tensor(variable.value) for variable in variables]
+
+
+def _with_weights(unit, name, variables, count, *arguments):
+    """Returns what a unit computes with other weights: `count` states, then the weights."""
+    states, values = arguments[:count], arguments[count:]
+    values = [tf.stop_gradient(value) for value in values]
+    with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
+        return METHODS[name](unit, *states)
+
+
+def _layers_of(unit):
+    """Returns the layers of a unit by role; `None` if some may compute with more than weights."""
+    if type(unit) is not ResidualUnit or unit.lipschitz is not None:
+        return None
+    layers = unit.layers_by_role()
+    return layers if all(type(layer) in KNOWN for layer in layers.values()) else None
+
+
+def _variables_of(unit):
+    """Returns the variables of a unit, in the order that all units of its kind have, or `None`."""
+    layers = _layers_of(unit)
+    if layers is None:
+        return None
+    return [
+        variable
+        for _, layer in sorted(layers.items())
+        for variable in sorted(layer.variables, key=lambda variable: variable.path.split("/")[-1])
+    ]
+
+
+def _kind_of(unit):
+    """Returns a text that is the same for units that differ only in their weights."""
+    layers = {
+        role: [type(layer).__name__, _settings_of(layer)]
+        for role, layer in _layers_of(unit).items()
+    }
+    own = [unit.layout, unit.strides, unit.dtype_policy.name, unit.data_format, layers]
+    return json.dumps(own, sort_keys=True, default=repr)
+
+
+def _settings_of(layer):
+    config = layer.get_config()
+    return {name: value for name, value in config.items() if not name.endswith(IDLE)}
