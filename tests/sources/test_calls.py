@@ -82,7 +82,7 @@ def own_calls(chain):
 OPTIONS = [
     {},
     {"layout": "original"},
-    {"layout": "relu_only_preactivation", "transition": "zero_padding"},
+    {"layout": "relu_only_preactivation", "transition": "downsampling_block"},
     {"bottleneck": True},
     {"shortcut": "exclusive_gate"},
     {"shortcut": "dropout"},
