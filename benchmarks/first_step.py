@@ -13,7 +13,6 @@ step of tfresidual in the same round: building the network, the first call of
 `tfr.export`, and `tfr.chain` of what it wrote. Imports do not count.
 """
 
-import importlib.util
 import json
 import os
 import pathlib
@@ -22,7 +21,7 @@ import tempfile
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from results import NOT_MEASURED, Row, compared, run, without_bfloat16
+from results import Row, compared, run, without_bfloat16, without_torch
 from timing import in_fresh_process, seconds_of
 
 TRAINING, INFERENCE = "first training step", "first inference"
@@ -74,14 +73,11 @@ def serve(kind, whose, blocks, dtype, path):
     print(json.dumps([building, seconds_of(functions[kind])[1]]))
 
 
-def compare(blocks, dtype, is_probed, has_torch, rounds):
+def compare(blocks, dtype, is_probed, rounds):
     setting = f"{blocks} blocks, {dtype}"
     others = [STOCK, TORCH] + [COMPILED] * is_probed
     kinds = [TRAINING] + [INFERENCE] * is_probed
-    reasons = {name: without_bfloat16(dtype) for name in others}
-    if not has_torch:
-        note = f"{NOT_MEASURED}: PyTorch is not installed"
-        reasons |= {name: reasons[name] or note for name in others[1:]}
+    reasons = {name: without_bfloat16(dtype) or without_torch(name) for name in others}
     measured = [] if without_bfloat16(dtype) else [OURS, *(n for n in others if not reasons[n])]
     jobs = [(kind, name) for kind in kinds for name in measured]
     alone = ALONE if is_probed and dtype == "float32" else ()
@@ -110,11 +106,10 @@ def compare(blocks, dtype, is_probed, has_torch, rounds):
 
 
 def measure(arguments):
-    has_torch = importlib.util.find_spec("torch") is not None
     for dtype in arguments.dtypes:
         for blocks in arguments.blocks:
             is_probed = blocks in arguments.probed
-            yield from compare(blocks, dtype, is_probed, has_torch, arguments.rounds)
+            yield from compare(blocks, dtype, is_probed, arguments.rounds)
 
 
 def add_arguments(parser):

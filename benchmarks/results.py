@@ -11,12 +11,14 @@ import ast
 import csv
 import dataclasses
 import importlib.metadata
+import importlib.util
 import inspect
 import os
 import pathlib
 import platform
 import re
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -111,6 +113,17 @@ def without_bfloat16(dtype):
     flags = _processor()[1]
     fast = {"avx512_bf16", "amx_bf16"} & flags
     return None if dtype != "mixed_bfloat16" or fast else NO_BFLOAT16
+
+
+def without_torch(name):
+    """Returns why "PyTorch" or "torch.compile" is not measured here, or `None`."""
+    if name not in ("PyTorch", "torch.compile"):
+        return None
+    if importlib.util.find_spec("torch") is None:
+        return f"{NOT_MEASURED}: PyTorch is not installed"
+    if name == "torch.compile" and not (shutil.which("g++") or shutil.which("clang++")):
+        return f"{NOT_MEASURED}: there is no compiler of C++"
+    return None
 
 
 def machine():
@@ -285,13 +298,17 @@ def run(measure, add_arguments=None):
     arguments = parser.parse_args()
     added = {"machine": machine(), "command": _command(path), "commit": _commit()}
     rows = []
-    for row in measure(arguments):
-        print(f"  {line_of(row)}", flush=True)
-        rows.append((row, added))
     target = arguments.results / f"{path.stem}.csv"
-    write(target, merged([] if arguments.alone else read(target), rows))
-    if arguments.results == RESULTS:
-        write_page()
+    try:
+        for row in measure(arguments):
+            print(f"  {line_of(row)}", flush=True)
+            rows.append((row, added))
+    finally:
+        # What was measured before an error, too.
+        if rows:
+            write(target, merged([] if arguments.alone else read(target), rows))
+            if arguments.results == RESULTS:
+                write_page()
 
 
 def _command(path):

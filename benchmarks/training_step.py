@@ -7,7 +7,6 @@ Batches of 64 images of 32x32x3 (256 for inference), widths 16, 32 and 64, SGD w
 with `torch.compile`.
 """
 
-import importlib.util
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -15,7 +14,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 import tensorflow as tf
-from results import NOT_MEASURED, Row, compared, run, timed, without_bfloat16
+from results import Row, compared, run, timed, without_bfloat16, without_torch
 from timing import in_turn
 
 from tfresidual import networks
@@ -70,10 +69,6 @@ def stock_network(blocks, dtype):
     return keras.Model(inputs, outputs)
 
 
-def has_torch():
-    return importlib.util.find_spec("torch") is not None
-
-
 def torch_network(blocks):
     """Returns the same network in PyTorch."""
     import torch
@@ -106,7 +101,7 @@ def torch_step(blocks, dtype, is_compiled):
     import torch
 
     model = torch_network(blocks)
-    run = torch.compile(model) if is_compiled else model
+    network = torch.compile(model) if is_compiled else model
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
     images = torch.randn(BATCH, 3, 32, 32).to(memory_format=torch.channels_last)
     labels = torch.randint(0, 10, (BATCH,))
@@ -114,7 +109,7 @@ def torch_step(blocks, dtype, is_compiled):
     def step():
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "mixed_bfloat16"):
-            outputs = run(images)
+            outputs = network(images)
         loss = torch.nn.functional.cross_entropy(outputs.float(), labels)
         loss.backward()
         optimizer.step()
@@ -128,18 +123,18 @@ def torch_inference(blocks, dtype, is_compiled):
     import torch
 
     model = torch_network(blocks).eval()
-    run = torch.compile(model) if is_compiled else model
+    network = torch.compile(model) if is_compiled else model
     images = torch.randn(INFERENCE, 3, 32, 32).to(memory_format=torch.channels_last)
 
     def infer():
         enabled = dtype == "mixed_bfloat16"
         with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            return run(images).softmax(-1).numpy()
+            return network(images).float().softmax(-1).numpy()
 
     return infer
 
 
-def functions_of(kind, blocks, dtype):
+def functions_of(kind, others, blocks, dtype):
     """Returns the functions to be timed, by name, and the images of a call."""
     is_training = kind == "training step"
     of_keras = keras_step if is_training else keras_inference
@@ -148,21 +143,19 @@ def functions_of(kind, blocks, dtype):
         OURS: of_keras(networks.resnet(2 * blocks + 2, dtype=dtype)),
         "stock Keras": of_keras(stock_network(blocks, dtype)),
     }
-    if has_torch():
-        functions["PyTorch"] = of_torch(blocks, dtype, False)
-        functions["torch.compile"] = of_torch(blocks, dtype, True)
+    for name in others:
+        if name != "stock Keras":
+            functions[name] = of_torch(blocks, dtype, name == "torch.compile")
     return functions, BATCH if is_training else INFERENCE
 
 
 def compare(kind, blocks, dtype, rounds):
     setting = f"{blocks} blocks, {dtype}"
-    reasons = dict.fromkeys(OTHERS, without_bfloat16(dtype))
-    if not has_torch():
-        note = f"{NOT_MEASURED}: PyTorch is not installed"
-        reasons |= {name: reasons[name] or note for name in OTHERS[1:]}
+    reasons = {name: without_bfloat16(dtype) or without_torch(name) for name in OTHERS}
     seconds = {}
     if not all(reasons.values()):
-        functions, images = functions_of(kind, blocks, dtype)
+        names = [name for name, reason in reasons.items() if not reason]
+        functions, images = functions_of(kind, names, blocks, dtype)
         seconds = in_turn(functions, rounds)
     for name, values in seconds.items():
         yield timed(f"{kind}, {name}", setting, values, images)
