@@ -25,7 +25,7 @@ class TracedOnce:
 
     def make_train_function(self, force: bool = False) -> None:
         build_optimizer(self)
-        super().make_train_function(force)
+        super().make_train_function(force)  # type: ignore[misc]
 
     def compute_loss(
         self,
@@ -36,7 +36,8 @@ class TracedOnce:
         training: bool = True,
     ) -> Any:
         build_metrics(self, x, y, y_pred, sample_weight)
-        return super().compute_loss(x, y, y_pred, sample_weight, training=training)
+        given = (x, y, y_pred, sample_weight)
+        return super().compute_loss(*given, training=training)  # type: ignore[misc]
 
 
 @contextlib.contextmanager
