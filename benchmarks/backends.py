@@ -1,14 +1,12 @@
-"""The training step of ResNet-20 and ResNet-110 on every backend of Keras, in one run.
+"""The training step of ResNet-20 and ResNet-110 on every backend of Keras.
 
     python benchmarks/backends.py [--depths 20 110] [--batch-size 128] [--backends jax torch]
 
 Images of 32x32x3, SGD with momentum, one batch that stays on the device. Every backend that is
-installed runs in a process of its own, the processes in turn. Prints the seconds of the first step,
-in which the backend compiles, images per second after it, and ratios: above 1, TensorFlow (or the
-first of the backends) is faster.
+installed runs in a process of its own, the processes in turn. The first step, in which the backend
+compiles, is measured once. Above 1, TensorFlow (or the first of the backends) is faster.
 """
 
-import argparse
 import importlib.util
 import os
 import subprocess
@@ -16,7 +14,7 @@ import sys
 import time
 
 import numpy as np
-from timing import show
+from results import NOT_MEASURED, Row, compared, run, timed, without_bfloat16
 
 BACKENDS = ("tensorflow", "jax", "torch")
 WARM_UP, STEPS = 3, 5
@@ -77,27 +75,40 @@ def compare(backends, depth, dtype, batch_size, rounds):
     finally:
         for server in servers.values():
             server.close()
-    print(f"ResNet-{depth}, {dtype}, batches of {batch_size}:")
+    setting = f"ResNet-{depth}, {dtype}"
     for name, values in seconds.items():
-        speed = batch_size / np.median(values)
-        print(f"  {name}: first step {first[name]:.1f} s, then {speed:.0f} images/s", flush=True)
+        yield timed(f"first step, {name}", setting, [first[name]])
+        yield timed(f"later steps, {name}", setting, values, batch_size)
     reference, *others = backends
     for name in others:
-        show(f"{name} / {reference}", seconds[name], seconds[reference])
+        what = f"later steps, {name} / {reference}"
+        yield compared(what, setting, seconds[name], seconds[reference])
 
 
-if __name__ == "__main__":
-    if sys.argv[1:2] == ["--serve"]:
-        serve(int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
-        sys.exit()
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def measure(arguments):
+    installed = [name for name in arguments.backends if importlib.util.find_spec(name)]
+    for dtype in arguments.dtypes:
+        for depth in arguments.depths:
+            reason = without_bfloat16(dtype)
+            if not reason:
+                yield from compare(installed, depth, dtype, arguments.batch_size, arguments.rounds)
+            for name in arguments.backends[1:]:
+                note = reason or f"{NOT_MEASURED}: {name} is not installed"
+                if reason or name not in installed:
+                    what = f"later steps, {name} / {arguments.backends[0]}"
+                    yield Row(what, f"ResNet-{depth}, {dtype}", note=note)
+
+
+def add_arguments(parser):
     parser.add_argument("--depths", type=int, nargs="+", default=[20, 110])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "mixed_bfloat16"])
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=BACKENDS)
-    arguments = parser.parse_args()
-    installed = [name for name in arguments.backends if importlib.util.find_spec(name)]
-    for dtype in arguments.dtypes:
-        for depth in arguments.depths:
-            compare(installed, depth, dtype, arguments.batch_size, arguments.rounds)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--serve"]:
+        serve(int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    else:
+        run(measure, add_arguments)

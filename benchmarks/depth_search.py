@@ -3,24 +3,28 @@
     python benchmarks/depth_search.py [--problems 30] [--trials 60] [--bayesian 2]
 
 Nothing is trained: a tuner of keras-tuner computes the scaled distances of three stages from a law
-whose constants are drawn from a seed. The rule is a mean of 0.1, depths go from 1 to 128, and the
-start is (4, 4, 4). keras-tuner's random search and Bayesian optimization get the score of
-`DepthOracle.score_trial`, and stop as soon as they have tried the answer, as if they knew it. The
-bisection halves the bounds of all stages in every trial. Bayesian optimization is included if scipy
-and scikit-learn are installed (`pip install ".[benchmarks]"`), and only on the first `--bayesian`
-problems, because it takes a quarter of a second per trial.
+whose constants are drawn from a seed: D are the paper's distances for CIFAR-10 and MNIST, varied by
+10 %, tau is 15 to 25. The rule is a mean of 0.1, depths go from 1 to 128, and the start is 4 4 4.
+keras-tuner's random search and Bayesian optimization get the score of `DepthOracle.score_trial`,
+and stop as soon as they have tried the answer, as if they knew it. The bisection halves the bounds
+of all stages in every trial. Bayesian optimization is included if scipy and scikit-learn are
+installed (`pip install ".[benchmarks]"`), and only on the first `--bayesian` problems, because it
+takes a quarter of a second per trial.
 
-Prints two tables in Markdown, with medians, and the worst value in brackets. Trials are counted up
-to the first setting that meets the rule as measured, up to the smallest setting that meets it by
-the law without noise, and up to the end of the search; "> 60" means not reached. With noise, a
-setting counts as the smallest if no stage is off by more than one block. "off" is the number of
-blocks by which the worst stage of the answer misses the smallest setting. Blocks are the sum over
-all trials, as the median of the ratios to `DepthOracle` on the same problem: 2x trains twice as
-many. The second table simulates workers that train at the same time. It shows when the last of them
-ended, and how many trials they trained.
+The ratio is that of the blocks of all trials together to those of `DepthOracle` on the same
+problem, the median over the problems: 2x trains twice as many. The notes are medians over the
+problems and, in brackets, the worst. *Meets*: trials up to the first setting that meets the rule as
+measured; *smallest*: up to the smallest setting that meets it by the law without noise; *ends*: up
+to the end of the search ("> 60" is not reached); *off*: the number of blocks by which the worst
+stage of the answer misses the smallest setting. With noise, an answer that is one block off counts
+as the smallest; the search then takes twice as many trials and is two blocks off, because a single
+measurement decides, and `executions_per_trial` averages several.
+
+The rows of several workers simulate what they gain: their ratio is when the last of them ends, to
+when a single worker ends, the median over the problems; the note says how many trials they train. A
+trial lasts 1, or as long as its number of blocks: deep networks then dominate the time.
 """
 
-import argparse
 import heapq
 import importlib.util
 import math
@@ -37,6 +41,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import keras_tuner
 import numpy as np
+from results import NOT_MEASURED, Row, run
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from tfresidual.machine.console import terminal
@@ -266,12 +271,6 @@ def _quieten():
     warnings.filterwarnings("ignore", module="sklearn")
 
 
-def table(rows):
-    """Prints rows in Markdown; the first row holds the names of the columns."""
-    lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
-    print("\n".join(f"| {' | '.join(line)} |" for line in lines), end="\n\n")
-
-
 def median_and_worst(values, endless):
     median, worst = (
         f"{value:g}" if math.isfinite(value) else endless
@@ -281,16 +280,14 @@ def median_and_worst(values, endless):
 
 
 def compare_methods(problems, cap, bayesian):
-    """Returns the jobs of the first table, and a function that prints it from their results."""
+    """Returns the jobs of the methods, and a function from their results to the rows."""
     counts = {method: problems for method in METHODS}
-    if not all(importlib.util.find_spec(name) for name in ("scipy", "sklearn")):
-        bayesian = 0
-    counts["Bayesian optimization"] = min(problems, bayesian)
+    has_bayesian = all(importlib.util.find_spec(name) for name in ("scipy", "sklearn"))
+    counts["Bayesian optimization"] = min(problems, bayesian) if has_bayesian else 0
     cases = [(law, method) for law in (*LAWS, NOISY) for method in METHODS if counts[method]]
     jobs = [(search, law, n, method, cap) for law, method in cases for n in range(counts[method])]
 
-    def show(results):
-        rows = [["law", "", "problems", "meets", "smallest", "ends", "off", "blocks trained"]]
+    def rows_of(results):
         for law, method in cases:
             seeds = range(counts[method])
             found = [results[search, law, seed, method, cap] for seed in seeds]
@@ -298,26 +295,27 @@ def compare_methods(problems, cap, bayesian):
             ratio = statistics.median(
                 a["blocks"] / b["blocks"] for a, b in zip(found, ours, strict=True)
             )
-            trials = [
-                median_and_worst([f[name] for f in found], f"> {cap}")
-                for name in ("first", "smallest", "trials")
-            ]
+            trials = {
+                word: median_and_worst([f[name] for f in found], f"> {cap}")
+                for word, name in (("meets", "first"), ("smallest", "smallest"), ("ends", "trials"))
+            }
             if method in ENDLESS:
-                trials[-1] = "-"
-            off = median_and_worst([f["off"] for f in found], "no answer")
-            is_ours = method == "DepthOracle"
-            name = f"`{law}`" if is_ours else ""
-            blocks_trained = (
-                f"{statistics.median(f['blocks'] for f in found):g}" if is_ours else f"{ratio:.1f}x"
-            )
-            rows.append([name, method, str(len(found)), *trials, off, blocks_trained])
-        table(rows)
+                del trials["ends"]
+            trials["off"] = median_and_worst([f["off"] for f in found], "no answer")
+            parts = [f"{word} {value}" for word, value in trials.items()]
+            if method == "DepthOracle":
+                parts.append(f"{statistics.median(f['blocks'] for f in found):g} blocks")
+            parts.append(f"{len(found)} problems")
+            yield Row(method, f"`{law}`", ratio=ratio, note=", ".join(parts))
+        if not has_bayesian:
+            note = f"{NOT_MEASURED}: scipy and scikit-learn are not installed"
+            yield Row("Bayesian optimization", note=note)
 
-    return jobs, show
+    return jobs, rows_of
 
 
 def compare_workers(problems, cap):
-    """Returns the jobs of the second table, and a function that prints it from their results."""
+    """Returns the jobs of the simulated workers, and a function from their results to the rows."""
     cases = [(law, by_blocks) for law in (*LAWS, NOISY) for by_blocks in (False, True)]
     jobs = [
         (search_together, law, seed, workers, by_blocks, cap)
@@ -326,40 +324,41 @@ def compare_workers(problems, cap):
         for seed in range(problems)
     ]
 
-    def show(results):
-        header = ["1 worker" if count == 1 else f"{count} workers" for count in WORKERS]
-        rows = [["law", "duration of a trial", *header]]
+    def rows_of(results):
         for law, by_blocks in cases:
-            row = ["" if by_blocks else f"`{law}`", "its blocks" if by_blocks else "1"]
+            setting = f"`{law}`, a trial lasts {'its blocks' if by_blocks else '1'}"
             for workers in WORKERS:
                 found, alone = (
                     [results[search_together, law, n, w, by_blocks, cap] for n in range(problems)]
                     for w in (workers, 1)
                 )
-                trials = f"{statistics.median(f['trials'] for f in found):g} trials"
-                if by_blocks:
-                    ratio = statistics.median(
-                        a["time"] / b["time"] for a, b in zip(found, alone, strict=True)
-                    )
-                    row.append(f"{ratio:.2f}x, {trials}")
-                else:
-                    row.append(f"{median_and_worst([f['time'] for f in found], '')}, {trials}")
-            rows.append(row)
-        table(rows)
+                ratio = statistics.median(
+                    a["time"] / b["time"] for a, b in zip(found, alone, strict=True)
+                )
+                note = f"{statistics.median(f['trials'] for f in found):g} trials"
+                if not by_blocks:
+                    note = f"ends at {median_and_worst([f['time'] for f in found], '')}, {note}"
+                what = "1 worker" if workers == 1 else f"{workers} workers"
+                yield Row(what, setting, ratio=ratio, note=note)
 
-    return jobs, show
+    return jobs, rows_of
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def measure(arguments):
+    methods, rows_of_methods = compare_methods(
+        arguments.problems, arguments.trials, arguments.bayesian
+    )
+    together, rows_of_workers = compare_workers(arguments.problems, arguments.trials)
+    results = run_all([*methods, *together])
+    yield from rows_of_methods(results)
+    yield from rows_of_workers(results)
+
+
+def add_arguments(parser):
     parser.add_argument("--problems", type=int, default=30, help="problems per law")
     parser.add_argument("--trials", type=int, default=60, help="most trials per search")
     parser.add_argument("--bayesian", type=int, default=2, help="problems for the slow method")
-    arguments = parser.parse_args()
-    methods, show_methods = compare_methods(
-        arguments.problems, arguments.trials, arguments.bayesian
-    )
-    together, show_together = compare_workers(arguments.problems, arguments.trials)
-    results = run_all([*methods, *together])
-    show_methods(results)
-    show_together(results)
+
+
+if __name__ == "__main__":
+    run(measure, add_arguments)

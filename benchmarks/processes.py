@@ -1,21 +1,22 @@
-"""Two processes of one thread each against one process of two threads, in one run.
+"""Two processes of one thread each against one process of two threads.
 
     python benchmarks/processes.py [--widths 8 16] [--batch-size 64] [--rounds 10] [--steps 20]
 
+Whether two cores train more images per second as two processes, each with a network of its own.
 Each process trains a ResNet-20 as a study does: the network and the optimizer of its settings, and
 batches from the pipeline that flips, crops and standardizes images, random ones of 32x32x3. In
-every round the two processes train side by side, then the one process alone; who begins changes
-from round to round. Prints images per second and the ratio: above 1, two processes are faster.
+every round the two processes train side by side, then the one process alone, the same number of
+steps in all; who begins changes from round to round. Above 1, two processes are faster, and
+`experiments/papers.py run` therefore trains two networks side by side by default.
 """
 
-import argparse
 import os
 import subprocess
 import sys
 import time
 
 import numpy as np
-from timing import show
+from results import compared, run, timed
 
 WARM_UP = 3
 IMAGES = 2048
@@ -100,23 +101,28 @@ def compare(width, batch_size, rounds, steps):
         for servers in groups.values():
             for server in servers:
                 server.close()
-    print(f"ResNet-20, {width} channels, batches of {batch_size}:")
+    setting = f"ResNet-20, {width} channels, batches of {batch_size}"
     for name, values in seconds.items():
-        print(f"  {name}: {steps * batch_size / np.median(values):.0f} images/s")
-    show(f"{ONE} / {TWO}", seconds[ONE], seconds[TWO])
+        yield timed(f"{steps} steps, {name}", setting, values, steps * batch_size)
+    yield compared(f"{ONE} / {TWO}", setting, seconds[ONE], seconds[TWO])
+
+
+def measure(arguments):
+    if arguments.steps < 2 or arguments.steps % 2:
+        raise SystemExit("--steps must be even: each of two processes makes half of them")
+    for width in arguments.widths:
+        yield from compare(width, arguments.batch_size, arguments.rounds, arguments.steps)
+
+
+def add_arguments(parser):
+    parser.add_argument("--widths", type=int, nargs="+", default=[8, 16])
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=20, help="steps of a round, an even number")
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--serve"]:
         serve(int(sys.argv[2]), int(sys.argv[3]))
-        sys.exit()
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--widths", type=int, nargs="+", default=[8, 16])
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=20, help="steps of a round, an even number")
-    arguments = parser.parse_args()
-    if arguments.steps < 2 or arguments.steps % 2:
-        parser.error("--steps must be even: each of two processes makes half of them")
-    for width in arguments.widths:
-        compare(width, arguments.batch_size, arguments.rounds, arguments.steps)
+    else:
+        run(measure, add_arguments)

@@ -1,20 +1,19 @@
 """All routes through a network: together, against one model each, and against what must be done.
 
-    python benchmarks/routes.py [--blocks 9 54] [--images 2048]
+    python benchmarks/routes.py [--blocks 9 54] [--images 1024]
 
 The routes of one network (widths 16, 32 and 64) on the same images (32x32x3): every single block is
 dropped, every stage is read out after every block, and every stage's last block is applied 1 to 16
-more times. Prints these ratios of times:
+more times. Compared are
 
 - the naive method, one Keras model per route (layers are shared, nothing is copied) and `predict`,
-  over one call of the evaluator, both including tracing;
-- the evaluator over a lower bound (floor): the block applications that remain in the prefix tree,
-  times the measured time of one block of that stage in the plain forward pass;
-- the evaluator with the comparison of the unperturbed route and the network over the evaluator
-  without it, on one batch.
+  with one call of the evaluator, both including tracing, once; the classes that both predict are
+  compared for every route and every image;
+- the evaluator with a lower bound (floor), on one batch of 256: the block applications that remain
+  in the prefix tree, times the measured time of one block of that stage in the plain forward pass;
+- the evaluator with the comparison of the unperturbed route and the network, and without it.
 """
 
-import argparse
 import dataclasses
 import os
 import time
@@ -24,7 +23,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 import tensorflow as tf
-from timing import in_turn, show
+from results import Row, compared, run
+from timing import in_turn
 
 import tfresidual as tfr
 from tfresidual import networks
@@ -93,16 +93,21 @@ def compare(blocks, count, rounds):
     chain = tfr.chain(network)
     chosen = all_routes(chain)
     plan = plan_of(chain, chosen)
-    print(f"{blocks} blocks, {count} images: {plan}", flush=True)
+    setting = f"{blocks} blocks, {len(chosen)} routes"
 
     begun = time.perf_counter()
     values = evaluate(chain, (images, labels), chosen, with_outputs=True)
     ours = time.perf_counter() - begun
     naive, named = naive_seconds(network, chosen, images)
-    print(f"  evaluator, first call: {ours:.1f} s; naive: {naive:.1f} s", flush=True)
     others = np.count_nonzero(values.outputs.argmax(axis=-1) != named)
-    print(f"  predictions that differ: {others} of {named.size}")
-    print(f"  naive / evaluator, tracing counted: {naive / ours:.2f}x", flush=True)
+    yield Row(
+        "one model per route / evaluator, tracing counted",
+        f"{setting}, {count} images",
+        ratio=naive / ours,
+        seconds=naive,
+        compared=ours,
+        note=f"{plan}; {others} of {named.size} predictions differ",
+    )
 
     passes = stage_passes(chain, tf.constant(images[:BATCH]))
     part = images[:BATCH], labels[:BATCH]
@@ -124,19 +129,21 @@ def compare(blocks, count, rounds):
     floor = [
         sum(seconds[index][i] * factor for index, factor in applied.items()) for i in range(rounds)
     ]
-    print(
-        f"  a batch of {BATCH}: {np.median(seconds['evaluator']):.2f} s, floor "
-        f"{np.median(floor):.2f} s"
-    )
-    show("evaluator / floor", seconds["evaluator"], floor)
-    show("with / without the comparison", seconds["evaluator"], seconds["not compared"])
+    yield compared("evaluator / floor", setting, seconds["evaluator"], floor)
+    what = "evaluator with / without the comparison"
+    yield compared(what, setting, seconds["evaluator"], seconds["not compared"])
+
+
+def measure(arguments):
+    for blocks in arguments.blocks:
+        yield from compare(blocks, arguments.images, arguments.rounds)
+
+
+def add_arguments(parser):
+    parser.add_argument("--blocks", type=int, nargs="+", default=[9, 54])
+    parser.add_argument("--images", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=5)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--blocks", type=int, nargs="+", default=[9, 54])
-    parser.add_argument("--images", type=int, default=2048)
-    parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
-    for blocks in arguments.blocks:
-        compare(blocks, arguments.images, arguments.rounds)
+    run(measure, add_arguments)

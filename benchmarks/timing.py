@@ -1,6 +1,10 @@
 """Times several functions in turn, so that a slow phase of the machine affects all of them."""
 
+import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 
 
@@ -26,6 +30,29 @@ def in_turn(functions, rounds=10, calls=3):
                 function()
             seconds[name].append((time.perf_counter() - begun) / calls)
     return seconds
+
+
+def seconds_of(function):
+    """Returns what a function returns, and the seconds that it took."""
+    begun = time.perf_counter()
+    result = function()
+    return result, time.perf_counter() - begun
+
+
+def in_fresh_process(script, *arguments):
+    """Runs `script --serve ARGUMENTS` in a process of its own.
+
+    Returns:
+        The last line that it prints, which must be JSON.
+    """
+    done = subprocess.run(
+        [sys.executable, script, "--serve", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def ratio(slow, fast):

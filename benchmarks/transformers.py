@@ -3,13 +3,15 @@
     python benchmarks/transformers.py [--layers 12] [--features 384] [--words 1000 8000]
 
 An encoder and a decoder (language model) of keras-hub, whose layers are opened: two blocks per
-layer. Batches of 16 sequences of 64 positions. Prints these ratios of times on one batch:
+layer. Batches of 16 sequences of 64 positions. Compared are, on one batch,
 
-- the compiled pass of all block metrics over a training step of the same network (encoder);
-- the lens over its floor (decoder): one pass through the network, and the head once per block.
+- the compiled pass of all block metrics with a training step of the same network (encoder);
+- the lens with its floor (decoder): one pass through the network, and the head once per block.
+
+What the lens computes of every row of outputs reads it several times. With many words and few
+features, that takes as long as the head itself.
 """
 
-import argparse
 import functools
 import os
 
@@ -19,7 +21,8 @@ import keras
 import keras_hub
 import numpy as np
 import tensorflow as tf
-from timing import in_turn, show
+from results import compared, run
+from timing import in_turn
 
 import tfresidual as tfr
 from tfresidual import probes
@@ -70,10 +73,9 @@ def of_encoder(layers, features, words, rounds, rng):
         "block metrics": functools.partial(compiled_of(chain, "block metrics"), inputs, labels),
     }
     seconds = in_turn(functions, rounds)
-    print(f"encoder, {layers} layers, {len(chain.blocks)} blocks, {features} features:")
-    for name, values in seconds.items():
-        print(f"  {name}: {np.median(values):.3f} s")
-    show("block metrics / training step", seconds["block metrics"], seconds["training step"])
+    setting = f"encoder, {len(chain.blocks)} blocks, {features} features"
+    what = "block metrics / training step"
+    yield compared(what, setting, seconds["block metrics"], seconds["training step"])
 
 
 def of_decoder(layers, features, words, rounds, rng):
@@ -91,23 +93,26 @@ def of_decoder(layers, features, words, rounds, rng):
         "head": functools.partial(head, state, inputs),
     }
     seconds = in_turn(functions, rounds)
-    print(f"decoder, {len(chain.blocks)} blocks, {features} features, {words} words:")
-    for name, values in seconds.items():
-        print(f"  {name}: {np.median(values):.3f} s")
     # The pass holds one head, and the lens reads one state more than there are blocks.
     heads = len(chain.blocks)
     floor = [a + heads * b for a, b in zip(seconds["pass"], seconds["head"], strict=True)]
-    show("lens / floor", seconds["lens"], floor)
+    setting = f"language model, {words:,} words, {features} features"
+    yield compared("lens / floor", setting, seconds["lens"], floor)
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def measure(arguments):
+    size, rng = (arguments.layers, arguments.features), np.random.default_rng(0)
+    yield from of_encoder(*size, arguments.words[0], arguments.rounds, rng)
+    for words in arguments.words:
+        yield from of_decoder(*size, words, arguments.rounds, rng)
+
+
+def add_arguments(parser):
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--features", type=int, default=384)
     parser.add_argument("--words", type=int, nargs="+", default=[1000, 8000])
     parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
-    size, rng = (arguments.layers, arguments.features), np.random.default_rng(0)
-    of_encoder(*size, arguments.words[0], arguments.rounds, rng)
-    for words in arguments.words:
-        of_decoder(*size, words, arguments.rounds, rng)
+
+
+if __name__ == "__main__":
+    run(measure, add_arguments)

@@ -24,6 +24,7 @@ from tfresidual import datasets, training
 from tfresidual.jobs.probing import probe
 from tfresidual.machine.console import say, terminal
 from tfresidual.machine.files import replacing
+from tfresidual.machine.first_step import traced_once
 from tfresidual.sources import chain
 
 ARCHITECTURES = ("ResNet50", "ResNet50V2", "MobileNetV2", "EfficientNetB0", "ConvNeXtTiny")
@@ -64,18 +65,19 @@ def main(size, architecture, data_dir, out):
     network = build(architecture, data)
     say(console, f"training {architecture}")
     rates = [1e-3] * (epochs * 5 // 8) + [1e-4] * epochs
-    network.fit(
-        train,
-        validation_data=test,
-        epochs=epochs,
-        shuffle=False,
-        verbose=2,
-        callbacks=[
-            keras.callbacks.LearningRateScheduler(lambda epoch: rates[epoch]),
-            keras.callbacks.BackupAndRestore(folder / "backup"),
-            keras.callbacks.CSVLogger(folder / "log.csv", append=True),
-        ],
-    )
+    with traced_once(network):
+        network.fit(
+            train,
+            validation_data=test,
+            epochs=epochs,
+            shuffle=False,
+            verbose=2,
+            callbacks=[
+                keras.callbacks.LearningRateScheduler(lambda epoch: rates[epoch]),
+                keras.callbacks.BackupAndRestore(folder / "backup"),
+                keras.callbacks.CSVLogger(folder / "log.csv", append=True),
+            ],
+        )
     with replacing(folder / "model.keras") as path:
         network.save(path)
     print(chain(network))

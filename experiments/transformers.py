@@ -26,6 +26,7 @@ from drawing import panels
 import tfresidual as tfr
 from tfresidual import datasets, probes
 from tfresidual.machine.files import replacing
+from tfresidual.machine.first_step import traced_once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,17 +141,18 @@ def trained(folder, build, data, epochs):
     weights = folder / "trained.weights.h5"
     if not weights.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        model.fit(
-            *data["train"],
-            validation_data=data["test"],
-            batch_size=64,
-            epochs=epochs,
-            verbose=2,
-            callbacks=[
-                keras.callbacks.BackupAndRestore(folder / "backup"),
-                keras.callbacks.CSVLogger(folder / "log.csv", append=True),
-            ],
-        )
+        with traced_once(model):
+            model.fit(
+                *data["train"],
+                validation_data=data["test"],
+                batch_size=64,
+                epochs=epochs,
+                verbose=2,
+                callbacks=[
+                    keras.callbacks.BackupAndRestore(folder / "backup"),
+                    keras.callbacks.CSVLogger(folder / "log.csv", append=True),
+                ],
+            )
         model.save_weights(weights)
     model.load_weights(weights)
     return model

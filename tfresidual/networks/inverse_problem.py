@@ -14,6 +14,7 @@ import numpy as np
 from keras import ops
 
 from tfresidual.arguments import check_bool, check_choice, check_int
+from tfresidual.machine.first_step import TracedOnce
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -142,7 +143,7 @@ class DenseBlock(keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable(package="tfresidual")
-class InverseProblemNetwork(keras.Model):
+class InverseProblemNetwork(TracedOnce, keras.Model):
     """Network that estimates z from x: encoder, blocks of two dense layers, and decoder.
 
     Encoder and decoder are linear, so the decoder can read an estimate of z from every state.

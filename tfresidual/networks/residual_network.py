@@ -31,6 +31,7 @@ from tfresidual.layers.residual_unit import (
 )
 from tfresidual.layers.shortcuts import get_shortcut
 from tfresidual.machine.backends import BACKEND
+from tfresidual.machine.first_step import TracedOnce
 from tfresidual.machine.memory import check_fits
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ UNSHARED_GAMMA = 0.1
 
 
 @keras.saving.register_keras_serializable(package="tfresidual")
-class ResidualNetwork(keras.Model):
+class ResidualNetwork(TracedOnce, keras.Model):
     """Stem, stages of residual units, and a classifier, as one functional Keras model.
 
     To copy a network with shared blocks, use `copy.deepcopy` or
@@ -298,13 +299,6 @@ class ResidualNetwork(keras.Model):
             units = [self.get_layer(f"stage{stage}_block{index}") for index in range(depth)]
             stages.append((self.get_layer(transition) if transition in names else None, units))
         return stem, stages, [*head, self.get_layer("classifier")]
-
-    def make_train_function(self, force: bool = False) -> None:
-        # Otherwise Keras would trace the step twice, since an optimizer creates its variables in
-        # the first trace.
-        if self.optimizer is not None and not self.optimizer.built:
-            self.optimizer.build(self.trainable_variables)
-        super().make_train_function(force)
 
     def summary(self, print_fn: Callable[[str], object] | None = None, **kwargs: Any) -> None:
         """Prints the network stage by stage, or like Keras if other arguments are given.

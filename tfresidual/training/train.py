@@ -12,6 +12,7 @@ from tfresidual.arguments import check_bool, check_int, checked_path
 from tfresidual.datasets.arrays import ArrayDataset
 from tfresidual.datasets.epochs import counts_epochs, set_epoch
 from tfresidual.machine.backends import set_random_state
+from tfresidual.machine.first_step import traced_once
 from tfresidual.machine.locks import locked
 from tfresidual.training.checkpoints import Checkpoints, TrainingFolder, opened
 from tfresidual.training.exact_match import ExactMatch
@@ -164,16 +165,17 @@ def _train(network, data, validation, folder, epochs, metric, callbacks, console
         if console is not None:
             followers.append(TrainingProgress(epochs, _steps(data), metric, console))
         try:
-            network.fit(
-                data,
-                validation_data=validation,
-                initial_epoch=done,
-                epochs=epochs,
-                # The dataset does its own shuffling.
-                shuffle=False,
-                verbose=0,
-                callbacks=[*followers, checkpoints],
-            )
+            with traced_once(network):
+                network.fit(
+                    data,
+                    validation_data=validation,
+                    initial_epoch=done,
+                    epochs=epochs,
+                    # The dataset does its own shuffling.
+                    shuffle=False,
+                    verbose=0,
+                    callbacks=[*followers, checkpoints],
+                )
         finally:
             if console is not None:
                 followers[-1].close()

@@ -19,6 +19,7 @@ from keras_tuner.engine.tuner import maybe_distribute
 from tfresidual import probes, sources
 from tfresidual.arguments import check_int, check_number
 from tfresidual.machine.files import damaged, replacing
+from tfresidual.machine.first_step import build_optimizer, traced_once
 from tfresidual.machine.locks import LOCK, locked
 from tfresidual.probes.logs import log_key
 from tfresidual.probes.perturbation import ALL_STAGES
@@ -303,9 +304,10 @@ class DepthSearch(keras_tuner.Tuner):
         # The saved network must be the one that is measured, not that of its best epoch.
         callbacks = kwargs.pop("callbacks")
         callbacks = [c for c in callbacks if type(c).__name__ != "SaveBestEpoch"]
-        results = self.hypermodel.fit(
-            trial.hyperparameters, network, *args, callbacks=callbacks, **kwargs
-        )
+        with traced_once(network):
+            results = self.hypermodel.fit(
+                trial.hyperparameters, network, *args, callbacks=callbacks, **kwargs
+            )
         measured = {OBJECTIVE: float(sum(depths))} | self._measured(chain, depths, kwargs)
         measured |= _evaluated(network, kwargs)
         if isinstance(results, dict):
@@ -537,7 +539,7 @@ def load_trained(network, path):
         raise errors.FatalValueError(
             f"The weights of a trial are missing. {REMEDY}. Received: path={str(path)!r}"
         )
-    network.optimizer.build(network.trainable_variables)
+    build_optimizer(network)
     try:
         network.load_weights(path)
     except PermissionError:

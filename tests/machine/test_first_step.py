@@ -1,0 +1,263 @@
+"""How often a training step is traced, and that the numbers stay as they are.
+
+Steps are counted by a layer or a loss that is really called: Python runs them once per trace.
+"""
+
+import os
+import subprocess
+import sys
+
+import keras
+import keras_tuner
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfresidual import networks, training, tuning
+from tfresidual.machine.first_step import build_optimizer, traced_once
+
+RNG = np.random.default_rng(0)
+IMAGES = RNG.normal(size=(24, 8, 8, 1)).astype("float32")
+LABELS = np.arange(24) % 3
+
+OPTIMIZERS = {
+    "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "clipped, averaged, accumulated": lambda: keras.optimizers.SGD(
+        0.05, momentum=0.9, clipnorm=1.0, use_ema=True, gradient_accumulation_steps=2
+    ),
+    "coupled": lambda: training.GradientCoupling(keras.optimizers.SGD(0.05, momentum=0.9), 0.5),
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05)),
+}
+
+
+@keras.saving.register_keras_serializable(package="test_first_step")
+class Counted(keras.layers.Layer):
+    """Returns its inputs, and counts how often it is called for training."""
+
+    calls = 0
+
+    def call(self, inputs, training=False):
+        type(self).calls += bool(training)
+        return inputs
+
+
+class CountedLoss(keras.losses.SparseCategoricalCrossentropy):
+    """The cross-entropy, which counts how often it is called."""
+
+    calls = 0
+
+    def call(self, y_true, y_pred):
+        self.calls += 1
+        return super().call(y_true, y_pred)
+
+
+@pytest.fixture(autouse=True)
+def from_zero():
+    Counted.calls = 0
+
+
+def compiled(model, optimizer="momentum", metrics=("accuracy",)):
+    loss = CountedLoss()
+    model.compile(OPTIMIZERS[optimizer](), loss, metrics=list(metrics))
+    return model, loss
+
+
+def small_network(dtype="float32"):
+    keras.utils.set_random_seed(3)
+    return networks.ResidualNetwork((8, 8, 1), 3, blocks=2, widths=(2,), dtype=dtype)
+
+
+def stock_model(blocks=2):
+    """A chain of dense blocks, of Keras' own layers and the one that counts."""
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((8, 8, 1))
+    state = keras.layers.Dense(4)(Counted()(keras.layers.Flatten()(inputs)))
+    for _ in range(blocks):
+        state = keras.layers.Add()([state, keras.layers.Dense(4, activation="relu")(state)])
+    return keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(state))
+
+
+def fit(model, epochs=2):
+    # The last batch is smaller.
+    return model.fit(IMAGES, LABELS, batch_size=16, epochs=epochs, shuffle=False, verbose=0).history
+
+
+def values(model):
+    variables = [*model.weights, *model.optimizer.variables]
+    return [keras.ops.convert_to_numpy(variable) for variable in variables]
+
+
+def assert_same(model, other):
+    mine, theirs = values(model), values(other)
+    assert len(mine) == len(theirs) > len(model.weights) > 0
+    for one, another in zip(mine, theirs, strict=True):
+        np.testing.assert_array_equal(one, another)
+
+
+class TestNetworksOfThePackage:
+    @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+    def test_traced_once_with_the_numbers_of_keras(self, optimizer):
+        dtype = "mixed_float16" if optimizer == "scaled" else "float32"
+        network, loss = compiled(small_network(dtype), optimizer)
+        history = fit(network)
+        assert loss.calls == 1
+        twin = small_network(dtype)
+        twin, loss = compiled(keras.Model(twin.inputs, twin.outputs), optimizer)
+        assert fit(twin) == history
+        # Otherwise nothing here has to be done any more.
+        assert loss.calls == 2
+        assert_same(network, twin)
+
+    def test_train_on_batch(self):
+        network, loss = compiled(small_network())
+        for _ in range(2):
+            network.train_on_batch(IMAGES, LABELS)
+        assert loss.calls == 1
+
+    def test_weights_of_images_and_no_metrics(self):
+        network, loss = compiled(small_network(), metrics=())
+        network.fit(IMAGES, LABELS, sample_weight=np.arange(24.0), epochs=2, verbose=0)
+        assert loss.calls == 1
+
+    def test_inverse_problem(self):
+        network = networks.InverseProblemNetwork("recurrent", blocks=2)
+        loss = CountedLoss()
+        network.compile(keras.optimizers.Adam(), loss, metrics=["accuracy"])
+        network.fit(RNG.normal(size=(8, 2)), np.arange(8) % 2, epochs=2, verbose=0)
+        assert loss.calls == 1
+
+    def test_a_loaded_network_goes_on_training(self, tmp_path):
+        straight, _ = compiled(small_network(), "adam")
+        fit(straight, epochs=3)
+        network, _ = compiled(small_network(), "adam")
+        fit(network)
+        # Without the loss that counts, which no file holds.
+        network.compile(network.optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+        network.save(tmp_path / "network.keras")
+        loaded = keras.saving.load_model(tmp_path / "network.keras")
+        assert loaded.optimizer.iterations == 4
+        loss = CountedLoss()
+        loaded.compile(loaded.optimizer, loss, metrics=["accuracy"])
+        fit(loaded, epochs=1)
+        assert loss.calls == 1
+        assert_same(loaded, straight)
+
+
+class TestTrainings:
+    def test_of_any_model_are_traced_once_with_the_numbers_of_keras(self, tmp_path):
+        model, twin = stock_model(), stock_model()
+        for each in (model, twin):
+            each.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        data = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(16)
+        Counted.calls = 0
+        training.train(model, data, data, tmp_path, 2, "accuracy")
+        assert Counted.calls == 1
+        assert "compute_loss" not in vars(model)
+        Counted.calls = 0
+        twin.fit(data, epochs=2, shuffle=False, verbose=0)
+        assert Counted.calls == 2
+        assert_same(model, twin)
+
+    def test_trial_of_the_tuner(self, tmp_path):
+        class Model(keras_tuner.HyperModel):
+            calls = ()
+
+            def build(self, hp):
+                model = stock_model(*tuning.blocks(hp))
+                model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+                return model
+
+            def fit(self, hp, model, *args, **kwargs):
+                Counted.calls = 0
+                results = model.fit(*args, **kwargs)
+                self.calls += (Counted.calls,)
+                return results
+
+        hypermodel = Model()
+        search = tuning.DepthSearch(
+            hypermodel,
+            epsilon=1e-6,
+            start=(2,),
+            max_trials=1,
+            directory=tmp_path,
+            project_name="search",
+        )
+        search.search(IMAGES, LABELS, validation_data=(IMAGES, LABELS), epochs=2, verbose=0)
+        assert hypermodel.calls == (1,)
+
+
+class TestOtherModels:
+    def test_weights_that_do_not_exist_yet(self):
+        layers = [keras.layers.Dense(4), keras.layers.Dense(3, activation="softmax")]
+        model, loss = compiled(keras.Sequential([keras.layers.Flatten(), *layers]))
+        build_optimizer(model)
+        assert not model.optimizer.built
+        with traced_once(model):
+            fit(model)
+        assert loss.calls >= 1
+        assert model.optimizer.iterations == 4
+
+    def test_nothing_is_left_after_an_error(self):
+        model, _ = compiled(stock_model())
+        with pytest.raises(ValueError, match="of them"), traced_once(model):
+            raise ValueError("one of them")
+        assert "compute_loss" not in vars(model)
+
+    def test_a_model_without_optimizer(self):
+        with traced_once(stock_model()) as nothing:
+            assert nothing is None
+
+
+# Logical devices have to be there before TensorFlow starts, so this runs in a process of its own.
+MIRRORED = """
+import keras, numpy as np, tensorflow as tf
+from tfresidual import networks
+from tfresidual.machine.first_step import build_optimizer, traced_once
+
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+replicas = []
+
+def loss(labels, outputs):
+    # Keras also calls it outside of the replicas, when it prepares the model.
+    if not tf.distribute.in_cross_replica_context():
+        replicas.append(tf.distribute.get_replica_context().replica_id_in_sync_group)
+    return keras.losses.sparse_categorical_crossentropy(labels, outputs)
+
+images = np.random.default_rng(0).normal(size=(32, 8, 8, 1)).astype("float32")
+labels = np.arange(32) % 3
+trained = []
+for before in (False, True):
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        network = networks.ResidualNetwork((8, 8, 1), 3, blocks=1, widths=(2,))
+        network.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss, metrics=["accuracy"])
+    if before:
+        build_optimizer(network)
+        assert network.optimizer.built
+    replicas.clear()
+    with traced_once(network):
+        network.fit(images, labels, batch_size=16, epochs=2, shuffle=False, verbose=0)
+    assert len(replicas) == 2, replicas
+    for variable in network.optimizer.variables:
+        assert isinstance(variable.value, tf.distribute.DistributedValues), variable.path
+    trained.append([np.asarray(weight) for weight in network.weights])
+for one, other in zip(*trained, strict=True):
+    np.testing.assert_array_equal(one, other)
+print("traced once")
+"""
+
+
+@pytest.mark.system
+def test_two_devices():
+    result = subprocess.run(
+        [sys.executable, "-c", MIRRORED],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    assert result.stdout == "traced once\n", result.stderr
