@@ -928,8 +928,6 @@ def _with_options(message):
 def _without_noise():
     """Keeps what TensorFlow's libraries write to stderr off the terminal while they load."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # TensorFlow itself uses oneDNN only on processors with AVX-512; it is faster on others, too.
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     sys.stderr.flush()
     terminal = os.dup(2)
     with tempfile.TemporaryFile() as noise:

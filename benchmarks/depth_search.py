@@ -36,7 +36,6 @@ from concurrent import futures
 from multiprocessing import get_context
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 # Every core runs its own search.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -20,7 +20,6 @@ import sys
 import tempfile
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 from results import Row, compared, run, without_bfloat16, without_torch
 from timing import in_fresh_process, seconds_of

@@ -9,7 +9,6 @@ takes 3 % longer with coupling.
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 import keras
 from results import compared, run

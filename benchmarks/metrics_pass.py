@@ -11,7 +11,6 @@ import functools
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 from results import compared, run
 from timing import in_turn

@@ -300,9 +300,7 @@ def run_all(networks, seconds, arguments, collect):
     waiting, running, failed, done, shown = list(networks), {}, [], 0.0, 0.0
     threads = str(max(1, (os.cpu_count() or 1) // arguments.workers))
     names = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
-    # TensorFlow itself uses oneDNN only on processors with AVX-512; training is faster with it.
-    environment = {"TF_ENABLE_ONEDNN_OPTS": "1"} | os.environ
-    environment |= dict.fromkeys(names, threads) | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = os.environ | dict.fromkeys(names, threads) | {"TF_CPP_MIN_LOG_LEVEL": "3"}
     total, began = sum(seconds.values()), time.monotonic()
     # The bar is where the lines are, so that it does not appear in a file.
     with progress_bar("starting", total, Console()) as advance:

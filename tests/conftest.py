@@ -15,8 +15,6 @@ from concurrent import futures
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-# As in the command line: TensorFlow itself leaves oneDNN out on processors without AVX-512.
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 import pytest
 
