@@ -701,6 +701,8 @@ def test_images_of_any_size():
         np.testing.assert_allclose(chain(images), model.predict(images, verbose=0), rtol=1e-5)
 
 
+# Eagerly, TensorFlow has these convolutions only on processors with AVX-512.
+@pytest.mark.compiled
 def test_channels_first():
     inputs = keras.Input((3, 8, 8))
     state = convolution(4, "stem", data_format="channels_first")(inputs)

@@ -53,7 +53,7 @@ def block_values(chain, images, labels, per_position=False, plain=False):
     walk = walk_with_gradients(chain, images, labels)
     shown = _shown(chain, walk.pairs, per_position)
     values = [
-        _block_values(block, plain, *map(shown, (*pair, *gradients)))
+        values_of_block(block.keeps_shape, *map(shown, (*pair, *gradients)), plain=plain)
         for block, pair, *gradients in zip(
             chain.blocks, walk.pairs, walk.gradients, walk.readout_gradients, strict=True
         )
@@ -70,7 +70,7 @@ def perturbation_values(chain, images, labels, per_position=False, plain=False):
     pairs, _ = chain.walk(chain.stem(images))
     shown = _shown(chain, pairs, per_position)
     values = [
-        _block_values(block, plain, *map(shown, pair))
+        values_of_block(block.keeps_shape, *map(shown, pair), plain=plain)
         for block, pair in zip(chain.blocks, pairs, strict=True)
     ]
     stacked = _stacked(chain, pairs, values, PERTURBATION_METRICS, per_position)
@@ -112,16 +112,27 @@ def _with_masks(chain, pairs, stacked, values, per_position):
     return stacked
 
 
-def _block_values(block, plain, before, after, gradient=None, readout_gradient=None):
-    """Returns the metrics of one block per image, by name; NaN for those without a meaning."""
-    if not block.keeps_shape:
-        values = _of_gradient(plain, before if gradient is None else gradient)
-    elif readout_gradient is None:
-        values = _of_states(plain, before, after, *([] if gradient is None else [gradient]))
+def values_of_block(keeps_shape, before, after, gradient=None, readout_gradient=None, plain=False):
+    """Returns all metrics of one block per image, by name; NaN where one is not defined.
+
+    Args:
+        keeps_shape: whether the block returns states of the shape of its input.
+        before: the states that it takes, `(images, ...)`.
+        after: the states that it returns; not used if it changes their shape.
+        gradient: the gradient of each image's loss with respect to `before`, or `None`.
+        readout_gradient: the same through the head alone, or `None`.
+        plain: see `block_values`.
+    """
+    gradients = [one for one in (gradient, readout_gradient) if one is not None]
+    if keeps_shape:
+        values = _of_states(plain, before, after, *gradients)
     else:
-        values = _of_states(plain, before, after, gradient, readout_gradient)
-    undefined = ops.full_like(next(iter(values.values())), float("nan"))
-    return dict.fromkeys(BLOCK_METRICS, undefined) | values
+        # Without a gradient, any number per image will do: its place is taken by NaN.
+        values = _of_gradient(plain, *(gradients[:1] or [before]))
+    some = values["perturbation" if keeps_shape else "gradient_norm"]
+    if not (keeps_shape or gradients):
+        del values["gradient_norm"]
+    return dict.fromkeys(BLOCK_METRICS, ops.full_like(some, float("nan"))) | values
 
 
 def _compiled_once(function):
