@@ -48,7 +48,9 @@ def block_values(chain, images, labels, per_position=False):
     walk = walk_with_gradients(chain, images, labels)
     shown = _shown(chain, walk.pairs, per_position)
     values = [
-        _block_values(block, *map(shown, pair), shown(gradient), shown(readout_gradient))
+        values_of_block(
+            block.keeps_shape, *map(shown, pair), shown(gradient), shown(readout_gradient)
+        )
         for block, pair, gradient, readout_gradient in zip(
             chain.blocks, walk.pairs, walk.gradients, walk.readout_gradients, strict=True
         )
@@ -65,7 +67,7 @@ def perturbation_values(chain, images, labels, per_position=False):
     pairs, _ = chain.walk(chain.stem(images))
     shown = _shown(chain, pairs, per_position)
     values = [
-        _perturbations(block, *map(shown, pair))
+        _perturbations(block.keeps_shape, *map(shown, pair))
         for block, pair in zip(chain.blocks, pairs, strict=True)
     ]
     stacked = _stacked(chain, pairs, values, PERTURBATION_METRICS, per_position)
@@ -102,8 +104,17 @@ def _with_positions(chain, pairs, values, per_position):
     return values | {VALID_POSITIONS: valid_positions(chain, pairs[0][0])}
 
 
-def _block_values(block, before, after, gradient, readout_gradient):
-    values = _perturbations(block, before, after)
+def values_of_block(keeps_shape, before, after, gradient, readout_gradient=None):
+    """Returns all metrics of one block per image, by name; NaN where one is not defined.
+
+    Args:
+        keeps_shape: whether the block returns states of the shape of its input.
+        before: the states that it takes, `(images, ...)`.
+        after: the states that it returns; not used if it changes their shape.
+        gradient: the gradient of each image's loss with respect to `before`.
+        readout_gradient: the same through the head alone, or `None`.
+    """
+    values = _perturbations(keeps_shape, before, after)
     undefined = ops.full_like(values["perturbation"], float("nan"))
     values |= {
         "cosine_loss": undefined,
@@ -111,7 +122,7 @@ def _block_values(block, before, after, gradient, readout_gradient):
         "l2_ratio": values["scaled_perturbation"],
         "gradient_norm": norm(gradient),
     }
-    if block.keeps_shape:
+    if keeps_shape:
         change = change_of(before, after)
         values["cosine_loss"] = cosine(change, gradient)
         if readout_gradient is not None:
@@ -119,10 +130,10 @@ def _block_values(block, before, after, gradient, readout_gradient):
     return values
 
 
-def _perturbations(block, before, after):
+def _perturbations(keeps_shape, before, after):
     """Returns both metrics of one block per image, by name; NaN for a block without an F."""
     size_before = norm(before)
-    if not block.keeps_shape:
+    if not keeps_shape:
         return dict.fromkeys(PERTURBATION_METRICS, ops.full_like(size_before, float("nan")))
     size = norm(change_of(before, after))
     return {"perturbation": size, "scaled_perturbation": ratio(size, size_before)}
