@@ -90,7 +90,7 @@ class StepMetrics(keras.callbacks.Callback):
 
     Raises:
         ValueError: if an argument is invalid; when training begins, if the model is one in which
-            the numbers would be others: one that is not functional, whose layers must be opened to
+            the numbers would be others: one that is not functional, or not built, whose layers must be opened to
             see the blocks, or that has a padding mask; with a `train_step` or `compute_loss` of its
             own, with several losses or loss weights, or with a loss that is not the mean or the sum
             of those of the images; compiled by XLA (`jit_compile`), whose rounding changes with
@@ -138,7 +138,9 @@ class StepMetrics(keras.callbacks.Callback):
         self._is_measured = np.array([one.before is not None for one in placed])
         warn_of_earlier(self, (ProbeCallback, StepMetrics), self.keys())
         done = int(self.model.optimizer.iterations)
-        self._step = MeasuredStep(self.model, placed, self.images, self.every, done)
+        self._step = MeasuredStep(
+            self.model, self._chain.loss, placed, self.images, self.every, done
+        )
         self._function = _Replaced(self.model, self._step)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -275,7 +277,9 @@ def _check(model):
     ]
     weights = getattr(getattr(model, "_compile_loss", None), "_user_loss_weights", None)
     replicas = model.distribute_strategy.num_replicas_in_sync
-    if own:
+    if not model.built:
+        what, received = "a defined input, such as a `keras.Input`", "a model that is not built"
+    elif own:
         what, received = "the training step of Keras", f"a model with its own `{own[0]}`"
     elif loss is None or isinstance(loss, (list, tuple, dict)) or weights is not None:
         what = "one loss without a weight"

@@ -22,9 +22,10 @@ from tfresidual.routing.block_values import values_of_block
 from tfresidual.routing.losses import single
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tfresidual.sources.places import PlacedBlock
+    from tfresidual.types import Tensor
 
 METRICS = ("cosine_loss", "l2_ratio", "gradient_norm", "perturbation")
 # Measured steps that the variable with their metrics takes before it is read.
@@ -38,6 +39,7 @@ class MeasuredStep:
 
     Args:
         model: the compiled `keras.Model`.
+        loss: its loss per image, see `tfresidual.routing.Chain`.
         blocks: its blocks, as `tfresidual.sources.places.places_of` returns them.
         images: int, how many images of every batch are measured, the first ones.
         every: int, every so many steps are measured.
@@ -47,12 +49,15 @@ class MeasuredStep:
     def __init__(
         self,
         model: keras.Model,
+        loss: Callable[[Tensor, Tensor], Tensor],
         blocks: Sequence[PlacedBlock],
         images: int,
         every: int,
         done: int = 0,
     ) -> None:
         self.model, self.images, self.every = model, images, every
+        # Until the loss is checked, which needs labels.
+        self._loss = loss
         self.blocks = [placed.block for placed in blocks]
         # Several steps may be run before there is an opportunity to read.
         self.rows: int = ROWS + -(-model.steps_per_execution // every)
@@ -77,6 +82,9 @@ class MeasuredStep:
 
     def __call__(self, data):
         """Does a step, as `keras.Model.train_step` does."""
+        if self._loss is not None:
+            _check_loss(self._loss, keras.utils.unpack_x_y_sample_weight(data)[1], self.model)
+            self._loss = None
         step = self._steps.assign_add(1) - 1
         row = tf.cast(step // self.every % self.rows, tf.int32)
         if self.every > 1:
@@ -147,6 +155,16 @@ class MeasuredStep:
         ]
 
 
+def _check_loss(loss, labels, model):
+    """Raises a `ValueError` if a loss does not return one number per image."""
+    (outputs,) = model.outputs
+    specs = [
+        tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
+        for tensor in (keras.tree.flatten(labels)[0], outputs)
+    ]
+    tf.function(loss, autograph=False).get_concrete_function(*specs)
+
+
 def _with_places(function, places, passed):
     """Returns a function whose results pass `passed`.
 
@@ -203,7 +221,8 @@ def _begin_block(state, values, row, index, scale, images, keeps_shape, is_sum, 
 
         def gradient(of_state, after):
             def measure():
-                of_loss = _wide(of_state[:images]) * scale
+                of_loss = _wide(of_state[:images])
+                of_loss *= tf.cast(scale, of_loss.dtype)
                 if not is_sum:
                     of_loss *= tf.cast(tf.shape(state)[0], of_loss.dtype)
                 found = values_of_block(keeps_shape, before, after, of_loss)
