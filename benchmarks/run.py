@@ -16,6 +16,7 @@ if __name__ == "__main__":
         "backends",
         "processes",
         "gradient_coupling",
+        "step_metrics",
         "routes",
         "saved_model",
         "transformers",

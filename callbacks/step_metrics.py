@@ -90,11 +90,11 @@ class StepMetrics(keras.callbacks.Callback):
 
     Raises:
         ValueError: if an argument is invalid; when training begins, if the model is one in which
-            the numbers would be others: one that is not functional, or not built, whose layers must be opened to
-            see the blocks, or that has a padding mask; with a `train_step` or `compute_loss` of its
-            own, with several losses or loss weights, or with a loss that is not the mean or the sum
-            of those of the images; compiled by XLA (`jit_compile`), whose rounding changes with
-            what is measured; or on several replicas.
+            the numbers would be others: one that is not functional, or not built, whose layers must
+            be opened to see the blocks, or that has a padding mask; with a `train_step` or
+            `compute_loss` of its own, with several losses or loss weights, or with a loss that is
+            not the mean or the sum of those of the images; compiled by XLA (`jit_compile`), whose
+            rounding changes with what is measured; or on several replicas.
 
     Reference:
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, section 4.1; Hauser 2019, "On
