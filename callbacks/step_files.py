@@ -58,15 +58,14 @@ class StepTable:
 
     def add(self, frame: Frame) -> None:
         """Adds rows; a file that a kill interrupts stays as it was."""
-        with written(self.path) as beside:
-            with beside.open("wb") as file:
-                if self._size:
-                    with self.path.open("rb") as old:
-                        _copy(old, file, self._size)
-                else:
-                    file.write(HEADER)
-                frame.to_csv(file, columns=COLUMNS, index=False, header=False, lineterminator="\n")
-                size = file.tell()
+        with written(self.path) as beside, beside.open("wb") as file:
+            if self._size:
+                with self.path.open("rb") as old:
+                    _copy(old, file, self._size)
+            else:
+                file.write(HEADER)
+            frame.to_csv(file, columns=COLUMNS, index=False, header=False, lineterminator="\n")
+            size = file.tell()
         self._size = size
 
 

@@ -62,10 +62,12 @@ class StepMetrics(keras.callbacks.Callback):
     All metrics of a block are NaN if no weight before it is trained, since the step computes no
     gradient there. A step is one call of `train_step`, also with gradient accumulation.
 
-    The training is the same, bit for bit, as without this callback. It takes about 1 % more time
-    at the default setting. While it runs, the training function of the model is another one;
-    nothing of it remains afterwards, or in copies and files of the model. Callbacks that read the
-    logs must come after this one, see `ProbeCallback`.
+    The training is the same, bit for bit, as without this callback. Networks with both `lipschitz`
+    and `anchor` are refused, because there it is not: where a gradient is read, TensorFlow no longer
+    rewrites the sum that it is, and the weights differ in their last bits. While the callback runs,
+    the training function of the model is another one; nothing of it remains afterwards, or in
+    copies and files of the model. Callbacks that read the logs must come after this one, see
+    `ProbeCallback`.
 
     Example:
 
@@ -94,7 +96,8 @@ class StepMetrics(keras.callbacks.Callback):
             be opened to see the blocks, or that has a padding mask; with a `train_step` or
             `compute_loss` of its own, with several losses or loss weights, or with a loss that is
             not the mean or the sum of those of the images; compiled by XLA (`jit_compile`), whose
-            rounding changes with what is measured; or on several replicas.
+            rounding changes with what is measured; on several replicas; or with blocks that have
+            both a Lipschitz bound and an anchor.
 
     Reference:
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, section 4.1; Hauser 2019, "On
@@ -127,6 +130,12 @@ class StepMetrics(keras.callbacks.Callback):
         self._forget()
         _check(self.model)
         self._chain = chain_in_training(self.model)
+        if any(block.takes_anchor and block.lipschitz is not None for block in self._chain.blocks):
+            raise ValueError(
+                "Argument `model` must not have blocks with both a Lipschitz bound and an anchor: "
+                "to read their gradients would change the last bits of the weights. Received: "
+                f"model={self.model.name}; use `BlockMetrics` for it"
+            )
         placed = places_of(self.model, self._chain, **options_in_training(self.model))
         if all(one.before is None for one in placed):
             raise ValueError(
