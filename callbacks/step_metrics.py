@@ -63,11 +63,11 @@ class StepMetrics(keras.callbacks.Callback):
     gradient there. A step is one call of `train_step`, also with gradient accumulation.
 
     The training is the same, bit for bit, as without this callback. Networks with both `lipschitz`
-    and `anchor` are refused, because there it is not: where a gradient is read, TensorFlow no longer
-    rewrites the sum that it is, and the weights differ in their last bits. While the callback runs,
-    the training function of the model is another one; nothing of it remains afterwards, or in
-    copies and files of the model. Callbacks that read the logs must come after this one, see
-    `ProbeCallback`.
+    and `anchor` are refused, because there it is not: where a gradient is read, TensorFlow no
+    longer rewrites the sum that it is, and the weights differ in their last bits. While the
+    callback runs, the training function of the model is another one; nothing of it remains
+    afterwards, or in copies and files of the model. Callbacks that read the logs must come after
+    this one, see `ProbeCallback`.
 
     Example:
 

@@ -603,7 +603,7 @@ def test_refused(make, kwargs, reason):
 def test_bounded_blocks_with_an_anchor_are_refused():
     """Their training would change in its last bits: by 3e-8 after six steps."""
     net = compiled(random_network(blocks=1, lipschitz=0.9, anchor="input"))
-    with pytest.raises(ValueError, match="both a Lipschitz bound and an anchor.*Received: model="):
+    with pytest.raises(ValueError, match=r"both a Lipschitz bound and an anchor.*Received: model="):
         fit(net, random_batch(net, images=2), [callbacks.StepMetrics()])
 
 
