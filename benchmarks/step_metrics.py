@@ -1,6 +1,6 @@
 """The training step with `callbacks.StepMetrics` against the same step without it, in one run.
 
-    python benchmarks/step_metrics.py [--blocks 9 54] [--images 16] [--every 1] [--rounds 10]
+    python benchmarks/step_metrics.py [--blocks 9 54] [--images 8] [--every 1] [--rounds 10]
 
 Batches of 64 images of 32x32x3, widths 16, 32 and 64, SGD with momentum. Prints seconds per step
 and their ratio: 1.03 means that a step takes 3 % longer with the metrics. Reading them at the end
@@ -51,7 +51,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--blocks", type=int, nargs="+", default=[9, 54])
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--images", type=int, nargs="+", default=[16])
+    parser.add_argument("--images", type=int, nargs="+", default=[8])
     parser.add_argument("--every", type=int, nargs="+", default=[1])
     parser.add_argument("--rounds", type=int, default=10)
     arguments = parser.parse_args()

