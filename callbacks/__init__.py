@@ -1,4 +1,4 @@
-"""Callbacks for `model.fit` that run probes and publish their numbers in `logs`."""
+"""Callbacks for `model.fit` that measure blocks and publish the numbers in `logs`."""
 
 from tfresidual.callbacks.attribution import Attribution
 from tfresidual.callbacks.block_metrics import BlockMetrics
@@ -12,6 +12,7 @@ from tfresidual.callbacks.perturbation import Perturbation
 from tfresidual.callbacks.probe_callback import ProbeCallback, use_blocks
 from tfresidual.callbacks.readout import Readout
 from tfresidual.callbacks.signal_propagation import SignalPropagation
+from tfresidual.callbacks.step_metrics import StepMetrics
 
 __all__ = [
     "Attribution",
@@ -26,5 +27,6 @@ __all__ = [
     "ProbeCallback",
     "Readout",
     "SignalPropagation",
+    "StepMetrics",
     "use_blocks",
 ]

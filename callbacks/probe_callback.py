@@ -105,6 +105,11 @@ def chain_in_training(model):
     return probed.chain
 
 
+def options_in_training(model):
+    """Returns the arguments of `tfresidual.chain` with which that chain was made."""
+    return _probed(model).options
+
+
 class ProbeCallback(keras.callbacks.Callback):
     """Runs a probe at the end of some epochs of `fit` and publishes its numbers in `logs`.
 

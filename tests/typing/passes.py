@@ -47,6 +47,7 @@ watched: list[callbacks.ProbeCallback] = [
 ]
 net.fit(train, validation_data=test, epochs=2, shuffle=False, callbacks=watched)
 exports = callbacks.ExportForProbing("runs/series", epochs=[0, 5])
+steps = callbacks.StepMetrics(images=8, every=2, csv=pathlib.Path("steps.csv"), tensorboard="logs")
 
 # Probes
 chain: routing.Chain = tfr.chain(net)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from tfresidual.routing.chain import Chain
     from tfresidual.sources.choosing import Layers
+    from tfresidual.sources.division import Division
 
 # An opened model is recorded again, and compared with itself again, after this change of all its
 # weights: what was computed from weights while it was opened, and is now a number, does not follow
@@ -131,6 +132,40 @@ def chain_of_model(
     if can_open:
         return _of_opened(model, whole, opens, inputs, padding)
     raise no_block(whole, model, other_additions(whole), _opaque(whole))
+
+
+def division_of(
+    model: keras.Model,
+    blocks: Layers | None = None,
+    open: bool | Layers | None = None,
+    inputs: Any = None,
+    padding: str | Literal[False] | None = None,
+) -> Division:
+    """Returns the division that the chain of a model is made from, if no layers are opened.
+
+    Args:
+        model: a `keras.Model` of which `chain_of_model` makes a chain with the same arguments.
+        blocks: see there.
+        open: see there.
+        inputs: see there.
+        padding: see there.
+
+    Raises:
+        ValueError: if layers are opened.
+    """
+    whole = graph_with_masks(model, inputs)
+    if blocks is not None:
+        is_chosen = chooser("blocks", blocks)
+        division = divided(whole, lambda node: is_chosen(node.operation))
+    else:
+        division = None if open else divided(whole)
+    if division is None:
+        raise ValueError(
+            "Argument `model` must have blocks that are seen without opening layers: additions in "
+            "its own graph, or whole layers, which `tfresidual.callbacks.use_blocks(model, "
+            f"blocks=...)` chooses. Received: model={model.name}"
+        )
+    return dataclasses.replace(division, valid=padding_of(division, padding)[0])
 
 
 def _of_blocks(model, blocks, inputs, padding):

@@ -1,0 +1,312 @@
+"""Publishes what every block does in the training steps themselves."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+import keras
+import numpy as np
+import pandas as pd
+
+from tfresidual.arguments import check_int, checked_path
+from tfresidual.callbacks.order import warn_of_earlier
+from tfresidual.callbacks.probe_callback import (
+    ProbeCallback,
+    chain_in_training,
+    options_in_training,
+)
+from tfresidual.callbacks.step_files import StepEvents, StepTable
+from tfresidual.callbacks.training_step import (
+    METRICS,
+    REDUCTIONS,
+    ROWS,
+    MeasuredStep,
+    reduction_of,
+)
+from tfresidual.probes.block_metrics import metrics_of
+from tfresidual.probes.logs import log_key
+from tfresidual.routing.losses import single
+from tfresidual.sources.places import places_of
+
+if TYPE_CHECKING:
+    import pathlib
+    from typing import Any
+
+    from tfresidual.types import StrPath
+
+# What comes first in the keys, where those of probes have the name of a split.
+STEP = "step"
+
+
+class StepMetrics(keras.callbacks.Callback):
+    """Measures the blocks in the training steps, which compute all states and gradients anyway.
+
+    Publishes `"step/stage1/block0/cosine_loss"`, `".../l2_ratio"`, `".../gradient_norm"` and
+    `".../perturbation"` for every block, at the end of every epoch: the means over the first images
+    of every batch, of the steps of the epoch. The metrics are those of
+    `tfresidual.probes.block_metrics`, but as training sees them: of the weights before each step,
+    with the statistics of the batch in batch normalization, with dropout and other noise, and of
+    images as they are augmented. For a block that changes the shape of the state, only the gradient
+    norm is defined and published.
+
+    The gradient is that of the loss that the step minimizes, times the number of images in the
+    batch if the loss is their mean: so it is the gradient of each image's own loss, as in the
+    probe. Where batch normalization lets the loss of one image depend on another image, it is that
+    of the sum of the losses. Sample weights and class weights multiply it: they change
+    `gradient_norm`, and an image of weight 0 has the cosine 0. Losses that layers add, such as
+    activity regularization, are part of it; those of weights alone do not depend on states. A
+    factor for mixed precision is divided out. With a `keras.optimizers.LossScaleOptimizer`, numbers
+    that are not finite, in steps that it skips, are left out of the means.
+
+    All metrics of a block are NaN if no weight before it is trained, since the step computes no
+    gradient there. A step is one call of `train_step`, also with gradient accumulation.
+
+    At the default setting, a step of 64 images takes 1 to 2 % more processor time, with 16 images
+    about 4 %; `every` divides that.
+
+    The training is the same, bit for bit, as without this callback. Networks with both `lipschitz`
+    and `anchor` are refused, because there it is not: where a gradient is read, TensorFlow no
+    longer rewrites the sum that it is, and the weights differ in their last bits. While the
+    callback runs, the training function of the model is another one; nothing of it remains
+    afterwards, or in copies and files of the model. Callbacks that read the logs must come after
+    this one, see `ProbeCallback`.
+
+    Example:
+
+    >>> steps = StepMetrics(images=16, csv="steps.csv")
+    >>> history = net.fit(train, callbacks=[steps], verbose=0)
+    >>> "step/stage1/block0/cosine_loss" in history.history
+    True
+
+    Args:
+        images: int, how many images of every batch are measured, the first ones.
+        every: int, one step in so many is measured, counted over the whole training (by the
+            `iterations` of the optimizer when `fit` begins).
+        csv: path of a file for the single steps, or `None`. It gets a row per measured step and
+            block, with the columns `epoch` (from 0), `step` (from 0, counted over the whole
+            training), `stage` (from 1), `block` (from 0) and the metrics, means over the images of
+            the step. Rows are added at the end of every epoch, all or none. In a training that
+            resumes with `initial_epoch`, the rows of earlier epochs are kept and all others
+            replaced.
+        tensorboard: path of a folder for the single steps as scalars of TensorBoard, such as
+            `"logs/steps"` beside the `"logs/train"` of `keras.callbacks.TensorBoard`, or `None`.
+            They are written at the end of every epoch.
+
+    Raises:
+        ValueError: if an argument is invalid; when training begins, if the model is one in which
+            the numbers would be others: one that is not functional, or not built, whose layers must
+            be opened to see the blocks, or that has a padding mask; with a `train_step` or
+            `compute_loss` of its own, with several losses or loss weights, or with a loss that is
+            not the mean or the sum of those of the images; compiled by XLA (`jit_compile`), whose
+            rounding changes with what is measured; on several replicas; or with blocks that have
+            both a Lipschitz bound and an anchor.
+
+    Reference:
+        Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, section 4.1; Hauser 2019, "On
+        residual networks learning a perturbation from identity", eq. 2 and 3.
+    """
+
+    def __init__(
+        self,
+        *,
+        images: int = 8,
+        every: int = 1,
+        csv: StrPath | None = None,
+        tensorboard: StrPath | None = None,
+    ) -> None:
+        super().__init__()
+        self.images: int = check_int("images", images, at_least=1)
+        self.every: int = check_int("every", every, at_least=1)
+        self.csv: pathlib.Path | None = None if csv is None else checked_path("csv", csv)
+        self.tensorboard: pathlib.Path | None = (
+            None if tensorboard is None else checked_path("tensorboard", tensorboard)
+        )
+        self._forget()
+
+    def _forget(self):
+        """Sets everything that belongs to one training."""
+        self._chain = self._step = self._files = self._function = None
+        self._read, self._read_at = [], 0
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._forget()
+        _check(self.model)
+        self._chain = chain_in_training(self.model)
+        if any(block.takes_anchor and block.lipschitz is not None for block in self._chain.blocks):
+            raise ValueError(
+                "Argument `model` must not have blocks with both a Lipschitz bound and an anchor: "
+                "to read their gradients would change the last bits of the weights. Received: "
+                f"model={self.model.name}; use `BlockMetrics` for it"
+            )
+        placed = places_of(self.model, self._chain, **options_in_training(self.model))
+        if all(one.before is None for one in placed):
+            raise ValueError(
+                "Argument `model` must have a weight that is trained before its last block: the "
+                "training step computes no gradient before it. "
+                f"Received: model={self.model.name}"
+            )
+        # Blocks of which a step measures something.
+        self._is_measured = np.array([one.before is not None for one in placed])
+        warn_of_earlier(self, (ProbeCallback, StepMetrics), self.keys())
+        done = int(self.model.optimizer.iterations)
+        self._step = MeasuredStep(
+            self.model, self._chain.loss, placed, self.images, self.every, done
+        )
+        self._function = _Replaced(self.model, self._step)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if self._files is None:
+            self._files = [
+                *([StepTable(self.csv, epoch)] if self.csv else []),
+                *([StepEvents(self.tensorboard)] if self.tensorboard else []),
+            ]
+        self._read, self._read_at = [], 0
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        # Reading waits for the device, so it is done seldom. (A callback that defines
+        # `on_train_batch_end` makes Keras wait for the end of every batch.)
+        if batch + self.model.steps_per_execution - self._read_at > ROWS * self.every:
+            self._read += self._step.read()
+            self._read_at = batch
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        read = self._read + self._step.read()
+        self._read, self._read_at = [], 0
+        steps = np.array([step for step, _ in read], int)
+        values = np.array([value for _, value in read], np.float32)
+        values = values.reshape(len(steps), len(self._chain.blocks), len(METRICS) + 1)
+        self._check_measured(values)
+        logs = {} if logs is None else logs
+        logs.update(dict(zip(self.keys(), self._means(values), strict=True)))
+        if self._files and len(steps):
+            frame = self._frame(epoch, steps, values)
+            for file in self._files:
+                file.add(frame)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        self._function.undo()
+        for file in self._files or []:
+            if isinstance(file, StepEvents):
+                file.close()
+        self._forget()
+
+    def keys(self) -> list[str]:
+        """Returns all keys that are published during training."""
+        return [
+            log_key(name, block.stage, block.index, STEP)
+            for block in self._chain.blocks
+            for name in _metrics_of(self._chain, block)
+        ]
+
+    def _check_measured(self, values):
+        counts = values[:, self._is_measured, -1]
+        if np.isnan(counts).any():
+            raise ValueError(
+                "Argument `model` must have a gradient of the loss at every state. Received: "
+                f"model={self.model.name}, where the training step computed none at some of them"
+            )
+
+    def _means(self, values):
+        """Returns the means over all images, in the order of the keys."""
+        numbers, counts = values[..., :-1].astype(float), values[..., -1:].astype(float)
+        if isinstance(self.model.optimizer, keras.optimizers.LossScaleOptimizer):
+            counts = np.where(np.isfinite(numbers), counts, 0)
+            numbers = np.where(np.isfinite(numbers), numbers, 0)
+        with np.errstate(invalid="ignore"):
+            means = (numbers * counts).sum(axis=0) / (counts + 0 * numbers).sum(axis=0)
+        return [
+            float(row[METRICS.index(name)])
+            for block, row in zip(self._chain.blocks, means, strict=True)
+            for name in _metrics_of(self._chain, block)
+        ]
+
+    def _frame(self, epoch, steps, values):
+        blocks = self._chain.blocks
+        places = {
+            "epoch": epoch,
+            "step": np.repeat(steps, len(blocks)),
+            "stage": np.tile([block.stage for block in blocks], len(steps)),
+            "block": np.tile([block.index for block in blocks], len(steps)),
+        }
+        numbers = values.reshape(-1, len(METRICS) + 1)
+        return pd.DataFrame(places | {name: numbers[:, i] for i, name in enumerate(METRICS)})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StepMetrics:
+        """Returns a copy without a model."""
+        new = copy.copy(self)
+        memo[id(self)] = new
+        new._model = None
+        new._forget()
+        return new
+
+
+class _Replaced:
+    """Makes a model train with another step, until `undo`.
+
+    An interrupted `fit` does not call `on_train_end`; the next one then finds out by itself.
+    """
+
+    def __init__(self, model, step):
+        self.model, self.step = model, step
+        self.before, self.fit = model.train_function, getattr(model, "history", None)
+        if isinstance(self.before, _Replaced):
+            if self.before.fit is self.fit:
+                raise ValueError(
+                    "Argument `callbacks` must hold one `StepMetrics` at most. Received: several"
+                )
+            self.before = self.before.before
+        # Keras takes the method of the model when it makes the function.
+        vars(model)["train_step"] = step
+        try:
+            model.make_train_function(force=True)
+        finally:
+            del vars(model)["train_step"]
+        self.function, model.train_function = model.train_function, self
+
+    def __call__(self, iterator):
+        if getattr(self.model, "history", None) is not self.fit:
+            self.undo()
+            return self.before(iterator)
+        return self.function(iterator)
+
+    def undo(self):
+        if self.model.train_function is self:
+            self.model.train_function = self.before
+
+
+def _metrics_of(chain, block):
+    return [name for name in metrics_of(chain, block) if name in METRICS]
+
+
+def _check(model):
+    """Raises a `ValueError` if the step of a model does not have the gradients of the probe."""
+    kind, loss = type(model), single(model.loss)
+    own = [
+        name
+        for name in ("train_step", "compute_loss")
+        if getattr(kind, name) is not getattr(keras.Model, name) or name in vars(model)
+    ]
+    weights = getattr(getattr(model, "_compile_loss", None), "_user_loss_weights", None)
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    if not model.built:
+        what, received = "a defined input, such as a `keras.Input`", "a model that is not built"
+    elif own:
+        what, received = "the training step of Keras", f"a model with its own `{own[0]}`"
+    elif loss is None or isinstance(loss, (list, tuple, dict)) or weights is not None:
+        what = "one loss without a weight"
+        received = f"loss={model.loss!r}, loss_weights={weights!r}"
+    elif reduction_of(model) not in REDUCTIONS or getattr(loss, "ignore_class", None) is not None:
+        what = f"a loss with the reduction {' or '.join(REDUCTIONS)} that ignores no class"
+        received = f"loss={loss!r} with the reduction {reduction_of(model)!r}"
+    elif model.jit_compile:
+        what = "`compile(jit_compile=False)`: XLA would round otherwise with and without metrics"
+        received = f"jit_compile={model.jit_compile!r}"
+    elif replicas > 1:
+        what, received = "one replica", f"{replicas} replicas"
+    else:
+        return
+    raise ValueError(
+        f"Argument `model` must be trained with {what}, to be measured by `StepMetrics`. "
+        f"Received: model={model.name}, {received}"
+    )

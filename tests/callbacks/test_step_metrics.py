@@ -1,0 +1,647 @@
+"""Metrics of the training steps themselves: the numbers, and that the training stays the same.
+
+The numbers are compared with a pass of their own, layer by layer, whose gradients are those of one
+tape, and with NumPy in double precision from there on. Not covered: GPUs.
+"""
+
+import contextlib
+import copy
+import gc
+import math
+import weakref
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+from keras import layers
+from reference.numpy_network import cosine, norm
+from reference.random_network import (
+    case_id,
+    random_batch,
+    random_network,
+    randomise,
+    sample,
+)
+from reference.small_networks import functional_network, small_network
+
+import tfresidual as tfr
+from tfresidual import callbacks, probes, training
+from tfresidual.layers import ResidualUnit
+
+METRICS = ("cosine_loss", "l2_ratio", "gradient_norm", "perturbation")
+LOSS = "sparse_categorical_crossentropy"
+
+
+def compiled(net, rate=0.05, loss=LOSS, **kwargs):
+    net.compile(keras.optimizers.SGD(rate, momentum=0.9), loss, **kwargs)
+    return net
+
+
+def fit(net, data, chosen, epochs=1, batch=8, **kwargs):
+    kwargs = {"shuffle": False, "verbose": 0, "callbacks": chosen} | kwargs
+    return net.fit(*data, batch_size=batch, epochs=epochs, **kwargs).history
+
+
+def values_of(history, name, block, stage=1):
+    return history[f"step/stage{stage}/block{block}/{name}"]
+
+
+def metrics(before, after, gradient):
+    """The metrics of every image, by name, in double precision."""
+    before, after, gradient = (
+        np.asarray(tensor, np.float64) for tensor in (before, after, gradient)
+    )
+    values = {"gradient_norm": norm(gradient)}
+    if before.shape == after.shape:
+        change = after - before
+        values |= {
+            "cosine_loss": cosine(change, gradient),
+            "l2_ratio": norm(change) / norm(before),
+            "perturbation": norm(change),
+        }
+    return values
+
+
+def by_tape(net, images, labels):
+    """The metrics of every block in a training step, by stage, block and name, per image."""
+    stem, stages, head = net.sections()
+    pairs = {}
+    # The statistics stay as they are.
+    with keras.StatelessScope(), tf.GradientTape() as tape:
+        state = keras.ops.convert_to_tensor(images)
+        for layer in stem:
+            state = layer(state, **_training(layer))
+        for stage, (transition, units) in enumerate(stages, start=1):
+            state = entry = (
+                state if transition is None else transition(state, **_training(transition))
+            )
+            for index, unit in enumerate(units):
+                is_anchored = net.anchor == "input" and unit.resizing is None
+                after = unit(state, *([entry] if is_anchored else []), training=True)
+                pairs[stage, index] = state, after
+                entry = entry if unit.resizing is None else after
+                state = after
+        for layer in head:
+            state = layer(state, **_training(layer))
+        total = tf.reduce_sum(keras.losses.get(LOSS)(labels, state))
+    gradients = tape.gradient(total, [before for before, _ in pairs.values()])
+    return {
+        (*place, name): values
+        for (place, pair), gradient in zip(pairs.items(), gradients, strict=True)
+        for name, values in metrics(*pair, gradient).items()
+    }
+
+
+def _training(layer):
+    has_modes = isinstance(layer, (layers.BatchNormalization, ResidualUnit))
+    return {"training": True} if has_modes else {}
+
+
+def assert_steps(history, expected, images, rtol=2e-4):
+    """Compares the logs of an epoch with metrics per image of its only step."""
+    found = {key: values[0] for key, values in history.items() if key.startswith("step/")}
+    assert len(found) == len(expected)
+    for (stage, block, name), values in expected.items():
+        value = found[f"step/stage{stage}/block{block}/{name}"]
+        assert value == pytest.approx(np.mean(values[:images]), rel=rtol, abs=2e-6)
+
+
+NETWORKS = [
+    {},
+    {"layout": "original", "share_from": 0, "batch_norm": "unshared", "blocks": 3},
+    {"share_from": 0, "blocks": 3, "transition": "downsampling_block"},
+    {"anchor": "input", "blocks": 3, "transition": "average_pooling", "dtype": "float64"},
+]
+
+
+@pytest.mark.eager
+@pytest.mark.parametrize("settings", NETWORKS, ids=case_id)
+def test_equals_a_tape_of_its_own(settings):
+    net = compiled(random_network(**settings))
+    data = random_batch(net, images=8)
+    expected = by_tape(net, *data)
+    history = fit(net, data, [callbacks.StepMetrics(images=5)])
+    assert_steps(history, expected, images=5)
+
+
+@pytest.mark.eager
+def test_equals_the_probe_where_the_statistics_are_fixed():
+    net = random_network()
+    for layer in net._flatten_layers():
+        if isinstance(layer, layers.BatchNormalization):
+            layer.trainable = False
+    images, labels = random_batch(net, images=8)
+    compiled(net)
+    frame = probes.block_metrics(net, (images[:5], labels[:5]))
+    history = fit(net, (images, labels), [callbacks.StepMetrics(images=5)])
+    for row in frame.to_dict("records"):
+        for name in METRICS:
+            key = f"step/stage{row['stage']}/block{row['block']}/{name}"
+            if math.isnan(row[name]):
+                assert key not in history
+            else:
+                assert history[key][0] == pytest.approx(row[name], rel=1e-4, abs=1e-6)
+
+
+def plane_model():
+    """h = x, F(h) = (0, 1.25 h2), outputs h + F."""
+    inputs = keras.Input((2,))
+    stem, branch = (layers.Dense(2, use_bias=False, name=name) for name in ("stem", "branch"))
+    state = stem(inputs)
+    model = keras.Model(inputs, layers.Add(name="add")([state, branch(state)]))
+    stem.kernel.assign(np.eye(2))
+    branch.kernel.assign([[0, 0], [0, 1.25]])
+    return model
+
+
+PLANE = np.array([[3, 4], [0, 0], [1, 1]], "float32"), np.array([[3, 8], [4, 0], [0, 0]], "float32")
+# The gradients of the mean squares with respect to the outputs are (0, 1) and (-4, 0), with respect
+# to the states (0, 2.25) and (-4, 0); the branches are (0, 5) and 0.
+BY_HAND = {"cosine_loss": 0.5, "l2_ratio": 0.5, "gradient_norm": 3.125, "perturbation": 2.5}
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_by_hand(every):
+    model = plane_model()
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    history = fit(model, PLANE, [callbacks.StepMetrics(images=2, every=every)], epochs=2)
+    for name, value in BY_HAND.items():
+        expected = [value, value if every == 1 else math.nan]
+        assert values_of(history, name, 0) == pytest.approx(expected, nan_ok=True)
+
+
+@pytest.mark.eager
+@pytest.mark.parametrize(
+    "kind", ["sum", "scaled", "dynamic", "accumulation", "eagerly", "sequence"]
+)
+def test_by_hand_with_other_settings(kind):
+    model = plane_model()
+    optimizer, loss, kwargs = keras.optimizers.SGD(0.0), "mse", {}
+    if kind == "sum":
+        loss = keras.losses.MeanSquaredError(reduction="sum")
+    elif kind == "scaled":
+        optimizer = keras.optimizers.SGD(0.0, loss_scale_factor=64.0)
+    elif kind == "dynamic":
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    elif kind == "accumulation":
+        optimizer = keras.optimizers.SGD(0.0, gradient_accumulation_steps=2)
+    elif kind == "eagerly":
+        kwargs = {"run_eagerly": True}
+    elif kind == "sequence":
+        model = keras.Sequential([keras.Input((2,)), model])
+    model.compile(optimizer, loss, **kwargs)
+    history = fit(model, PLANE, [callbacks.StepMetrics(images=2)], epochs=2)
+    for name, value in BY_HAND.items():
+        assert values_of(history, name, 0) == pytest.approx([value, value])
+
+
+@pytest.mark.eager
+def test_weights_of_images_multiply_their_gradients():
+    model = plane_model()
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    chosen = [callbacks.StepMetrics(images=2)]
+    history = fit(model, PLANE, chosen, sample_weight=np.array([2.0, 0.5, 1.0]))
+    assert values_of(history, "gradient_norm", 0) == pytest.approx([(2 * 2.25 + 0.5 * 4) / 2])
+    assert values_of(history, "cosine_loss", 0) == pytest.approx([0.5])
+
+
+@pytest.mark.eager
+def test_a_step_that_overflows_is_left_out():
+    model = plane_model()
+    model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.0)), "mse")
+    images, labels = (np.concatenate([array[:2], array[:2]]) for array in PLANE)
+    labels[2:] = np.inf
+    chosen = [callbacks.StepMetrics(images=2)]
+    history = fit(model, (images, labels), chosen, batch=2)
+    assert values_of(history, "gradient_norm", 0) == pytest.approx([3.125])
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    history = fit(model, (images, labels), chosen, batch=2)
+    assert not np.isfinite(values_of(history, "gradient_norm", 0)).any()
+
+
+@pytest.mark.eager
+def test_means_are_over_the_images_of_all_measured_steps(tmp_path):
+    """Batches of 3, 3 and 1 images, of which 2, 2 and 1 are measured."""
+    net = compiled(random_network(blocks=1), rate=0.0)
+    for layer in net._flatten_layers():
+        layer.trainable = not isinstance(layer, layers.BatchNormalization)
+    data = random_batch(net, images=7)
+    path = tmp_path / "new" / "steps.csv"
+    history = fit(net, data, [callbacks.StepMetrics(images=2, csv=path)], epochs=2, batch=3)
+    per_image = probes.block_metrics(net, data, per_image=True)
+    first = per_image[(per_image["stage"] == 1) & per_image["image"].isin([0, 1, 3, 4, 6])]
+    assert values_of(history, "l2_ratio", 0) == pytest.approx(
+        [first["l2_ratio"].mean()] * 2, rel=1e-4
+    )
+    table = pd.read_csv(path)
+    assert list(table) == ["epoch", "step", "stage", "block", *METRICS]
+    assert table["step"].tolist() == [step for step in range(6) for _ in range(2)]
+    assert table["epoch"].tolist() == [0] * 6 + [1] * 6
+    assert table["stage"].tolist() == [1, 2] * 6
+    ratios = first["l2_ratio"].to_numpy()
+    expected = [ratios[:2].mean(), ratios[2:4].mean(), ratios[4]]
+    assert table.loc[table["stage"] == 1, "l2_ratio"].tolist() == pytest.approx(
+        expected * 2, rel=1e-4
+    )
+    assert table.loc[table["stage"] == 2, list(METRICS)].notna().all().tolist() == [
+        False, False, True, False]  # fmt: skip
+
+
+@pytest.mark.eager
+def test_a_step_in_three_counted_over_the_training(tmp_path, monkeypatch):
+    """Four steps an epoch: 0 and 3, 6, 9 are measured. The metrics are read every other one."""
+    path = tmp_path / "steps.csv"
+    monkeypatch.setattr("tfresidual.callbacks.step_metrics.ROWS", 1)
+    monkeypatch.setattr("tfresidual.callbacks.training_step.ROWS", 1)
+    net = compiled(random_network(blocks=1))
+    data = random_batch(net, images=8)
+    history = fit(net, data, [callbacks.StepMetrics(every=3, csv=path)], epochs=3, batch=2)
+    table = pd.read_csv(path)
+    assert table["step"].unique().tolist() == [0, 3, 6, 9]
+    assert table["epoch"].tolist() == [0] * 4 + [1] * 2 + [2] * 2
+    means = table[table["stage"] == 1].groupby("epoch")["cosine_loss"].mean()
+    assert values_of(history, "cosine_loss", 0) == pytest.approx(means.tolist())
+    history = fit(net, data, [callbacks.StepMetrics(every=100)], batch=2)
+    assert math.isnan(values_of(history, "l2_ratio", 0)[0])
+
+
+@pytest.mark.eager
+def test_a_training_that_resumes_continues_its_file(tmp_path):
+    straight, resumed = tmp_path / "straight.csv", tmp_path / "resumed.csv"
+    net = random_network(blocks=1)
+    data = random_batch(net, images=8)
+
+    def steps_to(path):
+        return [callbacks.StepMetrics(every=2, csv=path)]
+
+    fit(compiled(net), data, steps_to(straight), epochs=3, batch=3)
+    again = compiled(random_network(blocks=1))
+    fit(again, data, steps_to(resumed), epochs=1, batch=3)
+    again.save(tmp_path / "net.keras")
+    # An epoch after the last checkpoint, which is done again.
+    fit(again, data, steps_to(resumed), epochs=2, initial_epoch=1, batch=3)
+    again = keras.saving.load_model(tmp_path / "net.keras")
+    before = resumed.read_bytes()
+    with pytest.raises(InterruptedError):
+        fit(again, data, [*steps_to(resumed), Interruption()], epochs=3, initial_epoch=1, batch=3)
+    assert resumed.read_bytes() == before
+    again = keras.saving.load_model(tmp_path / "net.keras")
+    fit(again, data, steps_to(resumed), epochs=3, initial_epoch=1, batch=3)
+    pd.testing.assert_frame_equal(pd.read_csv(straight), pd.read_csv(resumed), rtol=1e-5)
+    fit(again, data, steps_to(resumed), epochs=1, batch=3)
+    assert pd.read_csv(resumed)["epoch"].unique().tolist() == [0]
+    assert [path.name for path in tmp_path.glob("*.csv")] != [] and not list(tmp_path.glob(".*"))
+
+
+class Interruption(keras.callbacks.Callback):
+    """Ends a training in its second batch."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == 1:
+            raise InterruptedError
+
+
+@pytest.mark.eager
+@pytest.mark.parametrize("text", ["epoch,loss\n0,1.0\n", "torn", "number"])
+def test_another_file_is_refused(tmp_path, text):
+    path = tmp_path / "steps.csv"
+    net = compiled(random_network(blocks=1))
+    data = random_batch(net, images=2)
+    fit(net, data, [callbacks.StepMetrics(csv=path)])
+    if text == "torn":
+        path.write_bytes(path.read_bytes()[:-3])
+    elif text == "number":
+        path.write_text(path.read_text().replace("\n0,", "\nzero,"))
+    else:
+        path.write_text(text)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=r"`csv`.*Received: csv=|steps.csv is damaged"):
+        fit(net, data, [callbacks.StepMetrics(csv=path)], epochs=2, initial_epoch=1)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.eager
+def test_tensorboard_has_every_step(tmp_path):
+    model = plane_model()
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    steps = callbacks.StepMetrics(images=2, every=2, tensorboard=tmp_path / "steps")
+    fit(model, PLANE, [steps], epochs=3)
+    (path,) = (tmp_path / "steps").iterdir()
+    found = {
+        (event.step, value.tag): float(tf.make_ndarray(value.tensor))
+        for event in tf.compat.v1.train.summary_iterator(str(path))
+        for value in event.summary.value
+    }
+    assert found == pytest.approx(
+        {(step, f"stage1/block0/{name}"): BY_HAND[name] for step in (0, 2) for name in METRICS}
+    )
+
+
+def states_of(model):
+    """Everything that a training changes."""
+    variables = [*model.variables, *model.optimizer.variables]
+    return [keras.ops.convert_to_numpy(variable) for variable in variables]
+
+
+def shared_unit():
+    """One unit that is applied three times, the last time in a nested model."""
+    inputs, unit = keras.Input((8, 8, 3)), ResidualUnit(4, name="unit")
+    state = layers.Conv2D(4, 3, padding="same")(inputs)
+    inner = keras.Input((8, 8, 4))
+    nested = keras.Model(inner, unit(inner))
+    state = nested(unit(unit(state)))
+    state = layers.Dropout(0.3)(layers.GlobalAveragePooling2D()(state))
+    return keras.Model(inputs, layers.Dense(5, activation="softmax")(state))
+
+
+MODELS = {
+    "ordinary": lambda: random_network(blocks=2),
+    "dropout": lambda: random_network(shortcut="dropout", layout="original"),
+    "bounded": lambda: random_network(lipschitz=0.9, share_from=0),
+    "shared unit": shared_unit,
+    "anchored": lambda: random_network(anchor="input", blocks=3),
+    "bfloat16": lambda: random_network(dtype="mixed_bfloat16"),
+    "functional": functional_network,
+    "unshared": lambda: random_network(blocks=3, share_from=0, batch_norm="unshared"),
+    "relu_only": lambda: random_network(layout="relu_only_preactivation", bottleneck=True),
+}
+
+
+@pytest.mark.parametrize("make", sample(MODELS, every=3))
+def test_the_training_is_the_same_bit_for_bit(make):
+    trained = []
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=(16, 8, 8, 3)).astype("float32"), rng.integers(0, 5, 16)
+    for chosen in (
+        [],
+        [callbacks.StepMetrics(images=3, every=1)],
+        [callbacks.StepMetrics(every=2)],
+    ):
+        keras.utils.set_random_seed(0)
+        model = make()
+        randomise(model)
+        compiled(model)
+        history = fit(model, data, chosen, epochs=2, batch=6)
+        trained.append((states_of(model), history["loss"]))
+        own = [key for key in history if key.startswith("step/")]
+        assert bool(own) == bool(chosen) and np.isfinite([history[key] for key in own]).all()
+    (expected, losses), *others = trained
+    for states, other in others:
+        assert other == losses
+        for one, state in zip(expected, states, strict=True):
+            np.testing.assert_array_equal(one, state)
+
+
+@pytest.mark.eager
+def test_a_functional_model_equals_a_tape_of_its_own():
+    model = compiled(functional_network())
+    randomise(model)
+    rng = np.random.default_rng(0)
+    images, labels = rng.normal(size=(6, 8, 8, 3)).astype("float32"), rng.integers(0, 5, 6)
+    sums = [operation.output for operation in model.operations if type(operation).__name__ == "Add"]
+    states = keras.Model(model.input, [model.layers[1].output, *sums, model.output])
+    with keras.StatelessScope(), tf.GradientTape() as tape:
+        first, one, two, three, outputs = states(images, training=True)
+        total = tf.reduce_sum(keras.losses.get(LOSS)(labels, outputs))
+    gradients = tape.gradient(total, [first, two])
+    history = fit(model, (images, labels), [callbacks.StepMetrics()])
+    for place, pair, gradient in (((1, 0), (first, one), 0), ((2, 1), (two, three), 1)):
+        for name, values in metrics(*pair, gradients[gradient]).items():
+            found = values_of(history, name, place[1], place[0])
+            assert found == pytest.approx([np.mean(values)], rel=2e-4, abs=1e-6)
+
+
+@pytest.mark.eager
+def test_every_call_of_a_shared_unit_is_a_block_of_its_own():
+    model = shared_unit()
+    randomise(model)
+    compiled(model, rate=0.0)
+    model.get_layer("unit").trainable = False
+    data = np.random.default_rng(0).normal(size=(4, 8, 8, 3)).astype("float32"), np.arange(4)
+    expected = probes.perturbation(model, data)
+    history = fit(model, data, [callbacks.StepMetrics()])
+    found = [values_of(history, "perturbation", block)[0] for block in range(3)]
+    assert found == pytest.approx(expected["perturbation"].tolist(), rel=1e-4)
+    assert len(set(found)) == 3
+
+
+@pytest.mark.eager
+def test_gradient_coupling_changes_nothing():
+    net = random_network(blocks=3)
+    net.compile(training.GradientCoupling(keras.optimizers.SGD(0.1), 0.9), LOSS)
+    data = random_batch(net, images=6)
+    expected = by_tape(net, *data)
+    assert_steps(fit(net, data, [callbacks.StepMetrics()]), expected, images=6)
+
+
+def test_several_steps_an_execution(tmp_path):
+    trained = []
+    for steps in (1, 3):
+        net = compiled(random_network(blocks=1), steps_per_execution=steps)
+        data = random_batch(net, images=10)
+        path = tmp_path / f"{steps}.csv"
+        fit(net, data, [callbacks.StepMetrics(csv=path, every=2)], epochs=2, batch=2)
+        trained.append((pd.read_csv(path), states_of(net)))
+    pd.testing.assert_frame_equal(trained[0][0], trained[1][0], rtol=1e-6)
+    assert trained[0][0]["step"].unique().tolist() == [0, 2, 4, 6, 8]
+
+
+@pytest.mark.eager
+def test_blocks_before_the_first_trained_weight_are_nan():
+    net = random_network()
+    for layer in [*net.sections()[0], *net.sections()[1][0][1]]:
+        layer.trainable = False
+    history = fit(compiled(net), random_batch(net, images=4), [callbacks.StepMetrics()])
+    assert math.isnan(values_of(history, "perturbation", 0)[0])
+    assert math.isnan(values_of(history, "gradient_norm", 0, stage=2)[0])
+    assert np.isfinite(values_of(history, "cosine_loss", 1, stage=2)[0])
+    for layer in net.layers[:-1]:
+        layer.trainable = False
+    with pytest.raises(ValueError, match="trained before its last block"):
+        fit(compiled(net), random_batch(net, images=4), [callbacks.StepMetrics()])
+
+
+class Look(keras.callbacks.Callback):
+    """Saves and copies the model in training."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.save(self.path)
+        self.copy = copy.deepcopy(self.model)
+        assert not any(map(is_changed, self.model._flatten_layers()))
+
+
+def is_changed(layer):
+    return bool({"call", "train_step"} & set(vars(layer)))
+
+
+def test_nothing_remains_in_the_model(tmp_path):
+    net = compiled(random_network(blocks=1))
+    data = random_batch(net, images=4)
+    fit(net, data, [])
+    before, traced = net.train_function, net.predict(data[0], verbose=0)
+    look, steps = Look(tmp_path / "net.keras"), callbacks.StepMetrics()
+    copied = copy.deepcopy(steps)
+    fit(net, data, [steps, look])
+    assert net.train_function is before
+    assert copied.images == steps.images and copied is not steps
+    for other in (keras.saving.load_model(look.path), look.copy):
+        np.testing.assert_array_equal(
+            other.predict(data[0], verbose=0), net.predict(data[0], verbose=0)
+        )
+        assert not any(map(is_changed, other._flatten_layers()))
+    with contextlib.suppress(InterruptedError):
+        fit(net, data, [copied, Interruption()], batch=2)
+    assert net.train_function is not before
+    history = fit(net, data, [])
+    assert net.train_function is before and "step/stage1/block0/l2_ratio" not in history
+    assert np.abs(net.predict(data[0], verbose=0) - traced).max() > 0
+    with contextlib.suppress(InterruptedError):
+        fit(net, data, [copied, Interruption()], batch=2)
+    history = fit(net, data, [copied])
+    assert net.train_function is before and "step/stage1/block0/l2_ratio" in history
+
+
+@pytest.mark.eager
+def test_a_trained_model_is_freed():
+    model = small_network(loss=LOSS)
+    fit(model, (np.zeros((4, 4, 4, 1)), np.zeros(4)), [callbacks.StepMetrics()])
+    kept = weakref.ref(model)
+    del model
+    keras.backend.clear_session()
+    gc.collect()
+    assert kept() is None
+
+
+class OwnStep(keras.Model):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+class OwnCall(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.branch = layers.Dense(2)
+
+    def call(self, inputs):
+        return inputs + self.branch(inputs)
+
+
+class Doubled(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.branch = layers.Dense(2)
+
+    def build(self, shape):
+        self.branch.build(shape)
+
+    def call(self, inputs):
+        return inputs + self.branch(inputs)
+
+
+def opened():
+    inputs = keras.Input((2,))
+    return keras.Model(inputs, Doubled()(Doubled()(inputs)))
+
+
+def own_step():
+    model = plane_model()
+    return OwnStep(model.inputs, model.outputs)
+
+
+def own_call():
+    model = OwnCall()
+    model(PLANE[0])
+    return model
+
+
+def masked():
+    inputs = keras.Input((3,))
+    state = layers.Dense(4)(layers.Masking()(layers.Reshape((3, 1))(inputs)))
+    state = layers.Add()([state, layers.Dense(4)(state)])
+    state = layers.LSTM(2)(state)
+    return keras.Model(inputs, state)
+
+
+REFUSED = {
+    "own step": (own_step, {}, "its own `train_step`"),
+    "subclassed": (OwnCall, {}, "not built"),
+    "functional in part": (own_call, {}, "must be a functional"),
+    "deferred": (lambda: keras.Sequential([layers.Dense(2)]), {}, "not built"),
+    "opened": (opened, {}, "without opening layers"),
+    "padding": (masked, {}, "without padding"),
+    "XLA": (plane_model, {"jit_compile": True}, "jit_compile=False"),
+    "weighted": (plane_model, {"loss_weights": 2.0}, "one loss without a weight"),
+    "reduction": (
+        plane_model,
+        {"loss": keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")},
+        "mean_with_sample_weight",
+    ),
+}
+
+
+@pytest.mark.eager
+@pytest.mark.parametrize(("make", "kwargs", "reason"), REFUSED.values(), ids=REFUSED)
+def test_refused(make, kwargs, reason):
+    model = make()
+    model.compile(**{"optimizer": "sgd", "loss": "mse"} | kwargs)
+    if isinstance(model, OwnCall):
+        callbacks.use_blocks(model, inputs=PLANE[0])
+    data = (np.ones((4, 3)), np.ones((4, 2))) if make is masked else PLANE
+    with pytest.raises(ValueError, match=rf"(?s){reason}") as error:
+        fit(model, data, [callbacks.StepMetrics()])
+    assert "Received: model=" in str(error.value)
+    assert not is_changed(model)
+
+
+@pytest.mark.eager
+def test_bounded_blocks_with_an_anchor_are_refused():
+    """Their training would change in its last bits: by 3e-8 after six steps."""
+    net = compiled(random_network(blocks=1, lipschitz=0.9, anchor="input"))
+    with pytest.raises(ValueError, match=r"both a Lipschitz bound and an anchor.*Received: model="):
+        fit(net, random_batch(net, images=2), [callbacks.StepMetrics()])
+
+
+@pytest.mark.eager
+def test_a_loss_of_the_whole_batch_is_refused():
+    model = plane_model()
+    model.compile("sgd", lambda labels, outputs: keras.ops.sum((labels - outputs) ** 2))
+    with pytest.raises(ValueError, match="one number per image"):
+        fit(model, PLANE, [callbacks.StepMetrics()])
+
+
+@pytest.mark.eager
+def test_several_are_refused():
+    model = plane_model()
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="one `StepMetrics` at most"):
+        fit(model, PLANE, [callbacks.StepMetrics(), callbacks.StepMetrics()])
+
+
+@pytest.mark.eager
+def test_a_logger_before_it_is_warned_of(tmp_path):
+    model = plane_model()
+    model.compile("sgd", "mse")
+    chosen = [keras.callbacks.CSVLogger(tmp_path / "log.csv"), callbacks.StepMetrics()]
+    with pytest.warns(UserWarning, match="CSVLogger comes before StepMetrics"):
+        fit(model, PLANE, chosen)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("images", 0), ("every", 1.5), ("csv", ""), ("tensorboard", 3)]
+)
+def test_bad_arguments(name, value):
+    with pytest.raises(ValueError, match=rf"`{name}`.*Received: {name}="):
+        callbacks.StepMetrics(**{name: value})
+
+
+def test_logs_are_read_like_those_of_probes():
+    """As a split of their own."""
+    frame = probes.from_logs({"step/stage1/block0/l2_ratio": [1.0, 2.0]})
+    assert frame["split"].tolist() == ["step", "step"]
+    assert tfr.callbacks.StepMetrics is callbacks.StepMetrics

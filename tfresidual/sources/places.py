@@ -1,0 +1,135 @@
+"""Where the states of the blocks of a model pass while the model is trained. TensorFlow only."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import keras
+
+from tfresidual.networks import ResidualNetwork
+from tfresidual.sources.graph import Entry, has_graph
+from tfresidual.sources.keras_models import division_of
+
+if TYPE_CHECKING:
+    from tfresidual.routing.chain import Block, Chain
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A tensor that an operation of a model returns.
+
+    Attributes:
+        operation: the layer, or the operation of `keras.ops`; each of them is equal to itself
+            alone.
+        call: int, which of the calls of the operation in one pass through the model, from 0.
+        output: int, which of the tensors that it returns, from 0.
+    """
+
+    operation: keras.Operation
+    call: int = 0
+    output: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class PlacedBlock:
+    """A block of a chain, and where its states pass in the model.
+
+    Attributes:
+        block: the `tfresidual.routing.Block`.
+        before: the `Place` of the state that it takes; `None` if training computes no gradient
+            there, because no weight before it is trained.
+        after: the `Place` of the state that it returns.
+    """
+
+    block: Block
+    before: Place | None
+    after: Place
+
+
+def places_of(model: keras.Model, chain: Chain, **options) -> list[PlacedBlock]:
+    """Returns the blocks of a model with the places of their states.
+
+    Args:
+        model: a `ResidualNetwork`, or another functional `keras.Model` or `keras.Sequential`.
+        chain: its chain.
+        **options: the arguments with which the chain was made, see `tfresidual.chain`.
+
+    Raises:
+        ValueError: if the states are no tensors of the model's own graph, or some positions are
+            padding.
+    """
+    if not has_graph(model):
+        raise ValueError(
+            "Argument `model` must be a functional `keras.Model` or a `keras.Sequential`: only "
+            "there is it known which tensors of the training step are the states. "
+            f"Received: model={model.name} of type {type(model).__name__}"
+        )
+    if isinstance(model, ResidualNetwork):
+        return _of_residual_network(model, chain)
+    division = division_of(model, **options)
+    if division.valid is not None or division.whole.has_masks:
+        raise ValueError(
+            "Argument `model` must take inputs without padding, since the loss of a training step "
+            "weights them by how many of their positions count; `callbacks.BlockMetrics` measures "
+            f"such models. Received: model={model.name}, whose layers read masks of padding"
+        )
+    places = _Places(division)
+    return [
+        PlacedBlock(block, places.trained(found.before.tensor), places.of(found.after.tensor))
+        for block, found in zip(chain.blocks, division.blocks, strict=True)
+    ]
+
+
+def _of_residual_network(network, chain):
+    stem, sections, _ = network.sections()
+    layers, before, pairs = list(stem), stem[-1], []
+    for transition, units in sections:
+        for layer in [transition, *units]:
+            if layer is None:
+                continue
+            if layer is not transition:
+                pairs.append((before if _are_trained(layers) else None, layer))
+            layers.append(layer)
+            before = layer
+    return [
+        PlacedBlock(block, before and Place(before), Place(after))
+        for block, (before, after) in zip(chain.blocks, pairs, strict=True)
+    ]
+
+
+class _Places:
+    """The places of the tensors in a graph."""
+
+    def __init__(self, division):
+        self.nodes = division.whole.nodes
+        self.makers, calls = {}, {}
+        for index, node in enumerate(self.nodes):
+            call = calls[id(node.operation)] = calls.get(id(node.operation), -1) + 1
+            for output, tensor in enumerate(node.outputs):
+                self.makers[id(tensor)] = index, Place(node.operation, call, output)
+
+    def _made(self, tensor):
+        """Returns the index of the node that makes a tensor, and its place; `None` for an input."""
+        made = self.makers.get(id(tensor))
+        if made is not None and isinstance(made[1].operation, Entry):
+            # No operation of the model: it only stands for the beginning of a nested model.
+            return self._made(self.nodes[made[0]].args[0])
+        return made
+
+    def of(self, tensor):
+        """Returns the place of a tensor, or `None` if it is an input of the model."""
+        made = self._made(tensor)
+        return made and made[1]
+
+    def trained(self, tensor):
+        """Returns the place of a tensor, or `None` if no weight before it is trained."""
+        made = self._made(tensor)
+        if made is None or not _are_trained(n.operation for n in self.nodes[: made[0] + 1]):
+            return None
+        return made[1]
+
+
+def _are_trained(operations):
+    """Returns whether one of some operations has weights that are trained."""
+    return any(getattr(operation, "trainable_weights", None) for operation in operations)
