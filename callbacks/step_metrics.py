@@ -24,6 +24,7 @@ from tfresidual.callbacks.training_step import (
     MeasuredStep,
     reduction_of,
 )
+from tfresidual.machine.first_step import changed_method
 from tfresidual.probes.block_metrics import metrics_of
 from tfresidual.probes.logs import log_key
 from tfresidual.routing.losses import single
@@ -281,18 +282,13 @@ def _metrics_of(chain, block):
 
 def _check(model):
     """Raises a `ValueError` if the step of a model does not have the gradients of the probe."""
-    kind, loss = type(model), single(model.loss)
-    own = [
-        name
-        for name in ("train_step", "compute_loss")
-        if getattr(kind, name) is not getattr(keras.Model, name) or name in vars(model)
-    ]
+    loss, own = single(model.loss), changed_method(model)
     weights = getattr(getattr(model, "_compile_loss", None), "_user_loss_weights", None)
     replicas = model.distribute_strategy.num_replicas_in_sync
     if not model.built:
         what, received = "a defined input, such as a `keras.Input`", "a model that is not built"
     elif own:
-        what, received = "the training step of Keras", f"a model with its own `{own[0]}`"
+        what, received = "the training step of Keras", f"a model with its own `{own}`"
     elif loss is None or isinstance(loss, (list, tuple, dict)) or weights is not None:
         what = "one loss without a weight"
         received = f"loss={model.loss!r}, loss_weights={weights!r}"
