@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -68,7 +68,7 @@ class MeasuredStep:
         self._read = done
         self._is_sum = reduction_of(model) == "sum"
         # What begins and ends at every place, by operation.
-        self._places = {}
+        self._places: dict[int, Any] = {}
         for index, placed in enumerate(blocks):
             if placed.before is None:
                 continue
