@@ -63,8 +63,8 @@ class StepMetrics(keras.callbacks.Callback):
     All metrics of a block are NaN if no weight before it is trained, since the step computes no
     gradient there. A step is one call of `train_step`, also with gradient accumulation.
 
-    At the default setting, a step of 64 images takes 1 to 2 % more processor time, with 16 images
-    about 4 %; `every` divides that.
+    What it costs grows with `images` and is divided by `every`; `benchmarks/step_metrics.py`
+    measures it.
 
     The training is the same, bit for bit, as without this callback. Networks with both `lipschitz`
     and `anchor` are refused, because there it is not: where a gradient is read, TensorFlow no

@@ -188,9 +188,7 @@ def _with_places(function, places, passed):
 
 
 def reduction_of(model):
-    """Returns how the losses of the images become the loss of a step, if all is well a member of
-    `REDUCTIONS`.
-    """
+    """Returns how the losses of the images become the loss of a step, see `REDUCTIONS`."""
     return getattr(keras.losses.get(single(model.loss)), "reduction", "sum_over_batch_size")
 
 
