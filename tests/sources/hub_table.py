@@ -117,7 +117,8 @@ def page(rows):
                 parts.append("| " + " | ".join([*cells, row["beside"], row["equal"]]) + " |\n")
     reasons = [row for row in rows.values() if row["reason"]]
     parts.append("\n## Reasons\n\nWhy there is no chain, or why layers are not opened:\n\n")
-    parts += [f"- `{row['class']}`: {row['reason']}\n" for row in reasons]
+    # Brackets before parentheses would be links.
+    parts += [f"- `{row['class']}`: {row['reason'].replace('[', chr(92) + '[')}\n" for row in reasons]
     return "".join(parts)
 
 

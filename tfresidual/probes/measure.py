@@ -1,6 +1,9 @@
 """Runs the function of a probe over data and puts the results into a frame."""
 
+from __future__ import annotations
+
 import functools
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -11,21 +14,32 @@ from tfresidual.routing.chain import VALID_POSITIONS
 from tfresidual.routing.labels import check_prepared
 from tfresidual.routing.positions import check_any_counts, masks_of, shape_of_outputs
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import tensorflow as tf
+
+    from tfresidual.routing import Chain
+    from tfresidual.types import Data, Frame
+
 
 def measure(
-    chain,
-    name,
-    function,
-    data,
-    per_image=False,
-    progress=False,
-    with_labels=True,
-    with_errors=(),
-    per_position=False,
-    of_states=(),
-    with_plain=False,
-):
+    chain: Chain,
+    name: str,
+    function: Callable[..., dict[str, tf.Tensor]],
+    data: Data,
+    per_image: bool = False,
+    progress: bool = False,
+    with_labels: bool = True,
+    with_errors: Sequence[str] = (),
+    per_position: bool = False,
+    of_states: Sequence[str] = (),
+    with_plain: bool = False,
+) -> Frame:
     """Measures values per image and block and puts them into a frame.
+
+    The function is compiled once per chain and shape of the images. Results are averaged over
+    images, batches of any size count as what they are.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
