@@ -63,7 +63,7 @@ class Figures(keras.callbacks.Callback):
         self.probes: list[ProbeCallback] = _checked(probes)
         self.log_dir: pathlib.Path = checked_path("log_dir", log_dir)
         self.every: int = check_int("every", every, at_least=1)
-        self._writer: tf.summary.SummaryWriter | None = None
+        self._writer: Any = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         before = callbacks_before(self)
