@@ -4,6 +4,7 @@ from tfresidual import plots
 from tfresidual.arguments import check_number
 from tfresidual.registry import ENTRIES
 from tfresidual.registry.entry import Figure
+from tfresidual.report.alt_text import numbers_text
 from tfresidual.report.section import Section
 
 _TRAINING = Figure(
@@ -73,6 +74,7 @@ def study_sections(frames, figures, images=None):
             source=figure.source,
             finding=None if figure.finding is None else figure.finding(frames),
             images=_images_of(figure, images or {}),
+            numbers=numbers_text(figure.parts(frames)[0], figure.column),
         )
         for figure in FIGURES
         if figure.name in figures

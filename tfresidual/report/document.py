@@ -13,6 +13,7 @@ import jinja2
 
 from tfresidual.machine.files import replacing
 from tfresidual.report import tables
+from tfresidual.report.alt_text import alt_text
 from tfresidual.report.section import Section, check_text
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def _render(title, sections, summary, settings):
                 "question": section.question,
                 "reading": _caption(section),
                 "finding": section.finding,
+                "caution": section.caution,
                 "source": section.source,
                 "table": None if section.frame is None else tables.from_frame(section.frame),
                 **_image(section),
@@ -101,7 +103,7 @@ def _image(section):
     width, height = section.figure.get_size_inches() * _PIXELS_PER_INCH
     return {
         "image": _data_address(section.figure),
-        "image_text": _image_text(section),
+        "image_text": alt_text(section),
         "width": round(width),
         "height": round(height),
         "least_width": round(_SMALLEST_SCALE * width),
@@ -122,22 +124,6 @@ def _saved(figure, **options):
     buffer = io.BytesIO()
     figure.savefig(buffer, **options)
     return buffer.getvalue()
-
-
-def _image_text(section):
-    """Describes in words what the axes of a figure show, for readers who cannot see it."""
-    names = []
-    for axes in section.figure.axes:
-        across, up = axes.get_xlabel(), axes.get_ylabel()
-        if across and up:
-            names.append(f"{up} over {across}")
-        elif up:
-            names.append(up)
-    names += [
-        text for text in (section.figure.get_supylabel(), section.figure.get_supxlabel()) if text
-    ]
-    drawn = "; ".join(dict.fromkeys(" ".join(name.split()) for name in names))
-    return f"Figure: {section.title}." + (f" Drawn: {drawn}." if drawn else "")
 
 
 def _checked(sections):
