@@ -1,7 +1,7 @@
 """The report page: its content, its form, and that it replaces an older one whole or not at all.
 
-Not covered: how the page looks; that was judged by eye, at 390 and 1280 pixels, light and dark, and in
-print.
+Not covered: how the page looks; that was judged by eye, at 390 and 1280 pixels, light and dark, and
+in print.
 """
 
 import base64

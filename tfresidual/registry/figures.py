@@ -45,11 +45,21 @@ def study_figures(frames, epsilon):
     for figure in FIGURES:
         parts = figure.parts(frames)
         if parts is not None:
-            drawn = figures[figure.name] = figure.draw(*parts, epsilon=epsilon)
-            # The layout is computed once for all file formats, which takes a quarter of the time.
-            drawn.draw_without_rendering()
-            drawn.set_layout_engine(None)
+            figures[figure.name] = draw(figure, parts, epsilon)
     return figures
+
+
+def draw(figure, parts, epsilon):
+    """Draws a figure from what its `parts` returned.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+    """
+    drawn = figure.draw(*parts, epsilon=epsilon)
+    # The layout is computed once for all file formats, which takes a quarter of the time.
+    drawn.draw_without_rendering()
+    drawn.set_layout_engine(None)
+    return drawn
 
 
 def study_sections(frames, figures, images=None):

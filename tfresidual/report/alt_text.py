@@ -12,14 +12,13 @@ from tfresidual.report.findings import of_test
 from tfresidual.report.tables import number_text
 
 if TYPE_CHECKING:
-    from tfresidual.report.section import Section
     from tfresidual.types import Frame
 
 # Columns that say what a row of a frame is about, from the whole to the part.
 PLACES = ("trial", "basis", "along", "group", "stage", "block", "repetition", "swaps", "role")
 
 
-def alt_text(section: Section) -> str:
+def alt_text(section):
     """Returns what the figure of a section shows: its title, its axes and its main numbers."""
     names = []
     for axes in section.figure.axes:
@@ -88,6 +87,10 @@ def _of_blocks(rows):
 
 def _at(row, column):
     """Returns a number and its place in words."""
-    places = [f"{name} {row[name]}" for name in PLACES if name in row]
-    where = f" ({', '.join(places)})" if places else ""
-    return f"{number_text(float(row[column]))}{where}"
+    where = places_text(row)
+    return number_text(float(row[column])) + (f" ({where})" if where else "")
+
+
+def places_text(row):
+    """Returns what a row of a frame, a dict, is about, such as "stage 1, block 0"."""
+    return ", ".join(f"{name} {row[name]}" for name in PLACES if name in row)

@@ -36,6 +36,7 @@ def write(
     sections: Iterable[Section],
     summary: Iterable[tuple[str, str, str]] = (),
     settings: Mapping[str, Any] | None = None,
+    generator: str = "tfresidual",
 ) -> Path:
     """Writes a self-contained HTML report.
 
@@ -48,6 +49,7 @@ def write(
         sections: List of `Section`, in the order in which they are shown.
         summary: List of triples (label, value, note) of text, the key facts shown at the top.
         settings: Dictionary, nested or not, shown as a table at the end; `None` for no table.
+        generator: Name of what writes the report, which the page holds in its head.
 
     Returns:
         The `pathlib.Path` of the report.
@@ -56,8 +58,13 @@ def write(
         ValueError: if an argument is not as described.
     """
     check_text(title, "title")
+    check_text(generator, "generator")
     page = _render(
-        title, _checked(sections), _checked_summary(summary), _checked_settings(settings)
+        title,
+        _checked(sections),
+        _checked_summary(summary),
+        _checked_settings(settings),
+        generator,
     )
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,13 +73,14 @@ def write(
     return path
 
 
-def _render(title, sections, summary, settings):
+def _render(title, sections, summary, settings, generator):
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     source = resources.files(__package__).joinpath("report.html.jinja").read_text("utf-8")
     return environment.from_string(source).render(
         title=title,
+        generator=generator,
         summary=summary,
         sections=[
             {

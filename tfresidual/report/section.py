@@ -35,8 +35,8 @@ class Section:
         finding: A sentence on what was found, computed from the numbers shown, or `None`.
         images: What the numbers were measured on, such as "2,000 test images", shown after the
             reading; or `None`.
-        numbers: The main numbers of the figure in a sentence, for readers who cannot see it, such as
-            `tfresidual.report.numbers_text` returns; or `None`.
+        numbers: The main numbers of the figure in a sentence, for readers who cannot see it, as
+            `tfresidual.report.numbers_text` returns them; or `None`.
         caution: What a reader must know before trusting the numbers, or `None`.
 
     Raises:
