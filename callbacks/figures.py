@@ -41,8 +41,9 @@ class Figures(keras.callbacks.Callback):
 
     Example:
 
-    >>> probe = BlockMetrics(test.take(4))
-    >>> history = net.fit(train, callbacks=[probe, Figures(probe, "logs/figures")], verbose=0)
+    >>> probe = callbacks.BlockMetrics(test.take(4))
+    >>> figures = callbacks.Figures(probe, "logs/figures")
+    >>> history = net.fit(train, callbacks=[probe, figures], verbose=0)
 
     Args:
         probes: a callback that runs a probe, or a list of them. They must come before this one in
