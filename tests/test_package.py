@@ -33,8 +33,8 @@ ORDER = (
     "tuning",
     "plots",
     "report",
-    "callbacks",
     "registry",
+    "callbacks",
     "jobs",
 )
 
