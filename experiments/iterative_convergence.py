@@ -35,12 +35,12 @@ RECURRENT = ["coupling 0", *COUPLED]
 # Channels of the first stage; the second one is that of all figures with one width.
 WIDTHS = {"smoke": (4, 4), "small": (4, 8), "paper": (8, 16, 32, 64)}
 SEEDS = {"smoke": 1, "small": 2, "paper": 6}
-DEPTH = {"smoke": 2, "small": 6, "paper": 16}
+DEPTH = {"smoke": 2, "small": 5, "paper": 16}
 # Blocks of a stage that late coupling leaves out.
 LATE = {"smoke": 1, "small": 2, "paper": 5}
 COMMON = {
     "smoke": {"epochs": 1, "train_size": 256, "validation": 64, "test_size": 64},
-    "small": {"epochs": 4, "train_size": 12_000, "test_size": 5000},
+    "small": {"epochs": 4, "train_size": 8_000, "test_size": 5000},
     "paper": {"validation": 5000},
 }
 # The data sets of figures 3b and 13, by name: changes of the settings.
@@ -98,7 +98,7 @@ def network(size, seed, coupling, width, data="CIFAR-10", bounds="standard", var
         changes |= {"train_size": few, "epochs": common["epochs"] * common["train_size"] // few}
     if size == "small" and "digits" in changes:
         # Digits that hide one another take longer.
-        changes["epochs"] = 2 * changes.get("epochs", common["epochs"])
+        changes["epochs"] = 3 * changes.get("epochs", common["epochs"])
     if size == "smoke":
         # Digitclutter, which is drawn and not downloaded, stands for all data.
         changes.pop("data", None)

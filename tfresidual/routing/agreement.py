@@ -129,11 +129,11 @@ def _compiled(chain, images):
             input_signature=[spec_of(images)],
             autograph=False,
         )
-        graphs = [function.get_concrete_function().graph, *chain.graphs.values()]
+        called = [function.get_concrete_function(), *chain.called.values()]
         dtypes = {
             tensor.dtype.name
-            for graph in graphs
-            for operation in graph.get_operations()
+            for one in called
+            for operation in one.graph.get_operations()
             for tensor in operation.outputs
         }
         chain.compared[key] = function, allowed_difference(dtypes)

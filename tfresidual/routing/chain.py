@@ -198,8 +198,8 @@ class Chain:
     notes: tuple[str, ...] = ()
     context: Callable[[Any], dict[str, Tensor]] | None = dataclasses.field(default=None, repr=False)
     input_dtype: Any = "float32"
-    # The graphs of functions that were compiled elsewhere, by the name of the function.
-    graphs: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    # The compiled functions that functions of the chain call, by their names.
+    called: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
     # The functions compiled for this chain, by what they compute and for which shapes.
     compiled: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
     # The compiled reference, and the kinds of images on which the chain was compared with it.

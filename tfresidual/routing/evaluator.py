@@ -388,7 +388,7 @@ def _compiled(chain, operation, state, reference, labels, context, with_losses, 
             function = _function_of(chain, operation, with_losses, bool(context), positions)
             function = tf.function(function, input_signature=signature, autograph=False)
             function = function.get_concrete_function()
-        of_image = _inner_bytes(function.graph, chain.graphs)
+        of_image = _inner_bytes(function.graph, chain.called)
         if operation.kind == DISTANCE:
             plain = _function_of(chain, operation, with_losses, bool(context), positions, True)
             plain = tf.function(plain, input_signature=signature, autograph=False)
@@ -503,20 +503,20 @@ def _bytes(specs):
     )
 
 
-def _inner_bytes(graph, graphs):
+def _inner_bytes(graph, functions):
     """Returns an upper bound of the bytes that one image needs inside a function.
 
     All tensors computed in the function are counted, as if none was freed.
 
     Args:
         graph: the graph of the function.
-        graphs: the graphs of functions that it may call, by name.
+        functions: the compiled functions that it may call, by name.
     """
     operations = graph.get_operations()
     called = [
-        graphs[operation.get_attr("f").name]
+        functions[operation.get_attr("f").name].graph
         for operation in operations
-        if operation.type in CALL_OPERATIONS and operation.get_attr("f").name in graphs
+        if operation.type in CALL_OPERATIONS and operation.get_attr("f").name in functions
     ]
     tensors = {
         tensor.ref(): tensor
@@ -524,7 +524,7 @@ def _inner_bytes(graph, graphs):
         if operation.type not in ("Placeholder", "Identity", "IdentityN", *CALL_OPERATIONS)
         for tensor in operation.outputs
     }
-    return sum(_inner_bytes(other, graphs) for other in called) + sum(
+    return sum(_inner_bytes(other, functions) for other in called) + sum(
         _bytes(tensor)
         for tensor in tensors.values()
         if tensor.shape.rank and tensor.shape[0] is None and tensor.shape[1:].is_fully_defined()

@@ -29,6 +29,8 @@ UNREADABLE = (
     *(tf.errors.OpError, DecodeError),
 )
 SERVE = "serving_default"
+# The attribute with functions that pieces call, from which readers know what is inside these.
+CALLED = "called"
 
 
 def transition_name(stage):

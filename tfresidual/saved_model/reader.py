@@ -11,6 +11,7 @@ from tfresidual.routing.chain import Block, Chain, Stage
 from tfresidual.routing.losses import loss_from
 from tfresidual.routing.outputs import LOGITS, OUTPUTS
 from tfresidual.saved_model.format import (
+    CALLED,
     CONTEXT,
     HEAD,
     LAYOUT_FILE,
@@ -91,6 +92,8 @@ def _chain(layout, pieces, parameters, root):
     names = None if context is None else sorted(context.concrete.structured_outputs)
     _check_arguments(pieces, reference.serve, names_of(shapes), names or [])
     within = {name: of_context(piece, names) for name, piece in pieces.items()}
+    # Functions that pieces call; SavedModels of earlier versions have none.
+    functions = [*(piece.concrete for piece in pieces.values()), *getattr(root, CALLED, ())]
     return Chain(
         name=layout["name"],
         stem=of_images(pieces[STEM], shapes),
@@ -104,7 +107,7 @@ def _chain(layout, pieces, parameters, root):
         weights=tuple(parameters),
         reference=reference,
         context=None if context is None else of_images(context, shapes),
-        graphs={tf.compat.as_str(p.concrete.name): p.concrete.graph for p in pieces.values()},
+        called={tf.compat.as_str(one.name): one for one in functions},
     )
 
 

@@ -23,6 +23,7 @@ from tfresidual.routing.agreement import check_agreement, sample_images
 from tfresidual.routing.images import dtype_taken, is_shape
 from tfresidual.routing.outputs import OUTPUTS, named_outputs
 from tfresidual.saved_model.format import (
+    CALLED,
     FIRST_FORMAT,
     FORMAT,
     LAYOUT_FILE,
@@ -241,7 +242,12 @@ def _with_probes(chain):
         root.pieces = pieces
         root.parameters = [_variable(weight) for weight in parameters.values()]
         root.variables_of_network = variables_of(pieces.values())
-        chain.compiled[key] = twin, root, pieces, signatures_of(twin, labels_taken)
+        signatures = signatures_of(twin, labels_taken)
+        # Those that are known now, after everything was traced; pieces of another SavedModel, which
+        # have captures, are not among them.
+        called = [one for one in chain.called.values() if not one.captured_inputs]
+        setattr(root, CALLED, called)
+        chain.compiled[key] = twin, root, pieces, signatures
     twin, root, pieces, signatures = chain.compiled[key]
     _compare(chain, twin)
     header = _header(chain, signatures[SERVE], probing=True)

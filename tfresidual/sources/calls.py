@@ -44,11 +44,11 @@ class SharedCalls:
     for gradients of states.
 
     Attributes:
-        graphs: dict of the graphs of the compiled functions, by the name of the function.
+        called: dict of the compiled functions, by their names.
     """
 
     def __init__(self):
-        self.graphs = {}
+        self.called = {}
         self._compiled = {}
 
     def parts(self, unit):
@@ -73,7 +73,7 @@ class SharedCalls:
                 autograph=False,
                 experimental_attributes={"_noinline": True},
             ).get_concrete_function()
-            self.graphs[function.name.decode()] = function.graph
+            self.called[function.name.decode()] = function
             self._compiled[key] = function
         return self._compiled[key]
 

@@ -221,7 +221,7 @@ def _of_residual_network(network):
         weights=network.learned_variables(),
         prepare=preparation(unit for _, units in sections for unit in units),
         reference=reference_of(network),
-        graphs=calls.graphs,
+        called=calls.called,
     )
 
 

@@ -68,7 +68,7 @@ def chain_of_division(model, division: Division, declared, reference, notes=()) 
         reference=reference,
         notes=notes,
         context=context.function,
-        graphs=parts.calls.graphs,
+        called=parts.calls.called,
     )
     context.check(model, sample_images(chain) if context.shared else None)
     return chain
