@@ -12,7 +12,7 @@ from tfresidual.report.findings import of_test
 from tfresidual.report.tables import number_text
 
 if TYPE_CHECKING:
-    from tfresidual.types import Frame
+    from tfresidual.types import Figure, Frame
 
 # Columns that say what a row of a frame is about, from the whole to the part.
 PLACES = ("trial", "basis", "along", "group", "stage", "block", "repetition", "swaps", "role")
@@ -20,19 +20,26 @@ PLACES = ("trial", "basis", "along", "group", "stage", "block", "repetition", "s
 
 def alt_text(section):
     """Returns what the figure of a section shows: its title, its axes and its main numbers."""
+    drawn = axes_text(section.figure)
+    sentences = (f"Figure: {section.title}.", drawn and f"Drawn: {drawn}.", section.numbers)
+    return " ".join(filter(None, sentences))
+
+
+def axes_text(figure: Figure) -> str:
+    """Returns what the axes of a figure are, such as `"error over block; error over epoch"`.
+
+    Args:
+        figure: a `matplotlib.figure.Figure`.
+    """
     names = []
-    for axes in section.figure.axes:
+    for axes in figure.axes:
         across, up = axes.get_xlabel(), axes.get_ylabel()
         if across and up:
             names.append(f"{up} over {across}")
         elif up:
             names.append(up)
-    names += [
-        text for text in (section.figure.get_supylabel(), section.figure.get_supxlabel()) if text
-    ]
-    drawn = "; ".join(dict.fromkeys(" ".join(name.split()) for name in names))
-    sentences = (f"Figure: {section.title}.", drawn and f"Drawn: {drawn}.", section.numbers)
-    return " ".join(filter(None, sentences))
+    names += [text for text in (figure.get_supylabel(), figure.get_supxlabel()) if text]
+    return "; ".join(dict.fromkeys(" ".join(name.split()) for name in names))
 
 
 def numbers_text(frame: Frame, column: str) -> str | None:
