@@ -249,7 +249,7 @@ class _Replaced:
     """
 
     def __init__(self, model, step):
-        self.model, self.step = model, step
+        self.model = model
         self.before, self.fit = model.train_function, getattr(model, "history", None)
         if isinstance(self.before, _Replaced):
             if self.before.fit is self.fit:

@@ -18,6 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfresidual.metrics import wide
 from tfresidual.routing.block_values import values_of_block
 from tfresidual.routing.losses import single
 
@@ -215,11 +216,11 @@ def _begin_block(state, values, row, index, scale, images, keeps_shape, is_sum, 
 
     @tf.custom_gradient
     def passed(state):
-        before = _wide(state[:images])
+        before = wide(state[:images])
 
         def gradient(of_state, after):
             def measure():
-                found = values_of_block(keeps_shape, before, after, _wide(of_state[:images]))
+                found = values_of_block(keeps_shape, before, after, wide(of_state[:images]))
                 # The cosine does not depend on the size of the gradient.
                 size = found["gradient_norm"]
                 size *= tf.cast(scale, size.dtype)
@@ -251,14 +252,10 @@ def _end_block(state, before):
 
     @tf.custom_gradient
     def passed(state, before):
-        after = _wide(state[: tf.shape(before)[0]])
+        after = wide(state[: tf.shape(before)[0]])
         return tf.identity(state), lambda of_state: (of_state, after)
 
     return passed(state, before)
-
-
-def _wide(state):
-    return state if state.dtype == tf.float64 else tf.cast(state, tf.float32)
 
 
 def _count(states, dtype):

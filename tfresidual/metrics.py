@@ -12,7 +12,7 @@ def change_of(before, after):
 
     States of lower precision are converted first, because their difference loses small changes.
     """
-    return _wide(after) - _wide(before)
+    return wide(after) - wide(before)
 
 
 # Plain sums of squares from this number on are as exact as scaled ones: features whose squares
@@ -62,7 +62,7 @@ def plain_norms_and_cosines(tensors, pairs=()):
         They are not if a tensor is so large, or so small, that its squares are lost; of a tensor of
         zeros, too, that cannot be told apart.
     """
-    tensors = [_wide(tensor) for tensor in tensors]
+    tensors = [wide(tensor) for tensor in tensors]
     squares = [_sum_of_products(tensor, tensor) for tensor in tensors]
     norms = [ops.sqrt(square) for square in squares]
     products = [(_sum_of_products(tensors[i], tensors[j]), norms[i] * norms[j]) for i, j in pairs]
@@ -120,7 +120,7 @@ def _size_and_direction(values):
 
     An image of zeros stays an image of zeros.
     """
-    values = _wide(values)
+    values = wide(values)
     size = ops.max(ops.abs(values), axis=_feature_axes(values), keepdims=True)
     return ops.reshape(size, (-1,)), values / ops.where(size == 0, ops.ones_like(size), size)
 
@@ -133,7 +133,8 @@ def _feature_axes(values):
     return tuple(range(1, len(values.shape)))
 
 
-def _wide(values):
+def wide(values):
+    """Returns values in float32, or in float64 if they are."""
     values = ops.convert_to_tensor(values)
     is_wide = keras.backend.standardize_dtype(values.dtype) in ("float32", "float64")
     return values if is_wide else ops.cast(values, "float32")

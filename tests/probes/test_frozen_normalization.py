@@ -328,7 +328,7 @@ def test_heads_without_a_normalization_are_refused():
 def test_saved_models_are_refused(tmp_path):
     model = model_of(keras.layers.LayerNormalization(), keras.layers.Dense(4))
     tfr.export(model, tmp_path / "saved")
-    with pytest.raises(ValueError, match=r"`freeze_normalization` must .*no such layer that can"):
+    with pytest.raises(ValueError, match=r"`freeze_normalization` must .*of a SavedModel"):
         probes.attribution(tmp_path / "saved", data_for(model), freeze_normalization=True)
 
 

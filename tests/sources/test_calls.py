@@ -99,7 +99,7 @@ OPTIONS = [
 def test_the_numbers_are_those_of_the_layers(options):
     chain = tfr.chain(network(**options))
     states, gradient = states_of(chain, images()[0])
-    assert chain.graphs
+    assert chain.called
     expected, expected_gradient = states_of(own_calls(chain), images()[0])
     low = options.get("dtype") == "mixed_bfloat16"
     for state, other in zip([*states, gradient], [*expected, expected_gradient], strict=True):
@@ -112,9 +112,9 @@ def test_blocks_of_one_kind_have_one_graph():
     chain = tfr.chain(network(blocks=(5, 5)))
     probes.drop_blocks(chain, images())
     # The first stage has units of one kind, the second also one that changes the shape.
-    assert len(chain.graphs) == 3
+    assert len(chain.called) == 3
     probes.block_metrics(chain, images())
-    assert len(chain.graphs) == 3
+    assert len(chain.called) == 3
 
 
 def test_the_numbers_follow_the_weights():
@@ -155,7 +155,7 @@ class _Counting(Shortcut):
 def test_units_that_compute_with_more_than_weights_share_nothing(options, count):
     chain = tfr.chain(network(**options))
     states_of(chain, images()[0])
-    assert len(chain.graphs) == count
+    assert len(chain.called) == count
 
 
 def test_a_unit_with_other_settings_is_of_another_kind():
@@ -170,7 +170,7 @@ def test_a_unit_with_other_settings_is_of_another_kind():
     units[2].normalization1.epsilon = 0.1
     chain = tfr.chain(model)
     states, _ = states_of(chain, images()[0])
-    assert len(chain.graphs) == 3
+    assert len(chain.called) == 3
     state = chain.stem(images()[0])
     for unit, found in zip(units, states, strict=True):
         state = unit(state, training=False)

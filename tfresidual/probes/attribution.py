@@ -290,7 +290,9 @@ def _with_fixed_statistics(chain, last):
     with frozen_normalizations() as found:
         outputs = chain.head(last)
     if not found:
-        raise _no_normalization(f"{chain.name}, whose head has no such layer that can be seen")
+        raise _no_normalization(
+            f"{chain.name}, whose head has no such layer that can be seen; none of a SavedModel can"
+        )
     return outputs
 
 

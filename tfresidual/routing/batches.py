@@ -200,15 +200,14 @@ def run_over(
     if chain.prepare is not None:
         chain.prepare()
     batches, count = batches_of(data, chain, with_labels)
-    first, parts = True, []
+    parts = []
     if at_once is not None:
         batches, count = rebatched(batches, at_once), None
     with progress_bar(name if progress else None, count) as advance:
         for images, labels in batches:
-            if first:
+            if not parts:
                 check_images(chain, images)
                 check_once(chain, images)
-                first = False
             if check is not None:
                 check(images, labels)
             found = None
