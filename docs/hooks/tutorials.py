@@ -116,6 +116,7 @@ def on_files(files, config):
 
 
 def main(folder):
+    """Writes the notebooks of the tutorials into a folder."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for path in sorted((ROOT / "docs" / FOLDER).glob("*.md")):

@@ -1,5 +1,6 @@
 """The pages of the site, and those of the repository that people read where they are."""
 
+import itertools
 import re
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def links_of(page):
 def anchors_of(page):
     """What the headings of a page are called, on the site and where the repository is shown."""
     tokens = list(tokens_of(page))
-    for token, text in zip(tokens, tokens[1:], strict=False):
+    for token, text in itertools.pairwise(tokens):
         if token.type == "heading_open":
             words = re.sub(r"[^\w\- ]", "", text.content.lower())
             yield re.sub(r"[ ]+", "-", words.strip())

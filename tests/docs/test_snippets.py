@@ -21,9 +21,7 @@ pytestmark = [
 # A test applies the steps of this page, which are not one program.
 APART = ("CONTRIBUTING.md",)
 README = ROOT / "README.md"
-RUN = [
-    page for page in PAGES if list(blocks_of(page, "python")) and page.name not in APART
-]
+RUN = [page for page in PAGES if list(blocks_of(page, "python")) and page.name not in APART]
 
 
 @pytest.fixture(scope="module")

@@ -118,7 +118,9 @@ def page(rows):
     reasons = [row for row in rows.values() if row["reason"]]
     parts.append("\n## Reasons\n\nWhy there is no chain, or why layers are not opened:\n\n")
     # Brackets before parentheses would be links.
-    parts += [f"- `{row['class']}`: {row['reason'].replace('[', chr(92) + '[')}\n" for row in reasons]
+    for row in reasons:
+        reason = row["reason"].replace("[", r"\[")
+        parts.append(f"- `{row['class']}`: {reason}\n")
     return "".join(parts)
 
 

@@ -68,7 +68,9 @@ class _NotebookFigure(Figure):
 
 def new_figure(width, height, title):
     """Returns an empty figure with a left-aligned title; width and height are in inches."""
-    figure = _NotebookFigure(figsize=(width, height), dpi=100, facecolor="white", layout="constrained")
+    figure = _NotebookFigure(
+        figsize=(width, height), dpi=100, facecolor="white", layout="constrained"
+    )
     figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
     figure.suptitle(title, x=0.012, ha="left", fontsize=TITLE_SIZE, fontweight="bold", color=INK)
     return figure
