@@ -253,7 +253,7 @@ class _Runner:
             self.positions = labels.shape[1]
         specs, labels = {-1: spec_of(images)}, spec_of(labels)
         self.context, context = _compiled_context(chain, specs[-1])
-        self.functions, inner = [], []
+        self.functions, inner, bound = [], [], {}
         for step in plan.steps:
             anchor = specs.get(step.reference)
             function, weights, of_image = _compiled(
@@ -266,8 +266,10 @@ class _Runner:
                 with_losses,
                 self.positions,
             )
-            # Weights stay as they are while the routes run, so they are read once.
-            self.functions.append(_bound(function, weights()) if weights else function)
+            # Weights stay as they are while the routes run, so those of a block are read once.
+            if weights and weights not in bound:
+                bound[weights] = _bound(function, weights())
+            self.functions.append(bound.get(weights, function))
             inner.append(of_image)
             if step.target is not None:
                 output = function.structured_outputs
