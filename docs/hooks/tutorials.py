@@ -16,6 +16,7 @@ import io
 import pathlib
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 
 import jupytext
 import nbformat
@@ -25,6 +26,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 FOLDER = "tutorial"
 # What a block may take, in seconds, before it counts as hung.
 MOST_SECONDS = 1200
+# Much of a page is tracing, which keeps one core busy.
+AT_ONCE = 2
 # So that building twice runs once.
 CACHE = ROOT / ".cache" / "tutorial"
 
@@ -101,8 +104,10 @@ def on_files(files, config):
     """Runs the pages and adds notebooks and pictures to the site."""
     from mkdocs.structure.files import File
 
-    for path in sorted((ROOT / "docs" / FOLDER).glob("*.md")):
-        notebook = _finished(path)
+    paths = sorted((ROOT / "docs" / FOLDER).glob("*.md"))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        notebooks = list(pool.map(_finished, paths))
+    for path, notebook in zip(paths, notebooks, strict=True):
         text, pictures = markdown_of(notebook, path.stem)
         page = files.get_file_from_path(f"{FOLDER}/{path.name}")
         link = f"[This page as a notebook]({path.stem}.ipynb)\n\n"
