@@ -51,6 +51,22 @@ def run(notebook):
     with tempfile.TemporaryDirectory() as folder:
         resources = {"metadata": {"path": folder}}
         NotebookClient(notebook, timeout=MOST_SECONDS, resources=resources).execute()
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = _printed(cell.outputs)
+
+
+def _printed(outputs):
+    """Returns outputs without what went to the log, and what was printed in pieces in one."""
+    kept = []
+    for output in outputs:
+        if output.get("name") == "stderr":
+            continue
+        if output.get("name") == "stdout" and kept and kept[-1].get("name") == "stdout":
+            kept[-1].text += output.text
+        else:
+            kept.append(output)
+    return kept
 
 
 def markdown_of(notebook, name):

@@ -1,8 +1,8 @@
 """Every Python block of the README and of the site runs as written, page by page.
 
 Those of one page share their names and a folder, which is empty at first. Digitclutter is drawn
-once for all of them. Commands are compared with the command line: every word that they use is
-known to it.
+once for all of them. The tutorial is run by `make docs`, and here among the slow tests. Commands
+are compared with the command line: every word that they use is known to it.
 """
 
 import re
@@ -22,6 +22,7 @@ pytestmark = [
 APART = ("CONTRIBUTING.md",)
 README = ROOT / "README.md"
 RUN = [page for page in PAGES if list(blocks_of(page, "python")) and page.name not in APART]
+SLOW = {page: [pytest.mark.slow] for page in RUN if page.parent.name == "tutorial"}
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,9 @@ def data(tmp_path_factory):
     return tmp_path_factory.mktemp("data")
 
 
-@pytest.mark.parametrize("page", RUN, ids=name_of)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, id=name_of(page), marks=SLOW.get(page, ())) for page in RUN]
+)
 def test_python_runs(page, data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TFDS_DATA_DIR", str(data))
@@ -47,6 +50,7 @@ def test_python_runs(page, data, tmp_path, monkeypatch):
 def test_python_is_found_on_many_pages():
     assert len(RUN) > 15
     assert README in RUN
+    assert len(SLOW) == 3
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
