@@ -82,7 +82,7 @@ def test_other_images_are_said_and_the_rest_is_compared(text, trained):
         "32 test images of Digitclutter, 3 digits (gated)."
     ) in text
     # A training does not record what its callbacks measured.
-    assert "What plain and gated was measured on is not recorded." in text
+    assert "What plain and gated were measured on is not recorded." in text
     read = [
         pd.read_csv(f / "probes" / "readout.csv").set_index(["stage", "block"])["error"]
         for f in trained

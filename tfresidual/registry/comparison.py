@@ -153,7 +153,8 @@ def _caution(names, measured):
     for frames in zip(*measured, strict=True):
         unknown = [name for name, one in zip(names, frames, strict=True) if one.on is None]
         if unknown:
-            found.append(f"What {' and '.join(unknown)} was measured on is not recorded.")
+            were = "was" if len(unknown) == 1 else "were"
+            found.append(f"What {' and '.join(unknown)} {were} measured on is not recorded.")
         elif len({one.on for one in frames}) > 1:
             found.append(f"Not the same images: {_each(names, [one.on for one in frames])}.")
         for option, columns in _AFFECTED.items():
