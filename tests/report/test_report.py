@@ -420,7 +420,7 @@ class TestTables:
 
 
 def test_public_names():
-    assert report.__all__ == ["Section", "numbers_text", "search_sections", "write"]
+    assert report.__all__ == ["Section", "axes_text", "numbers_text", "search_sections", "write"]
     assert all(hasattr(report, name) for name in report.__all__)
 
 
