@@ -176,7 +176,7 @@ class ProbeCallback(keras.callbacks.Callback):
             check_scored(chain)
 
     def keep(self, **frames: Frame) -> None:
-        """Keeps frames that the probe returned, by their names in `tfresidual.registry`."""
+        """Keeps frames that the probe returned, by name; the report has them."""
         self.frames |= frames
 
     def splits(self) -> list[str | None]:

@@ -45,19 +45,20 @@ def measure(
         chain: a `tfresidual.routing.Chain`.
         name: str, the probe's name.
         function: `function(images, labels)` returns a dict of tensors `(images, blocks)`, and
-            with them the masks of `tfresidual.routing.positions.only_counted`.
+            with them masks of the same shape that say what counts, if not everything does.
         data: a dataset or arrays, or a dict of these by split.
         per_image: whether every image has rows of its own; if not, values are averaged over the
             images that count (in float64).
         progress: whether to show a progress bar.
-        with_labels: whether the function reads the labels, which must then be valid.
+        with_labels: whether the function reads the labels, which must then be valid. Without, they
+            are not checked, but the data still has them.
         with_errors: names of the values whose means are returned with their standard errors.
         per_position: whether the function is called with `per_position=True` too and returns
             tensors `(images, positions, blocks)`, and under `VALID_POSITIONS` which positions are
             measured. Every such position then takes the part of an image.
         of_states: names of the values that do not depend on the loss.
-        with_plain: whether the function can also be called with `plain=True`, see
-            `tfresidual.routing.batches.run_over`.
+        with_plain: whether the function can also be called with `plain=True`, for sums of squares
+            without scaling, which is faster; it then also returns whether they were right.
 
     Returns:
         A `pandas.DataFrame` with the columns `split` (if `data` is a dict), `stage`, `block`,
