@@ -6,7 +6,7 @@ MYPY = $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir 
 # Small operations in two processes: more threads only wait for each other.
 ONE_THREAD := TF_NUM_INTRAOP_THREADS=1 TF_NUM_INTEROP_THREADS=1 OMP_NUM_THREADS=1
 
-.PHONY: study test test-system test-backends test-slow format benchmarks clean
+.PHONY: study test test-system test-backends test-slow format benchmarks docs notebooks clean
 
 study: .venv/package
 	$(BIN)/tfresidual study
@@ -31,12 +31,20 @@ format: .venv/test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The site, into site/; every warning is an error. The theme's advertisement is not a warning.
+docs: .venv/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+# The pages of the tutorial as notebooks that have not been run, into notebooks/.
+notebooks: .venv/docs
+	$(BIN)/python docs/hooks/tutorials.py notebooks
+
 benchmarks: .venv/benchmarks
 	$(BIN)/python benchmarks/run.py
 
 # The package is installed as its users have it: tests do not run against the files here. The
 # folder build/ would carry over modules that are gone.
-SOURCES := setup.cfg pyproject.toml tfresidual_cli.py $(shell find tfresidual callbacks -name '*.py' -o -name '*.jinja')
+SOURCES := setup.cfg setup.py pyproject.toml tfresidual_cli.py $(shell find tfresidual callbacks -name '*.py' -o -name '*.jinja')
 
 .venv/package: $(SOURCES)
 	test -d .venv || $(PYTHON) -m venv .venv
@@ -52,6 +60,11 @@ SOURCES := setup.cfg pyproject.toml tfresidual_cli.py $(shell find tfresidual ca
 .venv/backends: .venv/test
 	rm -rf build
 	$(BIN)/pip install --quiet ".[backends]"
+	touch $@
+
+.venv/docs: .venv/package
+	rm -rf build
+	$(BIN)/pip install --quiet ".[docs]"
 	touch $@
 
 .venv/benchmarks: .venv/package

@@ -311,6 +311,7 @@ def cli():
       tfresidual study --data cifar10 --data-dir ~/tensorflow_datasets --epochs 5
       tfresidual train --network hauser --depth 10 --out runs/hauser10
       tfresidual probe runs/hauser10 --probe drop_blocks
+      tfresidual compare runs/hauser10 runs/hauser20
       tfresidual tune --data mnist --epsilon 0.2 --workers 2
       tfresidual data digitclutter --digits 5
     """
@@ -605,6 +606,33 @@ def tune(out, workers, **given):
 
 
 @cli.command()
+@click.argument("runs", metavar="RUN RUN...", nargs=-1, required=True, type=click.Path())
+@option(
+    "--out",
+    "HTML file to write; an existing file is only replaced if this command wrote it.",
+    "compare-NAME-NAME.html beside the first run",
+    type=click.Path(),
+    metavar="FILE",
+)
+def compare(runs, out):
+    """Compare two or more runs on one page, each figure with all of them on the same axes.
+
+    RUN is a folder that `study` or `train` wrote. The page shows the settings that differ, the
+    trainings, and for every probe that was run on all networks the figures and the blocks that
+    differ the most. It says what was measured on other images or with other options; `probe` with
+    the same options on each run measures them alike.
+
+    \b
+    Examples:
+      tfresidual compare runs/resnet-digitclutter runs/gated
+      tfresidual compare runs/seed0 runs/seed1 runs/seed2 --out seeds.html
+    """
+    with _package(lambda: "The same command starts again") as package:
+        page = package.comparison.compare(runs, out, package.terminal())
+    click.echo(f"page: {page}")
+
+
+@cli.command()
 @click.argument("data", metavar="NAME", type=click.Choice(DATASETS))
 @options(*data_options())
 @click.option("--download", is_flag=True, help="Let tensorflow-datasets download what is missing.")
@@ -839,13 +867,14 @@ def _loaded(only_training):
     if only_training:
         return package
     from tfresidual import tuning
-    from tfresidual.jobs import depth_study, probing, study
+    from tfresidual.jobs import comparison, depth_study, probing, study
     from tfresidual.machine import on_tensorflow as on_tensorflow
     from tfresidual.registry import ProbeOptions
     from tfresidual.sources import exporting
 
     package.failures = (tuning.SearchError, FolderInUseError)
-    package.depth_study, package.probing, package.study = depth_study, probing, study
+    package.comparison, package.depth_study = comparison, depth_study
+    package.probing, package.study = probing, study
     package.ProbeOptions, package.exporting = ProbeOptions, exporting
     return package
 
@@ -896,6 +925,7 @@ OTHER_NAMES = {
     "folder": "out",
     "name": "data",
     "net": "source",
+    "page": "out",
     "source": "target",
     "target": "source",
 }

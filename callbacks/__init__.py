@@ -6,6 +6,7 @@ from tfresidual.callbacks.borderline import Borderline
 from tfresidual.callbacks.convergence_indices import ConvergenceIndices
 from tfresidual.callbacks.drop_blocks import DropBlocks
 from tfresidual.callbacks.export_for_probing import ExportForProbing
+from tfresidual.callbacks.figures import Figures
 from tfresidual.callbacks.lens import Lens
 from tfresidual.callbacks.lipschitz import Lipschitz
 from tfresidual.callbacks.perturbation import Perturbation
@@ -21,6 +22,7 @@ __all__ = [
     "ConvergenceIndices",
     "DropBlocks",
     "ExportForProbing",
+    "Figures",
     "Lens",
     "Lipschitz",
     "Perturbation",

@@ -38,7 +38,9 @@ class Attribution(ProbeCallback):
     counts_errors = True
 
     def probe(self, chain: Chain) -> dict[str, float]:
-        logs = block_logs(attribution(chain, self.data), ["attribution"])
+        frame = attribution(chain, self.data)
+        self.keep(attribution=frame)
+        logs = block_logs(frame, ["attribution"])
         return {key: logs[key] for key in self.keys(chain)}
 
     def keys(self, chain: Chain) -> list[str]:

@@ -8,6 +8,7 @@ from tfresidual.callbacks.probe_callback import ProbeCallback
 from tfresidual.probes import block_metrics
 from tfresidual.probes.block_metrics import metrics_of
 from tfresidual.probes.logs import block_logs, log_key
+from tfresidual.routing.block_values import PERTURBATION_METRICS
 
 if TYPE_CHECKING:
     from tfresidual.routing import Chain
@@ -46,7 +47,10 @@ class BlockMetrics(ProbeCallback):
     reads_labels = True
 
     def probe(self, chain: Chain) -> dict[str, float]:
-        logs = block_logs(block_metrics(chain, self.data), PUBLISHED)
+        frame = block_metrics(chain, self.data)
+        # Those metrics are the subject of `Perturbation`.
+        self.keep(block_metrics=frame.drop(columns=list(PERTURBATION_METRICS)))
+        logs = block_logs(frame, PUBLISHED)
         return {key: logs[key] for key in self.keys(chain)}
 
     def keys(self, chain: Chain) -> list[str]:

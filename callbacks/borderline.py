@@ -86,6 +86,7 @@ class Borderline(ProbeCallback):
             probability=self.probability,
             groups=self.groups,
         )
+        self.keep(borderline=frame)
         logs: dict[str, float] = {}
         for row in frame.to_dict("records"):
             place = (row["stage"], row["block"], row.get("split"))

@@ -73,7 +73,7 @@ class ConvergenceIndices(ProbeCallback):
         self.reading: Reading = reading
 
     def probe(self, chain: Chain) -> dict[str, float]:
-        _, frame = convergence_frames(
+        frames, frame = convergence_frames(
             chain,
             self.data,
             times=self.times,
@@ -81,6 +81,7 @@ class ConvergenceIndices(ProbeCallback):
             reading=self.reading,
             at_chance="nan",
         )
+        self.keep(convergence_indices=frame, **frames)
         logs = {}
         for row in frame.to_dict("records"):
             stage = None if row["stage"] == MEAN else row["stage"]

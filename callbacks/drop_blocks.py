@@ -42,7 +42,9 @@ class DropBlocks(ProbeCallback):
     counts_errors = True
 
     def probe(self, chain: Chain) -> dict[str, float]:
-        logs = block_logs(drop_blocks(chain, self.data), PUBLISHED, "drop_")
+        frame = drop_blocks(chain, self.data)
+        self.keep(drop_blocks=frame)
+        logs = block_logs(frame, PUBLISHED, "drop_")
         return {key: logs[key] for key in self.keys(chain)}
 
     def keys(self, chain: Chain) -> list[str]:

@@ -38,7 +38,9 @@ class Lens(ProbeCallback):
     counts_errors = True
 
     def probe(self, chain: Chain) -> dict[str, float]:
-        logs = block_logs(lens(chain, self.data), PUBLISHED, "lens_")
+        frame = lens(chain, self.data)
+        self.keep(lens=frame)
+        logs = block_logs(frame, PUBLISHED, "lens_")
         return {key: logs[key] for key in self.keys(chain)}
 
     def keys(self, chain: Chain) -> list[str]:

@@ -49,7 +49,9 @@ class Lipschitz(ProbeCallback):
         bounded_blocks(chain)
 
     def probe(self, chain: Chain) -> dict[str, float]:
-        return block_logs(lipschitz(chain), METRICS, PREFIX)
+        frame = lipschitz(chain)
+        self.keep(lipschitz=frame)
+        return block_logs(frame, METRICS, PREFIX)
 
     def keys(self, chain: Chain) -> list[str]:
         return [

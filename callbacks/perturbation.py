@@ -57,7 +57,9 @@ class Perturbation(ProbeCallback):
     def probe(self, chain: Chain) -> dict[str, float]:
         blocks = perturbation(chain, self.data)
         logs = block_logs(blocks, PERTURBATION_METRICS)
-        for row in distances_of(blocks).to_dict("records"):
+        distances = distances_of(blocks)
+        self.keep(block_metrics=blocks, computational_distance=distances)
+        for row in distances.to_dict("records"):
             if row["stage"] == ALL_STAGES:
                 continue
             distance = row["scaled_distance"]

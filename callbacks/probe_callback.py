@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from tfresidual.routing import Chain
     from tfresidual.sources.choosing import Layers
-    from tfresidual.types import Data
+    from tfresidual.types import Data, Frame
 
 # Where a model keeps its `_Probed`. A dictionary of models would keep subclassed ones forever,
 # since their chains refer to them.
@@ -134,6 +134,10 @@ class ProbeCallback(keras.callbacks.Callback):
             arrays, or a dict of these by split name; every key then starts with the split name.
         every: int, the probe runs once every `every` epochs.
 
+    Attributes:
+        frames: the frames that the probe returned at the end of the last epoch, by name; empty if
+            it did not run then.
+
     Raises:
         ValueError: if `every` is not a positive int, or `data` has another type or is known to be
             infinite; when training begins, if the data is empty or does not fit the network.
@@ -154,6 +158,7 @@ class ProbeCallback(keras.callbacks.Callback):
                 with _in_split(split):
                     check_data(part)
         self.data: Data | None = data
+        self.frames: dict[str, Frame] = {}
         self._chain: Chain | None = None
         self._first: dict[str | None, Any] | None = None
 
@@ -170,12 +175,16 @@ class ProbeCallback(keras.callbacks.Callback):
         if self.counts_errors:
             check_scored(chain)
 
+    def keep(self, **frames: Frame) -> None:
+        """Keeps frames that the probe returned, by name; the report has them."""
+        self.frames |= frames
+
     def splits(self) -> list[str | None]:
         """Returns the names of the splits of the data, `[None]` if it has no splits."""
         return list(splits_of(self.data))
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._chain = None
+        self._chain, self.frames = None, {}
         epochs = (self.params or {}).get("epochs")
         if epochs and epochs < self.every:
             warnings.warn(
@@ -195,7 +204,7 @@ class ProbeCallback(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         chain = self._begin() if self._chain is None else self._chain
-        logs = {} if logs is None else logs
+        logs, self.frames = {} if logs is None else logs, {}
         logs.update(dict.fromkeys(self.keys(chain), math.nan))
         if (epoch + 1) % self.every == 0:
             logs.update(self.probe(chain))
@@ -243,6 +252,7 @@ class ProbeCallback(keras.callbacks.Callback):
         new = copy.copy(self)
         memo[id(self)] = new
         new._model = new._chain = new._first = None
+        new.frames = {}
         return new
 
 

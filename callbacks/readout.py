@@ -41,7 +41,9 @@ class Readout(ProbeCallback):
     counts_errors = True
 
     def probe(self, chain: Chain) -> dict[str, float]:
-        logs = block_logs(readout(chain, self.data), PUBLISHED, "readout_")
+        frame = readout(chain, self.data)
+        self.keep(readout=frame)
+        logs = block_logs(frame, PUBLISHED, "readout_")
         return {key: logs[key] for key in self.keys(chain)}
 
     def keys(self, chain: Chain) -> list[str]:

@@ -43,7 +43,9 @@ class SignalPropagation(ProbeCallback):
     reads_labels = True
 
     def probe(self, chain: Chain) -> dict[str, float]:
-        logs = block_logs(signal_propagation(chain, self.data), METRICS)
+        frame = signal_propagation(chain, self.data)
+        self.keep(signal_propagation=frame)
+        logs = block_logs(frame, METRICS)
         return {key: logs[key] for key in self.keys(chain)}
 
     def keys(self, chain: Chain) -> list[str]:

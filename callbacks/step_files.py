@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import tensorflow as tf
 
+from tfresidual.callbacks.summaries import metadata_of
 from tfresidual.callbacks.training_step import METRICS
 from tfresidual.machine.files import damaged, written
 from tfresidual.probes.logs import log_key
@@ -84,9 +85,7 @@ class StepEvents:
 
     def __init__(self, path: pathlib.Path) -> None:
         self._writer = tf.summary.create_file_writer(str(path))
-        # `tf.summary.scalar` does the same, but needs TensorBoard to be installed.
-        self._metadata = tf.compat.v1.SummaryMetadata()
-        self._metadata.plugin_data.plugin_name = "scalars"
+        self._metadata = metadata_of("scalars")
 
     def add(self, frame: Frame) -> None:
         """Writes the numbers in rows."""

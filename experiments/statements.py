@@ -15,6 +15,8 @@ from catalogue import (
 )
 from drawing import ranged
 
+from tfresidual.report import axes_text
+
 SIZE = "small"
 TITLES = {
     "II": 'Jastrzebski et al. 2018, "Residual connections encourage iterative inference"',
@@ -167,7 +169,9 @@ def drawn_of(entry, frames, folder):
         if folder is not None:
             drawn.savefig(folder / f"{name}.png", dpi=110)
         title = drawn.get_suptitle() or entry.asks
-        lines += [f"![{title}](../docs/images/papers/{name}.png)", ""]
+        panels = "; ".join(filter(None, (axes.get_title() for axes in drawn.axes)))
+        shown = ". ".join(filter(None, (title, panels, axes_text(drawn))))
+        lines += [f"![{shown}](../docs/images/papers/{name}.png)", ""]
     return lines
 
 

@@ -11,6 +11,7 @@ import os
 import pathlib
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -65,7 +66,9 @@ def data_dir(tmp_path_factory):
 # Help
 
 
-@pytest.mark.parametrize("command", ["", "study", "train", "probe", "export", "tune", "data"])
+@pytest.mark.parametrize(
+    "command", ["", "study", "train", "probe", "export", "tune", "compare", "data"]
+)
 def test_help_is_quick(command):
     times = []
     for _ in range(3):
@@ -290,6 +293,8 @@ WRONG = [
     ["export", "run"],
     ["export", "run", "saved", "more"],
     ["export", "run", "saved", "--probe", "readout"],
+    ["compare"],
+    ["compare", "run", "other", "--probe", "readout"],
     ["tune", "--depth", "20"],
     ["tune", "--start", "4,x,4"],
     ["tune", "--start", "0"],
@@ -570,6 +575,26 @@ def test_probe(studied, data_dir):
     figures_and_frames = {"readout.csv", "readout.png", "drop_blocks.csv", "drop_blocks.png"}
     assert written == {"probes.json", *figures_and_frames}
     assert all(path.read_bytes() == content for path, content in before.items())
+
+
+def test_compare(studied, tmp_path):
+    run = studied[0] / "runs/resnet-digitclutter"
+    other = shutil.copytree(run, tmp_path / "other")
+    result = tfresidual("compare", run, other, "--out", "page.html", cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (0, "page: page.html\n"), result.stderr
+    assert_no_noise(result.stderr)
+    assert (tmp_path / "page.html").stat().st_size > 100_000
+    report = (other / "report.html").read_bytes()
+    result = tfresidual("compare", run, other, "--out", other / "report.html")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.splitlines()[-1] == (
+        "tfresidual: Option `--out` must be a new file, or a page that `tfresidual compare` wrote: "
+        f"nothing else is replaced. Received: --out='{other / 'report.html'}'"
+    )
+    assert (other / "report.html").read_bytes() == report
+    result = tfresidual("compare", run, tmp_path)
+    assert result.returncode == 2
+    assert "Argument `RUN RUN...` must be folders that" in result.stderr
 
 
 def test_export_and_a_probe_of_it(studied, data_dir):

@@ -28,9 +28,9 @@ import tensorflow as tf
 import tfresidual as tfr
 import tfresidual_cli
 from tfresidual import callbacks, datasets, export, layers, networks, probes, training, tuning
+from tfresidual.callbacks.watching import watching
 from tfresidual.jobs.settings import Settings
 from tfresidual.jobs.training import train
-from tfresidual.registry import watching
 from tfresidual.routing import evaluate, routes
 
 pytestmark = pytest.mark.system

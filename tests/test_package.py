@@ -33,8 +33,8 @@ ORDER = (
     "tuning",
     "plots",
     "report",
-    "callbacks",
     "registry",
+    "callbacks",
     "jobs",
 )
 
@@ -228,6 +228,17 @@ def test_what_else_is_in_the_wheel(wheel):
     assert wheel[information["top_level.txt"]].decode().split() == ["tfresidual", "tfresidual_cli"]
     # In either of the two ways in which setuptools has written it.
     assert re.search(rb"^License(-Expression)?: Apache-2.0$", wheel[information["METADATA"]], re.M)
+
+
+@pytest.mark.system
+def test_links_of_the_description_work_on_a_package_index(wheel):
+    (metadata,) = (wheel[name].decode() for name in wheel if name.endswith("/METADATA"))
+    source = re.search(r"^Project-URL: Source, (https://\S+)$", metadata, re.MULTILINE)[1]
+    assert f"]({source}/raw/main/docs/images/cosine_loss.png)" in metadata
+    assert f"]({source}/blob/main/CONTRIBUTING.md)" in metadata
+    assert not re.findall(r"\]\((?!https://)", metadata)
+    for file in ("mkdocs.yml", "setup.cfg"):
+        assert source in (ROOT / file).read_text(encoding="utf-8")
 
 
 def part_of(module):

@@ -305,6 +305,7 @@ def test_loggers_that_stand_before(net, tmp_path):
     assert warned(net, probe(data), callbacks.Readout(data), log) == []
 
 
+@pytest.mark.compiled
 def test_a_tensorboard_that_stands_before(net, tmp_path):
     pytest.importorskip("tensorboard")
     board, probe = keras.callbacks.TensorBoard(tmp_path), callbacks.BlockMetrics((IMAGES, LABELS))

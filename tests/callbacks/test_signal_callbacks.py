@@ -108,7 +108,8 @@ def test_no_key_of_another_callback(bounded):
     chain, _, _ = bounded
     data = np.zeros((3, 8, 8, 3), "float32"), np.zeros(3, int)
     # These take no images, or publish nothing.
-    others = ("ProbeCallback", "Lipschitz", "StepMetrics", "ExportForProbing", "use_blocks")
+    others = {"ProbeCallback", "Lipschitz", "StepMetrics", "ExportForProbing", "Figures"}
+    others.add("use_blocks")
     names = [name for name in callbacks.__all__ if name not in others]
     assert {"BlockMetrics", "Readout", "SignalPropagation"} <= set(names)
     chosen = [callbacks.Lipschitz(), *(getattr(callbacks, name)(data) for name in names)]

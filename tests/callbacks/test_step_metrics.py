@@ -480,6 +480,7 @@ def is_changed(layer):
     return bool({"call", "train_step"} & set(vars(layer)))
 
 
+@pytest.mark.system
 def test_nothing_remains_in_the_model(tmp_path):
     net = compiled(random_network(blocks=1))
     data = random_batch(net, images=4)
@@ -599,6 +600,7 @@ def test_refused(make, kwargs, reason):
     assert not is_changed(model)
 
 
+@pytest.mark.system
 @pytest.mark.eager
 def test_bounded_blocks_with_an_anchor_are_refused():
     """Their training would change in its last bits: by 3e-8 after six steps."""

@@ -1,6 +1,7 @@
 """The report page: its content, its form, and that it replaces an older one whole or not at all.
 
-Not covered: how the page looks; that was judged by eye, on screen, in the dark and in print.
+Not covered: how the page looks; that was judged by eye, at 390 and 1280 pixels, light and dark, and
+in print.
 """
 
 import base64
@@ -136,11 +137,20 @@ class TestPage:
         page = Page(report.write(tmp_path / "r.html", "T", [section]).read_text("utf-8"))
         assert "R. On 2,000 test images." in page.text("figcaption") + page.text("p")
 
+    def test_what_a_reader_must_know_comes_before_the_figure(self, tmp_path):
+        section = report.Section(
+            "T", "Q?", figure=small_figure(), reading="R.", numbers="Error 0.1.", caution="Mixed."
+        )
+        page = written(tmp_path / "r.html", "T", [section])
+        texts = [text for tag, text in page.texts if tag in ("p", "strong", "figcaption")]
+        assert texts == ["Q?", "Caution:", "Mixed.", "R."]
+        assert page.all("img")[0]["alt"] == "Figure: T. Drawn: error over block. Error 0.1."
+
     def test_links_lead_to_sections(self, page):
         targets = {attributes.get("id") for _, attributes in page.tags}
         links = [attributes["href"] for attributes in page.all("a")]
-        assert len(links) == 3
-        assert all(link.startswith("#") and link[1:] in targets for link in links)
+        assert links == ["#section-1", "#section-2", "#section-3", "#settings", "#words"]
+        assert {link[1:] for link in links} <= targets
 
     def test_nothing_is_fetched(self, page, page_text):
         assert "http" not in page_text.lower()
@@ -171,13 +181,16 @@ class TestPage:
             smallest = (style.SMALL_SIZE - 1) / 72 * 96
             assert smallest * least / int(image["width"]) >= 8.9
         assert "min-width: var(--least)" in page_text
+        # On a narrow screen, each figure has a box to tick for that.
+        boxes = [box["id"] for box in page.all("input")]
+        assert boxes == [label["for"] for label in page.all("label")] == ["full-1", "full-3"]
         scrolled = [a for a in page.all("div") if a.get("class") == "scroll" and "tabindex" in a]
         assert [a["aria-label"] for a in scrolled] == ["Cosine loss", "Drop"]
 
     def test_tables(self, page):
         assert all(attributes.get("scope") in ("col", "row") for attributes in page.all("th"))
         assert len(page.all("caption")) == len(page.all("table")) == 3
-        assert page.text("summary") == ["Table of 54 rows"]
+        assert page.text("summary") == ["Contents", "Table of 54 rows"]
         # A heading may break after each of its words.
         assert "scaled_distance" in "".join(page.text("th"))
         assert "3.690" in page.text("td")
@@ -203,6 +216,37 @@ class TestPage:
     def test_light_dark_and_print(self, page_text):
         assert "prefers-color-scheme: dark" in page_text
         assert "@media print" in page_text
+
+
+class TestNumbersOfAFigure:
+    def test_range_and_places_of_the_test_images(self):
+        frame = block_frame(2, stages=2, splits=("train", "test"), gap=True)
+        frame["cosine_loss"] = [9.0, 9, 9, 9, 0.5, -0.25, np.nan, 0.0]
+        assert report.numbers_text(frame, "cosine_loss") == (
+            "On the test images, cosine loss of 3 blocks in stages 1, 2: from "
+            f"{MINUS}0.2500 (stage 1, block 1) to 0.5000 (stage 1, block 0)."
+        )
+
+    def test_the_last_epoch(self):
+        frame = pd.DataFrame({"epoch": [0, 1], "stage": 1, "block": 0, "l2_ratio": [3.0, 1.5]})
+        assert report.numbers_text(frame, "l2_ratio") == (
+            "l2 ratio in epoch 2 of 1 block in stage 1: from 1.500 (stage 1, block 0) to 1.500 "
+            "(stage 1, block 0)."
+        )
+
+    def test_a_log(self):
+        log = pd.DataFrame({"epoch": [0, 1, 2], "loss": [2.0, 1.0, 0.5]})
+        expected = "loss from 2.000 in epoch 1 to 0.5000 in epoch 3."
+        assert report.numbers_text(log, "loss") == expected
+
+    def test_sums_over_all_stages_are_no_stage(self):
+        frame = distance_frame(stages=2)
+        text = report.numbers_text(frame, "distance")
+        assert text == "distance of stages 1, 2: from 130.0 (stage 1) to 165.0 (stage 2)."
+
+    def test_nothing_finite(self):
+        frame = pd.DataFrame({"stage": [1, 2], "block": 0, "l2_ratio": [np.nan, np.inf]})
+        assert report.numbers_text(frame, "l2_ratio") is None
 
 
 class TestForm:
@@ -290,7 +334,8 @@ class TestWholeOrNothing:
 
 class TestRefused:
     @pytest.mark.parametrize(
-        "name", ["title", "question", "reading", "source", "finding", "images"]
+        "name",
+        ["title", "question", "reading", "source", "finding", "images", "numbers", "caution"],
     )
     @pytest.mark.parametrize("value", ["  ", 3])
     def test_texts(self, name, value):
@@ -375,7 +420,7 @@ class TestTables:
 
 
 def test_public_names():
-    assert report.__all__ == ["Section", "search_sections", "write"]
+    assert report.__all__ == ["Section", "axes_text", "numbers_text", "search_sections", "write"]
     assert all(hasattr(report, name) for name in report.__all__)
 
 

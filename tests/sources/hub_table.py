@@ -117,7 +117,10 @@ def page(rows):
                 parts.append("| " + " | ".join([*cells, row["beside"], row["equal"]]) + " |\n")
     reasons = [row for row in rows.values() if row["reason"]]
     parts.append("\n## Reasons\n\nWhy there is no chain, or why layers are not opened:\n\n")
-    parts += [f"- `{row['class']}`: {row['reason']}\n" for row in reasons]
+    # Brackets before parentheses would be links.
+    for row in reasons:
+        reason = row["reason"].replace("[", r"\[")
+        parts.append(f"- `{row['class']}`: {reason}\n")
     return "".join(parts)
 
 

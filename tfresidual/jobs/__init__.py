@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tfresidual.jobs import building as building
+    from tfresidual.jobs import comparison as comparison
     from tfresidual.jobs import data as data
     from tfresidual.jobs import depth_study as depth_study
     from tfresidual.jobs import probing as probing
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "building",
+    "comparison",
     "data",
     "depth_study",
     "probing",

@@ -4,8 +4,11 @@ import dataclasses
 import json
 from importlib import metadata
 
+import pandas as pd
+
+from tfresidual.jobs.settings import describe
 from tfresidual.machine.console import followed
-from tfresidual.machine.files import read_json, written
+from tfresidual.machine.files import damaged, read_json, written
 
 # Records what each frame was measured on, by the name of the frame.
 RECORD = "probes.json"
@@ -48,6 +51,34 @@ def known_records(folder):
     return read_json(path, "Remove it to probe again") if path.exists() else {}
 
 
+def read_frames(folder):
+    """Returns the frames in a folder with what they were measured on, pairs by name.
+
+    A frame of which that is not recorded, as in earlier versions, has `None` for it.
+
+    Raises:
+        ValueError: if a file is damaged.
+    """
+    records = known_records(folder)
+    return {
+        path.stem: (read_frame(path), records.get(path.stem))
+        for path in sorted(folder.glob("*.csv"))
+    }
+
+
+def read_frame(path):
+    """Returns a frame as it was before it was written; raises a `ValueError` if it is damaged."""
+    try:
+        frame = pd.read_csv(path)
+    except ValueError as error:
+        raise damaged(path, error, "Remove it to measure again") from error
+    if "stage" in frame and not pd.api.types.is_numeric_dtype(frame["stage"]):
+        # Beside rows of all stages together, numbers are read as text.
+        stages = [int(stage) if stage.isdigit() else stage for stage in frame["stage"]]
+        frame["stage"] = pd.Series(stages, frame.index, dtype=object)
+    return frame
+
+
 def described(network, settings, counts, pixels, options):
     """Returns what frames were measured on, as it is recorded.
 
@@ -62,6 +93,7 @@ def described(network, settings, counts, pixels, options):
         "network": network,
         "tfresidual": metadata.version("tfresidual"),
         "data": settings.data,
+        **({} if describe(settings).digits is None else {"digits": settings.digits}),
         "images": counts,
         "pixels": pixels,
         "options": dataclasses.asdict(options),

@@ -134,6 +134,6 @@ def _watching(images, settings, console):
         say(console, "without the metrics of the blocks, which are measured on TensorFlow only")
         return []
     # Probes are loaded on TensorFlow only.
-    from tfresidual.registry import watching
+    from tfresidual.callbacks.watching import watching
 
     return watching(images["validation"], settings.epsilon)

@@ -36,8 +36,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
     >>> layer(keras.ops.ones((2, 8, 8, 3)), training=True).shape
     TensorShape([2, 8, 8, 3])
 
-    Args:
-        **kwargs: the arguments of `keras.layers.BatchNormalization`.
+    The arguments are those of `keras.layers.BatchNormalization`.
 
     Reference:
         Ioffe and Szegedy 2015, https://arxiv.org/abs/1502.03167, algorithm 1.

@@ -3,6 +3,8 @@
 The style is set on each figure, never in `matplotlib.rcParams`.
 """
 
+import io
+
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
@@ -55,9 +57,20 @@ DEPTH = LinearSegmentedColormap.from_list(
 )
 
 
+class _NotebookFigure(Figure):
+    """A figure that notebooks show, although `matplotlib.pyplot` does not know it."""
+
+    def _repr_png_(self):
+        written = io.BytesIO()
+        self.savefig(written, format="png")
+        return written.getvalue()
+
+
 def new_figure(width, height, title):
     """Returns an empty figure with a left-aligned title; width and height are in inches."""
-    figure = Figure(figsize=(width, height), dpi=100, facecolor="white", layout="constrained")
+    figure = _NotebookFigure(
+        figsize=(width, height), dpi=100, facecolor="white", layout="constrained"
+    )
     figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
     figure.suptitle(title, x=0.012, ha="left", fontsize=TITLE_SIZE, fontweight="bold", color=INK)
     return figure

@@ -24,7 +24,8 @@ from tfresidual.probes.geometry import (
 )
 from tfresidual.probes.lens import lens
 from tfresidual.probes.lipschitz import lipschitz
-from tfresidual.probes.logs import from_logs
+from tfresidual.probes.logs import block_logs, from_logs, log_key
+from tfresidual.probes.measure import measure
 from tfresidual.probes.patching import patching
 from tfresidual.probes.perturbation import (
     ALL_STAGES,
@@ -45,6 +46,7 @@ from tfresidual.probes.trajectories import (
 __all__ = [
     "ALL_STAGES",
     "attribution",
+    "block_logs",
     "block_metrics",
     "borderline",
     "computational_distance",
@@ -63,6 +65,8 @@ __all__ = [
     "line_between",
     "line_element",
     "lipschitz",
+    "log_key",
+    "measure",
     "metric_eigenvalues",
     "metric_product",
     "patching",

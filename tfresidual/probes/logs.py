@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
     import keras
@@ -19,10 +20,16 @@ KEY = re.compile(
 )
 
 
-def log_key(name, stage=None, block=None, split=None):
-    """Returns the key of one number, such as `"stage1/block0/cosine_loss"`.
+def log_key(
+    name: str, stage: int | None = None, block: int | None = None, split: str | None = None
+) -> str:
+    """Returns the key of one number in `logs`, such as `"stage1/block0/cosine_loss"`.
 
-    If there is a split, its name comes first.
+    Args:
+        name: name of the metric.
+        stage: index of the stage, from 1, or `None` for a number of the whole network.
+        block: index of the block in its stage, from 0, or `None` for a number of the stage.
+        split: name of the split, which comes first, or `None`.
     """
     of_stage = None if stage is None else f"stage{stage}"
     of_block = None if block is None else f"block{block}"
@@ -30,8 +37,17 @@ def log_key(name, stage=None, block=None, split=None):
     return "/".join(place for place in places if place is not None)
 
 
-def block_logs(frame, names, prefix=""):
-    """Returns a dict by log key of the numbers in a frame with one row per block (and split)."""
+def block_logs(frame: Frame, names: Iterable[str], prefix: str = "") -> dict[str, float]:
+    """Returns the numbers of a frame by their keys in `logs`.
+
+    Args:
+        frame: a frame with one row per block (and split).
+        names: the columns whose numbers are returned.
+        prefix: what the metrics are called in the logs begins with it.
+
+    Returns:
+        A dict by key, see `log_key`.
+    """
     return {
         log_key(prefix + name, row["stage"], row["block"], row.get("split")): row[name]
         for row in frame.to_dict("records")

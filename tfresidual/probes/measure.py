@@ -1,6 +1,9 @@
 """Runs the function of a probe over data and puts the results into a frame."""
 
+from __future__ import annotations
+
 import functools
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -11,39 +14,51 @@ from tfresidual.routing.chain import VALID_POSITIONS
 from tfresidual.routing.labels import check_prepared
 from tfresidual.routing.positions import check_any_counts, masks_of, shape_of_outputs
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import tensorflow as tf
+
+    from tfresidual.routing import Chain
+    from tfresidual.types import Data, Frame
+
 
 def measure(
-    chain,
-    name,
-    function,
-    data,
-    per_image=False,
-    progress=False,
-    with_labels=True,
-    with_errors=(),
-    per_position=False,
-    of_states=(),
-    with_plain=False,
-):
+    chain: Chain,
+    name: str,
+    function: Callable[..., dict[str, tf.Tensor]],
+    data: Data,
+    per_image: bool = False,
+    progress: bool = False,
+    with_labels: bool = True,
+    with_errors: Sequence[str] = (),
+    per_position: bool = False,
+    of_states: Sequence[str] = (),
+    with_plain: bool = False,
+) -> Frame:
     """Measures values per image and block and puts them into a frame.
+
+    The function is compiled once per chain and shape of the images. Results are averaged over
+    images, batches of any size count as what they are.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
         name: str, the probe's name.
         function: `function(images, labels)` returns a dict of tensors `(images, blocks)`, and
-            with them the masks of `tfresidual.routing.positions.only_counted`.
+            with them masks of the same shape that say what counts, if not everything does.
         data: a dataset or arrays, or a dict of these by split.
         per_image: whether every image has rows of its own; if not, values are averaged over the
             images that count (in float64).
         progress: whether to show a progress bar.
-        with_labels: whether the function reads the labels, which must then be valid.
+        with_labels: whether the function reads the labels, which must then be valid. Without, they
+            are not checked, but the data still has them.
         with_errors: names of the values whose means are returned with their standard errors.
         per_position: whether the function is called with `per_position=True` too and returns
             tensors `(images, positions, blocks)`, and under `VALID_POSITIONS` which positions are
             measured. Every such position then takes the part of an image.
         of_states: names of the values that do not depend on the loss.
-        with_plain: whether the function can also be called with `plain=True`, see
-            `tfresidual.routing.batches.run_over`.
+        with_plain: whether the function can also be called with `plain=True`, for sums of squares
+            without scaling, which is faster; it then also returns whether they were right.
 
     Returns:
         A `pandas.DataFrame` with the columns `split` (if `data` is a dict), `stage`, `block`,

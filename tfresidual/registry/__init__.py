@@ -29,10 +29,7 @@ from tfresidual.registry.entries import (
 from tfresidual.registry.entry import Entry, Figure, ProbeOptions, Study
 
 if TYPE_CHECKING:
-    import keras
-
     from tfresidual.routing import Chain
-    from tfresidual.types import Images
 
 ENTRIES = {
     module.ENTRY.name: module.ENTRY
@@ -56,7 +53,7 @@ ENTRIES = {
     )
 }
 
-__all__ = ["ENTRIES", "Entry", "Figure", "ProbeOptions", "Study", "possible", "watching"]
+__all__ = ["ENTRIES", "Entry", "Figure", "ProbeOptions", "Study", "possible"]
 
 
 def possible(chain: Chain) -> list[str]:
@@ -73,14 +70,3 @@ def possible(chain: Chain) -> list[str]:
         A list of keys of `ENTRIES`.
     """
     return [name for name, entry in ENTRIES.items() if entry.is_possible(chain)]
-
-
-def watching(data: Images, epsilon: float) -> list[keras.callbacks.Callback]:
-    """Returns the callbacks that publish numbers of probes during the training of a study.
-
-    Args:
-        data: a few validation images.
-        epsilon: mean scaled perturbation of the stopping rule.
-    """
-    watched = [entry.watch for entry in ENTRIES.values() if entry.watch is not None]
-    return [callback for watch in watched for callback in watch(data, epsilon)]

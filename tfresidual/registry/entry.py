@@ -12,13 +12,10 @@ from tfresidual.routing.evaluator import MEMORY_LIMIT, check_memory_limit
 from tfresidual.routing.routes import check_scale, check_times
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import keras
     from matplotlib import figure
 
     from tfresidual.routing import Chain
-    from tfresidual.types import AtChance, Chance, Data, Frame, Images
+    from tfresidual.types import AtChance, Chance, Data, Frame
 
 INFERENCE = "Jastrzebski et al. 2018"
 HAUSER = "Hauser 2019"
@@ -159,8 +156,6 @@ class Entry:
             run, only that one is run. `None` if there is no such probe.
         by_default: whether the probe is run when none is named; set to `False` if it takes much
             longer than the others.
-        watch: function `(data, epsilon) -> callbacks` that publish numbers of the probe during the
-            training of a study; or `None`.
     """
 
     name: str
@@ -170,7 +165,6 @@ class Entry:
     studies: tuple[Study, ...] = ()
     measured_by: str | None = None
     by_default: bool = True
-    watch: Callable[[Images, float], Iterable[keras.callbacks.Callback]] | None = None
 
 
 def has_bounds(chain):

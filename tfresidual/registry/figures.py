@@ -4,6 +4,7 @@ from tfresidual import plots
 from tfresidual.arguments import check_number
 from tfresidual.registry import ENTRIES
 from tfresidual.registry.entry import Figure
+from tfresidual.report.alt_text import numbers_text
 from tfresidual.report.section import Section
 
 _TRAINING = Figure(
@@ -44,11 +45,21 @@ def study_figures(frames, epsilon):
     for figure in FIGURES:
         parts = figure.parts(frames)
         if parts is not None:
-            drawn = figures[figure.name] = figure.draw(*parts, epsilon=epsilon)
-            # The layout is computed once for all file formats, which takes a quarter of the time.
-            drawn.draw_without_rendering()
-            drawn.set_layout_engine(None)
+            figures[figure.name] = draw(figure, parts, epsilon)
     return figures
+
+
+def draw(figure, parts, epsilon):
+    """Draws a figure from what its `parts` returned.
+
+    Returns:
+        A `matplotlib.figure.Figure`.
+    """
+    drawn = figure.draw(*parts, epsilon=epsilon)
+    # The layout is computed once for all file formats, which takes a quarter of the time.
+    drawn.draw_without_rendering()
+    drawn.set_layout_engine(None)
+    return drawn
 
 
 def study_sections(frames, figures, images=None):
@@ -73,6 +84,7 @@ def study_sections(frames, figures, images=None):
             source=figure.source,
             finding=None if figure.finding is None else figure.finding(frames),
             images=_images_of(figure, images or {}),
+            numbers=numbers_text(figure.parts(frames)[0], figure.column),
         )
         for figure in FIGURES
         if figure.name in figures

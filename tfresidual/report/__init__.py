@@ -1,7 +1,8 @@
 """A report: one self-contained HTML file with figures, tables and settings."""
 
+from tfresidual.report.alt_text import axes_text, numbers_text
 from tfresidual.report.document import write
 from tfresidual.report.search import search_sections
 from tfresidual.report.section import Section
 
-__all__ = ["Section", "search_sections", "write"]
+__all__ = ["Section", "axes_text", "numbers_text", "search_sections", "write"]

@@ -13,6 +13,7 @@ import jinja2
 
 from tfresidual.machine.files import replacing
 from tfresidual.report import tables
+from tfresidual.report.alt_text import alt_text
 from tfresidual.report.section import Section, check_text
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def write(
     sections: Iterable[Section],
     summary: Iterable[tuple[str, str, str]] = (),
     settings: Mapping[str, Any] | None = None,
+    generator: str = "tfresidual",
 ) -> Path:
     """Writes a self-contained HTML report.
 
@@ -47,6 +49,7 @@ def write(
         sections: List of `Section`, in the order in which they are shown.
         summary: List of triples (label, value, note) of text, the key facts shown at the top.
         settings: Dictionary, nested or not, shown as a table at the end; `None` for no table.
+        generator: Name of what writes the report, which the page holds in its head.
 
     Returns:
         The `pathlib.Path` of the report.
@@ -55,8 +58,13 @@ def write(
         ValueError: if an argument is not as described.
     """
     check_text(title, "title")
+    check_text(generator, "generator")
     page = _render(
-        title, _checked(sections), _checked_summary(summary), _checked_settings(settings)
+        title,
+        _checked(sections),
+        _checked_summary(summary),
+        _checked_settings(settings),
+        generator,
     )
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,13 +73,14 @@ def write(
     return path
 
 
-def _render(title, sections, summary, settings):
+def _render(title, sections, summary, settings, generator):
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     source = resources.files(__package__).joinpath("report.html.jinja").read_text("utf-8")
     return environment.from_string(source).render(
         title=title,
+        generator=generator,
         summary=summary,
         sections=[
             {
@@ -79,6 +88,7 @@ def _render(title, sections, summary, settings):
                 "question": section.question,
                 "reading": _caption(section),
                 "finding": section.finding,
+                "caution": section.caution,
                 "source": section.source,
                 "table": None if section.frame is None else tables.from_frame(section.frame),
                 **_image(section),
@@ -101,7 +111,7 @@ def _image(section):
     width, height = section.figure.get_size_inches() * _PIXELS_PER_INCH
     return {
         "image": _data_address(section.figure),
-        "image_text": _image_text(section),
+        "image_text": alt_text(section),
         "width": round(width),
         "height": round(height),
         "least_width": round(_SMALLEST_SCALE * width),
@@ -122,22 +132,6 @@ def _saved(figure, **options):
     buffer = io.BytesIO()
     figure.savefig(buffer, **options)
     return buffer.getvalue()
-
-
-def _image_text(section):
-    """Describes in words what the axes of a figure show, for readers who cannot see it."""
-    names = []
-    for axes in section.figure.axes:
-        across, up = axes.get_xlabel(), axes.get_ylabel()
-        if across and up:
-            names.append(f"{up} over {across}")
-        elif up:
-            names.append(up)
-    names += [
-        text for text in (section.figure.get_supylabel(), section.figure.get_supxlabel()) if text
-    ]
-    drawn = "; ".join(dict.fromkeys(" ".join(name.split()) for name in names))
-    return f"Figure: {section.title}." + (f" Drawn: {drawn}." if drawn else "")
 
 
 def _checked(sections):

@@ -48,7 +48,7 @@ def count_signs(block_metrics):
     """
     if "cosine_loss_se" not in block_metrics:
         return None
-    part = _of_test(block_metrics)[0].dropna(subset="cosine_loss")
+    part = of_test(block_metrics)[0].dropna(subset="cosine_loss")
     found = signs(part["cosine_loss"], part["cosine_loss_se"]).tolist()
     return tuple(found.count(sign) for sign in (BELOW, UNDECIDED, ABOVE))
 
@@ -59,7 +59,7 @@ def of_cosine_loss(frames):
     if counts is None or not sum(counts):
         return None
     below, undecided, above = counts
-    images = _of_test(frames["block_metrics"])[1]
+    images = of_test(frames["block_metrics"])[1]
     found = f"{images}, {below} of {_many(sum(counts), 'block')} lie below zero and {above} above"
     if undecided:
         return f"{found}, {_BEYOND}; the sign of {undecided} is undecided."
@@ -91,7 +91,7 @@ def of_indices(frames):
     """Returns a sentence if the error is too close to chance for indices to mean anything."""
     if "borderline" not in frames:
         return None
-    images = _of_test(frames["convergence_indices"])[1]
+    images = of_test(frames["convergence_indices"])[1]
     if errs_less_than_chance(frames):
         return None
     return (
@@ -107,18 +107,18 @@ def errs_less_than_chance(frames):
         frames: dict of frames by name, with those of `convergence_indices` and of `borderline`,
             which contains the number of images.
     """
-    row = _of_test(frames["convergence_indices"])[0].iloc[0]
+    row = of_test(frames["convergence_indices"])[0].iloc[0]
     error = error_of_share(row["error"], count_images(frames))
     return bool(row["chance"] - row["error"] > STANDARD_ERRORS * error)
 
 
 def count_images(frames):
     """Returns the number of test images, from the frame of `borderline`."""
-    groups = _of_test(frames["borderline"])[0]
+    groups = of_test(frames["borderline"])[0]
     return int(groups.loc[groups["group"] == "all", "images"].iloc[0])
 
 
-def _of_test(frame):
+def of_test(frame):
     """Returns the part of a frame that findings are about, and text that names its images.
 
     This is the split `"test"` if there is one, else the last split.
@@ -138,7 +138,7 @@ def _runs(frame):
         certainly below zero, the last up to which it may be, and the last that was measured.
         Repetitions count from 0 (as trained); -1 stands for none.
     """
-    part, _ = _of_test(frame)
+    part, _ = of_test(frame)
     runs = {}
     for stage, rows in part.groupby("stage"):
         rows = rows.sort_values("repetition")
@@ -158,7 +158,7 @@ def _of_repetitions(frame):
     if "cosine_loss_se" not in frame:
         return None
     found = "; ".join(f"stage {stage} {_run_text(*run)}" for stage, run in _runs(frame).items())
-    return f"{_of_test(frame)[1]}, the cosine stays below zero {_BEYOND}: {found}."
+    return f"{of_test(frame)[1]}, the cosine stays below zero {_BEYOND}: {found}."
 
 
 def _run_text(certain, possible, last):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tfresidual import plots
+from tfresidual.report.alt_text import numbers_text
 from tfresidual.report.section import Section
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def search_sections(trace: Frame, epsilon: float, images: str | None = None) -> 
     Returns:
         A list of `Section`.
     """
+    # Trials count from 1, as on the console and in the figure.
+    counted = trace.assign(trial=trace["trial"] + 1)
     return [
         Section(
             "The search",
@@ -48,14 +51,12 @@ def search_sections(trace: Frame, epsilon: float, images: str | None = None) -> 
             "the number of blocks.",
             source="Hauser 2019, figures 6 and 7, section 2.3",
             images=images,
+            numbers=numbers_text(counted, "mean_scaled_perturbation"),
         ),
         Section(
             "Trials",
             "What was trained, and what was measured on images that were held out?",
-            # Trials count from 1, as on the console and in the figure.
-            frame=trace[[column for column in COLUMNS if column in trace]].assign(
-                trial=trace["trial"] + 1
-            ),
+            frame=counted[[column for column in COLUMNS if column in trace]],
             reading="The trial counts from 1, as in the figure; the frame and the files count from "
             "0. The depth asked for is the number of blocks to measure at which the rule "
             "would be met if the distance stayed the same. Blocks that change the shape of "

@@ -35,6 +35,9 @@ class Section:
         finding: A sentence on what was found, computed from the numbers shown, or `None`.
         images: What the numbers were measured on, such as "2,000 test images", shown after the
             reading; or `None`.
+        numbers: The main numbers of the figure in a sentence, for readers who cannot see it, as
+            `tfresidual.report.numbers_text` returns them; or `None`.
+        caution: What a reader must know before trusting the numbers, or `None`.
 
     Raises:
         ValueError: if an argument is of another type, or a text is empty.
@@ -49,11 +52,13 @@ class Section:
     source: str | None = None
     finding: str | None = None
     images: str | None = None
+    numbers: str | None = None
+    caution: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("title", "question", "reading"):
             check_text(getattr(self, name), name)
-        for name in ("source", "finding", "images"):
+        for name in ("source", "finding", "images", "numbers", "caution"):
             if getattr(self, name) is not None:
                 check_text(getattr(self, name), name)
         for name, kind in (("figure", Figure), ("frame", pd.DataFrame)):

@@ -114,8 +114,13 @@ def check_data(data):
         raise ValueError(
             "Argument `data` must be a `tf.data.Dataset` or `keras.utils.PyDataset` of batches "
             "`(images, labels)`, or a pair of arrays. "
-            f"Received: data={data!r} of type {type(data).__name__}"
+            f"Received: data={_short(data)} of type {type(data).__name__}"
         )
+
+
+def _short(data):
+    """Returns what data looks like, an array by its shape."""
+    return f"an array of shape {tuple(data.shape)}" if hasattr(data, "shape") else repr(data)
 
 
 def first_batch(data):

@@ -1,10 +1,16 @@
 """The states and loss gradients of one forward and one backward pass. TensorFlow only."""
 
+from __future__ import annotations
+
 import dataclasses
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from tfresidual.routing.positions import counted_images
+
+if TYPE_CHECKING:
+    from tfresidual.routing.chain import Chain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,14 +30,14 @@ class Walk:
             `tfresidual.routing.positions.counted_images`.
     """
 
-    pairs: list
-    gradients: list
-    gradients_after: list
-    readout_gradients: list
+    pairs: list[tuple[tf.Tensor, tf.Tensor]]
+    gradients: list[tf.Tensor]
+    gradients_after: list[tf.Tensor]
+    readout_gradients: list[tf.Tensor | None]
     counted: tf.Tensor | None
 
 
-def walk_with_gradients(chain, images, labels):
+def walk_with_gradients(chain: Chain, images: tf.Tensor, labels: tf.Tensor) -> Walk:
     """Runs a batch forwards and backwards through a chain.
 
     The losses are summed over the images, so that each image gets its own gradient. Weights are

@@ -49,7 +49,6 @@ def chain(
     In a `keras.Model`, the blocks must be found. Every residual addition is a block if all paths
     from one to the next pass through the state; additions inside layers that are not of Keras are
     found, too. `print(chain)` shows what was found, and notes say what the chain does not show.
-    `tfresidual.sources.keras_models.chain_of_model` describes how it is done.
 
     Examples:
 

@@ -121,7 +121,7 @@ def train(
         data: a finite `tf.data.Dataset` or a `keras.utils.PyDataset` of batches
             `(images, labels)`, or a pair of arrays, which are shuffled anew in each epoch.
         validation: the same with other images, used to choose the best epoch.
-        folder: where to write, see `TrainingFolder`.
+        folder: where to write the log, the state of the training, and the best network.
         epochs: int, number of epochs.
         metric: name of the compiled metric whose highest validation value marks the best epoch.
         callbacks: further callbacks; the values they add to `logs` are included in the log.

@@ -3,7 +3,6 @@
 import pandas as pd
 
 from tfresidual import plots, probes
-from tfresidual.callbacks import BlockMetrics, Perturbation
 from tfresidual.registry.entry import HAUSER, INFERENCE, LINES, Entry, Figure, Study
 from tfresidual.report import findings
 
@@ -27,10 +26,6 @@ ENTRY = Entry(
     name="block_metrics",
     run=run,
     studies=(Study(),),
-    watch=lambda data, epsilon: [
-        BlockMetrics(data),
-        Perturbation(data, epsilon=epsilon),
-    ],
     figures=(
         Figure(
             name="cosine_loss",

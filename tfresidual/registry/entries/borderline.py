@@ -47,6 +47,7 @@ ENTRY = Entry(
                 "1 there and can only fall. Check whether that of the borderline images rises."
             ),
             source=f"{INFERENCE}, figure 6",
+            select=lambda frame: frame[frame["along"] == "blocks"],
         ),
         Figure(
             name="borderline_repeated",

@@ -1,7 +1,6 @@
 """The entry of `tfresidual.probes.readout`."""
 
 from tfresidual import plots, probes
-from tfresidual.callbacks import Readout
 from tfresidual.registry.entry import INFERENCE, LINES, Entry, Figure, needs_classes
 
 
@@ -17,7 +16,6 @@ ENTRY = Entry(
     run=run,
     is_possible=needs_classes,
     measured_by="convergence_indices",
-    watch=lambda data, epsilon: [Readout(data)],
     figures=(
         Figure(
             name="readout",

@@ -1,0 +1,121 @@
+"""Writes the figures of probes into TensorBoard during training."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import TYPE_CHECKING
+
+import keras
+import tensorflow as tf
+
+from tfresidual.arguments import check_int, checked_path
+from tfresidual.callbacks.order import callbacks_before
+from tfresidual.callbacks.probe_callback import ProbeCallback
+from tfresidual.callbacks.summaries import metadata_of
+from tfresidual.registry import ENTRIES
+from tfresidual.registry.figures import study_figures
+
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Iterable
+    from typing import Any
+
+    from tfresidual.types import StrPath
+
+# The mean that the stopping rule allows where no callback says another one.
+_EPSILON = 0.1
+_DPI = 100
+_PROBE_OF = {figure.name: entry.name for entry in ENTRIES.values() for figure in entry.figures}
+
+
+class Figures(keras.callbacks.Callback):
+    """Draws what probes measured, and writes the figures for TensorBoard's tab of images.
+
+    The figures are those of the report (`tfresidual.registry`), drawn at the end of the epochs in
+    which the probes run. Each is written as `"PROBE/FIGURE"`, such as
+    `"block_metrics/cosine_loss"`, with the epoch (from 0) as its step, so that TensorBoard's slider
+    goes through the epochs. The probes are not run again; training and logs are as without figures.
+    A figure that cannot be drawn, for example because the training diverged, is left out with a
+    warning.
+
+    Example:
+
+    >>> probe = callbacks.BlockMetrics(test.take(4))
+    >>> figures = callbacks.Figures(probe, "logs/figures")
+    >>> history = net.fit(train, callbacks=[probe, figures], verbose=0)
+
+    Args:
+        probes: a callback that runs a probe, or a list of them. They must come before this one in
+            the list of callbacks.
+        log_dir: the folder to write, such as `"logs/figures"` beside the `"logs/train"` of
+            `keras.callbacks.TensorBoard`.
+        every: int, figures are drawn once every `every` epochs, if the probes run in them.
+
+    Raises:
+        ValueError: if an argument cannot be used; when training begins, if a probe does not come
+            before this callback.
+    """
+
+    def __init__(
+        self, probes: ProbeCallback | Iterable[ProbeCallback], log_dir: StrPath, *, every: int = 1
+    ) -> None:
+        super().__init__()
+        self.probes: list[ProbeCallback] = _checked(probes)
+        self.log_dir: pathlib.Path = checked_path("log_dir", log_dir)
+        self.every: int = check_int("every", every, at_least=1)
+        self._writer: Any = None
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        before = callbacks_before(self)
+        late = [type(probe).__name__ for probe in self.probes if probe not in before]
+        if late:
+            raise ValueError(
+                "Argument `probes` must hold callbacks that come before `Figures` in the list of "
+                f"callbacks: it draws what they measured in the same epoch. Received: "
+                f"probes={late!r}, which come later or not at all"
+            )
+        self._writer = tf.summary.create_file_writer(str(self.log_dir))
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if (epoch + 1) % self.every:
+            return
+        drawn: dict[str, Any] = {}
+        for probe in self.probes:
+            try:
+                found = study_figures(probe.frames, getattr(probe, "epsilon", _EPSILON))
+            except ValueError as error:
+                name = type(probe).__name__
+                warnings.warn(f"No figures of {name} in epoch {epoch}: {error}", stacklevel=2)
+                continue
+            drawn = found | drawn
+        with self._writer.as_default():
+            for name, figure in drawn.items():
+                _write(f"{_PROBE_OF[name]}/{name}", figure, epoch)
+        self._writer.flush()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        self._writer.close()
+        self._writer = None
+
+
+def _checked(probes):
+    """Returns one or several callbacks as a list."""
+    listed = [probes] if isinstance(probes, keras.callbacks.Callback) else probes
+    is_list = isinstance(listed, (list, tuple)) and len(listed) > 0
+    if not is_list or not all(isinstance(probe, ProbeCallback) for probe in listed):
+        raise ValueError(
+            "Argument `probes` must be a callback that runs a probe, such as "
+            "`tfresidual.callbacks.BlockMetrics`, or a list of them. "
+            f"Received: probes={probes!r}"
+        )
+    return list(listed)
+
+
+def _write(tag, figure, step):
+    """Writes a figure as an image, in the form that TensorBoard's tab of images reads."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=_DPI)
+    sizes = [f"{round(size * _DPI)}" for size in figure.get_size_inches()]
+    content = tf.constant([*sizes, file.getvalue()])
+    tf.summary.write(tag, content, step=step, metadata=metadata_of("images"))

@@ -1,0 +1,23 @@
+"""The callbacks that a study trains with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tfresidual.callbacks.block_metrics import BlockMetrics
+from tfresidual.callbacks.perturbation import Perturbation
+from tfresidual.callbacks.readout import Readout
+
+if TYPE_CHECKING:
+    from tfresidual.callbacks.probe_callback import ProbeCallback
+    from tfresidual.types import Images
+
+
+def watching(data: Images, epsilon: float) -> list[ProbeCallback]:
+    """Returns the callbacks whose numbers are logged during the training of a study.
+
+    Args:
+        data: a few validation images.
+        epsilon: mean scaled perturbation of the stopping rule.
+    """
+    return [BlockMetrics(data), Perturbation(data, epsilon=epsilon), Readout(data)]

@@ -1,0 +1,39 @@
+"""Every link inside the repository leads somewhere, and every picture says what it shows."""
+
+import urllib.parse
+
+import pytest
+from docs.pages import PAGES, ROOT, anchors_of, links_of, name_of, tokens_of
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links(page):
+    for link in links_of(page):
+        target, _, anchor = urllib.parse.unquote(link).partition("#")
+        if "://" in link:
+            continue
+        path = (page.parent / target).resolve() if target else page
+        assert path.exists(), link
+        assert path.is_relative_to(ROOT), link
+        if anchor:
+            assert anchor in set(anchors_of(path)), link
+
+
+def test_links_are_found():
+    links = [link for page in PAGES for link in links_of(page) if "://" not in link]
+    assert len(links) > 50
+    assert sum("#" in link for link in links) > 3
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_pictures_have_alternative_texts(page):
+    for token in tokens_of(page):
+        if token.type == "image":
+            assert len(token.content.split()) >= 4, token.attrs["src"]
+
+
+def test_every_page_is_in_the_navigation():
+    """Those of the folder; the builder looks for the others."""
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:")[1]
+    for page in (ROOT / "docs").glob("**/*.md"):
+        assert f" {page.relative_to(ROOT / 'docs')}\n" in navigation

@@ -1,0 +1,199 @@
+"""Runs compared on one page: real trainings, and what probes measured on them.
+
+The figures and tables of probes are tested in `tests/registry/test_comparison.py`.
+"""
+
+import html
+import json
+import os
+import re
+import shutil
+
+import pandas as pd
+import pytest
+
+from tfresidual.jobs import comparison, probing, training
+from tfresidual.jobs.comparison import compare
+from tfresidual.jobs.frames import read_frame, read_frames
+from tfresidual.jobs.settings import Settings
+
+pytestmark = pytest.mark.system
+
+TINY = {
+    "depth": 8,
+    "width": 4,
+    "epochs": 2,
+    "batch_size": 32,
+    "train_size": 64,
+    "validation": 40,
+    "test_size": 40,
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folders of two runs: with the identity, probed on all test images, and with a gate."""
+    runs, data_dir = tmp_path_factory.mktemp("runs"), str(tmp_path_factory.mktemp("clutter"))
+    for name, changes in {"plain": {}, "gated": {"shortcut": "exclusive_gate", "seed": 1}}.items():
+        training.train(runs / name, Settings(**TINY, data_dir=data_dir, **changes))
+    probing.probe(runs / "plain", ["readout", "effective_parameters"])
+    probing.probe(runs / "gated", ["readout", "effective_parameters"], images=32)
+    return runs / "plain", runs / "gated"
+
+
+@pytest.fixture
+def runs(trained, tmp_path):
+    """Copies of the two folders."""
+    return [shutil.copytree(folder, tmp_path / "runs" / folder.name) for folder in trained]
+
+
+def text_of(path):
+    """The text of a page; cells of tables are apart."""
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", path.read_text("utf-8"))).split())
+
+
+@pytest.fixture(scope="module")
+def text(trained, tmp_path_factory):
+    path = tmp_path_factory.mktemp("pages") / "new" / "page.html"
+    assert compare(trained, path) == path
+    return text_of(path)
+
+
+def test_settings_that_differ(text):
+    assert "plain and gated compared" in text
+    section = text.split("What is not the same The settings")[1].split("Training Losses")[0]
+    assert "shortcut identity exclusive_gate" in section
+    assert "seed 0 1" in section
+    assert "gate_bias \N{EN DASH} -6" in section
+    assert "depth" not in section and "keras" not in section
+
+
+def test_results_are_those_of_the_logs(text, trained):
+    first, second = (pd.read_csv(folder / "log.csv") for folder in trained)
+    found = re.search(r"val_loss, last ([\d.]+) ([\d.]+)", text)
+    expected = first["val_loss"].iloc[-1], second["val_loss"].iloc[-1]
+    assert [float(number) for number in found.groups()] == pytest.approx(expected, rel=1e-3)
+    assert "epochs 2 2" in text
+
+
+def test_other_images_are_said_and_the_rest_is_compared(text, trained):
+    assert (
+        "Not the same images: 40 test images of Digitclutter, 3 digits (plain); "
+        "32 test images of Digitclutter, 3 digits (gated)."
+    ) in text
+    # A training does not record what its callbacks measured.
+    assert "What plain and gated were measured on is not recorded." in text
+    read = [
+        pd.read_csv(f / "probes" / "readout.csv").set_index(["stage", "block"])["error"]
+        for f in trained
+    ]
+    largest = (read[1] - read[0]).abs().max()
+    section = text.split("Reading out early The accuracy")[1]
+    found = re.search(r"The largest difference of error is ([\d.]+)", section)
+    assert float(found[1]) == pytest.approx(largest, rel=1e-3)
+    assert "The cosine over training The cosine between" in text
+
+
+def test_the_default_place_and_a_second_time(runs):
+    path = compare(map(str, runs))
+    assert path == runs[0].parent / "compare-plain-gated.html"
+    first = path.read_bytes()
+    log = pd.read_csv(runs[1] / "log.csv")
+    log.assign(val_loss=1e-3).to_csv(runs[1] / "log.csv", index=False)
+    assert compare(runs) == path
+    assert path.read_bytes() != first
+    assert sorted(os.listdir(runs[0].parent)) == ["compare-plain-gated.html", "gated", "plain"]
+
+
+def test_what_probes_measured_on_all_runs_is_preferred(runs):
+    """A study of one of them, on other images, does not count then."""
+    for folder in runs:
+        shutil.copytree(folder / "probes", folder / "frames")
+        records = json.loads((folder / "probes" / "probes.json").read_text())
+        records["readout"]["images"] = {"test": 20}
+        (folder / "probes" / "probes.json").write_text(json.dumps(records))
+    assert "On 20 test images of Digitclutter" in text_of(compare(runs))
+    (runs[1] / "probes" / "readout.csv").unlink()
+    # Now each run has its study only.
+    assert "Not the same images: 40 test images of Digitclutter" in text_of(compare(runs))
+
+
+def test_pixels_and_digits_are_part_of_the_images(runs):
+    for folder, changes in zip(runs, ({"pixels": "0-1"}, {"digits": 4}), strict=True):
+        records = json.loads((folder / "probes" / "probes.json").read_text())
+        assert records["readout"]["digits"] == 3
+        records["readout"] |= changes | {"images": {"test": 20}}
+        (folder / "probes" / "probes.json").write_text(json.dumps(records))
+    assert (
+        "Not the same images: 20 test images of Digitclutter, 3 digits, pixels 0-1 (plain); "
+        "20 test images of Digitclutter, 4 digits (gated)."
+    ) in text_of(compare(runs))
+
+
+def test_runs_of_one_name_are_told_apart(runs, tmp_path):
+    other = shutil.copytree(runs[0], tmp_path / "other" / "plain")
+    path = compare([runs[0], other])
+    assert path == runs[0].parent / "compare-runs-plain-other-plain.html"
+    assert "runs/plain and other/plain compared" in text_of(path)
+    assert "There are none." in text_of(path)
+
+
+@pytest.mark.parametrize("content", ["mine", "<!DOCTYPE html><p>tfresidual compare</p>", None])
+def test_what_something_else_wrote_is_kept(runs, tmp_path, content):
+    path = tmp_path / "page.html"
+    path.mkdir() if content is None else path.write_text(content)
+    with pytest.raises(ValueError, match=r"^Argument `page` must be a new file.*Received: page="):
+        compare(runs, path)
+    assert path.is_dir() if content is None else path.read_text() == content
+
+
+def test_a_report_is_something_else(runs):
+    from tfresidual.report import write
+
+    path = write(runs[0] / "report.html", "A study", [])
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=r"Argument `page`.*nothing else is replaced"):
+        compare(runs, path)
+    assert path.read_bytes() == before
+
+
+def test_runs_that_cannot_be_compared(runs, tmp_path):
+    for given in ([], runs[:1], str(runs[0]), [runs[0], str(runs[0])]):
+        with pytest.raises(ValueError, match=r"^Argument `runs` must be .*two or more.*Received:"):
+            compare(given)
+    with pytest.raises(ValueError, match=r"^Argument `runs` must be folders .*Received: .*nowhere"):
+        compare([runs[0], tmp_path / "nowhere"])
+    with pytest.raises(NotADirectoryError, match=r"`page`.*Received"):
+        compare(runs, runs[0] / "log.csv" / "page.html")
+    (runs[1] / "log.csv").write_text("epoch,loss\n")
+    with pytest.raises(ValueError, match=r"log.csv is damaged: it has no epoch.*Received:"):
+        compare(runs)
+    (runs[1] / "log.csv").write_text('a,b\n"')
+    with pytest.raises(ValueError, match=r"log.csv is damaged: .*Received:"):
+        compare(runs)
+    assert sorted(os.listdir(runs[0].parent)) == ["gated", "plain"]
+
+
+def test_frames_are_read_as_they_were_written(tmp_path):
+    frame = pd.DataFrame({"stage": [1, 2, "all"], "blocks": [3, 2, 5], "distance": [1.5, 2.5, 4.0]})
+    frame.to_csv(tmp_path / "computational_distance.csv", index=False)
+    frame.iloc[:2].to_csv(tmp_path / "other.csv", index=False)
+    found = read_frames(tmp_path)
+    assert list(found) == ["computational_distance", "other"]
+    assert found["computational_distance"][0]["stage"].tolist() == [1, 2, "all"]
+    assert found["other"][0]["stage"].tolist() == [1, 2]
+    assert {record for _, record in found.values()} == {None}
+    (tmp_path / "empty.csv").write_text("")
+    with pytest.raises(ValueError, match=r"empty.csv is damaged: .*Received: path="):
+        read_frame(tmp_path / "empty.csv")
+
+
+def test_validation_images_of_the_training_set_depend_on_how_many_are_held_out():
+    frame = pd.DataFrame({"epoch": [0], "stage": [1], "block": [0], "l2_ratio": [0.5]})
+    record = {"data": "cifar10", "images": {"validation": 512}, "pixels": "standardized"}
+    texts = [
+        comparison._measured(frame, record, Settings(data="cifar10", validation=held_out)).on
+        for held_out in (2000, 5000)
+    ]
+    assert texts[0] == "512 validation images of CIFAR-10, the first of 2,000 held out"
+    assert texts[1] == "512 validation images of CIFAR-10, the first of 5,000 held out"

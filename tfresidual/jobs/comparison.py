@@ -1,0 +1,265 @@
+"""Compares the folders of runs on one page: what `tfresidual compare` does."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from tfresidual import datasets, plots
+from tfresidual.arguments import checked_path
+from tfresidual.jobs.frames import read_frame, read_frames
+from tfresidual.jobs.run_folder import REMEDY, SETTINGS_FILE, read_settings, settings_of
+from tfresidual.jobs.settings import Settings, describe, used
+from tfresidual.machine.console import say
+from tfresidual.machine.files import check_folder, damaged
+from tfresidual.probes.logs import from_logs, has_blocks
+from tfresidual.registry.comparison import Measured, comparison_sections
+from tfresidual.registry.figures import images_text
+from tfresidual.report import Section, numbers_text, write
+from tfresidual.report.findings import of_test
+from tfresidual.report.tables import from_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import Console
+
+    from tfresidual.types import Frame, StrPath
+
+# Says in a page what wrote it, so that nothing else is replaced.
+GENERATOR = "tfresidual compare"
+_HEAD = 2000
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """A run as it is on the disk.
+
+    Attributes:
+        settings: its `Settings`.
+        content: the content of its settings file.
+        log: its log.
+        studied: what was measured in the run itself, by the name of the frame.
+        probed: what `tfresidual.jobs.probing.probe` measured on it.
+    """
+
+    settings: Settings
+    content: dict[str, Any]
+    log: Frame
+    studied: dict[str, Measured]
+    probed: dict[str, Measured]
+
+
+def compare(
+    runs: Iterable[StrPath], page: StrPath | None = None, console: Console | None = None
+) -> pathlib.Path:
+    """Compares runs on one page: settings, training, and what probes measured on all of them.
+
+    Each figure of a probe shows all runs, on the same axes, and a table the blocks in which they
+    differ the most. Of several splits, the test images are compared. If runs were measured on other
+    images, or with other options, the page says so at the figure; `tfresidual.jobs.probing.probe`
+    measures them alike. What it measured on all runs is preferred to the frames of their studies.
+
+    Args:
+        runs: the folders of two or more runs, complete or not, that
+            `tfresidual.jobs.study.run` or `tfresidual.jobs.training.train` wrote.
+        page: the HTML file to write, by default `compare-NAME-NAME.html` beside the first run. A
+            page that this function wrote is replaced, any other file is an error.
+        console: a `rich.console.Console` for progress, or `None` for no output.
+
+    Returns:
+        The `pathlib.Path` of the page.
+
+    Raises:
+        ValueError: if `runs` does not name two or more runs, a file of a run is damaged, or `page`
+            is a file that this function did not write.
+        NotADirectoryError: if the folder of `page` cannot be created.
+    """
+    folders = _named(runs)
+    path = _target(page, folders)
+    found = {}
+    for name, folder in folders.items():
+        say(console, f"reading {folder}")
+        found[name] = _read(folder)
+    say(console, "drawing the figures")
+    measured = _alike(found)
+    epsilon = next(iter(found.values())).settings.epsilon
+    sections = [_settings_section(found), _training_section(found, measured)]
+    sections += comparison_sections(measured, epsilon)
+    say(console, "writing the page")
+    return write(
+        path,
+        f"{', '.join(list(found)[:-1])} and {list(found)[-1]} compared",
+        sections,
+        generator=GENERATOR,
+    )
+
+
+def _named(runs):
+    """Returns the folders of runs by short names that differ."""
+    listed = [] if isinstance(runs, (str, bytes, pathlib.PurePath)) else list(runs)
+    folders = [checked_path("runs", run) for run in listed]
+    if len(folders) < 2 or len({folder.resolve() for folder in folders}) < len(folders):
+        raise ValueError(
+            "Argument `runs` must be the folders of two or more runs, each named once. "
+            f"Received: runs={runs!r}"
+        )
+    for folder in folders:
+        if not (folder / SETTINGS_FILE).exists() or not (folder / "log.csv").exists():
+            raise ValueError(
+                "Argument `runs` must be folders that `tfresidual study` or `train` wrote, with at "
+                f"least one complete epoch. Received: {str(folder)!r}, without {SETTINGS_FILE} or "
+                "log.csv"
+            )
+    parts = [folder.resolve().parts for folder in folders]
+    length = next(n for n in range(1, 1000) if len({part[-n:] for part in parts}) == len(parts))
+    return {"/".join(part[-length:]): folder for part, folder in zip(parts, folders, strict=True)}
+
+
+def _target(page, folders):
+    """Returns the file to write, after checking that it is new or a page of this function."""
+    if page is None:
+        first = next(iter(folders.values())).absolute()
+        page = first.parent / f"compare-{'-'.join(name.replace('/', '-') for name in folders)}.html"
+    path = checked_path("page", page)
+    check_folder("page", path.parent)
+    if path.exists():
+        mark = f'content="{GENERATOR}"'
+        if path.is_dir() or mark not in path.read_bytes()[:_HEAD].decode("utf-8", "replace"):
+            raise ValueError(
+                "Argument `page` must be a new file, or a page that `tfresidual compare` wrote: "
+                f"nothing else is replaced. Received: page={str(path)!r}"
+            )
+    return path
+
+
+def _read(folder):
+    """Returns the run in a folder."""
+    settings, log = settings_of(folder), read_frame(folder / "log.csv")
+    if log.empty:
+        raise damaged(folder / "log.csv", "it has no epoch", REMEDY)
+    studied, probed = read_frames(folder / "frames"), read_frames(folder / "probes")
+    frames = {name: frame for name, (frame, _) in studied.items()}
+    if "block_metrics_by_epoch" not in frames and has_blocks(log):
+        studied["block_metrics_by_epoch"] = (from_logs(log), None)
+    measured = (
+        {name: _measured(frame, record, settings) for name, (frame, record) in part.items()}
+        for part in (studied, probed)
+    )
+    return _Run(settings, read_settings(folder), log, *measured)
+
+
+def _alike(runs):
+    """Returns what was measured on each run, measured in the same way in all of them if it can be.
+
+    Returns:
+        A dict by the name of a run of dicts of `Measured` by the name of a frame.
+    """
+    probed = [name for name in next(iter(runs.values())).probed if _all_have(runs, name)]
+    return {
+        key: run.probed | run.studied | {name: run.probed[name] for name in probed}
+        for key, run in runs.items()
+    }
+
+
+def _all_have(runs, name):
+    return all(name in run.probed for run in runs.values())
+
+
+def _measured(frame, record, settings):
+    """Returns the rows of a frame to compare, with what they were measured on in words."""
+    rows, _ = of_test(frame)
+    record = record or {}
+    counts = record.get("images")
+    if counts:
+        split = rows["split"].iloc[0] if "split" in rows and len(rows) else next(iter(counts))
+        title = datasets.describe(record["data"], record.get("digits", settings.digits)).title
+        on = f"{images_text({split: counts[split]})} of {title}"
+        if record["pixels"] != "standardized":
+            on += f", pixels {record['pixels']}"
+        if split == "validation" and describe(settings).digits is None:
+            # The last images of the training set.
+            on += f", the first of {settings.validation:,} held out"
+    else:
+        on = None if counts is None else ""
+    return Measured(rows.drop(columns="split", errors="ignore"), on, record.get("options", {}))
+
+
+def _settings_section(runs):
+    """Returns the section on the settings that are not the same in all runs."""
+    columns = {
+        name: dict(from_settings(run.content | {"settings": used(run.settings)}))
+        for name, run in runs.items()
+    }
+    names = dict.fromkeys(name for settings in columns.values() for name in settings)
+    rows = {name: [settings.get(name) for settings in columns.values()] for name in names}
+    rows = {name: values for name, values in rows.items() if len(set(values)) > 1}
+    table = pd.DataFrame.from_dict(rows, "index", columns=list(runs)).rename_axis("setting")
+    return Section(
+        "What is not the same",
+        "The settings, versions and machines in which the runs differ.",
+        frame=table if len(table) else None,
+        reading=("Without a value: off, or without effect. " if len(table) else "There are none. ")
+        + "Further down, a table at each figure has the places that differ the most, with means "
+        "over what was measured there several times. Runs of other seeds differ too.",
+    )
+
+
+def _training_section(runs, measured):
+    """Returns the section with the curves and the last and best values of all trainings."""
+    metrics = _common_metrics(run.log for run in runs.values())
+    histories = pd.concat([_history(name, run.log, metrics) for name, run in runs.items()])
+    finite = [metric for metric in metrics if histories[metric].abs().lt(float("inf")).any()]
+    drawn = plots.network_curves(histories, finite) if finite else None
+    results = {
+        name: _results(run.log, metrics, measured[name].get("convergence_indices"))
+        for name, run in runs.items()
+    }
+    texts = [f"{name}: {numbers_text(run.log, 'loss')}" for name, run in runs.items()]
+    return Section(
+        "Training",
+        "Losses and metrics of all trainings, epoch by epoch, and their last and best values.",
+        figure=drawn,
+        frame=pd.concat(results, axis=1).rename_axis("value"),
+        reading="The best epoch has the highest validation metric; its network is the one probed "
+        "below. The error on the test images is that of the network probed.",
+        numbers=" ".join(texts),
+    )
+
+
+def _common_metrics(logs):
+    """Returns the names of the loss and metrics with validation values in all logs."""
+    names = [
+        [name for name in log.columns if f"val_{name}" in log.columns and "/" not in name]
+        for log in logs
+    ]
+    return [name for name in names[0] if all(name in others for others in names)]
+
+
+def _history(name, log, metrics):
+    """Returns the log of a run in the columns that `plots.network_curves` draws."""
+    columns = {"network": name, "epoch": log["epoch"]}
+    for metric in metrics:
+        columns |= {metric: log[f"val_{metric}"], f"train_{metric}": log[metric]}
+    return pd.DataFrame(columns)
+
+
+def _results(log, metrics, indices):
+    """Returns the results of a run by name; `indices` is what was measured of them, or `None`."""
+    last = log.iloc[-1]
+    found = {"epochs": len(log)}
+    for metric in metrics:
+        found |= {f"{metric}, last": last[metric], f"val_{metric}, last": last[f"val_{metric}"]}
+    for metric in metrics:
+        key = f"val_{metric}"
+        if metric != "loss" and log[key].notna().any():
+            best = log.loc[log[key].idxmax()]
+            found |= {f"{key}, best": best[key], f"epoch of the best {key}": int(best["epoch"]) + 1}
+    if indices is not None:
+        found[f"error on {indices.on or 'images that are not recorded'}"] = indices.frame[
+            "error"
+        ].iloc[0]
+    return pd.Series(found, dtype=object)

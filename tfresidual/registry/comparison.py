@@ -1,0 +1,169 @@
+"""The figures of the probes that several networks have in common, all networks in each of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from tfresidual.probes.convergence_indices import MEAN
+from tfresidual.probes.perturbation import ALL_STAGES
+from tfresidual.registry.figures import FIGURES, draw
+from tfresidual.report.alt_text import PLACES, numbers_text, places_text
+from tfresidual.report.section import Section
+from tfresidual.report.tables import number_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tfresidual.types import Frame
+
+MOST_ROWS = 10
+# The columns that an option has an effect on.
+_AFFECTED = {
+    "times": ("repetition", "along", "divergence_index"),
+    "scale": ("repetition", "along"),
+    "chance": ("chance",),
+    "epsilon": ("depth_asked_for", "scaled_perturbation"),
+    "seed": ("swaps",),
+    "first_block": ("role",),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What a probe measured on one network.
+
+    Attributes:
+        frame: the rows that are compared, without a column `split`.
+        on: the images in words, such as "2,000 test images of MNIST", `""` if none were read, and
+            `None` if it is unknown.
+        options: the fields of `ProbeOptions` that it was measured with.
+    """
+
+    frame: Frame
+    on: str | None
+    options: Mapping[str, Any]
+
+
+def comparison_sections(
+    networks: Mapping[str, Mapping[str, Measured]], epsilon: float
+) -> list[Section]:
+    """Returns a section of a report for every figure that can be drawn of all networks.
+
+    Args:
+        networks: what was measured by the name of the frame, for each network by its name.
+        epsilon: the mean scaled perturbation of the stopping rule.
+    """
+    names = list(networks)
+    common = [frame for frame in networks[names[0]] if all(frame in networks[n] for n in names)]
+    # Figures distinguish splits, by colour or by panel: here, these are the networks.
+    together = {
+        frame: pd.concat(
+            [networks[name][frame].frame.assign(split=name) for name in names], ignore_index=True
+        )
+        for frame in common
+    }
+    return [
+        _section(figure, parts, [[networks[n][f] for f in figure.frames] for n in names], epsilon)
+        for figure in FIGURES
+        if (parts := figure.parts(together)) is not None
+    ]
+
+
+def differences(frame: Frame, column: str) -> Frame:
+    """Returns the places in which networks differ the most.
+
+    Args:
+        frame: rows of several networks, whose names are in the column `split`. Of several epochs,
+            the last one of each network is compared.
+        column: the column that is compared.
+
+    Returns:
+        A `pandas.DataFrame` with the columns that name the place (such as `stage` and `block`), one
+        per network, and the difference: the second network minus the first, or of more than two
+        networks the largest minus the smallest value. At most `MOST_ROWS` rows, the largest
+        difference first.
+    """
+    names = list(dict.fromkeys(frame["split"]))
+    keys = [name for name in (*PLACES, "position", "part") if name in frame]
+    if "epoch" in frame:
+        frame = frame[frame["epoch"] == frame.groupby("split")["epoch"].transform("max")]
+    if "stage" in frame:
+        frame = frame[~frame["stage"].isin((ALL_STAGES, MEAN))]
+    if not keys:
+        return pd.DataFrame()
+    values = frame.pivot_table(column, keys, "split", sort=False)
+    values = values.reindex(columns=names).dropna()
+    if len(names) == 2:
+        name, difference = f"{names[1]} minus {names[0]}", values[names[1]] - values[names[0]]
+    else:
+        name, difference = "largest minus smallest", values.max(axis=1) - values.min(axis=1)
+    values.columns = pd.Index(names)
+    order = difference.abs().sort_values(ascending=False, kind="stable").index
+    return values.assign(**{name: difference}).loc[order].head(MOST_ROWS).reset_index()
+
+
+def _section(figure, parts, measured, epsilon):
+    """Returns the section of one figure; `measured` holds its frames, network by network."""
+    names = list(dict.fromkeys(parts[0]["split"]))
+    table = differences(parts[0], figure.column)
+    caution = _caution(names, measured)
+    try:
+        drawn = draw(figure, parts, epsilon)
+    except ValueError as error:
+        # Networks may differ so much that no figure holds them all.
+        drawn, reason = None, str(error).partition(" Received: ")[0]
+        caution = " ".join(filter(None, (caution, f"Not drawn in one figure: {reason}")))
+    rows = {name: part.drop(columns="split") for name, part in parts[0].groupby("split")}
+    texts = {name: numbers_text(rows[name], figure.column) for name in names}
+    shown = [f"{name}: {text}" for name, text in texts.items() if text]
+    on = {frames[0].on for frames in measured}
+    return Section(
+        figure.title,
+        figure.question,
+        figure=drawn,
+        frame=table if len(table) else None,
+        reading=figure.reading,
+        source=figure.source,
+        finding=_finding(table, names, figure.column),
+        images=on.pop() or None if len(on) == 1 else None,
+        numbers=" ".join(shown) or None,
+        caution=caution,
+    )
+
+
+def _finding(table, names, column):
+    """Returns a sentence on the largest difference, or `None` if no place is in all networks."""
+    if table.empty:
+        return None
+    (row,) = table.head(1).to_dict("records")
+    values = ", ".join(f"{number_text(float(row[name]))} ({name})" for name in names)
+    where = places_text(row)
+    return (
+        f"The largest difference of {column.replace('_', ' ')} is "
+        f"{number_text(abs(float(table.iloc[0, -1])))}{f' at {where}' if where else ''}: {values}."
+    )
+
+
+def _caution(names, measured):
+    """Returns what makes a comparison unfair, in words, or `None`."""
+    found = []
+    for frames in zip(*measured, strict=True):
+        unknown = [name for name, one in zip(names, frames, strict=True) if one.on is None]
+        if unknown:
+            were = "was" if len(unknown) == 1 else "were"
+            found.append(f"What {' and '.join(unknown)} {were} measured on is not recorded.")
+        elif len({one.on for one in frames}) > 1:
+            found.append(f"Not the same images: {_each(names, [one.on for one in frames])}.")
+        for option, columns in _AFFECTED.items():
+            values = [str(one.options.get(option)) for one in frames]
+            if len(set(values)) > 1 and any(column in frames[0].frame for column in columns):
+                found.append(f"Not the same {option}: {_each(names, values)}.")
+    # The frames of a figure mostly have the same images.
+    return " ".join(dict.fromkeys(found)) or None
+
+
+def _each(names, values):
+    return "; ".join(f"{value} ({name})" for name, value in zip(names, values, strict=True))
