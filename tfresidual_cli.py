@@ -260,6 +260,13 @@ TRAINING_OPTIONS = (
         metavar="NAME",
     ),
     option(
+        "--learning-rate",
+        "First learning rate; the recipe's others change by the same factor.",
+        "the recipe's own",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="X",
+    ),
+    option(
         "--epsilon",
         "Mean scaled perturbation of the stopping rule.",
         0.1,

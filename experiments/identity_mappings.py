@@ -40,6 +40,9 @@ COMMON = {
         "recipe": "cifar10",
         "width": 8,
         "epochs": 6,
+        # Small batches, for enough steps, and the rate of 128 images scaled by the batch.
+        "batch_size": 16,
+        "learning_rate": 0.0125,
         "train_size": 8000,
         "test_size": 5000,
     },

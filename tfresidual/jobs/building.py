@@ -197,6 +197,7 @@ def compile_for(network: networks.ResidualNetwork, settings: Settings, steps: in
         settings.epochs,
         steps,
         describe(settings).multi_label,
+        learning_rate=settings.learning_rate,
         **coupling,
     )
 

@@ -113,6 +113,8 @@ class Settings:
         epochs: number of epochs of training.
         batch_size: images per step.
         recipe: name of a recipe, see `tfresidual.training.recipe`; `None` for the dataset's own.
+        learning_rate: first learning rate, with which the recipe's others change by the same
+            factor, as for other batches than the paper's; `None` for the recipe's own.
         train_size: number of training images, `None` for the dataset's default.
         validation: number of images held out to choose the best epoch.
         test_size: number of test images, `None` for the dataset's default.
@@ -147,6 +149,7 @@ class Settings:
     epochs: int = 4
     batch_size: int = 64
     recipe: RecipeName | None = None
+    learning_rate: float | None = None
     train_size: int | None = None
     validation: int = 2000
     test_size: int | None = None
@@ -251,7 +254,9 @@ def describe(settings: Settings) -> datasets.Description:
 
 def recipe_of(settings: Settings) -> training.Recipe:
     """Returns the training recipe of a study, a `tfresidual.training.Recipe`."""
-    return training.recipe(settings.data if settings.recipe is None else settings.recipe)
+    recipe = training.recipe(settings.data if settings.recipe is None else settings.recipe)
+    rate = settings.learning_rate
+    return recipe if rate is None else recipe.with_learning_rate(rate)
 
 
 def stages_of(settings: Settings) -> int:
@@ -276,6 +281,7 @@ def used(settings: Settings) -> dict[str, Any]:
         "width": settings.width or WIDTHS.get(settings.network),
         "stages": stages_of(settings),
         "recipe": recipe_of(settings).name,
+        "learning_rate": recipe_of(settings).rates[0][1],
         "train_size": train_size,
         "test_size": test_size,
     }

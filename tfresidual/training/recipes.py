@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import keras
 
-from tfresidual.arguments import check_choice, check_int
+from tfresidual.arguments import check_choice, check_int, check_number
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -35,6 +35,26 @@ class Recipe:
     augment: bool
     source: str
     momentum: float = 0.9
+
+    def with_learning_rate(self, learning_rate: float) -> Recipe:
+        """Returns the recipe with all its learning rates changed by the same factor.
+
+        A batch other than the paper's takes another rate: with SGD, usually one that is larger or
+        smaller by the factor of the batch. A recipe of 0.1 for batches of 128 becomes
+        `recipe.with_learning_rate(0.0125)` for batches of 16.
+
+        Args:
+            learning_rate: float, the first learning rate, in place of the recipe's.
+
+        Returns:
+            A `Recipe`.
+
+        Raises:
+            ValueError: if `learning_rate` is not a number from 1e-9 to 1e9.
+        """
+        first = check_number("learning_rate", learning_rate, at_least=1e-9, at_most=1e9)
+        rates = tuple((epoch, first * (rate / self.rates[0][1])) for epoch, rate in self.rates)
+        return dataclasses.replace(self, rates=rates)
 
     def schedule(
         self, epochs: int, steps_per_epoch: int

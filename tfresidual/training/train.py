@@ -57,6 +57,7 @@ def compile_network(
     steps_per_epoch: int,
     multi_label: bool = False,
     coupling: float | None = None,
+    learning_rate: float | None = None,
     **kwargs: Any,
 ) -> str:
     """Compiles a network for classification with the training recipe of a paper.
@@ -71,6 +72,8 @@ def compile_network(
             `ExactMatch` are used instead of cross-entropy and accuracy.
         coupling: float in [0, 1], how strongly the gradients of the blocks of a stage are coupled,
             or `None` to use the recipe's optimizer alone.
+        learning_rate: float, the first learning rate, with which the recipe's others change by the
+            same factor; see `Recipe.with_learning_rate`. `None` for the recipe's own.
         **kwargs: the other arguments of `GradientCoupling`.
 
     Returns:
@@ -87,7 +90,10 @@ def compile_network(
             "Arguments of `GradientCoupling` must be given together with `coupling`. Received: "
             f"{received}, coupling=None"
         )
-    optimizer = recipe_of(recipe).optimizer(epochs, steps_per_epoch)
+    chosen = recipe_of(recipe)
+    if learning_rate is not None:
+        chosen = chosen.with_learning_rate(learning_rate)
+    optimizer = chosen.optimizer(epochs, steps_per_epoch)
     if coupling is not None:
         optimizer = GradientCoupling(optimizer, coupling, **kwargs)
     if multi_label:
