@@ -267,7 +267,7 @@ def parameters_of(settings):
     """Returns the number of parameters of a network, which is built once for all its trainings."""
     # What changes the training and not the network.
     training = {"seed": 0, "recipe": None, "epochs": 1, "coupling": None, "recurrent": False}
-    training |= {"kernel": "uniform", "coupling_from": 0, "train_size": None}
+    training |= {"kernel": "uniform", "coupling_from": 0, "train_size": None, "learning_rate": None}
     return _count(dataclasses.replace(settings, **training))
 
 

@@ -1,13 +1,15 @@
 """The papers' learning rates, step by step, against the numbers printed in the papers."""
 
+import dataclasses
 import json
 
 import keras
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfresidual import datasets, training
+from tfresidual import datasets, networks, training
 
 # The epochs of the paper, and every phase by its first epoch, its last one and its rate.
 PAPERS = {
@@ -139,6 +141,36 @@ def test_a_step_is_that_of_momentum_by_hand():
         velocity = 0.9 * velocity - rate
         value += velocity
         assert float(variable.value[0]) == close(value)
+
+
+@recipes
+def test_a_learning_rate_changes_all_rates_by_the_same_factor(name):
+    own = training.recipe(name)
+    changed = own.with_learning_rate(np.float64(own.rates[0][1] / 8))
+    assert changed.rates == tuple((first, close(rate / 8)) for first, rate in own.rates)
+    assert dataclasses.replace(changed, rates=own.rates) == own
+    assert own.with_learning_rate(own.rates[0][1]) == own
+    assert training.recipe(name) == own  # which are kept
+    steps = keras.ops.arange(77)
+    theirs, ours = (np.array([found.schedule(7, 11)(i) for i in steps]) for found in (own, changed))
+    np.testing.assert_allclose(8 * ours, theirs, rtol=1e-6)
+
+
+@pytest.mark.parametrize("rate", [0, -0.1, float("nan"), float("inf"), 1e-30, "0.1", None, True])
+def test_a_learning_rate_is_checked(rate):
+    with pytest.raises(ValueError, match=r"Argument `learning_rate` .* Received: learning_rate="):
+        training.recipe("mnist").with_learning_rate(rate)
+
+
+@pytest.mark.parametrize("coupling", [None, 0.5])
+def test_a_network_is_compiled_with_a_learning_rate(coupling):
+    network = networks.resnet(14, input_shape=(8, 8, 1), classes=3, widths=(2, 2, 2))
+    training.compile_network(network, "digitclutter", 4, 2, coupling=coupling, learning_rate=0.01)
+    assert float(network.optimizer.learning_rate) == close(0.01)
+    network.optimizer.iterations.assign(7)
+    assert float(network.optimizer.learning_rate) == close(0.01 / 25)
+    with pytest.raises(ValueError, match=r"`learning_rate` .* Received: learning_rate=0"):
+        training.compile_network(network, "digitclutter", 4, 2, learning_rate=0)
 
 
 @recipes
