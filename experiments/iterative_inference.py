@@ -55,7 +55,7 @@ COMMON = {
         # Small batches, for enough steps, and the rate of 128 images scaled by the batch.
         "batch_size": 16,
         "learning_rate": 0.0125,
-        "train_size": 12_000,
+        "train_size": 8000,
         "test_size": 5000,
     },
     "paper": {"data": "cifar10", "batch_size": 128, "validation": 5000},

@@ -27,18 +27,20 @@ TITLES = {
 # Where the size differs from the papers', besides the number of images and epochs.
 SMALL = {
     "II": "ResNets of 3 x 9 blocks of 8, 16 and 32 channels stand for ResNet-110, of 3 x 4 for "
-    "ResNet-38; blocks are shared from the fourth on. The other networks have 16 channels. 12,000 "
-    "images of CIFAR-10 (JPEG q75), 6 epochs, the rate divided by 10 after one half and three "
-    "quarters; test images stand for validation images; the best epoch is measured.",
+    "ResNet-38; blocks are shared from the fourth on. The other networks have 16 channels. 8,000 "
+    "images of CIFAR-10 (JPEG q75), 6 epochs in batches of 16, a rate of 0.0125 (0.1 for batches "
+    "of 128), divided by 10 after one half and three quarters; test images stand for validation "
+    "images; the best epoch is measured.",
     "IC": "Stages of 5 blocks, first stage of 4 and 8 channels; late coupling from the third "
-    "block on. 8,000 images and 4 epochs of CIFAR-10 (JPEG q75) and MNIST, 12 epochs of "
-    "Digitclutter (recipe of 400 epochs, not the second one that the paper prints); sets with few "
-    "images are seen as often.",
+    "block on. 8,000 images and 4 epochs of CIFAR-10 (JPEG q75) and MNIST, 16,000 and 4 of "
+    "Digitclutter (recipe of 400 epochs, not the second one that the paper prints); as many steps "
+    "of the sets with few images. Batches of 16 with one eighth of the paper's rates, and with a "
+    "quarter of it on Digitclutter.",
     "PI": "Up to 24 blocks per section of 8, 16 and 32 channels, batches of 64. 12,000 images of "
     "CIFAR-10 (JPEG q75) and of MNIST, 5 epochs.",
     "IM": "ResNet-38 of 8, 16 and 32 channels stands for ResNet-110, and ResNet-74 of these "
-    "widths for deeper ones. 8,000 images of CIFAR-10 (JPEG q75), 6 epochs, without warm-up "
-    "and weight decay.",
+    "widths for deeper ones. 8,000 images of CIFAR-10 (JPEG q75), 6 epochs in batches of 16, "
+    "a rate of 0.0125 (0.1 for batches of 128), without warm-up and weight decay.",
 }
 INTRODUCTION = """# What the papers state, put to the test
 
