@@ -186,7 +186,8 @@ class Statement:
         cases: function from the frames of the entry to `Case`s.
         about: function from the networks of the entry to those that decide it, the only ones whose
             rows `cases` is given; `None` if all do.
-        differs: what differs from the paper's setting, besides the size.
+        differs: what differs from the paper's setting, besides the size, and why the statement
+            fails.
         cannot: why no verdict can be computed, or `None`.
     """
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import catalogue
+import drawing
 import numpy as np
 import pandas as pd
 import papers
@@ -223,6 +224,25 @@ def test_frames_of_networks_that_are_missing_are_named():
     entry = catalogue.ENTRIES["PI-3"]
     with pytest.raises(catalogue.MissingError, match="no `perturbation` of 20 networks"):
         entry.select({}, "small")
+
+
+@pytest.mark.parametrize("lines", [2, 10])
+def test_the_legend_leaves_the_panel_its_size(lines):
+    rows = [
+        {"epoch": epoch, "error": 0.1 * epoch, "network": f"shortcut {i}", "seed": 0}
+        for i in range(lines)
+        for epoch in range(3)
+    ]
+    figure = drawing.panels(pd.DataFrame(rows), "epoch", "error", "Errors", line="network")
+    figure.draw_without_rendering()
+    (axes,), (legend,) = figure.axes, figure.legends
+    assert len(legend.get_texts()) == lines
+    panel, names = axes.get_window_extent(), legend.get_window_extent()
+    assert not panel.overlaps(names)
+    assert panel.height > 0.6 * figure.bbox.height
+    assert panel.width > 0.6 * figure.bbox.width
+    assert names.y0 > 0
+    assert names.y1 < figure.bbox.height
 
 
 def test_the_page_is_what_the_frames_say():

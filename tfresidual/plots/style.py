@@ -14,6 +14,8 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 TITLE_SIZE = 11
 LABEL_SIZE = 9.5
 SMALL_SIZE = 8.5
+# Rows of a legend above the panels.
+MOST_LEGEND_ROWS = 4
 
 # Largest number of stages whose panels are in one row.
 MOST_COLUMNS = 4
@@ -249,16 +251,19 @@ def stage_handles(looks):
 def legend(figure, handles):
     """Puts a legend above the panels, at the right, where it covers no data.
 
-    If the entries do not fit into one row, they are in several rows, filled column by column.
+    If the entries do not fit into one row, they are in several rows, filled column by column. More
+    than `MOST_LEGEND_ROWS` would leave no height to the panels: they stand beside them, one below
+    the other.
     """
     widths = [0.47 + 0.06 * len(handle.get_label()) for handle in handles]
     room = figure.get_figwidth() - 0.4 - 0.09 * len(figure.get_suptitle())
     columns = len(handles) if sum(widths) <= room else max(1, int(room / max(widths)))
     rows = -(-len(handles) // columns)
+    is_beside = rows > MOST_LEGEND_ROWS
     figure.legend(
         handles=handles,
-        loc="outside upper right",
-        ncols=-(-len(handles) // rows),
+        loc="outside right center" if is_beside else "outside upper right",
+        ncols=1 if is_beside else -(-len(handles) // rows),
         frameon=False,
         fontsize=SMALL_SIZE,
         labelcolor=INK,
