@@ -179,7 +179,7 @@ def first_products(frames):
         "sums": draw(
             y="sum_deviation",
             title="Distance of a state from the first one plus the sum of branches",
-            beside="distance, over the state's norm",
+            beside="distance, over the state's norm\n(no line: 0 in all blocks)",
         ),
     }
 
