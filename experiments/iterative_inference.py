@@ -7,7 +7,17 @@ import functools
 
 import numpy as np
 import pandas as pd
-from catalogue import Case, Network, cases_of, entry, over_seeds, per_seed, statement, those
+from catalogue import (
+    Case,
+    Network,
+    cases_of,
+    entry,
+    over_seeds,
+    per_seed,
+    small_batches,
+    statement,
+    those,
+)
 from drawing import in_a_row, panels, table
 from measures import (
     SCALE,
@@ -52,9 +62,7 @@ COMMON = {
         "recipe": "cifar10",
         "width": 8,
         "epochs": 6,
-        # Small batches, for enough steps, and the rate of 128 images scaled by the batch.
-        "batch_size": 16,
-        "learning_rate": 0.0125,
+        **small_batches(training.recipe("cifar10")),
         "train_size": 8000,
         "test_size": 5000,
     },

@@ -34,8 +34,8 @@ SMALL = {
     "IC": "Stages of 5 blocks, first stage of 4 and 8 channels; late coupling from the third "
     "block on. 8,000 images and 4 epochs of CIFAR-10 (JPEG q75) and MNIST, 16,000 and 4 of "
     "Digitclutter (recipe of 400 epochs, not the second one that the paper prints); as many steps "
-    "of the sets with few images. Batches of 16 with one eighth of the paper's rates, and with a "
-    "quarter of it on Digitclutter.",
+    "of the sets with few images. Batches of 16 with one eighth of the paper's rates, a quarter "
+    "on Digitclutter.",
     "PI": "Up to 24 blocks per section of 8, 16 and 32 channels, batches of 64. 12,000 images of "
     "CIFAR-10 (JPEG q75) and of MNIST, 5 epochs.",
     "IM": "ResNet-38 of 8, 16 and 32 channels stands for ResNet-110, and ResNet-74 of these "

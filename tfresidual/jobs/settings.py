@@ -254,9 +254,8 @@ def describe(settings: Settings) -> datasets.Description:
 
 def recipe_of(settings: Settings) -> training.Recipe:
     """Returns the training recipe of a study, a `tfresidual.training.Recipe`."""
-    recipe = training.recipe(settings.data if settings.recipe is None else settings.recipe)
-    rate = settings.learning_rate
-    return recipe if rate is None else recipe.with_learning_rate(rate)
+    name = settings.data if settings.recipe is None else settings.recipe
+    return training.recipe(name, settings.learning_rate)
 
 
 def stages_of(settings: Settings) -> int:
@@ -276,12 +275,13 @@ def used(settings: Settings) -> dict[str, Any]:
     train_size, _, test_size = sizes_of(
         settings.data, settings.train_size, settings.validation, settings.test_size
     )
+    recipe = recipe_of(settings)
     values = dataclasses.asdict(settings) | {
         "depth": settings.depth or DEPTHS.get(settings.network),
         "width": settings.width or WIDTHS.get(settings.network),
         "stages": stages_of(settings),
-        "recipe": recipe_of(settings).name,
-        "learning_rate": recipe_of(settings).rates[0][1],
+        "recipe": recipe.name,
+        "learning_rate": recipe.rates[0][1],
         "train_size": train_size,
         "test_size": test_size,
     }

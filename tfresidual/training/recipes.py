@@ -132,7 +132,7 @@ RECIPES = {
 }
 
 
-def recipe(name: RecipeName) -> Recipe:
+def recipe(name: RecipeName, learning_rate: float | None = None) -> Recipe:
     """Returns the training recipe of a paper, by name.
 
     Appendix A.4 of "Iterative convergent computation is not a useful inductive bias for ResNets"
@@ -151,15 +151,18 @@ def recipe(name: RecipeName) -> Recipe:
             `"avg_pooling"` or `"wide"`; for "Iterative convergent computation is not a useful
             inductive bias for ResNets", the dataset: `"cifar10"`, `"cifar100"`, `"mnist"`,
             `"digitclutter"` or `"digitclutter_200"`; for Hauser 2019, `"hauser"`.
+        learning_rate: float, the first learning rate, with which the others change by the same
+            factor; see `Recipe.with_learning_rate`. `None` for the paper's.
 
     Returns:
         A `Recipe`.
 
     Raises:
-        ValueError: if there is no recipe of this name.
+        ValueError: if there is no recipe of this name, or the learning rate cannot be used.
     """
     check_choice("name", name, RECIPES)
-    return RECIPES[name]
+    found = RECIPES[name]
+    return found if learning_rate is None else found.with_learning_rate(learning_rate)
 
 
 def hauser_batch_size(blocks: int, data: Literal["cifar10", "mnist"] = "cifar10") -> int:

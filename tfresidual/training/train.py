@@ -90,10 +90,7 @@ def compile_network(
             "Arguments of `GradientCoupling` must be given together with `coupling`. Received: "
             f"{received}, coupling=None"
         )
-    chosen = recipe_of(recipe)
-    if learning_rate is not None:
-        chosen = chosen.with_learning_rate(learning_rate)
-    optimizer = chosen.optimizer(epochs, steps_per_epoch)
+    optimizer = recipe_of(recipe, learning_rate).optimizer(epochs, steps_per_epoch)
     if coupling is not None:
         optimizer = GradientCoupling(optimizer, coupling, **kwargs)
     if multi_label:
