@@ -9,10 +9,8 @@ import sys
 
 import catalogue
 import drawing
-import numpy as np
 import pandas as pd
 import papers
-import perturbation_from_identity as depth
 import pytest
 import statements
 from reference.random_frames import frames_of
@@ -106,49 +104,6 @@ def test_an_id_is_given_once():
 def test_verdict(holding, verdict):
     cases = [catalogue.Case(holds, 1.0, "seed") for holds in holding]
     assert catalogue.verdict_of(cases) == verdict
-
-
-def steps(scaled, blocks=(2, 4, 8, 16, 24), seeds=(0, 1)):
-    """A frame of perturbations with a step `scaled(L, block)` of every block."""
-    rows = [
-        (f"{data}-{count}-{seed}", data, count, seed, "test", stage, block, 10 * step, step)
-        for data in ("CIFAR-10", "MNIST")
-        for count in blocks
-        for seed in seeds
-        for stage in (1, 2, 3)
-        for block in range(count)
-        for step in [scaled(count, block)]
-    ]
-    columns = ["name", "data", "blocks", "seed", "split", "stage", "block"]
-    return pd.DataFrame(rows, columns=[*columns, "perturbation", "scaled_perturbation"])
-
-
-def judged(name, frames):
-    return catalogue.verdict_of(list(catalogue.STATEMENTS[name].cases(frames)))
-
-
-def effects(name, frames):
-    return [case.effect for case in catalogue.STATEMENTS[name].cases(frames)]
-
-
-def test_steps_of_one_over_the_depth():
-    """The distance is 4 at every depth, the mean step 4/L."""
-    frames = {"perturbation": steps(lambda count, block: 4 / count)}
-    np.testing.assert_allclose(effects("PI-7", frames), -1)
-    assert judged("PI-7", frames) == "holds"
-    np.testing.assert_allclose(effects("PI-3a", frames), 1)
-    # 4/L is 0.2 at L = 20, and 4 / 0.2 is 20.
-    rule = depth.rule_of(frames["perturbation"])
-    np.testing.assert_allclose(rule["experiment"], 20)
-    assert (rule["rule"] == 20).all()
-    assert judged("PI-R", frames) == "holds"
-
-
-def test_steps_that_do_not_depend_on_the_depth():
-    frames = {"perturbation": steps(lambda count, block: 0.5)}
-    np.testing.assert_allclose(effects("PI-7", frames), 0, atol=1e-12)
-    np.testing.assert_allclose(effects("PI-3a", frames), 2)
-    assert {judged(name, frames) for name in ("PI-3a", "PI-7", "PI-R")} == {"fails"}
 
 
 def random(paper, size="small"):

@@ -1,0 +1,1 @@
+"""What the published statements say of frames made by hand."""
