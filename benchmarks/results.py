@@ -39,6 +39,7 @@ NAMES = (
     "gradient_coupling",
     "routes",
     "saved_model",
+    "end_of_pass",
     "startup",
     "processes",
     "backends",

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfresidual.machine.console import progress_bar
 from tfresidual.machine.files import damaged, is_full, no_room
 from tfresidual.machine.memory import check_fits
+from tfresidual.machine.passes import without_tuning
 
 
 def digitclutter_builder(digits, train_size, validation_size, test_size, data_dir):
@@ -113,7 +114,7 @@ def _read_all(builder, split):
     import tensorflow_datasets as tfds
 
     config = tfds.ReadConfig(try_autocache=False, interleave_cycle_length=1)
-    dataset = builder.as_dataset(split=split, read_config=config).batch(1024)
+    dataset = without_tuning(builder.as_dataset(split=split, read_config=config).batch(1024))
     batches = []
     with progress_bar(f"Reading {builder.name} {split}", len(dataset)) as advance:
         for batch in dataset.as_numpy_iterator():

@@ -7,6 +7,7 @@ import math
 import tensorflow as tf
 
 from tfresidual.datasets.augmentation import flip_and_crop
+from tfresidual.machine.passes import without_tuning
 
 
 def in_memory(images, labels):
@@ -49,7 +50,7 @@ def training_pipeline(images, labels, batch_size, epoch, seed, shuffle, augment,
             chosen = flip_and_crop(chosen, batch_seed)
         return finish(chosen, tf.gather(labels, indices))
 
-    return (
+    return without_tuning(
         tf.data.Dataset.range(1)
         .map(begin)
         .flat_map(places)
@@ -67,7 +68,7 @@ def fixed_pipeline(images, labels, batch_size, finish):
         here = slice(step * batch_size, (step + 1) * batch_size)
         return finish(images[here], labels[here])
 
-    return (
+    return without_tuning(
         tf.data.Dataset.range(steps)
         .map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         .prefetch(tf.data.AUTOTUNE)

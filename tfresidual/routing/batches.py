@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfresidual.arguments import check_bool
 from tfresidual.machine.console import progress_bar
+from tfresidual.machine.passes import without_tuning
 from tfresidual.routing.agreement import check_agreement
 from tfresidual.routing.images import (
     check_images,
@@ -62,7 +63,7 @@ def batches_of(data, chain=None, with_labels=True):
 def _raw_batches(data):
     if isinstance(data, tf.data.Dataset):
         count = int(data.cardinality())
-        return map(_parts, data), count if count >= 0 else None
+        return map(_parts, without_tuning(data)), count if count >= 0 else None
     if isinstance(data, keras.utils.PyDataset):
         count = data.num_batches
         return (_parts(data[index]) for index in range(count)), count
