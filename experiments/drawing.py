@@ -43,7 +43,10 @@ def panels(
     log=False,
     log_x=False,
     zero=False,
+    from_zero=False,
     reference=None,
+    slope=None,
+    own_lines=False,
     stages=False,
     coloured=False,
     columns=4,
@@ -63,9 +66,13 @@ def panels(
         beside: label of the vertical axis.
         percent: whether values are shares.
         log: whether the vertical axis is logarithmic.
-        log_x: whether the horizontal axis is.
+        log_x: whether the horizontal axis is, with ticks at the values.
         zero: whether there is a line at zero.
+        from_zero: whether the vertical axis begins at zero.
         reference: height of a dashed line, or `None`.
+        slope: slope of a dotted line on logarithmic axes, from the highest first value on, or
+            `None`.
+        own_lines: whether every panel has lines and a legend of its own.
         stages: whether `x` is `place`, so that stages are shaded.
         coloured: whether lines go from blue (first) to red (last) in order of their values.
         columns: largest number of panels side by side.
@@ -88,22 +95,25 @@ def panels(
     for axes, name in zip(grid, names, strict=False):
         style.clean_axes(axes)
         here = frame if panel is None else frame[frame[panel] == name]
+        sizes = here.groupby("stage")["block"].max() + 1 if stages else []
+        has_stages = len(sizes) > 1
         if panel is not None:
-            style.panel_title(axes, str(name))
+            # Above the names of the stages.
+            style.panel_title(axes, str(name), pad=15 if has_stages else 4)
         if zero:
             axes.axhline(0, color=style.FAINT_INK, linewidth=0.8)
         if reference is not None:
             axes.axhline(reference, color=style.FAINT_INK, linewidth=0.9, linestyle=(0, (2, 2)))
+        if own_lines:
+            lines = list(dict.fromkeys(here[line]))
         for i, of_line in enumerate(lines):
             for split in splits:
                 rows = here if line is None else here[here[line] == of_line]
                 rows = rows if dash is None else rows[rows[dash] == split]
                 dashes = DASHES.get(split, "-") if splits != [None] else dash_of(i, palette)
                 _draw(axes, rows, x, y, palette[i % len(palette)], dashes)
-        if stages:
-            sizes = here.groupby("stage")["block"].max() + 1
-            if len(sizes) > 1:
-                shade_stages(axes, sizes.cumsum() - sizes, sizes)
+        if has_stages:
+            shade_stages(axes, sizes.cumsum() - sizes, sizes)
         if frame[x].dtype.kind == "i" and not log_x:
             style.whole_numbers(axes.xaxis)
         if log:
@@ -114,6 +124,12 @@ def panels(
             axes.set_xticks([], minor=True)
         if percent:
             style.percent_axis(axes)
+        if from_zero:
+            axes.set_ylim(bottom=0)
+        if slope is not None:
+            _draw_slope(axes, here, x, y, slope)
+        if own_lines:
+            axes.legend(handles=_handles(lines, palette), frameon=False, fontsize=style.SMALL_SIZE)
     for axes in grid[len(names) :]:
         axes.remove()
     for i, axes in enumerate(grid[: len(names)]):
@@ -121,7 +137,14 @@ def panels(
         style.axis_labels(
             axes, below=below if is_lowest else None, beside=beside if i % wide == 0 else None
         )
-    _legend(figure, lines, palette, splits)
+    handles = [] if own_lines or lines == [None] else _handles(lines, palette)
+    if splits not in ([None], []) and len(splits) > 1:
+        handles += [
+            style.line_handle(f"{split} images", color=style.INK, linestyle=DASHES.get(split, "-"))
+            for split in splits
+        ]
+    if handles:
+        style.legend(figure, handles)
     return figure
 
 
@@ -149,22 +172,25 @@ def _draw(axes, rows, x, y, colour, dash):
         axes.fill_between(means.index, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
-def _legend(figure, lines, palette, splits):
-    handles = []
-    if lines != [None]:
-        handles = [
-            style.line_handle(
-                str(name), color=palette[i % len(palette)], linestyle=dash_of(i, palette)
-            )
-            for i, name in enumerate(lines)
-        ]
-    if splits not in ([None], []) and len(splits) > 1:
-        handles += [
-            style.line_handle(f"{split} images", color=style.INK, linestyle=DASHES.get(split, "-"))
-            for split in splits
-        ]
-    if handles:
-        style.legend(figure, handles)
+def _draw_slope(axes, frame, x, y, slope):
+    """Draws a line that falls or grows with a power of `x`."""
+    first, last = frame[x].min(), frame[x].max()
+    begin = frame.loc[frame[x] == first, y].max()
+    axes.plot(
+        [first, last],
+        [begin, begin * (last / first) ** slope],
+        color=style.FAINT_INK,
+        linestyle=(0, (1, 2)),
+        linewidth=1.2,
+    )
+
+
+def _handles(lines, palette):
+    """Returns the entries of a legend for lines."""
+    return [
+        style.line_handle(str(name), color=palette[i % len(palette)], linestyle=dash_of(i, palette))
+        for i, name in enumerate(lines)
+    ]
 
 
 def table(frame, columns, by="network", percent=("error", "train_error")):

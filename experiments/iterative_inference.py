@@ -36,7 +36,12 @@ from measures import (
 from tfresidual import callbacks, training
 from tfresidual.jobs.settings import Settings
 
-DEEP = ("ResNet-110", "single_representation", "avg_pooling", "wide")
+# The networks of section 4 besides ResNet-110, by the name that figures show.
+DEEP = {
+    "single representation": "single_representation",
+    "average pooling": "avg_pooling",
+    "wide": "wide",
+}
 # Batch normalization and initial gamma of the shared later blocks of a stage.
 STRATEGIES = {
     "naive": {"batch_norm": "shared", "gamma": 1.0},
@@ -91,7 +96,7 @@ def network(size, label, seed, is_watched=True, **changes):
         common |= {"recipe": recipe.name, "epochs": recipe.epochs}
         changes = {"width": 16} | changes
     settings = Settings(seed=seed, **common | changes)
-    name = f"{label.replace(', ', '-').replace(' ', '_')}-seed{seed}"
+    name = f"{DEEP.get(label, label).replace(', ', '-').replace(' ', '_')}-seed{seed}"
     labels = {"network": label, "seed": seed}
     return Network(name, settings, labels, watched if is_watched else clocked)
 
@@ -107,7 +112,9 @@ def resnet(size, layers, seed, strategy=None, **kwargs):
 @over_seeds(SEEDS)
 def published(size, seed):
     """The four networks of section 4."""
-    others = (network(size, name, seed, network=name, width=WIDTHS[size]) for name in DEEP[1:])
+    others = (
+        network(size, label, seed, network=name, width=WIDTHS[size]) for label, name in DEEP.items()
+    )
     return [resnet(size, 110, seed), *others]
 
 
@@ -147,8 +154,8 @@ def pooled(size, seed):
     average = {"network": "avg_pooling", "width": WIDTHS[size]}
     return [
         resnet(size, 110, seed),
-        network(size, "avg_pooling", seed, **average),
-        network(size, "max_pooling", seed, is_watched=False, transition="max_pooling", **average),
+        network(size, "average pooling", seed, **average),
+        network(size, "max pooling", seed, is_watched=False, transition="max_pooling", **average),
     ]
 
 
@@ -572,7 +579,7 @@ def spearman(frame, one, other):
     "ratio, and the ratio falls monotonically with the block",
     "largest l2 ratio of the first block over the largest of the others; holds if over 1.5 "
     "and the rank correlation of block and ratio is under -0.7",
-    about=those(network=("single_representation", "avg_pooling")),
+    about=those(network=("single representation", "average pooling")),
 )
 def _(frames):
     frame = in_a_row(frames["block_metrics"].query("split == 'test'"))
@@ -599,7 +606,7 @@ def _(frames):
     first = first["l2_ratio"].first().reset_index()
 
     def judged(rows):
-        is_drastic = rows["network"].isin(["single_representation", "avg_pooling"])
+        is_drastic = rows["network"].isin(["single representation", "average pooling"])
         ratio = rows.loc[~is_drastic, "l2_ratio"].mean() / rows.loc[is_drastic, "l2_ratio"].mean()
         return ratio < 1, ratio
 
@@ -636,7 +643,7 @@ def way_to_chance(rows, error):
     "dropping most later ones costs little",
     "share of the way from the network's error to chance, first block dropped; holds if "
     "over 0.5, and the median over the other blocks is under 0.1",
-    about=those(network=("single_representation", "avg_pooling")),
+    about=those(network=("single representation", "average pooling")),
 )
 def _(frames):
     frame = in_a_row(frames["drop_blocks"])
@@ -697,7 +704,7 @@ def _(frames):
     lowest = frame[is_high].groupby(["network", "seed"])["cosine_loss"].min().reset_index()
 
     def judged(rows):
-        is_deep = rows["network"].isin(["ResNet-110", "avg_pooling"])
+        is_deep = rows["network"].isin(["ResNet-110", "average pooling"])
         deep, others = rows.loc[is_deep, "cosine_loss"].min(), rows.loc[~is_deep, "cosine_loss"]
         ratio = deep / others.min()
         return ratio > 1 and deep < 0, ratio

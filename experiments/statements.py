@@ -24,33 +24,47 @@ TITLES = {
     "PI": 'Hauser 2019, "On residual networks learning a perturbation from identity"',
     "IM": 'He et al. 2016, "Identity mappings in deep residual networks"',
 }
-# Where the size differs from the papers', besides the number of images and epochs.
+# Where the size differs from the papers', besides the number of images and epochs, and names that
+# need to be explained.
 SMALL = {
     "II": "ResNets of 3 x 9 blocks of 8, 16 and 32 channels stand for ResNet-110, of 3 x 4 for "
     "ResNet-38; blocks are shared from the fourth on. The other networks have 16 channels. 8,000 "
     "images of CIFAR-10 (JPEG q75), 6 epochs in batches of 16, a rate of 0.0125 (0.1 for batches "
     "of 128), divided by 10 after one half and three quarters; test images stand for validation "
-    "images; the best epoch is measured.",
+    "images; the best epoch is measured. *110 naive* is the one for ResNet-110 whose later blocks "
+    "of a stage are one and the same, batch normalization included; *gamma 0.1*: with its gamma "
+    "begun at 0.1; *statistics*: with statistics of its own for each application; *UBN*: with "
+    "batch normalization not shared.",
     "IC": "Stages of 5 blocks, first stage of 4 and 8 channels; late coupling from the third "
     "block on. 8,000 images and 4 epochs of CIFAR-10 (JPEG q75) and MNIST, 16,000 and 4 of "
     "Digitclutter (recipe of 400 epochs, not the second one that the paper prints); as many steps "
     "of the sets with few images. Batches of 16 with one eighth of the paper's rates, a quarter "
-    "on Digitclutter.",
+    "on Digitclutter. A last block is repeated up to 16 times, as in the paper, where a stage has "
+    "16 blocks.",
     "PI": "Up to 24 blocks per section of 8, 16 and 32 channels, batches of 64. 12,000 images of "
-    "CIFAR-10 (JPEG q75) and of MNIST, 5 epochs.",
+    "CIFAR-10 (JPEG q75) and of MNIST, 5 epochs of the paper's recipe. L is the number of blocks "
+    "per section, F what a block adds to its input h. A perturbation is the norm |F|, or |F| / |h| "
+    "if scaled, as a mean over images; a distance is the sum over the blocks of a section.",
     "IM": "ResNet-38 of 8, 16 and 32 channels stands for ResNet-110, and ResNet-74 of these "
     "widths for deeper ones. 8,000 images of CIFAR-10 (JPEG q75), 6 epochs in batches of 16, "
-    "a rate of 0.0125 (0.1 for batches of 128), without warm-up and weight decay.",
+    "a rate of 0.0125 (0.1 for batches of 128), divided by 10 after one half and three quarters, "
+    "without warm-up and weight decay. *identity* and *original* are one network: original units "
+    "with identity shortcuts.",
 }
 INTRODUCTION = """# What the papers state, put to the test
 
-Written by `python experiments/papers.py page` from the frames in experiments/frames, which
-`python experiments/papers.py run II IC PI IM --size small` measured. A statement *holds* if every
-case says so (a seed, or a network with a seed), *fails* if none does, and is *mixed* otherwise.
-The effect is the mean over the cases, with its range; *decided by* counts the networks from whose
-frames it is computed. All networks are far smaller than the papers'
-and trained for a few epochs: a statement that fails here need not fail at the size of the paper.
-CIFAR-10 stands for CIFAR-10 (JPEG q75), whose images were encoded as JPEG of quality 75.
+Written by `python experiments/papers.py page` from the measurements in experiments/frames, which
+`python experiments/papers.py run II IC PI IM --size small` made. A case is a network, a data set
+or a seed. A statement *holds* if it is true in every case, *fails* if in none, and is *mixed*
+otherwise, so that with two seeds, one of them can make the difference. The effect is the mean over
+the cases, with the lowest and the highest; *decided by* counts the networks whose measurements
+decide. All networks are far smaller than the papers' and trained for a few epochs: a statement that
+fails here need not fail at the size of the paper. CIFAR-10 stands for CIFAR-10 (JPEG q75), whose
+images were encoded as JPEG of quality 75.
+
+*Error* is that on 5,000 test images. Networks are measured at their best epoch, by validation
+error; their training errors are those on 2,000 images. Curves over the epochs show training errors
+on 512. In figures, lines are means over the seeds, and bands go from the lowest to the highest.
 """
 
 
@@ -138,9 +152,9 @@ def trainings_of(frames):
     frame = frames["summary"]
     hours = frame["seconds"].sum() / 3600
     return (
-        f"{len(frame)} networks, trained in {hours:.1f} hours of one core; "
+        f"{len(frame)} networks, trained in {hours:.1f} hours on one core; "
         f"test errors from {100 * frame['error'].min():.1f} to "
-        f"{100 * frame['error'].max():.1f} %, best epochs of {frame['epochs'].max()}."
+        f"{100 * frame['error'].max():.1f} %, best of {frame['epochs'].max()} epochs."
     )
 
 
@@ -182,8 +196,16 @@ def networks_of(entry, frames):
     said = counted(entry.networks(SIZE))
     parts = entry.select(frames, SIZE)
     if "summary" in parts:
-        said += f"; test error {ranged(parts['summary']['error'], percent=True)}"
+        said += f"; test error {errors_of(parts['summary'])}"
     return f"*{said}.*"
+
+
+def errors_of(frame):
+    """Returns the errors of networks, by data set if there are several, as text."""
+    if "data" not in frame or frame["data"].nunique() == 1:
+        return ranged(frame["error"], percent=True)
+    groups = frame.groupby("data", sort=False)["error"]
+    return "; ".join(f"{data} {ranged(errors, percent=True)}" for data, errors in groups)
 
 
 def write_page(path, folder):

@@ -200,6 +200,33 @@ def test_the_legend_leaves_the_panel_its_size(lines):
     assert names.y1 < figure.bbox.height
 
 
+def test_panels_with_lines_of_their_own():
+    rows = [
+        {"depth": depth, "error": 1 / depth, "network": network, "kind": kind, "seed": 0}
+        for kind, networks in {"gates": ("identity", "gate"), "other": ("identity", "1x1")}.items()
+        for network in networks
+        for depth in (2, 4, 8)
+    ]
+    figure = drawing.panels(
+        pd.DataFrame(rows),
+        "depth",
+        "error",
+        "Errors",
+        panel="kind",
+        line="network",
+        own_lines=True,
+        log=True,
+        log_x=True,
+        slope=-1,
+    )
+    names = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in figure.axes]
+    assert names == [["identity", "gate"], ["identity", "1x1"]]
+    for axes in figure.axes:
+        slope = axes.lines[-1]
+        assert list(slope.get_xdata()) == [2, 8]
+        assert list(slope.get_ydata()) == [1 / 2, 1 / 8]
+
+
 def test_the_page_is_what_the_frames_say():
     page = (EXPERIMENTS / "STATEMENTS.md").read_text()
     assert page == statements.page_of()

@@ -93,10 +93,10 @@ def clean_axes(axes, grid="both"):
     )
 
 
-def panel_title(axes, name, split=""):
-    """Writes the title of a panel above it, with the split if there is one."""
+def panel_title(axes, name, split="", pad=4):
+    """Writes the title of a panel `pad` points above it, with the split if there is one."""
     name = f"{name}, {split}" if split else name
-    axes.set_title(name, fontsize=SMALL_SIZE, color=FAINT_INK, pad=4)
+    axes.set_title(name, fontsize=SMALL_SIZE, color=FAINT_INK, pad=pad)
 
 
 def axis_labels(axes, below=None, beside=None):

@@ -4,7 +4,7 @@ from reference.statement_cases.book import Book, grid
 
 II = Book()
 SEEDS, SPLITS, LOGGED = (0, 1), ("train", "test"), ("train", "validation")
-DRASTIC, MILD = ("single_representation", "avg_pooling"), ("ResNet-110", "wide")
+DRASTIC, MILD = ("single representation", "average pooling"), ("ResNet-110", "wide")
 ALL = (*MILD, *DRASTIC)
 SHARED = ("110 naive", "110 gamma 0.1", "110 statistics", "110 statistics, gamma 0.1", "110 UBN")
 WRONG = 9.0
@@ -82,7 +82,7 @@ def _(start=-0.01, slope=-0.01):
 @II.told("II-4b", 2.0, {"deep": -0.04}, {"deep": 0.1, "others": 0.05})
 def _(deep=-0.1, others=-0.05):
     def cosine(row):
-        lowest = deep if row.network in ("ResNet-110", "avg_pooling") else others
+        lowest = deep if row.network in ("ResNet-110", "average pooling") else others
         # Only the higher half of the blocks is asked for.
         return lowest + 0.01 * (5 - place(row)) if place(row) > 2 else -0.9
 
