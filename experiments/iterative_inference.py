@@ -696,7 +696,8 @@ def _(frames):
     "4.1, fig. 4",
     "The higher blocks of the deeper networks (ResNet-110, average pooling) reach the most "
     "negative cosine",
-    "lowest cosine of the deeper networks over that of the others; holds if over 1",
+    "lowest cosine of the deeper networks minus that of the others; holds if negative, and the "
+    "cosine is",
 )
 def _(frames):
     frame = in_a_row(frames["block_metrics"].query("split == 'test'"))
@@ -705,9 +706,8 @@ def _(frames):
 
     def judged(rows):
         is_deep = rows["network"].isin(["ResNet-110", "average pooling"])
-        deep, others = rows.loc[is_deep, "cosine_loss"].min(), rows.loc[~is_deep, "cosine_loss"]
-        ratio = deep / others.min()
-        return ratio > 1 and deep < 0, ratio
+        deep, others = (rows.loc[part, "cosine_loss"].min() for part in (is_deep, ~is_deep))
+        return deep < min(others, 0), deep - others
 
     return per_seed(lowest, judged)
 
@@ -875,8 +875,8 @@ def by_network(frame, column):
     "4.5, fig. 8",
     "Shared naively, ResNet-110 has a higher training error than unshared and a higher "
     "validation error than ResNet-38 of as many parameters",
-    "validation error of the shared network minus that of ResNet-38; holds if positive, and "
-    "so is the difference of training errors to ResNet-110",
+    "validation error of the shared network minus that of ResNet-38, in points; holds if positive, "
+    "and so is the difference of training errors to ResNet-110",
     about=those(network=("ResNet-38", "ResNet-110", "110 naive")),
 )
 def _(frames):
@@ -887,7 +887,7 @@ def _(frames):
         lambda row: (
             row["110 naive"] > row["ResNet-38"]
             and train.loc[row.name, "110 naive"] > train.loc[row.name, "ResNet-110"],
-            row["110 naive"] - row["ResNet-38"],
+            100 * (row["110 naive"] - row["ResNet-38"]),
         ),
     )
 
@@ -939,7 +939,7 @@ def _(frames):
     "II-9",
     "fig. 9",
     "Every part of unshared batch norm helps; statistics of their own matter most",
-    "validation error of naive sharing minus that with statistics of their own; holds if "
+    "validation error of naive sharing minus that with statistics of their own, in points; holds if "
     "that is the largest single gain and every added part lowers the error",
     about=those(network=SHARED),
 )
@@ -949,7 +949,7 @@ def _(frames):
     def judged(row):
         naive, gamma, statistics, both, ubn = row[SHARED]
         gain = naive - statistics
-        return gain > naive - gamma > 0 and statistics > both > ubn, gain
+        return gain > naive - gamma > 0 and statistics > both > ubn, 100 * gain
 
     return cases_of(best, judged)
 
@@ -977,7 +977,7 @@ def _(frames):
     "II-T1",
     "table 1",
     "Test error: 110 < 56 < 110-UBN < 38 < 32; UBN with more steps does not gain more",
-    "error of ResNet-38 minus that of 110-UBN; holds if the order is the paper's and "
+    "error of ResNet-38 minus that of 110-UBN, in points; holds if the order is the paper's and "
     "neither 146-UBN nor 182-UBN is better than 110-UBN by more than 0.5 points",
 )
 def _(frames):
@@ -988,7 +988,7 @@ def _(frames):
             row[name] for name in ("ResNet-110", "ResNet-56", "110 UBN", "ResNet-38", "ResNet-32")
         ]
         gain = row["110 UBN"] - min(row["146 UBN"], row["182 UBN"])
-        return order == sorted(order) and gain < 0.005, row["ResNet-38"] - row["110 UBN"]
+        return order == sorted(order) and gain < 0.005, 100 * (row["ResNet-38"] - row["110 UBN"])
 
     return cases_of(test, judged)
 

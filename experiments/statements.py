@@ -63,8 +63,8 @@ fails here need not fail at the size of the paper. CIFAR-10 stands for CIFAR-10 
 images were encoded as JPEG of quality 75.
 
 *Error* is that on 5,000 test images. Networks are measured at their best epoch, by validation
-error; their training errors are those on 2,000 images. Curves over the epochs show training errors
-on 512. In figures, lines are means over the seeds, and bands go from the lowest to the highest.
+error; training errors and all that is no error are measured on 2,000 images, over the epochs on
+512. In figures, lines are means over the seeds, and bands go from the lowest to the highest.
 """
 
 

@@ -79,7 +79,7 @@ def _(start=-0.01, slope=-0.01):
     return per_block("block_metrics", {"cosine_loss": cosine}, *ALL)
 
 
-@II.told("II-4b", 2.0, {"deep": -0.04}, {"deep": 0.1, "others": 0.05})
+@II.told("II-4b", -0.05, {"deep": -0.04}, {"deep": 0.05, "others": 0.1})
 def _(deep=-0.1, others=-0.05):
     def cosine(row):
         lowest = deep if row.network in ("ResNet-110", "average pooling") else others
@@ -190,7 +190,7 @@ def over_epochs(names, **columns):
     return {"history": grid(values, networks(*names), epoch=range(4))}
 
 
-@II.told("II-8a", 0.05, {"naive": 0.3}, {"train": 0.2})
+@II.told("II-8a", 5, {"naive": 0.3}, {"train": 0.2})
 def _(naive=0.45, train=0.35):
     names = ("ResNet-38", "ResNet-110", "110 naive")
     error, train_error = (0.4, 0.35, naive), (0.1, 0.3, train)
@@ -226,7 +226,7 @@ def _(growth=3):
     return per_block("first_signal", {"state_norm": norm}, "ResNet-110", "110 naive", splits=LOGGED)
 
 
-@II.told("II-9a", 0.1, {"gamma": 0.55}, {"gamma": 0.38}, {"both": 0.42}, {"unshared": 0.37})
+@II.told("II-9a", 10, {"gamma": 0.55}, {"gamma": 0.38}, {"both": 0.42}, {"unshared": 0.37})
 def _(gamma=0.45, statistics=0.4, both=0.35, unshared=0.3):
     errors = (0.5, gamma, statistics, both, unshared)
     return over_epochs(SHARED, error=dict(zip(SHARED, errors, strict=True)))
@@ -243,7 +243,7 @@ def _(gamma=80, statistics=50, both=40, unshared=20):
     return per_block("by_epoch", {"state_l1": norm}, *SHARED, splits=LOGGED, epoch=range(3))
 
 
-@II.told("II-T1", 0.1, {"110 UBN": 0.45}, {"ResNet-56": 0.05}, {"146 UBN": 0.2}, {"182 UBN": 0.2})
+@II.told("II-T1", 10, {"110 UBN": 0.45}, {"ResNet-56": 0.05}, {"146 UBN": 0.2}, {"182 UBN": 0.2})
 def _(**errors):
     errors = {
         "ResNet-110": 0.1,
