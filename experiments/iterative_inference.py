@@ -939,8 +939,8 @@ def _(frames):
     "II-9",
     "fig. 9",
     "Every part of unshared batch norm helps; statistics of their own matter most",
-    "validation error of naive sharing minus that with statistics of their own, in points; holds if "
-    "that is the largest single gain and every added part lowers the error",
+    "validation error of naive sharing minus that with statistics of their own, in points; holds "
+    "if that is the largest single gain and every added part lowers the error",
     about=those(network=SHARED),
 )
 def _(frames):
