@@ -219,9 +219,7 @@ def other_data(size, seed):
 
 @over_seeds(SEEDS)
 def other_recipe(size, seed):
-    """Networks on Digitclutter with both recipes that the paper prints; not at size `small`."""
-    if size == "small":
-        return []
+    """Networks on Digitclutter with both recipes that the paper prints."""
     names = list(OTHER_RECIPE) if size == "paper" else list(OTHER_RECIPE)[:1]
     return [
         network

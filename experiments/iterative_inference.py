@@ -147,10 +147,8 @@ def pooled(size, seed):
     """Pooling between the stages by the mean and by the maximum, and ResNet-110.
 
     The paper trained the network with max pooling without showing it (section 3): it is more like
-    the ResNet. Not at size `small`.
+    the ResNet.
     """
-    if size == "small":
-        return []
     average = {"network": "avg_pooling", "width": WIDTHS[size]}
     return [
         resnet(size, 110, seed),

@@ -37,10 +37,10 @@ SMALL = {
     "batch normalization not shared.",
     "IC": "Stages of 5 blocks, first stage of 4 and 8 channels; late coupling from the third "
     "block on. 8,000 images and 4 epochs of CIFAR-10 (JPEG q75) and MNIST, 16,000 and 4 of "
-    "Digitclutter (recipe of 400 epochs, not the second one that the paper prints); as many steps "
-    "of the sets with few images. Batches of 16 with one eighth of the paper's rates, a quarter "
-    "on Digitclutter. A last block is repeated up to 16 times, as in the paper, where a stage has "
-    "16 blocks.",
+    "Digitclutter (recipe of 400 epochs, for A4 the second one that the paper prints, too); as "
+    "many steps of the sets with few images. Batches of 16 with one eighth of the paper's rates, a "
+    "quarter on Digitclutter. A last block is repeated up to 16 times, as in the paper, where a "
+    "stage has 16 blocks.",
     "PI": "Up to 24 blocks per section of 8, 16 and 32 channels, batches of 64. 12,000 images of "
     "CIFAR-10 (JPEG q75) and of MNIST, 5 epochs of the paper's recipe. L is the number of blocks "
     "per section, F what a block adds to its input h. A perturbation is the norm |F|, or |F| / |h| "

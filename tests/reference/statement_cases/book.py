@@ -35,7 +35,7 @@ class Told:
         id: the statement.
         frames: function that returns the frames; its arguments are what can be otherwise.
         effect: the effect of every case.
-        otherwise: dicts of arguments, with each of which no case holds.
+        otherwise: dicts of arguments, with each of which some case, or all, no longer hold.
     """
 
     id: str
