@@ -122,10 +122,6 @@ def panels(
             axes.set_xscale("log")
             axes.set_xticks(places := sorted(set(here[x])), map(str, places))
             axes.set_xticks([], minor=True)
-        if percent:
-            style.percent_axis(axes)
-        if from_zero:
-            axes.set_ylim(bottom=0)
         if slope is not None:
             _draw_slope(axes, here, x, y, slope)
         if own_lines:
@@ -133,6 +129,11 @@ def panels(
     for axes in grid[len(names) :]:
         axes.remove()
     for i, axes in enumerate(grid[: len(names)]):
+        # Limits of an axis that panels share are set when all of them are drawn.
+        if percent:
+            style.percent_axis(axes)
+        if from_zero:
+            axes.set_ylim(bottom=0)
         is_lowest = i + wide >= len(names)
         style.axis_labels(
             axes, below=below if is_lowest else None, beside=beside if i % wide == 0 else None

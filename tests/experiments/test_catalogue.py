@@ -227,6 +227,30 @@ def test_panels_with_lines_of_their_own():
         assert list(slope.get_ydata()) == [1 / 2, 1 / 8]
 
 
+@pytest.mark.parametrize("percent", [True, False])
+@pytest.mark.parametrize("from_zero", [True, False])
+def test_a_shared_axis_fits_all_panels(percent, from_zero):
+    rows = [
+        {"block": block, "error": height + 0.01 * block, "network": name, "seed": 0}
+        for name, height in {"low": 0.3, "lower": 0.1, "high": 0.8}.items()
+        for block in range(5)
+    ]
+    figure = drawing.panels(
+        pd.DataFrame(rows),
+        "block",
+        "error",
+        "Errors",
+        panel="network",
+        percent=percent,
+        from_zero=from_zero,
+    )
+    for axes in figure.axes:
+        low, high = axes.get_ylim()
+        assert low < 0.1 + 0.01 * (not from_zero)
+        assert high > 0.84
+        assert (low == 0) == from_zero
+
+
 def test_the_page_is_what_the_frames_say():
     page = (EXPERIMENTS / "STATEMENTS.md").read_text()
     assert page == statements.page_of()
