@@ -314,6 +314,11 @@ def cases_of(table, function):
     return found
 
 
+def spearman(frame, one, other):
+    """Returns the rank correlation of two columns, over the rows that have both."""
+    return frame[[one, other]].dropna().corr("spearman").iloc[0, 1]
+
+
 def verdict_of(cases):
     """Returns `"holds"`, `"mixed"` or `"fails"`."""
     holding = [case.holds for case in cases]

@@ -104,9 +104,8 @@ def panels(
             axes.axhline(0, color=style.FAINT_INK, linewidth=0.8)
         if reference is not None:
             axes.axhline(reference, color=style.FAINT_INK, linewidth=0.9, linestyle=(0, (2, 2)))
-        if own_lines:
-            lines = list(dict.fromkeys(here[line]))
-        for i, of_line in enumerate(lines):
+        drawn = list(dict.fromkeys(here[line])) if own_lines else lines
+        for i, of_line in enumerate(drawn):
             for split in splits:
                 rows = here if line is None else here[here[line] == of_line]
                 rows = rows if dash is None else rows[rows[dash] == split]
@@ -125,7 +124,7 @@ def panels(
         if slope is not None:
             _draw_slope(axes, here, x, y, slope)
         if own_lines:
-            axes.legend(handles=_handles(lines, palette), frameon=False, fontsize=style.SMALL_SIZE)
+            axes.legend(handles=_handles(drawn, palette), frameon=False, fontsize=style.SMALL_SIZE)
     for axes in grid[len(names) :]:
         axes.remove()
     for i, axes in enumerate(grid[: len(names)]):

@@ -12,6 +12,7 @@ from catalogue import (
     entry,
     per_seed,
     small_batches,
+    spearman,
     statement,
     those,
 )
@@ -292,7 +293,7 @@ def _(frames):
         last = rows[rows["epoch"] == rows["epoch"].max()]
         both = early.set_index("network")["train_error"].to_frame("early")
         both["last"] = last.set_index("network")["error"]
-        correlation = both.corr("spearman").iloc[0, 1]
+        correlation = spearman(both, "early", "last")
         return correlation > 0.7, correlation
 
     return per_seed(frames["history"], judged)
@@ -313,8 +314,8 @@ def _(frames):
 
     def judged(row):
         others = row.drop("full pre-activation")
-        behind = row["full pre-activation"] - others.min()
-        return behind < 0 and row.idxmax() == "BN after addition", behind
+        difference = row["full pre-activation"] - others.min()
+        return difference < 0 and row.idxmax() == "BN after addition", difference
 
     return cases_of(errors, judged)
 

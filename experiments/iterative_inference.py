@@ -15,6 +15,7 @@ from catalogue import (
     over_seeds,
     per_seed,
     small_batches,
+    spearman,
     statement,
     those,
 )
@@ -565,11 +566,6 @@ for _figure, _asks, _measure, _draw in (
 # Statements
 
 
-def spearman(frame, one, other):
-    """Returns the rank correlation of two columns."""
-    return frame[[one, other]].dropna().corr("spearman").iloc[0, 1]
-
-
 @statement(
     "II-2a",
     "II-2",
@@ -578,8 +574,8 @@ def spearman(frame, one, other):
     "ratio, and the ratio falls monotonically with the block",
     "largest l2 ratio of the first block over the largest of the others; holds if over 1.5 "
     "and the rank correlation of block and ratio is under -0.7",
-    "The first block has the largest ratio in all four networks, but the second one is not far "
-    "behind.",
+    "The first block has the largest ratio in all four networks, but that of the second "
+    "is not much smaller.",
     about=those(network=("single representation", "average pooling")),
 )
 def _(frames):

@@ -1,5 +1,7 @@
 """The statements of PI."""
 
+import math
+
 from reference.statement_cases.book import Book, grid
 
 PI = Book()
@@ -43,7 +45,7 @@ def saturates(first, last):
     """A distance that grows by one factor per doubling of the depth up to 8, then by another."""
 
     def distance(row):
-        doublings = row.blocks.bit_length() - 1 if row.blocks != 24 else 4.584962500721156
+        doublings = math.log2(row.blocks)
         return first ** min(doublings, 3) * last ** max(doublings - 3, 0)
 
     return distance
