@@ -34,7 +34,8 @@ PAPERS = {
     "PI": "perturbation_from_identity",
     "IM": "identity_mappings",
 }
-# Frames of the size `small`, which are kept in the repository.
+# Frames of the sizes `small` and `longer`, which are kept in the repository.
+KEPT = ("small", "longer")
 FRAMES = Path(__file__).parent / "frames"
 # Digits of their numbers: more than any figure or verdict shows.
 DIGITS = 5
@@ -276,13 +277,14 @@ def over_seeds(seeds):
     """Decorator: a function `(size, seed) -> networks` returns those of all seeds of a size.
 
     Args:
-        seeds: dict from a size to its number of seeds.
+        seeds: dict from a size to its number of seeds; 0 for a size that is not there.
     """
 
     def repeat(function):
         @functools.wraps(function)
         def networks(size):
-            return [network for seed in range(seeds[size]) for network in function(size, seed)]
+            count = seeds.get(size, 0)
+            return [network for seed in range(count) for network in function(size, seed)]
 
         return networks
 
@@ -395,7 +397,8 @@ def on_disk(network: Network, data_dir: str | None) -> Network:
 
 def kept_frames(size, paper, out):
     """Returns the folder of the frames of all networks of a paper."""
-    return (FRAMES if size == "small" else Path(out) / size / "frames") / paper
+    folder = {"small": FRAMES, "longer": FRAMES / "longer"}.get(size, Path(out) / size / "frames")
+    return folder / paper
 
 
 def read_frames(size, paper, out="."):

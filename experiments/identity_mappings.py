@@ -47,8 +47,10 @@ LAYOUTS = {
 # units is that of identity shortcuts.
 FOLDERS = LAYOUTS | {"original": "identity", "1x1 convolution": "conv1x1"}
 # Layers of the network of the tables, and of the deeper one of figure 1.
-DEPTHS = {"smoke": (14, 20), "small": (38, 74), "paper": (110, 164)}
+DEPTHS = {"smoke": (14, 20), "small": (38, 74), "longer": (38,), "paper": (110, 164)}
 SEEDS = {"smoke": 1, "small": 2, "paper": 5}
+# Of the layouts, which exist at the size `longer`, too.
+LONGER = SEEDS | {"longer": 1}
 COMMON = {
     "smoke": {"width": 4, "epochs": 1, "train_size": 256, "validation": 64, "test_size": 64},
     "small": {
@@ -69,6 +71,7 @@ COMMON = {
         "validation": 5000,
     },
 }
+COMMON["longer"] = COMMON["small"] | {"epochs": 12, "train_size": 16_000}
 
 
 def network(size, seed, depth, label, **changes):
@@ -85,7 +88,7 @@ def of_shortcuts(size, **more):
     """The networks of table 1."""
     return [
         network(size, seed, DEPTHS[size][0], label, **changes, **more)
-        for seed in range(SEEDS[size])
+        for seed in range(SEEDS.get(size, 0))
         for label, changes in SHORTCUTS.items()
     ]
 
@@ -102,7 +105,7 @@ def of_layouts(size):
     """The networks of table 2; the one of original units is that of table 1 with identity."""
     return [
         network(size, seed, depth, label, layout=layout)
-        for seed in range(SEEDS[size])
+        for seed in range(LONGER[size])
         for depth in (DEPTHS[size] if size == "paper" else DEPTHS[size][:1])
         for label, layout in LAYOUTS.items()
     ]
@@ -112,7 +115,7 @@ def of_depths(size):
     """Original units and full pre-activation at two depths."""
     return [
         network(size, seed, depth, label, layout=LAYOUTS[label])
-        for seed in range(SEEDS[size])
+        for seed in range(SEEDS.get(size, 0))
         for depth in DEPTHS[size]
         for label in ("original", "full pre-activation")
     ]

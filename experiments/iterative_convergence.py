@@ -249,16 +249,15 @@ WEIGHTS = ["raw_parameters", "recurrent_parameters", "effective_parameters", "de
 # Figures
 
 
-def inverse_networks(size):
+@over_seeds({"smoke": 1, "small": 3, "paper": 6})
+def inverse_networks(size, seed):
     """The algorithm and three kinds of networks for the inverse problem."""
-    seeds, epochs = {"smoke": (1, 2), "small": (3, 20), "paper": (6, 20)}[size]
     return [
         PointNetwork(
             f"inverse_problem-{name.replace(' ', '_')}-seed{seed}",
-            Training(kind, seed, epochs),
+            Training(kind, seed, epochs=2 if size == "smoke" else 20),
             {"network": name, "seed": seed},
         )
-        for seed in range(seeds)
         for name, kind in KINDS.items()
     ]
 

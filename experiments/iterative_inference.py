@@ -58,9 +58,12 @@ SHARED = [f"110 {strategy}" for strategy in STRATEGIES]
 BLOCKS = {
     "smoke": ({32: 2, 38: 3, 56: 3, 110: 4, 146: 5, 182: 6}, 2),
     "small": ({32: 3, 38: 4, 56: 6, 110: 9, 146: 12, 182: 15}, 3),
+    "longer": ({110: 9}, 3),
     "paper": ({32: 5, 38: 6, 56: 9, 110: 18, 146: 24, 182: 30}, 5),
 }
 SEEDS = {"smoke": 1, "small": 2, "paper": 4}
+# Of the networks that exist at the size `longer`, too.
+LONGER = SEEDS | {"longer": 1}
 COMMON = {
     "smoke": {"width": 4, "epochs": 2, "train_size": 256, "validation": 64, "test_size": 64},
     "small": {
@@ -74,6 +77,7 @@ COMMON = {
     },
     "paper": {"data": "cifar10", "batch_size": 128, "validation": 5000},
 }
+COMMON["longer"] = COMMON["small"] | {"epochs": 20, "train_size": 16_000}
 # Channels of the published networks at the smaller sizes, instead of their own.
 WIDTHS = {"smoke": 4, "small": 16, "paper": None}
 
@@ -110,9 +114,17 @@ def resnet(size, layers, seed, strategy=None, **kwargs):
     return network(size, label, seed, depth=6 * blocks[layers] + 2, **shared, **kwargs)
 
 
-@over_seeds(SEEDS)
+@over_seeds(LONGER)
+def deep(size, seed):
+    """The network that stands for ResNet-110."""
+    return [resnet(size, 110, seed)]
+
+
+@over_seeds(LONGER)
 def published(size, seed):
-    """The four networks of section 4."""
+    """The four networks of section 4; ResNet-110 alone at the size `longer`."""
+    if size == "longer":
+        return [resnet(size, 110, seed)]
     others = (
         network(size, label, seed, network=name, width=WIDTHS[size]) for label, name in DEEP.items()
     )
@@ -160,7 +172,7 @@ def pooled(size, seed):
 
 def on_cifar100(size):
     """The four networks of section 4 on CIFAR-100; Digitclutter stands for it at size `smoke`."""
-    if size == "small":
+    if size not in ("smoke", "paper"):
         return []
     found = published(size)
     if size == "smoke":
@@ -317,11 +329,6 @@ def over_epochs(frame, column, title, **kwargs):
         below="epoch",
         **kwargs,
     )
-
-
-def deep(size):
-    """The network that stands for ResNet-110."""
-    return [resnet(size, 110, seed) for seed in range(SEEDS[size])]
 
 
 GROUPS = {"accuracy": "accuracy", "cross_entropy": "loss", "entropy": "entropy"}

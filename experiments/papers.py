@@ -8,8 +8,9 @@
 `run` trains the networks that are missing, measures what is missing, and draws. A network is
 trained once for all figures and tables that need it, in a process of its own; after a kill, the
 same command resumes where it stopped. Networks whose frames are kept need no training: those of
-the size `small` are in experiments/frames (`--anew` trains them all the same). Sizes: `smoke` shows
-that everything works; `small` is for two cores; `paper` has the settings of the papers, for a GPU.
+the sizes `small` and `longer` are in experiments/frames (`--anew` trains them all the same). Sizes:
+`smoke` shows that everything works; `small` is for two cores; `longer` is a few of the same
+networks, trained several times as long; `paper` has the settings of the papers, for a GPU.
 `page` writes the page of all statements from the frames that are kept in experiments/frames.
 """
 
@@ -26,7 +27,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SIZES = ("smoke", "small", "paper")
+SIZES = ("smoke", "small", "longer", "paper")
 FIGURES = HERE.parent / "docs" / "images" / "papers"
 
 
@@ -80,7 +81,7 @@ def folder_of(out, size, key):
 def missing(networks, measures, out, size, anew=False):
     """Returns the keys of the networks that are not trained, or not measured, completely.
 
-    A network of the size `small` with rows in all frames of the repository needs no training, on
+    A network with rows in all frames that the repository keeps of its size needs no training, on
     whatever machine they were measured.
 
     Args:
@@ -95,7 +96,7 @@ def missing(networks, measures, out, size, anew=False):
     """
     import catalogue
 
-    papers = {} if anew or size != "small" else {paper for paper, _ in networks}
+    papers = set() if anew or size not in catalogue.KEPT else {paper for paper, _ in networks}
     rows = {paper: catalogue.read_frames(size, paper, out) for paper in papers}
     left = []
     for key, network in networks.items():

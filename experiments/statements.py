@@ -51,6 +51,12 @@ SMALL = {
     "without warm-up and weight decay. *identity* and *original* are one network: original units "
     "with identity shortcuts.",
 }
+# Which networks were trained for longer, and how.
+LONGER = {
+    "II": "ResNet-110 alone, on 16,000 images, for 20 epochs",
+    "PI": "MNIST alone, for 20 epochs in batches of 16, with a quarter of the rate",
+    "IM": "the layouts of table 2, on 16,000 images, for 12 epochs",
+}
 INTRODUCTION = """# What the papers state, put to the test
 
 Written by `python experiments/papers.py page` from the measurements in experiments/frames, which
@@ -60,7 +66,8 @@ otherwise, so that with two seeds, one of them can make the difference. The effe
 the cases, with the lowest and the highest; *decided by* counts the networks whose measurements
 decide. All networks are far smaller than the papers' and trained for a few epochs: a statement that
 fails here need not fail at the size of the paper. CIFAR-10 stands for CIFAR-10 (JPEG q75), whose
-images were encoded as JPEG of quality 75.
+images were encoded as JPEG of quality 75. Where it says so, the same statements were also decided by
+a few of the same networks, trained for longer.
 
 *Error* is that on 5,000 test images. Networks are measured at their best epoch, by validation
 error; training errors and all that is no error are measured on 2,000 images, over the epochs on
@@ -106,8 +113,12 @@ def judged(statement, frames, size=SIZE):
 def counted(networks):
     """Returns how many networks of how many seeds there are, in words."""
     seeds = {network.labels["seed"] for network in networks}
-    counts = {"network": len(networks), "seed": len(seeds)}
-    return ", ".join(f"{n} {noun}{'' if n == 1 else 's'}" for noun, n in counts.items())
+    return f"{counted_as(len(networks), 'network')}, {counted_as(len(seeds), 'seed')}"
+
+
+def counted_as(number, noun):
+    """Returns a number of things, in words."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def has_value(case):
@@ -145,6 +156,33 @@ def table_of(paper, frames):
     return lines
 
 
+def longer_of(paper):
+    """Returns what networks that were trained for longer say, lines of Markdown; none if none were.
+
+    Statements on other networks are left out.
+    """
+    frames = read_frames("longer", paper)
+    if not frames:
+        return []
+    names = ["id", "effect", "cases", "decided by", "verdict", f"at `{SIZE}`"]
+    lines = [
+        f"Trained for longer, `papers.py run {paper} --size longer`: {LONGER[paper]}. "
+        f"{trainings_of(frames)}",
+        "",
+        row(names),
+        row(["---"] * len(names)),
+    ]
+    shorter = read_frames(SIZE, paper)
+    for statement in STATEMENTS.values():
+        if statement.paper == paper:
+            found = judged(statement, frames, "longer")
+            if found.cases:
+                before = judged(statement, shorter).verdict
+                cells = [found.effect, found.cases, found.networks, f"**{found.verdict}**", before]
+                lines.append(row([statement.id, *cells]))
+    return [*lines, ""]
+
+
 def trainings_of(frames):
     """Returns the sentence on the networks of a paper, their errors and their time."""
     if "summary" not in frames:
@@ -152,7 +190,7 @@ def trainings_of(frames):
     frame = frames["summary"]
     hours = frame["seconds"].sum() / 3600
     return (
-        f"{len(frame)} networks, trained in {hours:.1f} hours on one core; "
+        f"{counted_as(len(frame), 'network')}, trained in {hours:.1f} hours on one core; "
         f"test errors from {100 * frame['error'].min():.1f} to "
         f"{100 * frame['error'].max():.1f} %, best of {frame['epochs'].max()} epochs."
     )
@@ -165,7 +203,7 @@ def page_of(folder=None):
         frames = read_frames(SIZE, paper)
         lines += [f"## {paper}: {TITLES[paper]}", "", trainings_of(frames), ""]
         lines += [SMALL[paper], ""]
-        lines += [*table_of(paper, frames), ""]
+        lines += [*table_of(paper, frames), "", *longer_of(paper)]
         for entry in entries_of(paper):
             lines += drawn_of(entry, frames, folder)
     return "\n".join(lines).rstrip() + "\n"

@@ -11,7 +11,10 @@ LOGGED = ("train", "validation")
 
 # The columns that tell the rows of a network apart, with their values, and those of the numbers.
 FRAMES = {
-    "summary": ({}, ["error", "train_error", "loss", "train_loss", "seconds", "parameters"]),
+    "summary": (
+        {},
+        ["error", "train_error", "loss", "train_loss", "epochs", "seconds", "parameters"],
+    ),
     "history": ({"epoch": EPOCHS}, ["error", "train_error", "loss", "train_loss"]),
     "block_metrics": (
         {"split": SPLITS, "stage": STAGES, "block": BLOCKS},
