@@ -348,9 +348,8 @@ class Trained:
         """The chain of the network of the best epoch."""
         return tfresidual.chain(keras.saving.load_model(self.folder / "model.keras"))
 
-    @functools.cached_property
     def untrained(self):
-        """The network before its training."""
+        """Returns the network before its training, built anew."""
         keras.utils.set_random_seed(self.settings.seed)
         return build(self.settings)
 

@@ -30,6 +30,7 @@ from measures import (
     first_order,
     first_signal,
     history,
+    initial_signal,
     repetitions,
     summary,
 )
@@ -430,19 +431,28 @@ def error_curves(frames, names):
     )
 
 
+NAIVE = ["ResNet-38", "ResNet-110", "110 naive"]
+# How batch normalization normalizes the untrained network.
+STATISTICS = {
+    "initial_signal": "as it begins: means 0, variances 1",
+    "first_signal": "statistics of images",
+}
+
+
 @entry(
     "II-8",
-    "What happens to errors and gradients when blocks are shared naively?",
-    shared,
-    [history, by_epoch, first_signal, summary],
+    "What happens to errors, gradients and states when blocks are shared naively? Before training, "
+    "batch normalization has the statistics of training images in the figure of r, and in that of "
+    "the states those with which it begins, too.",
+    lambda size: those(network=NAIVE)(shared(size)),
+    [history, by_epoch, first_signal, initial_signal, summary],
 )
 def naive_sharing(frames):
-    names = ["ResNet-110", "ResNet-38", "110 naive"]
-    signal = in_a_row(of_networks(frames["first_signal"], names))
+    signal = [frames[name].assign(statistics=text) for name, text in STATISTICS.items()]
     return {
-        "errors": error_curves(frames, names),
+        "errors": error_curves(frames, NAIVE),
         "gradients": panels(
-            gradient_ratios(frames, names),
+            gradient_ratios(frames, NAIVE),
             "epoch",
             "gradient_ratio",
             "Gradient norm, first block of the first stage over that of the last",
@@ -453,11 +463,13 @@ def naive_sharing(frames):
             beside="r",
         ),
         "states": panels(
-            signal[signal["split"] == "train"],
+            in_a_row(pd.concat(signal).query("split == 'train'")),
             "place",
             "state_norm",
             "Norm of the states before training",
+            panel="statistics",
             line="network",
+            share_y=False,
             log=True,
             below="block",
             beside="norm of the state",
@@ -476,7 +488,7 @@ def gradient_ratios(frames, names):
     "II-9",
     "Which part of unshared batch norm helps?",
     shared,
-    [history, by_epoch, first_signal, summary],
+    [history, by_epoch, summary],
 )
 def ablation(frames):
     last = last_states(of_networks(frames["by_epoch"], SHARED))
@@ -936,11 +948,11 @@ def _(frames):
     "fig. 8",
     "Its states explode at initialization",
     "growth of the norm of the state from the first to the last block, naively shared over "
-    "unshared; holds if over 10",
+    "unshared, as the networks are built; holds if over 10",
     about=those(network=("ResNet-110", "110 naive")),
 )
 def _(frames):
-    frame = in_a_row(frames["first_signal"].query("split == 'train'")).sort_values("place")
+    frame = in_a_row(frames["initial_signal"].query("split == 'train'")).sort_values("place")
     growth = frame.groupby(["seed", "network"])["state_norm"].agg(lambda x: x.iloc[-1] / x.iloc[0])
     table = growth.unstack()
     return cases_of(

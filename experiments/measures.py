@@ -70,7 +70,7 @@ def summary(trained):
     images = trained.images("train", count=IMAGES) | trained.images("test")
     error, loss = _error(trained.chain, images["test"])
     train_error, train_loss = _error(trained.chain, images["train"])
-    network = trained.untrained
+    network = trained.untrained()
     metric = trained.metric
     return pd.DataFrame(
         {
@@ -146,11 +146,27 @@ def repetitions(trained):
     )
 
 
+def initial_signal(trained):
+    """State and gradient at every block of the network as it is built.
+
+    Batch normalization has the statistics with which it begins, means of 0 and variances of 1, so
+    that it changes nothing.
+    """
+    images = trained.images("train", "validation", count=WARMUP)
+    return signal_of(trained.untrained(), trained.settings, images)
+
+
+def signal_of(network, settings, images):
+    """Returns the state and the gradient at every block of an untrained network."""
+    compile_for(network, settings, 1)
+    return probes.signal_propagation(tfresidual.chain(network), images)
+
+
 def first_signal(trained):
-    """State and gradient at every block before the training."""
-    network, images = trained.untrained, trained.images("train", "validation", count=WARMUP)
-    # The statistics of the images, in place of means of 0 and variances of 1. A shared
-    # normalization ends with the mean over the applications of its block.
+    """State and gradient at every block before the training, with the statistics of images."""
+    network, images = trained.untrained(), trained.images("train", "validation", count=WARMUP)
+    # In place of means of 0 and variances of 1. A shared normalization ends with the mean over
+    # the applications of its block.
     for layer in network._flatten_layers():
         if hasattr(layer, "momentum"):
             layer.momentum = 0.9
@@ -158,8 +174,7 @@ def first_signal(trained):
     update = tf.function(lambda: network(batch, training=True))
     for _ in range(UPDATES):
         update()
-    compile_for(network, trained.settings, 1)
-    return probes.signal_propagation(tfresidual.chain(network), images)
+    return signal_of(network, trained.settings, images)
 
 
 def route_errors(trained):

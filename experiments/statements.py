@@ -66,8 +66,8 @@ otherwise, so that with two seeds, one of them can make the difference. The effe
 the cases, with the lowest and the highest; *decided by* counts the networks whose measurements
 decide. All networks are far smaller than the papers' and trained for a few epochs: a statement that
 fails here need not fail at the size of the paper. CIFAR-10 stands for CIFAR-10 (JPEG q75), whose
-images were encoded as JPEG of quality 75. Where it says so, the same statements were also decided by
-a few of the same networks, trained for longer.
+images were encoded as JPEG of quality 75. Where it says so, a few of the same networks were trained
+for longer and decide the same statements again.
 
 *Error* is that on 5,000 test images. Networks are measured at their best epoch, by validation
 error; training errors and all that is no error are measured on 2,000 images, over the epochs on

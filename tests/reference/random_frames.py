@@ -47,6 +47,10 @@ FRAMES = {
         {"split": LOGGED, "stage": STAGES, "block": BLOCKS},
         ["state_norm", "gradient_ratio", "shortcut_product", "sum_deviation"],
     ),
+    "initial_signal": (
+        {"split": LOGGED, "stage": STAGES, "block": BLOCKS},
+        ["state_norm", "gradient_ratio"],
+    ),
     "route_errors": (
         {
             "route": ("readout", "drop_blocks", "repeat_last_block"),

@@ -223,7 +223,9 @@ def _(growth=3):
         grows = row.network == "110 naive" and row.split == "train"
         return growth ** place(row) if grows else 1
 
-    return per_block("first_signal", {"state_norm": norm}, "ResNet-110", "110 naive", splits=LOGGED)
+    return per_block(
+        "initial_signal", {"state_norm": norm}, "ResNet-110", "110 naive", splits=LOGGED
+    )
 
 
 @II.told("II-9a", 10, {"gamma": 0.55}, {"gamma": 0.38}, {"both": 0.42}, {"unshared": 0.37})
