@@ -931,6 +931,8 @@ def _(frames):
     "images, from initialization on",
     "smallest quotient of r of the naively shared and the unshared network, over splits and "
     "epochs with initialization; holds if over 2",
+    "It is larger by a factor of 1.3 to 2 after every epoch. As the networks are built, that is 10 "
+    "and 17; with statistics of images in batch normalization, 1.1 and 1.8.",
     about=those(network=("ResNet-110", "110 naive")),
 )
 def _(frames):
@@ -949,6 +951,8 @@ def _(frames):
     "Its states explode at initialization",
     "growth of the norm of the state from the first to the last block, naively shared over "
     "unshared, as the networks are built; holds if over 10",
+    "As they are built, batch normalization has means of 0 and variances of 1. With the statistics "
+    "of images, as in training, the states grow by half as much again, and do not explode.",
     about=those(network=("ResNet-110", "110 naive")),
 )
 def _(frames):
@@ -971,6 +975,8 @@ def _(frames):
     "Every part of unshared batch norm helps; statistics of their own matter most",
     "validation error of naive sharing minus that with statistics of their own, in points; holds "
     "if that is the largest single gain and every added part lowers the error",
+    "Statistics of their own are a gain with both seeds, every other part with one of the two: "
+    "seeds of a network differ by up to 5 points.",
     about=those(network=SHARED),
 )
 def _(frames):
@@ -990,6 +996,8 @@ def _(frames):
     "fig. 9",
     "The L1 norm of the last state falls with each part",
     "L1 norm of naive sharing over that of UBN, last epoch; holds if each part lowers it",
+    "A gamma that begins at 0.1 lowers it, and so does normalization that is not shared; "
+    "statistics of their own alone do not.",
     about=those(network=SHARED),
 )
 def _(frames):
@@ -1009,6 +1017,8 @@ def _(frames):
     "Test error: 110 < 56 < 110-UBN < 38 < 32; UBN with more steps does not gain more",
     "error of ResNet-38 minus that of 110-UBN, in points; holds if the order is the paper's and "
     "neither 146-UBN nor 182-UBN is better than 110-UBN by more than 0.5 points",
+    "After 6 epochs, ResNet-32 has the lowest mean error; the means of all seven are within 4 "
+    "points, the two seeds of one network up to 5 points apart.",
 )
 def _(frames):
     test = by_network(frames["summary"], "error")
@@ -1031,6 +1041,8 @@ def _(frames):
     "as unshared ones",
     "smallest rank correlation, over the three metrics and two shared networks, with the "
     "unshared network's values by block and epoch; holds if over 0.5",
+    "Read-outs do (0.57 to 0.88), cosines now and then (0.08 to 0.68), l2 ratios do not: in shared "
+    "networks the first blocks of the stage have the lowest, in the unshared one the highest.",
     about=those(network=("ResNet-110", "110 naive", "110 UBN")),
 )
 def _(frames):
