@@ -407,12 +407,22 @@ def total(frame):
     return of_stages(frame).query("section == 'all sections'").sort_values("blocks")
 
 
-def growths(rows, column="distance"):
+def growths(rows, column):
     """Returns by what a distance grows as the depth doubles, among the least and the most deep."""
     depth, height = np.log2(rows["blocks"]), np.log2(rows[column])
     count = max(2, len(rows) // 3)
     ends = (slice(None, count), slice(-count, None))
     return [2 ** np.polyfit(depth.iloc[end], height.iloc[end], 1)[0] for end in ends]
+
+
+def levels_off(frames, column):
+    """Returns the cases of a distance that grows with the depth at first, and hardly in the end."""
+
+    def judged(rows):
+        first, last = growths(rows, column)
+        return last < 1.5 < first, last
+
+    return cases(total(frames["perturbation"]), judged)
 
 
 @statement(
@@ -427,11 +437,7 @@ def growths(rows, column="distance"):
     "hardly fall with L, so that the distance continues to grow.",
 )
 def _(frames):
-    def judged(rows):
-        first, last = growths(rows)
-        return last < 1.5 < first, last
-
-    return cases(total(frames["perturbation"]), judged)
+    return levels_off(frames, "distance")
 
 
 @statement(
@@ -480,11 +486,7 @@ def _(frames):
     "level off up to 24 blocks.",
 )
 def _(frames):
-    def judged(rows):
-        first, last = growths(rows, "scaled_distance")
-        return last < 1.5 < first, last
-
-    return cases(total(frames["perturbation"]), judged)
+    return levels_off(frames, "scaled_distance")
 
 
 @statement(
