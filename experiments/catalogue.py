@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import keras
 import pandas as pd
 
 import tfresidual
-from tfresidual import datasets, probes
+from tfresidual import datasets
 from tfresidual.datasets.description import sizes_of
 from tfresidual.jobs import training
 from tfresidual.jobs.building import build
@@ -39,8 +38,6 @@ KEPT = ("small", "longer")
 FRAMES = Path(__file__).parent / "frames"
 # Digits of their numbers: more than any figure or verdict shows.
 DIGITS = 5
-# Images of each split on which everything but errors of trained networks is measured.
-IMAGES = 2000
 
 
 def small_batches(recipe):
@@ -77,12 +74,15 @@ class Network:
         """Returns about how many multiplications its training takes."""
         settings = self.settings
         height, width, _ = describe(settings).input_shape
-        channels = settings.width or WIDTHS[settings.network]
+        channels = settings.width or WIDTHS.get(settings.network, 16)
         depth = settings.depth or DEPTHS.get(settings.network)
         # Blocks that take as much as those of the first stage; most stages halve rows and columns
         # and double the channels, which keeps a block as it is.
         blocks = {
             "resnet": lambda: (depth - 2) / 2,
+            # A bottleneck has 17 products of channels, where two 3x3 convolutions have 18.
+            "resnet164": lambda: 54,
+            "resnet1001": lambda: 333,
             "single_representation": lambda: 10,
             "avg_pooling": lambda: 10 * (1 + 1 / 4 + 1 / 16),
             "wide": lambda: 14,
@@ -116,6 +116,7 @@ class Entry:
             not exist.
         measures: functions from a `Trained` to a frame; their names are those of the frames.
         draw: function from a dict of frames to a figure, a table, or a dict of these by name.
+        also: ids of other figures of the paper that it draws as well.
     """
 
     id: str
@@ -123,11 +124,18 @@ class Entry:
     networks: Callable[[str], list[Network]]
     measures: tuple[Callable[[Trained], pd.DataFrame], ...]
     draw: Callable[[dict[str, pd.DataFrame]], Any]
+    also: tuple[str, ...] = ()
 
     @property
     def paper(self):
         """The short name of the paper."""
         return self.id.partition("-")[0]
+
+    @property
+    def names(self):
+        """The names by which it can be asked for: its figures, its statements and its paper."""
+        decided = (one.id for one in STATEMENTS.values() if one.entry == self.id)
+        return {self.id, *self.also, *decided, self.paper}
 
     def select(self, frames, size, about=None):
         """Returns the rows of its networks in the frames of its paper, with their labels.
@@ -229,13 +237,13 @@ ENTRIES: dict[str, Entry] = {}
 STATEMENTS: dict[str, Statement] = {}
 
 
-def entry(id, asks, networks, measures):
+def entry(id, asks, networks, measures, also=()):
     """Decorator: adds an entry, whose drawing the function is."""
 
     def add(draw):
         if id in ENTRIES:
             raise ValueError(f"Argument `id` must be new. Received: id={id!r}")
-        ENTRIES[id] = Entry(id, asks, networks, tuple(measures), draw)
+        ENTRIES[id] = Entry(id, asks, networks, tuple(measures), draw, tuple(also))
         return draw
 
     return add
@@ -337,6 +345,8 @@ class Trained:
 
     def __init__(self, network: Network, folder: Path) -> None:
         self.network, self.folder, self.settings = network, folder, network.settings
+        # What several measures share, by name.
+        self.kept: dict[str, Any] = {}
 
     @functools.cached_property
     def log(self):
@@ -359,20 +369,22 @@ class Trained:
         return "exact_match" if "exact_match" in self.log else "accuracy"
 
     @functools.cached_property
-    def convergence(self):
-        """The frames of three kinds of routes, and of the indices; see `probes`."""
-        images = self.images("test", count=IMAGES)
-        return probes.convergence_frames(self.chain, images, at_chance="nan")
-
-    @functools.cached_property
     def _data(self):
         train, validation, test = prepare(self.settings)
         return {"train": datasets.plain(train), "validation": validation, "test": test}
 
-    def images(self, *splits, count=None):
-        """Returns a dict by split of the images, or about the first `count` of them."""
-        batches = -1 if count is None else math.ceil(count / self.settings.batch_size)
-        return {split: self._data[split].take(batches) for split in splits}
+    def images(self, counts):
+        """Returns a dict by split of the images, whole batches of them.
+
+        Args:
+            counts: dict from a split to the least number of images, `None` for all.
+        """
+        return {
+            split: self._data[split].take(
+                -1 if count is None else training.batches_of(count, self.settings)
+            )
+            for split, count in counts.items()
+        }
 
 
 def measured(trained: Trained, measure) -> None:

@@ -22,19 +22,28 @@ from measures import clocked, first_signal, history, summary
 from tfresidual import training
 from tfresidual.jobs.settings import Settings
 
-# The shortcuts of table 1.
-SHORTCUTS = {
-    "identity": {},
-    "scaled 0.5, branch 1": {"shortcut": "scaled"},
-    "scaled 0.5, branch 0.5": {"shortcut": "scaled", "branch_scale": 0.5},
-    "exclusive gate, bias 0": {"shortcut": "exclusive_gate", "gate_bias": 0.0},
-    "exclusive gate, bias -6": {"shortcut": "exclusive_gate", "gate_bias": -6.0},
-    "exclusive gate, bias -10": {"shortcut": "exclusive_gate", "gate_bias": -10.0},
-    "shortcut-only gate, bias 0": {"shortcut": "shortcut_only_gate", "gate_bias": 0.0},
-    "shortcut-only gate, bias -6": {"shortcut": "shortcut_only_gate", "gate_bias": -6.0},
-    "1x1 convolution": {"shortcut": "conv1x1"},
-    "dropout": {"shortcut": "dropout"},
-}
+
+def shortcuts_of(size):
+    """Returns the shortcuts of table 1, changes of the settings by name."""
+    # The paper tries exclusive gates of all these biases, and shortcut-only gates of two.
+    biases = range(0, -11, -1) if size == "paper" else (0, -6, -10)
+    return {
+        "identity": {},
+        "scaled 0.5, branch 1": {"shortcut": "scaled"},
+        "scaled 0.5, branch 0.5": {"shortcut": "scaled", "branch_scale": 0.5},
+        **gates("exclusive gate", biases),
+        **gates("shortcut-only gate", (0, -6)),
+        "1x1 convolution": {"shortcut": "conv1x1"},
+        "dropout": {"shortcut": "dropout"},
+    }
+
+
+def gates(name, biases):
+    """Returns gated shortcuts of a kind."""
+    kind = name.replace(" ", "_").replace("-", "_")
+    return {f"{name}, bias {b}": {"shortcut": kind, "gate_bias": float(b)} for b in biases}
+
+
 # The layouts of table 2, by the name that figures show.
 LAYOUTS = {
     "original": "original",
@@ -46,8 +55,11 @@ LAYOUTS = {
 # What folders are called after, if not after the name that figures show. The network of original
 # units is that of identity shortcuts.
 FOLDERS = LAYOUTS | {"original": "identity", "1x1 convolution": "conv1x1"}
-# Layers of the network of the tables, and of the deeper one of figure 1.
-DEPTHS = {"smoke": (14, 20), "small": (38, 74), "longer": (38,), "paper": (110, 164)}
+# Layers of the networks of the tables, of which all but table 2 take the first, and of figure 1.
+TABLES = {"smoke": (14,), "small": (38,), "longer": (38,), "paper": (110, 164)}
+DEPTHS = {"smoke": (14, 20), "small": (38, 74), "paper": (110, 164, 1001)}
+# Networks of the paper whose units are bottlenecks; others have pairs of 3x3 convolutions.
+BOTTLENECKS = (164, 1001)
 SEEDS = {"smoke": 1, "small": 2, "paper": 5}
 # Of the layouts, which exist at the size `longer`, too.
 LONGER = SEEDS | {"longer": 1}
@@ -76,8 +88,8 @@ COMMON["longer"] = COMMON["small"] | {"epochs": 12, "train_size": 16_000}
 
 def network(size, seed, depth, label, **changes):
     """A network with units of a layout and a shortcut."""
-    # ResNet-164 has bottlenecks; the others are pairs of 3x3 convolutions.
-    built = {"network": "resnet164"} if size == "paper" and depth == 164 else {"depth": depth}
+    has_bottlenecks = size == "paper" and depth in BOTTLENECKS
+    built = {"network": f"resnet{depth}"} if has_bottlenecks else {"depth": depth}
     settings = Settings(seed=seed, **COMMON[size] | built | {"layout": "original"} | changes)
     name = f"{depth}_layers-{FOLDERS.get(label, label)}-seed{seed}"
     name = name.replace(", ", "_").replace(" ", "_")
@@ -87,9 +99,9 @@ def network(size, seed, depth, label, **changes):
 def of_shortcuts(size, **more):
     """The networks of table 1."""
     return [
-        network(size, seed, DEPTHS[size][0], label, **changes, **more)
+        network(size, seed, TABLES[size][0], label, **changes, **more)
         for seed in range(SEEDS.get(size, 0))
-        for label, changes in SHORTCUTS.items()
+        for label, changes in shortcuts_of(size).items()
     ]
 
 
@@ -106,13 +118,13 @@ def of_layouts(size):
     return [
         network(size, seed, depth, label, layout=layout)
         for seed in range(LONGER[size])
-        for depth in (DEPTHS[size] if size == "paper" else DEPTHS[size][:1])
+        for depth in TABLES[size]
         for label, layout in LAYOUTS.items()
     ]
 
 
 def of_depths(size):
-    """Original units and full pre-activation at two depths."""
+    """Original units and full pre-activation at all depths."""
     return [
         network(size, seed, depth, label, layout=LAYOUTS[label])
         for seed in range(SEEDS.get(size, 0))
@@ -170,6 +182,7 @@ def layouts(frames):
     "Does full pre-activation ease training more, the deeper the network?",
     of_depths,
     [history, summary],
+    also=["IM-6"],
 )
 def depths(frames):
     frame = frames["history"].assign(panel=lambda rows: rows["layers"].map("{} layers".format))
@@ -247,7 +260,7 @@ def _(frames):
     errors = pivot(frames["summary"], "error")
 
     def judged(row):
-        least = row[[name for name in SHORTCUTS if name != "identity"]].min() - row["identity"]
+        least = row.drop("identity").min() - row["identity"]
         scaled = row[["scaled 0.5, branch 1", "scaled 0.5, branch 0.5"]].min() - row["identity"]
         return least > 0 and scaled > 0.05, 100 * least
 
@@ -265,7 +278,7 @@ def _(frames):
     "points over the worst of 0 and -10",
     "In the paper, exclusive gates are best at -6 and fail where the bias is badly chosen. With "
     "5,000 test images, differences of about one point can arise by chance.",
-    about=those(network=["identity", *(name for name in SHORTCUTS if "gate" in name)]),
+    about=those(network=["identity", *(name for name in shortcuts_of("paper") if "gate" in name)]),
 )
 def _(frames):
     errors = 100 * pivot(frames["summary"], "error")
@@ -328,8 +341,8 @@ def _(frames):
     "IM-1",
     "fig. 1, 6",
     "The deeper the network, the more full pre-activation eases training",
-    "how many times the mean training loss of full pre-activation that of original units is, in "
-    "the deeper network, over the same in the shallower one; holds if over 1",
+    "mean training loss over the epochs of original units over that of full pre-activation, in the "
+    "deeper network over the same in the shallower one; holds if over 1",
 )
 def _(frames):
     def judged(rows):

@@ -12,6 +12,7 @@ from catalogue import (
     cases_of,
     entry,
     over_seeds,
+    per_seed,
     small_batches,
     statement,
     those,
@@ -50,7 +51,8 @@ LATE = {"smoke": 1, "small": 2, "paper": 5}
 COMMON = {
     "smoke": {"epochs": 1, "train_size": 256, "validation": 64, "test_size": 64},
     "small": {"epochs": 4, "train_size": 8000, "test_size": 5000},
-    "paper": {"validation": 5000},
+    # The paper does not print the batch size; 128 is that of the other papers' recipes.
+    "paper": {"batch_size": 128, "validation": 5000},
 }
 # The data sets of figures 3b and 13, by name: changes of the settings.
 DATA = {
@@ -209,7 +211,7 @@ def varied(size, seed):
 @over_seeds(SEEDS)
 def other_data(size, seed):
     """Networks on other data sets; CIFAR-100 only at full size, since it has to be downloaded."""
-    names = [name for name in list(DATA)[2:] if size == "paper" or name != "CIFAR-100"]
+    names = [name for name in list(DATA)[1:] if size == "paper" or name != "CIFAR-100"]
     return [
         network
         for data in names
@@ -446,6 +448,7 @@ def indices_of_variations(frames):
     "Do properly convergent networks converge, and at what error?",
     proper,
     [summary, indices],
+    also=["IC-12"],
 )
 def properly(frames):
     frame = runs(frames)
@@ -659,7 +662,7 @@ def learnt(row, effect):
     "divergence index; with the number of parameters held fixed there is no clear relation",
     "rank correlation of error and convergence index over all networks; holds if under "
     "-0.3, that of the divergence index is over 0.3, and both are under 0.5 in size within "
-    "the widths",
+    "the widths, over the networks of all seeds",
 )
 def _(frames):
     frame = runs(frames)
@@ -668,10 +671,13 @@ def _(frames):
         found = rows[["error", "convergence", "divergence"]].corr("spearman")["error"]
         return found[["convergence", "divergence"]].to_numpy()
 
-    falling, rising = ranks(frame)
-    within = [ranks(rows) for _, rows in frame.groupby("width")]
-    holds = falling < -0.3 and rising > 0.3 and np.abs(within).max() < 0.5
-    return [Case(bool(holds), float(falling), "all seeds")]
+    within = np.abs([ranks(rows) for _, rows in frame.groupby("width")]).max()
+
+    def judged(rows):
+        falling, rising = ranks(rows)
+        return falling < -0.3 and rising > 0.3 and within < 0.5, falling
+
+    return per_seed(frame, judged)
 
 
 @statement(
@@ -702,14 +708,18 @@ def _(frames):
     "IC-4b",
     "IC-4",
     "fig. 4b",
-    "Bounding the branches raises the error at every coupling and width",
+    "Bounding the branches raises the error at every coupling and width, but at coupling 1 with "
+    "16 channels",
     "smallest rise over the couplings, in points; holds if positive",
 )
 def _(frames):
     frame = frames["summary"]
     plain = by_setting(frame.query("bounds == 'standard'"), "error")
     bound = by_setting(frame.query("bounds != 'standard'"), "error")
-    return cases_of(100 * (bound - plain), lambda row: (row.min() > 0, row.min()))
+    rise = 100 * (bound - plain)
+    # The exception that the paper prints; the columns are the couplings.
+    rise.loc[rise.index.get_level_values("width") == 16, "coupling 1"] = np.nan
+    return cases_of(rise, lambda row: (row.min() > 0, row.min()))
 
 
 @statement(
@@ -737,16 +747,18 @@ def _(frames):
     "IC-6",
     "app. B, fig. 6",
     "Indices on agreement lead to the same conclusions",
-    "rank correlation of the index on agreement and on labels, over all networks, per index; holds "
-    "if over 0.8",
+    "rank correlation of the index on agreement and on labels, over the networks of a seed, per "
+    "index; holds if over 0.8",
 )
 def _(frames):
     frame = frames["indices"].query("stage == 'mean'")
     found = []
     for index in INDICES:
-        table = frame.pivot_table(index="name", columns="basis", values=f"{index}_index")
-        correlation = table.corr("spearman").loc["agreement", "labels"]
-        found.append(Case(bool(correlation > 0.8), float(correlation), f"{index} index"))
+        table = frame.pivot_table(index=["seed", "name"], columns="basis", values=f"{index}_index")
+        for seed, rows in table.groupby("seed"):
+            correlation = rows.corr("spearman").loc["agreement", "labels"]
+            name = f"{index} index, seed {seed}"
+            found.append(Case(bool(correlation > 0.8), float(correlation), name))
     return found
 
 
@@ -817,7 +829,7 @@ def with_triangular_kernel(networks):
     "The triangular kernel does better than the uniform one at the same coupling, and not "
     "better than no coupling",
     "smallest gain over the uniform kernel at 0.5 and 0.9, in points; holds if positive and "
-    "no triangular network is better than coupling 0",
+    "no triangular network is better than the ordinary one",
     "At coupling 1 both kernels are the same.",
     about=with_triangular_kernel,
 )
@@ -908,10 +920,11 @@ def _(frames):
     "IC-13",
     "IC-13",
     "fig. 13",
-    "Coupling improves the error on none of: Digitclutter with 3 digits, with 4 digits and "
-    "few images, CIFAR-10 with few images, MNIST (one stage)",
-    "error of the best coupled network minus that at coupling 0, in points; holds if not negative",
-    "Digitclutter-5 is in IC-3b; CIFAR-100 has to be downloaded.",
+    "Coupling improves the error on none of: Digitclutter with 3 and 5 digits, with 4 digits and "
+    "few images, CIFAR-10 with few images, CIFAR-100, MNIST (one stage)",
+    "error of the best coupled network minus that of the better one of the ordinary network and "
+    "coupling 0, in points; holds if not negative",
+    "Not run on CIFAR-100, which has to be downloaded.",
 )
 def _(frames):
     table = 100 * by_setting(frames["summary"], "error", ("data", "width", "seed"))

@@ -1,12 +1,15 @@
 """What is measured on trained networks: functions from a `Trained` to a frame.
 
+Each of them says on how many images it is measured (`on`), which the page repeats.
+
 Errors of a trained network, `error` and `train_error`, are those at inference on images that are
 not augmented: all test images, and the first `IMAGES` training images. The training error over the
-epochs is that of the first 512 of them.
+epochs is that of the first `IMAGES_PER_EPOCH` of them.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 
@@ -14,14 +17,16 @@ import keras
 import numpy as np
 import pandas as pd
 import tensorflow as tf
-from catalogue import IMAGES
 
 import tfresidual
 from tfresidual import probes
 from tfresidual.jobs.building import compile_for
+from tfresidual.jobs.training import IMAGES_PER_EPOCH
 from tfresidual.probes import from_logs
 from tfresidual.routing import routes
 
+# Images of each split on which trained networks are measured, if not on all.
+IMAGES = 2000
 # Scale of the branch of a repeated block. Jastrzebski et al. 2018 do not say which one they use.
 SCALE = 0.3
 # Images whose statistics batch normalization has in a network that is measured before training.
@@ -30,6 +35,34 @@ WARMUP = 512
 UPDATES = 60
 # Images whose paths are measured, a pass per block.
 LINES = 256
+
+
+def on(**counts):
+    """Decorator: a function `(trained, images) -> frame` is a measure, which takes the images.
+
+    Args:
+        **counts: about how many images, by split; `None` for all.
+    """
+
+    def decorate(function):
+        @functools.wraps(function)
+        def measure(trained):
+            return function(trained, trained.images(counts))
+
+        measure.images = counts
+        return measure
+
+    return decorate
+
+
+def logged_on(**counts):
+    """Decorator: a measure reads the log of the training, which was made on so many images."""
+
+    def decorate(measure):
+        measure.images = counts
+        return measure
+
+    return decorate
 
 
 class Clock(keras.callbacks.Callback):
@@ -65,9 +98,9 @@ def _error(chain, data):
     return frame["error"].item(), frame["cross_entropy"].item()
 
 
-def summary(trained):
+@on(train=IMAGES, test=None)
+def summary(trained, images):
     """The errors of the network, its parameters, and the time its training took."""
-    images = trained.images("train", count=IMAGES) | trained.images("test")
     error, loss = _error(trained.chain, images["test"])
     train_error, train_loss = _error(trained.chain, images["train"])
     network = trained.untrained()
@@ -87,6 +120,7 @@ def summary(trained):
     )
 
 
+@logged_on(train=IMAGES_PER_EPOCH, validation=None)
 def history(trained):
     """Errors and losses on training and validation images after every epoch."""
     log, metric = trained.log, trained.metric
@@ -101,58 +135,61 @@ def history(trained):
     )
 
 
+@logged_on(train=IMAGES_PER_EPOCH, validation=IMAGES_PER_EPOCH)
 def by_epoch(trained):
     """What the callbacks of the training published for every block and epoch."""
     return from_logs(trained.log)
 
 
-def block_metrics(trained):
+@on(train=IMAGES, test=IMAGES)
+def block_metrics(trained, images):
     """Cosine loss, l2 ratio, gradient norm and perturbations of every block, of two splits."""
-    return probes.block_metrics(trained.chain, trained.images("train", "test", count=IMAGES))
+    return probes.block_metrics(trained.chain, images)
 
 
-def first_order(trained):
+@on(train=IMAGES, test=IMAGES)
+def first_order(trained, images):
     """The first-order term of every block against what it does to the loss."""
-    return probes.first_order(trained.chain, trained.images("train", "test", count=IMAGES))
+    return probes.first_order(trained.chain, images)
 
 
-def drop_blocks(trained):
+@on(test=IMAGES)
+def drop_blocks(trained, images):
     """The predictions without each of the blocks."""
-    return probes.drop_blocks(trained.chain, trained.images("test", count=IMAGES))
+    return probes.drop_blocks(trained.chain, images)
 
 
-def perturbation(trained):
+@on(test=IMAGES)
+def perturbation(trained, images):
     """How far every block moves the state."""
-    return probes.perturbation(trained.chain, trained.images("test", count=IMAGES))
+    return probes.perturbation(trained.chain, images)
 
 
-def borderline(trained):
+@on(train=IMAGES, test=IMAGES)
+def borderline(trained, images):
     """Groups of images after each of the last blocks and as the last one is repeated."""
     frames = [
-        probes.borderline(
-            trained.chain, trained.images("train", "test", count=IMAGES), times=20, scale=scale
-        )
-        for scale in (1.0, SCALE)
+        probes.borderline(trained.chain, images, times=20, scale=scale) for scale in (1.0, SCALE)
     ]
     return pd.concat(frames).drop_duplicates(["split", "along", "scale", "block", "group"])
 
 
-def repetitions(trained):
+@on(train=IMAGES, test=IMAGES)
+def repetitions(trained, images):
     """The last block of every stage repeated twenty times, as it is and with a scaled branch."""
-    data = trained.images("train", "test", count=IMAGES)
     return pd.concat(
-        probes.repeat_last_block(trained.chain, data, times=20, scale=scale)
+        probes.repeat_last_block(trained.chain, images, times=20, scale=scale)
         for scale in (1.0, SCALE)
     )
 
 
-def initial_signal(trained):
+@on(train=WARMUP, validation=WARMUP)
+def initial_signal(trained, images):
     """State and gradient at every block of the network as it is built.
 
     Batch normalization has the statistics with which it begins, means of 0 and variances of 1, so
     that it changes nothing.
     """
-    images = trained.images("train", "validation", count=WARMUP)
     return signal_of(trained.untrained(), trained.settings, images)
 
 
@@ -162,9 +199,10 @@ def signal_of(network, settings, images):
     return probes.signal_propagation(tfresidual.chain(network), images)
 
 
-def first_signal(trained):
+@on(train=WARMUP, validation=WARMUP)
+def first_signal(trained, images):
     """State and gradient at every block before the training, with the statistics of images."""
-    network, images = trained.untrained(), trained.images("train", "validation", count=WARMUP)
+    network = trained.untrained()
     # In place of means of 0 and variances of 1. A shared normalization ends with the mean over
     # the applications of its block.
     for layer in network._flatten_layers():
@@ -177,18 +215,28 @@ def first_signal(trained):
     return signal_of(network, trained.settings, images)
 
 
-def route_errors(trained):
+def _convergence(trained, images):
+    """Returns the frames of three kinds of routes, and of the indices, which are measured once."""
+    if "convergence" not in trained.kept:
+        found = probes.convergence_frames(trained.chain, images, at_chance="nan")
+        trained.kept["convergence"] = found
+    return trained.kept["convergence"]
+
+
+@on(test=IMAGES)
+def route_errors(trained, images):
     """Every stage left early, every block dropped, every last block repeated 16 times."""
-    frames, _ = trained.convergence
+    frames, _ = _convergence(trained, images)
     renamed = {"repetition": "block"}
     return pd.concat(
         frame.rename(columns=renamed).assign(route=name) for name, frame in frames.items()
     )
 
 
-def indices(trained):
+@on(test=IMAGES)
+def indices(trained, images):
     """The convergence, recurrence and divergence index of every stage."""
-    return trained.convergence[1]
+    return _convergence(trained, images)[1]
 
 
 def weights(trained):
@@ -206,9 +254,10 @@ def weights(trained):
     )
 
 
-def lines(trained, pairs=64):
+@on(test=IMAGES)
+def lines(trained, images, pairs=64):
     """Straight lines between the first states of two images, of one class and of two."""
-    images, labels = next(iter(trained.images("test")["test"].unbatch().batch(IMAGES)))
+    images, labels = next(iter(images["test"].unbatch().batch(IMAGES)))
     images, labels = images.numpy(), labels.numpy()
     if labels.ndim > 1:
         # The lowest of the digits on the image.
@@ -231,8 +280,8 @@ def lines(trained, pairs=64):
     ).drop(columns=["pair", "block"])
 
 
-def path_lengths(trained):
+@on(test=LINES)
+def path_lengths(trained, images):
     """The lengths of the paths of images through the stages, by the line element with the step."""
-    images = trained.images("test", count=LINES)
     frame = probes.path_lengths(trained.chain, images)
     return frame.rename(columns={"blocks": "measured"})

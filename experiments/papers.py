@@ -51,10 +51,10 @@ def load():
 
 
 def chosen(catalogue, names):
-    """Returns the entries that are named, or all of the papers that are."""
+    """Returns the entries of the figures, tables, statements and papers that are named."""
     entries = []
     for name in names:
-        found = [e for e in catalogue.ENTRIES.values() if name in (e.id, e.paper)]
+        found = [one for one in catalogue.ENTRIES.values() if name in one.names]
         if not found:
             known = ", ".join([*catalogue.PAPERS, *catalogue.ENTRIES])
             raise SystemExit(f"There is no figure, table or paper {name!r}. There are: {known}")
@@ -224,7 +224,7 @@ def run(arguments):
     print(
         f"{len(networks)} networks, {len(keys)} of them to be trained or measured: about "
         f"{sum(seconds.values()) / arguments.workers / 60:.0f} minutes in {arguments.workers} "
-        "processes",
+        f"processes{' without a GPU' if arguments.size == 'paper' else ''}",
         flush=True,
     )
     if arguments.dry_run:
@@ -381,7 +381,9 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("command", choices=["list", "run", "page", "train"])
-    parser.add_argument("names", nargs="*", help="figures and tables such as II-4, or papers")
+    parser.add_argument(
+        "names", nargs="*", help="figures, tables and statements such as II-4, or papers"
+    )
     parser.add_argument("--size", choices=SIZES, default="smoke")
     parser.add_argument("--data-dir", help="folder of tensorflow-datasets")
     parser.add_argument("--out", type=Path, default=Path("runs/papers"))

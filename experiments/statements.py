@@ -15,6 +15,9 @@ from catalogue import (
 )
 from drawing import ranged
 
+from tfresidual.datasets.description import sizes_of
+from tfresidual.jobs.settings import Settings
+from tfresidual.jobs.training import batches_of
 from tfresidual.report import axes_text
 
 SIZE = "small"
@@ -39,10 +42,13 @@ SMALL = {
     "block on. 8,000 images and 4 epochs of CIFAR-10 (JPEG q75) and MNIST, 16,000 and 4 of "
     "Digitclutter (recipe of 400 epochs, for A4 the second one that the paper prints, too); as "
     "many steps of the sets with few images. Batches of 16 with one eighth of the paper's rates, a "
-    "quarter on Digitclutter. A last block is repeated up to 16 times, as in the paper, where a "
-    "stage has 16 blocks.",
-    "PI": "Up to 24 blocks per section of 8, 16 and 32 channels, batches of 64. 12,000 images of "
-    "CIFAR-10 (JPEG q75) and of MNIST, 5 epochs of the paper's recipe. L is the number of blocks "
+    "quarter on Digitclutter; that with few images is 8,000 of four digits. A last block is "
+    "repeated up to 16 times, as in the paper, where a stage has 16 blocks. A convergence index is "
+    "the mean over all blocks, the last one included; it is 0.2 for a stage that does nothing "
+    "before its fifth. The networks of IC-1 have 500 points to find.",
+    "PI": "Up to 24 blocks per section of 8, 16 and 32 channels, batches of 64. 12,000 images and "
+    "5 epochs, on CIFAR-10 (JPEG q75) with a rate of 0.1, divided by 10 after one half and three "
+    "quarters, on MNIST with 0.025, divided by 2.5. L is the number of blocks "
     "per section, F what a block adds to its input h. A perturbation is the norm |F|, or |F| / |h| "
     "if scaled, as a mean over images; a distance is the sum over the blocks of a section.",
     "IM": "ResNet-38 of 8, 16 and 32 channels stands for ResNet-110, and ResNet-74 of these "
@@ -54,7 +60,7 @@ SMALL = {
 # Which networks were trained for longer, and how.
 LONGER = {
     "II": "ResNet-110 alone, on 16,000 images, for 20 epochs",
-    "PI": "MNIST alone, for 20 epochs in batches of 16, with a quarter of the rate",
+    "PI": "MNIST alone, for 20 epochs in batches of 16",
     "IM": "the layouts of table 2, on 16,000 images, for 12 epochs",
 }
 INTRODUCTION = """# What the papers state, put to the test
@@ -69,9 +75,9 @@ fails here need not fail at the size of the paper. CIFAR-10 stands for CIFAR-10 
 images were encoded as JPEG of quality 75. Where it says so, a few of the same networks were trained
 for longer and decide the same statements again.
 
-*Error* is that on 5,000 test images. Networks are measured at their best epoch, by validation
-error; training errors and all that is no error are measured on 2,000 images, over the epochs on
-512. In figures, lines are means over the seeds, and bands go from the lowest to the highest.
+Networks are measured at their best epoch, by validation error. Above each figure stands on how many
+images its numbers were measured; the errors that stand there are those on all 5,000 test images. In
+figures, lines are means over the seeds, and bands go from the lowest to the highest.
 """
 
 
@@ -231,19 +237,68 @@ def drawn_of(entry, frames, folder):
 
 def networks_of(entry, frames):
     """Returns what the networks of an entry are, and their errors, in a sentence."""
-    said = counted(entry.networks(SIZE))
+    said = [counted(entry.networks(SIZE)), *images_of(entry)]
     parts = entry.select(frames, SIZE)
     if "summary" in parts:
-        said += f"; test error {errors_of(parts['summary'])}"
-    return f"*{said}.*"
+        said.append(f"test error of {errors_of(parts['summary'])}")
+    return f"*{'; '.join(said)}.*"
+
+
+def images_of(entry):
+    """Returns on how many images the measurements of an entry were made, a list of texts."""
+    found = {}
+    for measure in entry.measures:
+        counts = {
+            images_in_words(measure.images, network.settings)
+            for network in entry.networks(SIZE)
+            if hasattr(measure, "images") and isinstance(network.settings, Settings)
+        }
+        if counts:
+            found.setdefault(" or ".join(sorted(counts)), []).append(f"`{measure.__name__}`")
+    if len(found) > 1:
+        # The errors of all networks, on as many images in all figures.
+        found = {words: names for words, names in found.items() if names != ["`summary`"]}
+    if len(found) == 1:
+        return [f"on {words}" for words in found]
+    return [f"{', '.join(names)} on {words}" for words, names in found.items()]
+
+
+def images_in_words(counts, settings):
+    """Returns the numbers of images that are taken of the splits of a network, whole batches.
+
+    Args:
+        counts: dict from a split to the least number of images, `None` for all.
+        settings: the `Settings` of the network.
+    """
+    sizes = sizes_of(settings.data, settings.train_size, settings.validation, settings.test_size)
+    available = dict(zip(("train", "validation", "test"), sizes, strict=True))
+    parts = []
+    for split, count in counts.items():
+        taken = available[split]
+        if count is not None:
+            taken = min(taken, batches_of(count, settings) * settings.batch_size)
+        parts.append(f"{taken:,} {'training' if split == 'train' else split}")
+    return " and ".join(parts) + " images"
+
+
+# Columns that tell networks apart, and how many groups of them are named, not pooled.
+GROUPS = ("data", "network", "layers", "setting")
+NAMED = 8
 
 
 def errors_of(frame):
-    """Returns the errors of networks, by data set if there are several, as text."""
-    if "data" not in frame or frame["data"].nunique() == 1:
+    """Returns the errors of networks as text: of each kind, if there are not too many."""
+    columns = [name for name in GROUPS if name in frame and frame[name].nunique() > 1]
+    while columns and frame.groupby(columns).ngroups > NAMED:
+        columns.pop()
+    if not columns:
         return ranged(frame["error"], percent=True)
-    groups = frame.groupby("data", sort=False)["error"]
-    return "; ".join(f"{data} {ranged(errors, percent=True)}" for data, errors in groups)
+    parts = []
+    for names, errors in frame.groupby(columns, sort=False)["error"]:
+        labels = zip(columns, names, strict=True)
+        said = ", ".join(f"{name} layers" if of == "layers" else name for of, name in labels)
+        parts.append(f"{said}: {ranged(errors, percent=True)}")
+    return "; ".join(parts)
 
 
 def write_page(path, folder):

@@ -22,9 +22,9 @@ from tfresidual.jobs.settings import Settings, check
 papers.load()
 EXPERIMENTS = pathlib.Path(papers.__file__).parent
 SIZES = papers.SIZES
-# Entries without networks at the size `small`: CIFAR-100 has to be downloaded.
 # Settings in which networks of the size `longer` differ from those of the size `small`.
 OF_TRAINING = ("epochs", "train_size", "batch_size", "learning_rate")
+# Entries without networks at the size `small`: CIFAR-100 has to be downloaded.
 NOT_SMALL = {f"II-{figure}" for figure in (10, 11, 12, 15, 16, 17)}
 
 
@@ -38,6 +38,8 @@ def test_networks_can_be_trained_and_have_names_of_their_own(name, size):
     for network in networks.values():
         if isinstance(network.settings, Settings):
             check(network.settings)
+        # 0 for those whose training takes seconds, or that are not trained.
+        assert network.operations() >= 0
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -90,6 +92,28 @@ def test_choices_of_the_papers_at_their_size():
     assert dataclasses.replace(other, epochs=400, recipe=None) == usual
     wide = networks["II", "wide-cifar100-seed0"].settings
     assert (wide.data, wide.recipe, wide.epochs) == ("cifar100", "wide", 100)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("II-4", ["II-4"]),
+        # Figures that are drawn beside another, and statements.
+        ("II-19", ["II-18"]),
+        ("IC-12", ["IC-11"]),
+        ("IM-6", ["IM-1"]),
+        ("IC-2b", ["IC-2"]),
+        ("II-7c", ["II-20"]),
+        ("II-C", ["II-10"]),
+    ],
+)
+def test_names_of_figures_and_statements(name, found):
+    assert [one.id for one in papers.chosen(catalogue, [name, *found])] == found
+
+
+def test_every_name_is_that_of_one_entry():
+    names = [name for one in catalogue.ENTRIES.values() for name in one.names - {one.paper}]
+    assert len(names) == len(set(names))
 
 
 def test_an_entry_that_does_not_exist_at_a_size():

@@ -107,8 +107,7 @@ def with_indices(error, indices, basis=("labels",), **labels):
     }
     found = networks(**labels)
     keys = {"basis": basis, "stage": ("1", "mean")}
-    frame = grid(columns, found, **keys).drop(columns=list(found))
-    return summary(error, **labels) | {"indices": frame}
+    return summary(error, **labels) | {"indices": grid(columns, found, **keys)}
 
 
 def coupling(row):
@@ -181,13 +180,14 @@ def _(divergence=0.05, convergence=0.8, recurrence=1.0):
     return with_indices(0.3, indices, bounds=("improperly convergent",))
 
 
-@IC.told("IC-4b", 5, {"at_one": -0.02})
-def _(at_one=0.05):
+@IC.told("IC-4b", 5, {"at_one": -0.02}, {"widths": (8, 32)})
+def _(at_one=0.05, widths=(4, 8, 16)):
     def error(row):
-        rise = at_one if row.setting == "coupling 1" else 0.08
+        # The exception that the paper prints is no exception at another width.
+        rise = {16: -0.1, 32: -0.1}.get(row.width, at_one) if row.setting == "coupling 1" else 0.05
         return 0.3 + 0.1 * coupling(row) + rise * (row.bounds != "standard")
 
-    return summary(error, bounds=("standard", "improperly convergent"))
+    return summary(error, bounds=("standard", "improperly convergent"), width=widths)
 
 
 @IC.told("IC-5", 1, {"train": -1}, {"validation": -1})
@@ -309,7 +309,7 @@ def _(more=0.02, divergence=0.05):
     return with_indices(error, indices, anchor=("previous", "input"))
 
 
-OTHER_DATA = ("Digitclutter-3", "Digitclutter-4, few", "CIFAR-10, few", "MNIST")
+OTHER_DATA = ("Digitclutter-5", "Digitclutter-3", "Digitclutter-4, few", "CIFAR-10, few", "MNIST")
 
 
 @IC.told("IC-13", 5, {"best": 0.35})

@@ -1,0 +1,152 @@
+"""The measures of the catalogue, on a network that was trained for them."""
+
+import catalogue
+import keras
+import measures
+import numpy as np
+import papers
+import pytest
+import statements
+
+from tfresidual import probes
+from tfresidual.jobs.settings import Settings
+
+papers.load()
+SETTINGS = Settings(
+    network="resnet",
+    depth=20,
+    width=4,
+    recurrent=True,
+    coupling=0.5,
+    coupling_from=1,
+    epochs=3,
+    batch_size=16,
+    train_size=800,
+    validation=70,
+    test_size=90,
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A network of three blocks per stage, trained for three epochs, which are watched."""
+    network = catalogue.Network("tiny", SETTINGS, {"seed": 0}, measures.clocked)
+    return network.train(tmp_path_factory.mktemp("runs") / "tiny")
+
+
+def errors(trained, split, count=None):
+    """The share of images of a split whose digits are not all found, by `predict` and NumPy."""
+    images = trained.images({split: count})[split]
+    x, z = (np.concatenate(part) for part in zip(*images.as_numpy_iterator(), strict=True))
+    found = keras.saving.load_model(trained.folder / "model.keras").predict(x, verbose=0)
+    chosen = np.argsort(-found, axis=1)[:, : SETTINGS.digits]
+    wrong = [set(one) != set(np.flatnonzero(is_on)) for one, is_on in zip(chosen, z, strict=True)]
+    return np.mean(wrong), len(x)
+
+
+def test_errors_of_a_trained_network(trained):
+    summary, history = measures.summary(trained).iloc[0], measures.history(trained)
+    assert len(history) == summary["epochs"] == SETTINGS.epochs
+    error, count = errors(trained, "test")
+    assert count == SETTINGS.test_size
+    assert summary["error"] == pytest.approx(error)
+    # The first images of the training, whole batches of them.
+    error, count = errors(trained, "train", measures.IMAGES)
+    assert count == SETTINGS.train_size
+    assert summary["train_error"] == pytest.approx(error)
+    # The network that is measured is that of the epoch with the lowest validation error.
+    best = history.loc[summary["best_epoch"]]
+    error, _ = errors(trained, "validation")
+    assert best["error"] == history["error"].min() == pytest.approx(error)
+    error, count = errors(trained, "train", measures.IMAGES_PER_EPOCH)
+    assert count == 512
+    assert best["train_error"] == pytest.approx(error)
+
+
+def test_weights_of_late_coupling(trained):
+    found = measures.weights(trained).iloc[0]
+    late, all_blocks = (
+        probes.effective_parameters(trained.chain, first_block=first).iloc[-1] for first in (1, 0)
+    )
+    assert late["effective"] != all_blocks["effective"]
+    assert found["effective_parameters"] == pytest.approx(late["effective"])
+    # Blocks that are not coupled are counted one by one.
+    assert found["recurrent_parameters"] > all_blocks["recurrent"]
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ({"test": None}, "90 test images"),
+        ({"train": 100, "validation": 10}, "112 training and 16 validation images"),
+        ({"train": 2000, "test": 85}, "800 training and 90 test images"),
+    ],
+)
+def test_the_page_says_on_how_many_images(counts, words, trained):
+    assert statements.images_in_words(counts, SETTINGS) == words
+    found = {
+        split: sum(len(z) for _, z in images.as_numpy_iterator())
+        for split, images in trained.images(counts).items()
+    }
+    assert [str(count) for count in found.values()] == [
+        word for word in words.split() if word.isdigit()
+    ]
+
+
+def test_what_is_measured_takes_the_images_that_it_names(trained):
+    @measures.on(train=20, test=10)
+    def measure(trained, images):
+        return {split: len(list(of.unbatch())) for split, of in images.items()}
+
+    assert measure.images == {"train": 20, "test": 10}
+    assert measure(trained) == {"train": 32, "test": 16}
+
+
+def test_routes_and_indices_are_measured_once(trained, monkeypatch):
+    asked = []
+
+    def counted(*arguments, **options):
+        asked.append(options)
+        return frames_of(*arguments, **options)
+
+    fresh = catalogue.Trained(trained.network, trained.folder)
+    frames_of = probes.convergence_frames
+    monkeypatch.setattr(probes, "convergence_frames", counted)
+    routes, indices = measures.route_errors(fresh), measures.indices(fresh)
+    assert len(asked) == 1
+    assert set(routes["route"]) == {"readout", "drop_blocks", "repeat_last_block"}
+    assert set(indices["basis"]) == {"labels", "agreement"}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            ("II", "ResNet-110-seed0"),
+            "1,742,762 parameters, 300 epochs of 352 steps of 128 images, rate 0.1 from 0, 0.01 "
+            "from 80, 0.001 from 120, 1e-05 from 200, 1.1e-05 from 240",
+        ),
+        (
+            ("PI", "cifar10-30_blocks-seed0"),
+            "200 epochs of 352 steps of 128 images, rate 0.1 from 0, 0.01 from 100, 0.001 from 150",
+        ),
+        (
+            ("IC", "MNIST-coupling_0.5-width_16-seed_0"),
+            "400 epochs of 430 steps of 128 images, rate 0.025 from 0, 0.01 from 200, 0.004 from "
+            "300",
+        ),
+        (
+            ("IM", "1001_layers-identity-seed0"),
+            "182 epochs of 352 steps of 128 images, rate 0.1 from 0, 0.01 from 91, 0.001 from 136",
+        ),
+    ],
+)
+def test_what_a_dry_run_says_at_the_size_of_the_papers(name, said, monkeypatch):
+    if "parameters" not in said:
+        # What building them takes: seconds, minutes for 1001 layers.
+        monkeypatch.setattr(papers, "parameters_of", lambda settings: 0)
+    networks, _ = papers.networks_of(catalogue.entries_of(name[0]), "paper")
+    line = papers.described(name, networks[name], 90)
+    assert line.startswith("/".join(name) + ": ")
+    assert said in line
+    assert line.endswith("; 2 min")
