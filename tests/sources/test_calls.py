@@ -101,11 +101,15 @@ def test_the_numbers_are_those_of_the_layers(options):
     states, gradient = states_of(chain, images()[0])
     assert chain.called
     expected, expected_gradient = states_of(own_calls(chain), images()[0])
-    low = options.get("dtype") == "mixed_bfloat16"
     for state, other in zip([*states, gradient], [*expected, expected_gradient], strict=True):
         state, other = (tf.cast(one, tf.float64).numpy() for one in (state, other))
-        np.testing.assert_allclose(state, other, rtol=1e-5, atol=np.abs(other).max() * 1e-6)
-        assert low or np.abs(other).max() > 0
+        assert np.linalg.norm(other) > 0
+        if options.get("dtype") == "mixed_bfloat16":
+            # Eight bits, rounded after every layer: on a processor that computes bfloat16
+            # itself, which layers are fused (and not rounded between) differs with the graph.
+            assert np.linalg.norm(state - other) < 2**-5 * np.linalg.norm(other)
+        else:
+            np.testing.assert_allclose(state, other, rtol=1e-5, atol=np.abs(other).max() * 1e-6)
 
 
 def test_blocks_of_one_kind_have_one_graph():
