@@ -360,16 +360,20 @@ def start(key, arguments, environment):
 
 
 def draw(catalogue, one, arguments):
-    """Draws a figure, or prints a table, from the frames."""
+    """Draws a figure, or prints a table, from the frames, and says what was measured."""
+    from statements import measured_on
+
     frames = catalogue.read_frames(arguments.size, one.paper, arguments.out)
     try:
         pictures = one.pictures(frames, arguments.size)
     except catalogue.MissingError as error:
         print(f"{one.id}: {error}")
         return
+    print(f"{one.id}: {measured_on(one, frames, arguments.size)}")
     for name, found in pictures.items():
         if hasattr(found, "savefig"):
             path = arguments.out / arguments.size / one.paper / f"{name}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
             found.savefig(path, dpi=160)
             print(path)
         else:

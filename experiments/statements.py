@@ -221,7 +221,7 @@ def drawn_of(entry, frames, folder):
         pictures = entry.pictures(frames, SIZE)
     except MissingError:
         return []
-    lines = [f"### {entry.id}", "", f"{entry.asks} {networks_of(entry, frames)}", ""]
+    lines = [f"### {entry.id}", "", f"{entry.asks} *{measured_on(entry, frames, SIZE)}.*", ""]
     for name, drawn in pictures.items():
         if not hasattr(drawn, "savefig"):
             lines += [*markdown(drawn), ""]
@@ -235,22 +235,22 @@ def drawn_of(entry, frames, folder):
     return lines
 
 
-def networks_of(entry, frames):
-    """Returns what the networks of an entry are, and their errors, in a sentence."""
-    said = [counted(entry.networks(SIZE)), *images_of(entry)]
-    parts = entry.select(frames, SIZE)
+def measured_on(entry, frames, size):
+    """Returns what the networks of an entry are, their images and their errors, in words."""
+    said = [counted(entry.networks(size)), *images_of(entry, size)]
+    parts = entry.select(frames, size)
     if "summary" in parts:
         said.append(f"test error of {errors_of(parts['summary'])}")
-    return f"*{'; '.join(said)}.*"
+    return "; ".join(said)
 
 
-def images_of(entry):
+def images_of(entry, size):
     """Returns on how many images the measurements of an entry were made, a list of texts."""
     found = {}
     for measure in entry.measures:
         counts = {
             images_in_words(measure.images, network.settings)
-            for network in entry.networks(SIZE)
+            for network in entry.networks(size)
             if hasattr(measure, "images") and isinstance(network.settings, Settings)
         }
         if counts:

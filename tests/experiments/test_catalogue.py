@@ -5,6 +5,7 @@ import itertools
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -414,6 +415,20 @@ def test_a_network_whose_frames_are_kept_needs_no_training(tmp_path, monkeypatch
     kept = tmp_path / "frames" / "PI" / "settings.csv"
     kept.write_text(kept.read_text().replace("epochs=5", "epochs=6"))
     assert key in missing(tmp_path / "elsewhere")
+
+
+def test_a_figure_of_kept_frames(monkeypatch, capsys, tmp_path):
+    """Nothing is trained; it is drawn, with how many networks and images it is of."""
+    monkeypatch.setattr(catalogue, "FRAMES", shutil.copytree(catalogue.FRAMES, tmp_path / "frames"))
+    arguments = ["run", "PI-3", "--size", "small", "--out", str(tmp_path / "runs")]
+    monkeypatch.setattr(sys, "argv", ["papers.py", *arguments])
+    papers.main()
+    counted, measured, drawn = capsys.readouterr().out.splitlines()
+    assert counted.startswith("20 networks, 0 of them to be trained")
+    assert measured.startswith("PI-3: 20 networks, 2 seeds; ")
+    assert re.search(r"on [\d,]+ .*images", measured)
+    assert "test error of CIFAR-10" in measured
+    assert pathlib.Path(drawn).stat().st_size > 10_000
 
 
 def test_the_settings_of_all_frames_are_kept():
