@@ -345,14 +345,39 @@ def error_of_indices(frames):
     return plots.error_against_indices(runs(frames))
 
 
-@entry("IC-4", "What do bounded branches do to indices and error?", improper, [summary, indices])
+@entry(
+    "IC-4",
+    "What do bounded branches do to indices and error?",
+    improper,
+    [summary, indices, route_errors],
+)
 def bounded(frames):
     frame = runs(frames)
     is_bounded = frame["bounds"] != "standard"
     return {
         "indices": plots.indices_of_runs(frame[is_bounded]),
         "error": plots.error_of_runs(frame, panels="lipschitz"),
+        "repetitions": repetitions_of(frames["route_errors"]),
     }
+
+
+def repetitions_of(frame):
+    """Draws the error as last blocks are repeated, for networks of the second width."""
+    second = sorted(frame["width"].unique())[:2][-1]
+    frame = frame[(frame["route"] == "repeat_last_block") & (frame["width"] == second)]
+    return panels(
+        frame.assign(stage=frame["bounds"] + ", stage " + frame["stage"].astype(str)),
+        "block",
+        "error",
+        f"Error as the last block of a stage is repeated, {second} channels",
+        panel="stage",
+        line="setting",
+        percent=True,
+        reference=0.9,
+        columns=3,
+        below="repetitions",
+        beside="test error",
+    )
 
 
 @entry("IC-5", "How does the error fall with each coupling?", of_one_width, [history, summary])
