@@ -43,9 +43,11 @@ COUPLINGS = {
 COUPLED = [name for name in COUPLINGS if name not in ("ordinary", "coupling 0")]
 RECURRENT = ["coupling 0", *COUPLED]
 # Channels of the first stage; the second one is that of all figures with one width.
-WIDTHS = {"smoke": (4, 4), "small": (4, 8), "paper": (8, 16, 32, 64)}
+WIDTHS = {"smoke": (4, 4), "small": (4, 8), "longer": (8, 8), "paper": (8, 16, 32, 64)}
 SEEDS = {"smoke": 1, "small": 2, "paper": 6}
-DEPTH = {"smoke": 2, "small": 5, "paper": 16}
+# Of the networks that exist at the size `longer`, too, with as many blocks as in the paper.
+LONGER = SEEDS | {"longer": 1}
+DEPTH = {"smoke": 2, "small": 5, "longer": 16, "paper": 16}
 # Blocks of a stage that late coupling leaves out.
 LATE = {"smoke": 1, "small": 2, "paper": 5}
 COMMON = {
@@ -54,6 +56,7 @@ COMMON = {
     # The paper does not print the batch size; 128 is that of the other papers' recipes.
     "paper": {"batch_size": 128, "validation": 5000},
 }
+COMMON["longer"] = COMMON["small"] | {"train_size": 16_000}
 # The data sets of figures 3b and 13, by name: changes of the settings.
 DATA = {
     "CIFAR-10": {"data": "cifar10"},
@@ -102,7 +105,7 @@ def network(size, seed, coupling, width, data="CIFAR-10", bounds="standard", var
         changes["coupling_from"] = LATE[size]
     common = dict(COMMON[size])
     recipe = training.recipe(changes.get("recipe", changes.get("data", "digitclutter")))
-    if size == "small":
+    if size in ("small", "longer"):
         common |= small_batches(recipe)
         if "digits" in changes:
             # With 8,000 images and the scaled rate, they hardly learned hidden digits.
@@ -159,7 +162,7 @@ def some_widths(size):
     return WIDTHS[size] if size == "paper" else WIDTHS[size][1:2]
 
 
-@over_seeds(SEEDS)
+@over_seeds(LONGER)
 def ordinary(size, seed):
     """Networks trained in the ordinary way, of the second width."""
     return every(size, seed, ["ordinary"], WIDTHS[size][1:2])
@@ -181,10 +184,12 @@ def on_clutter(size, seed):
     return every(size, seed) + clutter
 
 
-@over_seeds(SEEDS)
+@over_seeds(LONGER)
 def improper(size, seed):
-    """Networks with bounded branches, and without."""
-    return every(size, seed) + every(size, seed, bounds="improperly convergent")
+    """Networks with bounded branches, and without; two couplings at the size `longer`."""
+    names = ["ordinary", "coupling 0.9"] if size == "longer" else COUPLINGS
+    bounds = ("standard", "improperly convergent")
+    return [network for name in bounds for network in every(size, seed, names, bounds=name)]
 
 
 @over_seeds(SEEDS)

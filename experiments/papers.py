@@ -10,7 +10,8 @@ trained once for all figures and tables that need it, in a process of its own; a
 same command resumes where it stopped. Networks whose frames are kept need no training: those of
 the sizes `small` and `longer` are in experiments/frames (`--anew` trains them all the same). Sizes:
 `smoke` shows that everything works; `small` is for two cores; `longer` is a few of the same
-networks, trained several times as long; `paper` has the settings of the papers, for a GPU.
+networks, trained several times as long, for IC with as many blocks as in the paper; `paper` has the
+settings of the papers, for a GPU.
 `page` writes the page of all statements from the frames that are kept in experiments/frames.
 """
 

@@ -57,9 +57,11 @@ SMALL = {
     "without warm-up and weight decay. *identity* and *original* are one network: original units "
     "with identity shortcuts.",
 }
-# Which networks were trained for longer, and how.
+# Which networks were trained for longer, or deeper, and how.
 LONGER = {
     "II": "ResNet-110 alone, on 16,000 images, for 20 epochs",
+    "IC": "stages of 16 blocks, as in the paper, 8 channels, 16,000 images; ordinary networks and "
+    "those of coupling 0.9, bounded and not",
     "PI": "MNIST alone, for 20 epochs in batches of 16",
     "IM": "the layouts of table 2, on 16,000 images, for 12 epochs",
 }
@@ -73,7 +75,7 @@ the cases, with the lowest and the highest; *decided by* counts the networks who
 decide. All networks are far smaller than the papers' and trained for a few epochs: a statement that
 fails here need not fail at the size of the paper. CIFAR-10 stands for CIFAR-10 (JPEG q75), whose
 images were encoded as JPEG of quality 75. Where it says so, a few of the same networks were trained
-for longer and decide the same statements again.
+for longer (of IC, deeper ones) and decide the same statements again.
 
 Networks are measured at their best epoch, by validation error. Above each figure stands on how many
 images its numbers were measured; the errors that stand there are those on all 5,000 test images. In
