@@ -33,8 +33,8 @@ PAPERS = {
     "PI": "perturbation_from_identity",
     "IM": "identity_mappings",
 }
-# Frames of the sizes `small` and `longer`, which are kept in the repository.
-KEPT = ("small", "longer")
+# The sizes whose frames are kept in the repository.
+KEPT = ("small", "longer", "deeper")
 FRAMES = Path(__file__).parent / "frames"
 # Digits of their numbers: more than any figure or verdict shows.
 DIGITS = 5
@@ -408,8 +408,9 @@ def on_disk(network: Network, data_dir: str | None) -> Network:
 
 def kept_frames(size, paper, out):
     """Returns the folder of the frames of all networks of a paper."""
-    folder = {"small": FRAMES, "longer": FRAMES / "longer"}.get(size, Path(out) / size / "frames")
-    return folder / paper
+    if size not in KEPT:
+        return Path(out) / size / "frames" / paper
+    return (FRAMES if size == "small" else FRAMES / size) / paper
 
 
 def read_frames(size, paper, out="."):

@@ -83,7 +83,7 @@ COMMON = {
         "validation": 5000,
     },
 }
-COMMON["longer"] = COMMON["small"] | {"epochs": 12, "train_size": 16_000}
+COMMON["longer"] = COMMON["small"] | {"epochs": 8, "train_size": 16_000}
 
 
 def network(size, seed, depth, label, **changes):
@@ -117,7 +117,7 @@ def of_layouts(size):
     """The networks of table 2; the one of original units is that of table 1 with identity."""
     return [
         network(size, seed, depth, label, layout=layout)
-        for seed in range(LONGER[size])
+        for seed in range(LONGER.get(size, 0))
         for depth in TABLES[size]
         for label, layout in LAYOUTS.items()
     ]

@@ -43,11 +43,18 @@ COUPLINGS = {
 COUPLED = [name for name in COUPLINGS if name not in ("ordinary", "coupling 0")]
 RECURRENT = ["coupling 0", *COUPLED]
 # Channels of the first stage; the second one is that of all figures with one width.
-WIDTHS = {"smoke": (4, 4), "small": (4, 8), "longer": (8, 8), "paper": (8, 16, 32, 64)}
+WIDTHS = {
+    "smoke": (4, 4),
+    "small": (4, 8),
+    "longer": (8, 8),
+    "deeper": (8, 8),
+    "paper": (8, 16, 32, 64),
+}
 SEEDS = {"smoke": 1, "small": 2, "paper": 6}
-# Of the networks that exist at the size `longer`, too, with as many blocks as in the paper.
+# Of the networks that exist at the size `longer` or `deeper`, too.
 LONGER = SEEDS | {"longer": 1}
-DEPTH = {"smoke": 2, "small": 5, "longer": 16, "paper": 16}
+DEEPER = SEEDS | {"deeper": 1}
+DEPTH = {"smoke": 2, "small": 5, "longer": 5, "deeper": 16, "paper": 16}
 # Blocks of a stage that late coupling leaves out.
 LATE = {"smoke": 1, "small": 2, "paper": 5}
 COMMON = {
@@ -56,7 +63,8 @@ COMMON = {
     # The paper does not print the batch size; 128 is that of the other papers' recipes.
     "paper": {"batch_size": 128, "validation": 5000},
 }
-COMMON["longer"] = COMMON["small"] | {"train_size": 16_000}
+COMMON["longer"] = COMMON["small"] | {"train_size": 16_000, "epochs": 8}
+COMMON["deeper"] = COMMON["small"] | {"train_size": 16_000}
 # The data sets of figures 3b and 13, by name: changes of the settings.
 DATA = {
     "CIFAR-10": {"data": "cifar10"},
@@ -105,7 +113,7 @@ def network(size, seed, coupling, width, data="CIFAR-10", bounds="standard", var
         changes["coupling_from"] = LATE[size]
     common = dict(COMMON[size])
     recipe = training.recipe(changes.get("recipe", changes.get("data", "digitclutter")))
-    if size in ("small", "longer"):
+    if size in ("small", "longer", "deeper"):
         common |= small_batches(recipe)
         if "digits" in changes:
             # With 8,000 images and the scaled rate, they hardly learned hidden digits.
@@ -162,16 +170,16 @@ def some_widths(size):
     return WIDTHS[size] if size == "paper" else WIDTHS[size][1:2]
 
 
-@over_seeds(LONGER)
+@over_seeds(LONGER | DEEPER)
 def ordinary(size, seed):
     """Networks trained in the ordinary way, of the second width."""
     return every(size, seed, ["ordinary"], WIDTHS[size][1:2])
 
 
-coupled = over_seeds(SEEDS)(every)
+coupled = over_seeds(LONGER)(every)
 
 
-@over_seeds(SEEDS)
+@over_seeds(LONGER)
 def of_one_width(size, seed):
     """Networks of all couplings and the second width."""
     return every(size, seed, widths=WIDTHS[size][1:2])
@@ -184,10 +192,10 @@ def on_clutter(size, seed):
     return every(size, seed) + clutter
 
 
-@over_seeds(LONGER)
+@over_seeds(DEEPER)
 def improper(size, seed):
-    """Networks with bounded branches, and without; two couplings at the size `longer`."""
-    names = ["ordinary", "coupling 0.9"] if size == "longer" else COUPLINGS
+    """Networks with bounded branches, and without; two couplings at the size `deeper`."""
+    names = ["ordinary", "coupling 0.9"] if size == "deeper" else COUPLINGS
     bounds = ("standard", "improperly convergent")
     return [network for name in bounds for network in every(size, seed, names, bounds=name)]
 
@@ -643,9 +651,9 @@ def _(frames):
         holds = (
             more.apply(rises_with_coupling, axis=1).all()
             and less.apply(rises_with_coupling, axis=1, sign=-1).all()
-            # Widths are in ascending order.
-            and (more[between].iloc[-1] > more[between].iloc[0]).all()
-            and (less[between].iloc[-1] < less[between].iloc[0]).all()
+            # Widths are in ascending order; one alone has nothing to be compared with.
+            and (len(more) == 1 or (more[between].iloc[-1] > more[between].iloc[0]).all())
+            and (len(less) == 1 or (less[between].iloc[-1] < less[between].iloc[0]).all())
             and (more["coupling 1"] < more["coupling 0.9"]).all()
             and recurrence.xs(seed, level="seed").stack().between(0.9, 1.1).all()
         )
@@ -702,10 +710,13 @@ def _(frames):
         return found[["convergence", "divergence"]].to_numpy()
 
     within = np.abs([ranks(rows) for _, rows in frame.groupby("width")]).max()
+    is_one_width = frame["width"].nunique() == 1
 
     def judged(rows):
         falling, rising = ranks(rows)
-        return falling < -0.3 and rising > 0.3 and within < 0.5, falling
+        # With one width, there are no networks with other numbers of parameters.
+        effect = math.nan if is_one_width else falling
+        return falling < -0.3 and rising > 0.3 and within < 0.5, effect
 
     return per_seed(frame, judged)
 

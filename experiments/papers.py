@@ -8,10 +8,10 @@
 `run` trains the networks that are missing, measures what is missing, and draws. A network is
 trained once for all figures and tables that need it, in a process of its own; after a kill, the
 same command resumes where it stopped. Networks whose frames are kept need no training: those of
-the sizes `small` and `longer` are in experiments/frames (`--anew` trains them all the same). Sizes:
-`smoke` shows that everything works; `small` is for two cores; `longer` is a few of the same
-networks, trained several times as long, for IC with as many blocks as in the paper; `paper` has the
-settings of the papers, for a GPU.
+the sizes `small`, `longer` and `deeper` are in experiments/frames (`--anew` trains them all the
+same). Sizes: `smoke` shows that everything works; `small` is for two cores; `longer` is a few of
+the same networks, trained several times as long; `deeper` a few of IC with as many blocks as in the
+paper; `paper` has the settings of the papers, for a GPU.
 `page` writes the page of all statements from the frames that are kept in experiments/frames.
 """
 
@@ -28,7 +28,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SIZES = ("smoke", "small", "longer", "paper")
+SIZES = ("smoke", "small", "longer", "deeper", "paper")
 FIGURES = HERE.parent / "docs" / "images" / "papers"
 
 

@@ -23,8 +23,11 @@ from tfresidual.jobs.settings import Settings, check
 papers.load()
 EXPERIMENTS = pathlib.Path(papers.__file__).parent
 SIZES = papers.SIZES
-# Settings in which networks of the size `longer` differ from those of the size `small`.
-OF_TRAINING = ("epochs", "train_size", "batch_size", "learning_rate")
+# Settings in which networks of other sizes differ from those of the size `small`.
+CHANGED = {
+    "longer": ("epochs", "train_size", "batch_size", "learning_rate"),
+    "deeper": ("depth", "train_size"),
+}
 # Entries without networks at the size `small`: CIFAR-100 has to be downloaded.
 NOT_SMALL = {f"II-{figure}" for figure in (10, 11, 12, 15, 16, 17)}
 
@@ -33,7 +36,7 @@ NOT_SMALL = {f"II-{figure}" for figure in (10, 11, 12, 15, 16, 17)}
 @pytest.mark.parametrize("name", catalogue.ENTRIES)
 def test_networks_can_be_trained_and_have_names_of_their_own(name, size):
     networks, measures = papers.networks_of([catalogue.ENTRIES[name]], size)
-    if size != "longer":
+    if size not in CHANGED:
         assert bool(networks) == (size != "small" or name not in NOT_SMALL)
     assert all(measures.values())
     for network in networks.values():
@@ -46,21 +49,25 @@ def test_networks_can_be_trained_and_have_names_of_their_own(name, size):
 @pytest.mark.parametrize("size", SIZES)
 def test_a_name_is_one_network_in_all_entries(size):
     networks, _ = papers.networks_of(list(catalogue.ENTRIES.values()), size)
-    assert len(networks) > (9 if size == "longer" else 40)
+    assert len(networks) >= {"longer": 10, "deeper": 4}.get(size, 40)
 
 
-def test_networks_of_the_size_longer_differ_in_their_training_alone():
-    """And those of IC in their depth, which is the paper's."""
+@pytest.mark.parametrize("size", CHANGED)
+def test_networks_trained_again_differ_in_their_training_or_depth_alone(size):
     everything = list(catalogue.ENTRIES.values())
-    small, longer = (papers.networks_of(everything, size)[0] for size in catalogue.KEPT)
-    for key, network in longer.items():
-        shorter = small[key].settings
-        same = {name: getattr(shorter, name) for name in OF_TRAINING}
-        if key[0] == "IC":
+    small, again = (papers.networks_of(everything, name)[0] for name in ("small", size))
+    for key, network in again.items():
+        before = small[key].settings
+        same = {name: getattr(before, name) for name in CHANGED[size]}
+        assert dataclasses.replace(network.settings, **same) == before
+        assert network.operations() > 1.5 * small[key].operations()
+        if size == "deeper":
             assert network.settings.depth == 16
-            same["depth"] = shorter.depth
-        assert dataclasses.replace(network.settings, **same) == shorter
-        assert network.operations() > 3 * small[key].operations()
+
+
+def test_all_sizes_are_kept_or_made_anew():
+    assert {*catalogue.KEPT, "smoke", "paper"} == set(papers.SIZES)
+    assert set(statements.AGAIN) == set(CHANGED) == {*catalogue.KEPT} - {"small"}
 
 
 PUBLISHED = {
@@ -155,7 +162,7 @@ def random(paper, size="small"):
     return frames_of(networks.values(), {name for of in measures.values() for name in of})
 
 
-@pytest.mark.parametrize("size", ["smoke", "small", "longer"])
+@pytest.mark.parametrize("size", ["smoke", *catalogue.KEPT])
 @pytest.mark.parametrize("paper", catalogue.PAPERS)
 def test_every_statement_is_decided_by_the_networks_that_it_is_about(paper, size):
     frames = random(paper, size)
@@ -165,8 +172,8 @@ def test_every_statement_is_decided_by_the_networks_that_it_is_about(paper, size
         found = statements.judged(statement, frames, size)
         assert found.verdict in ("holds", "mixed", "fails", "not run"), statement.id
         if not statement.networks(size):
-            assert size == "longer", statement.id
-            assert found.effect == "no networks at size longer", statement.id
+            assert size in CHANGED, statement.id
+            assert found.effect == f"no networks at size {size}", statement.id
             continue
         assert found.verdict != "not run" or found.effect == "no case has a value", statement.id
         alone = {
@@ -301,10 +308,10 @@ def test_a_shared_axis_fits_all_panels(percent, from_zero):
 def test_networks_trained_for_longer_on_the_page(tmp_path, monkeypatch):
     """Those statements that they decide, beside what was found before."""
     frames = {"small": random("PI"), "longer": random("PI", "longer")}
-    monkeypatch.setattr(statements, "read_frames", lambda size, paper: frames[size])
-    first, _, head, _, *rows = statements.longer_of("PI")
+    monkeypatch.setattr(statements, "read_frames", lambda size, paper: frames.get(size, {}))
+    first, _, head, _, *rows = statements.again_of("PI", "longer")
     assert first.startswith("Trained for longer, `papers.py run PI --size longer`: MNIST alone")
-    assert "4 networks, trained in" in first
+    assert "3 networks, trained in" in first
     assert head.endswith("| verdict | at `small` |")
     found = {line.split(" | ")[0].strip("| "): line for line in rows if line}
     # Not the one that needs CIFAR-10; the rule says nothing about random numbers.
@@ -318,8 +325,7 @@ def test_networks_trained_for_longer_on_the_page(tmp_path, monkeypatch):
         assert line.endswith(f"| **{longer.verdict}** | {small.verdict} |")
         assert longer.effect in line
         assert "1 seed |" in line
-    frames["longer"] = {}
-    assert statements.longer_of("PI") == []
+    assert statements.again_of("PI", "deeper") == []
 
 
 def test_the_page_is_what_the_frames_say():

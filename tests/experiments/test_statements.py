@@ -58,3 +58,16 @@ def test_networks_that_learnt_next_to_nothing_decide_nothing(name):
     decisive = [case for case in found if statements.has_value(case)]
     assert 0 < len(decisive) < len(found)
     assert decisive == [case for case in found if "Digitclutter" in case.name]
+
+
+def test_networks_of_one_width():
+    """They decide what coupling does, and nothing on the number of parameters."""
+
+    def of_one_width(**change):
+        return {k: f[f["width"] == 8] for k, f in TOLD["IC-3a"].frames(**change).items()}
+
+    found = list(STATEMENTS["IC-3a"].cases(of_one_width(wider=-0.1)))
+    assert verdict_of(found) == "holds"
+    assert verdict_of(list(STATEMENTS["IC-3a"].cases(of_one_width(rise=-0.5)))) == "fails"
+    found = STATEMENTS["IC-3c"].cases(of_one_width())
+    assert not any(statements.has_value(case) for case in found)
