@@ -62,7 +62,7 @@ AGAIN = {
     "longer": {
         "II": "ResNet-110 alone, on 16,000 images, for 15 epochs",
         "IC": "one width (8 channels) without bounds, on 16,000 images, for 8 epochs",
-        "PI": "MNIST alone, up to 16 blocks, for 8 epochs in batches of 16, over six times the steps",
+        "PI": "MNIST alone, up to 16 blocks, 8 epochs in batches of 16: over six times the steps",
         "IM": "the layouts of table 2, on 16,000 images, for 8 epochs",
     },
     "deeper": {
