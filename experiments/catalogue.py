@@ -205,7 +205,7 @@ class Statement:
             rows `cases` is given; `None` if all do.
         differs: what differs from the paper's setting, besides the size, and why the statement
             fails.
-        cannot: why no verdict can be computed, or `None`.
+        cannot: why there are no networks at some sizes, or `None`.
     """
 
     id: str

@@ -111,7 +111,6 @@ def summary(trained, images):
             "train_error": train_error,
             "loss": loss,
             "train_loss": train_loss,
-            "last_error": 1 - trained.log[f"val_{metric}"].iloc[-1],
             "best_epoch": trained.log[f"val_{metric}"].idxmax(),
             "epochs": len(trained.log),
             "parameters": network.count_params(),

@@ -483,7 +483,7 @@ def _(frames):
     "3.4, fig. 6",
     "The scaled distance has the same course",
     "factor by which the total scaled distance grows per doubling of L, from the slope between the "
-    "two deepest networks; holds if under 1.5, and over 1.5 between the two shallowest",
+    "deepest networks; holds if under 1.5, and over 1.5 between the two shallowest",
     "It grows slowly from the start, by a factor of 1.3 to 1.7 per doubling, and does not "
     "level off up to 24 blocks.",
 )
@@ -545,7 +545,8 @@ def _(frames):
     "mean length between images of two classes over that of one class, first stage; holds if over "
     "1",
     "The paper gives the metric and no lengths. In the space of the states (Euclidean), these "
-    "lines are longer, too: by a little more on CIFAR-10, by far less on MNIST.",
+    "lines are longer, too: by a little more on CIFAR-10, by far less on MNIST. Lines have no "
+    "step; the line element with the step is that of the paths of images.",
 )
 def _(frames):
     frame = frames["lines"].query("stage == 1")

@@ -74,6 +74,7 @@ def _(first=0.3, later=0.2):
 
 
 @II.told("II-4a", -1, {"start": 0.001}, {"start": -0.06, "slope": 0.01})
+@II.told("II-C", -1, {"start": 0.001}, {"start": -0.06, "slope": 0.01})
 def _(start=-0.01, slope=-0.01):
     cosine = on_test(lambda row: start + slope * place(row))
     return per_block("block_metrics", {"cosine_loss": cosine}, *ALL)
