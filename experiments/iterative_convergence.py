@@ -369,7 +369,7 @@ def bounded(frames):
     is_bounded = frame["bounds"] != "standard"
     return {
         "indices": plots.indices_of_runs(frame[is_bounded]),
-        "error": plots.error_of_runs(frame, panels="lipschitz"),
+        "error": plots.error_of_runs(frame, panels="lipschitz", share_y=True),
         "repetitions": repetitions_of(frames["route_errors"]),
     }
 
@@ -463,7 +463,9 @@ def parameters(frames):
 
 @entry("IC-8", "Do variations of the training help coupled networks?", varied, [summary])
 def variations(frames):
-    return plots.error_of_runs(runs(frames), panels="variation", errors=("train_error", "error"))
+    return plots.error_of_runs(
+        runs(frames), panels="variation", errors=("train_error", "error"), share_y=True
+    )
 
 
 @entry(
@@ -497,7 +499,7 @@ def properly(frames):
     frame = runs(frames)
     return {
         "indices": plots.indices_of_runs(frame[frame["anchor"] == "input"]),
-        "error": plots.error_of_runs(frame, panels="anchor"),
+        "error": plots.error_of_runs(frame, panels="anchor", share_y=True),
     }
 
 

@@ -279,6 +279,59 @@ def test_the_legend_leaves_the_panel_its_size(lines):
     assert names.y1 < figure.bbox.height
 
 
+def test_a_line_is_the_mean_over_seeds_and_its_band_their_range():
+    values = {0: (0.1, 0.2), 1: (0.5, 0.3), 2: (0.6, 0.4)}
+    rows = [
+        {"block": block, "error": value, "network": name, "split": split, "seed": seed}
+        for seed, of in values.items()
+        for block, value in enumerate(of)
+        for name in ("plain", "shared")
+        for split in ("train", "test")
+    ]
+    frame = pd.DataFrame(rows)
+    frame["error"] += (frame["network"] == "shared") + 2 * (frame["split"] == "train")
+    figure = drawing.panels(
+        frame, "block", "error", "Errors", panel="network", dash="split", line="network"
+    )
+    for panel, shift in zip(figure.axes, (0, 1), strict=True):
+        lines = [line for line in panel.lines if len(line.get_xdata()) == 2]
+        for line, more in zip(lines, (2, 0), strict=True):
+            assert list(line.get_xdata()) == [0, 1]
+            assert list(line.get_ydata()) == pytest.approx([0.4 + shift + more, 0.3 + shift + more])
+        for band, more in zip(panel.collections, (2, 0), strict=True):
+            (path,) = band.get_paths()
+            corners = {(int(x), round(float(y) - shift - more, 6)) for x, y in path.vertices}
+            assert corners == {(0, 0.1), (0, 0.6), (1, 0.2), (1, 0.4)}
+
+
+def test_steps_on_an_axis_from_0_to_1():
+    """Networks of all depths in one picture: the first block at 0, the last at 1."""
+    frames = random("PI")
+    for figure in catalogue.ENTRIES["PI-2"].pictures(frames, "small").values():
+        titles = [f"{data}, section {n}" for data in ("CIFAR-10", "MNIST") for n in (1, 2, 3)]
+        assert [axes.get_title() for axes in figure.axes] == titles
+        for axes in figure.axes:
+            lines = [line.get_xdata() for line in axes.lines]
+            assert len(lines) == 5
+            for places in lines:
+                assert list(places) == pytest.approx(
+                    [i / (len(places) - 1) for i in range(len(places))]
+                )
+            assert len({len(places) for places in lines}) > 1
+
+
+def test_repetitions_follow_the_trained_blocks():
+    """The last trained block is at 0, those before it at negative places."""
+    (figure,) = catalogue.ENTRIES["II-20"].pictures(random("II"), "small").values()
+    assert [axes.get_title() for axes in figure.axes] == ["cosine loss", "l2 ratio"]
+    for axes in figure.axes:
+        lines = [line for line in axes.lines if len(line.get_xdata()) > 2]
+        # Two scales of the branch, two splits.
+        assert len(lines) == 4
+        for line in lines:
+            assert list(line.get_xdata()) == list(range(-5, 21))
+
+
 def test_panels_with_lines_of_their_own():
     rows = [
         {"depth": depth, "error": 1 / depth, "network": network, "kind": kind, "seed": 0}

@@ -63,6 +63,38 @@ def test_errors_of_a_trained_network(trained):
     assert best["train_error"] == pytest.approx(error)
 
 
+def norms_of_states(trained, images, training):
+    """Norms of the states of the network as it is built, by Keras and NumPy, one per block."""
+    network = trained.untrained()
+    units = [unit for _, stage in network.sections()[1] for unit in stage]
+    states = keras.Model(network.inputs, [unit.output for unit in units])
+    x = np.concatenate([x for x, _ in images.as_numpy_iterator()])
+    found = states([x], training=training)
+    return [np.linalg.norm(np.reshape(state, [len(x), -1]), axis=1).mean() for state in found]
+
+
+@pytest.mark.parametrize(
+    ("measure", "training", "tolerance"),
+    [
+        # Normalized by means of 0 and variances of 1.
+        (measures.initial_signal, False, 1e-4),
+        # By those of the same images; the last one of 60 updates has them to 0.9 ** 60.
+        (measures.first_signal, True, 0.01),
+    ],
+)
+def test_signal_before_training(measure, training, tolerance, trained):
+    frame = measure(trained)
+    assert list(dict.fromkeys(frame["split"])) == ["train", "validation"]
+    images = trained.images({"train": measures.WARMUP})["train"]
+    expected = norms_of_states(trained, images, training)
+    found = frame[frame["split"] == "train"]["state_norm"]
+    np.testing.assert_allclose(found, expected, rtol=tolerance)
+    other = norms_of_states(trained, images, not training)
+    assert not np.allclose(found, other, rtol=0.1)
+    # r compares the first block of the network with every block.
+    assert frame.groupby("split")["gradient_ratio"].first().to_list() == [1, 1]
+
+
 def test_weights_of_late_coupling(trained):
     found = measures.weights(trained).iloc[0]
     late, all_blocks = (

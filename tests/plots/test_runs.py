@@ -141,6 +141,22 @@ class TestError:
         first, second = (looks(axes) for axes in figure.axes)
         assert first == {name: second[name] for name in WIDTHS[1:3]}
 
+    @pytest.mark.parametrize("share_y", [True, False])
+    def test_panels_with_one_value_axis(self, share_y):
+        frame = pd.concat(
+            [
+                run_frame().assign(variation="none"),
+                run_frame(seed=1).assign(variation="late", error=lambda rows: 2 * rows["error"]),
+            ]
+        )
+        figure = plots.error_of_runs(frame, panels="variation", share_y=share_y)
+        first, second = (axes.get_ylim() for axes in figure.axes)
+        assert (first == second) == share_y
+        for axes in figure.axes:
+            for line in metric_lines(axes):
+                low, high = axes.get_ylim()
+                assert low < min(line.get_ydata()) <= max(line.get_ydata()) < high
+
     def test_many_panels_wrap(self):
         frame = pd.concat([run_frame(widths=(8,)).assign(dataset=f"task {n}") for n in range(5)])
         figure = plots.error_of_runs(frame, panels="dataset")

@@ -86,6 +86,7 @@ def error_of_runs(
     dash: str | None = None,
     panels: str | None = None,
     errors: Iterable[Literal["error", "train_error"]] = ("error",),
+    share_y: bool = False,
 ) -> Figure:
     """Draws the error over the coupling.
 
@@ -96,6 +97,7 @@ def error_of_runs(
         dash: Column whose values get different line styles, or `None`.
         panels: Column whose values get one panel each, or `None`.
         errors: Columns of errors, each in its own panels: `"error"`, `"train_error"` or both.
+        share_y: Whether all panels have the same value axis, so that heights can be compared.
 
     Returns:
         A `matplotlib.figure.Figure`.
@@ -123,17 +125,19 @@ def error_of_runs(
         for error in errors
     ]
     columns = min(len(titles), 3 if len(errors) == 1 else 2)
-    figure, grid = _panels(len(titles), columns, "Errors of the runs")
+    figure, grid = _panels(len(titles), columns, "Errors of the runs", share_y)
     for axes, (level, error, title) in zip(grid, titles, strict=True):
         here = table[table["panel"] == level]
         style.clean_axes(axes, grid="y")
         run_groups.draw_over_settings(axes, here, error)
         if here[error].isna().all():
             style.no_values(axes)
-        else:
-            style.percent_axis(axes)
         if title:
             style.panel_title(axes, title)
+    # Limits of an axis that panels share are set when all of them are drawn.
+    for axes, (level, error, _) in zip(grid, titles, strict=True):
+        if table.loc[table["panel"] == level, error].notna().any():
+            style.percent_axis(axes)
     figure.supxlabel(_COUPLING, fontsize=style.LABEL_SIZE, color=style.INK)
     figure.supylabel(_error_name(errors), fontsize=style.LABEL_SIZE, color=style.INK, ma="center")
     run_groups.add_legend(figure, table)
@@ -144,11 +148,11 @@ def _error_name(errors):
     return "error on training images" if errors == ("train_error",) else "error"
 
 
-def _panels(count, columns, title):
-    """Returns a figure and its panels, row by row; each panel has its own value axis."""
+def _panels(count, columns, title, share_y):
+    """Returns a figure and its panels, row by row."""
     rows = -(-count // columns)
     figure = style.new_figure(max(6.2, 3.5 * columns), 2.6 * rows + 1.2, title)
-    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=share_y).ravel()
     for axes in grid[count:]:
         axes.remove()
     return figure, grid[:count]
