@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -389,12 +390,38 @@ class Trained:
 
 def measured(trained: Trained, measure) -> None:
     """Measures a trained network, unless its folder holds the frame already."""
-    path = trained.folder / "frames" / f"{measure.__name__}.csv"
-    if not path.exists():
-        frame = measure(trained)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as written:
-            frame.to_csv(written, index=False, float_format=f"%.{DIGITS}g")
+    folder, name = trained.folder / "frames", measure.__name__
+    if is_measured(folder, measure):
+        return
+    frame = measure(trained)
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / f"{name}.csv") as written:
+        frame.to_csv(written, index=False, float_format=f"%.{DIGITS}g")
+    images = images_in(folder) | {name: counts_of(measure)}
+    with replacing(folder / IMAGES) as written:
+        written.write_text(json.dumps(images))
+
+
+# In the folder of a network's frames: on how many images of each split each was measured.
+IMAGES = "images.json"
+
+
+def counts_of(measure):
+    """Returns about how many images of each split a measure takes, `None` if it takes none."""
+    return getattr(measure, "images", None)
+
+
+def images_in(folder):
+    """Returns on how many images the frames in a folder were measured, a dict by name."""
+    path = folder / IMAGES
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def is_measured(folder, measure):
+    """Returns whether a folder holds a frame, measured on as many images as it would be today."""
+    images, name = images_in(folder), measure.__name__
+    has_frame = (folder / f"{name}.csv").exists()
+    return has_frame and name in images and images[name] == counts_of(measure)
 
 
 def on_disk(network: Network, data_dir: str | None) -> Network:
@@ -430,10 +457,22 @@ def kept_settings(frames):
     return dict(frames["settings"].set_index("name")["settings"])
 
 
+def kept_images(frames):
+    """Returns on how many images the frames of networks were measured, dicts by name.
+
+    Args:
+        frames: the frames of a paper, as `read_frames` returns them.
+    """
+    if "settings" not in frames:
+        return {}
+    return frames["settings"].set_index("name")["images"].map(json.loads).to_dict()
+
+
 def collect(out, size, networks):
     """Puts the frames of single networks together; rows of networks that are not here stay.
 
-    The settings of the networks are a frame, too: `kept_settings` reads it.
+    The settings of the networks, and on how many images they were measured, are a frame, too:
+    `kept_settings` and `kept_images` read it.
     """
     found = {}
     for paper, name in networks:
@@ -442,7 +481,8 @@ def collect(out, size, networks):
             found.setdefault((paper, path.stem), []).append(pd.read_csv(path).assign(name=name))
         if (folder / "settings.txt").exists():
             text = (folder / "settings.txt").read_text()
-            row = pd.DataFrame([{"name": name, "settings": text}])
+            images = json.dumps(images_in(folder))
+            row = pd.DataFrame([{"name": name, "settings": text, "images": images}])
             found.setdefault((paper, "settings"), []).append(row)
     for (paper, name), parts in found.items():
         path = kept_frames(size, paper, out) / f"{name}.csv"

@@ -253,10 +253,13 @@ def weights(trained):
     )
 
 
-@on(test=IMAGES)
-def lines(trained, images, pairs=64):
-    """Straight lines between the first states of two images, of one class and of two."""
-    images, labels = next(iter(images["test"].unbatch().batch(IMAGES)))
+def lines(trained, pairs=64):
+    """Straight lines between the first states of two images, of one class and of two.
+
+    The pairs are among the first test images, as the entry says.
+    """
+    images = trained.images({"test": IMAGES})["test"]
+    images, labels = next(iter(images.unbatch().batch(IMAGES)))
     images, labels = images.numpy(), labels.numpy()
     if labels.ndim > 1:
         # The lowest of the digits on the image.

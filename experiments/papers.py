@@ -112,19 +112,26 @@ def missing(networks, measures, out, size, anew=False):
                 f"({', '.join(others)}). Move it away to train it anew, or name another folder "
                 "with --out."
             )
-        if any(not (frames / f"{name}.csv").exists() for name in measures[key]):
+        if not all(catalogue.is_measured(frames, measure) for measure in measures[key].values()):
             left.append(key)
     return left
 
 
 def is_kept(frames, network, measures):
-    """Returns whether all frames of a network are kept, measured with its present settings."""
-    from catalogue import kept_settings
+    """Returns whether all frames of a network are kept, as they would be measured today."""
+    from catalogue import counts_of, kept_images, kept_settings
 
     settings = kept_settings(frames).get(network.name)
     if settings is None or other_settings(settings, network.settings):
         return False
-    return all(name in frames and (frames[name]["name"] == network.name).any() for name in measures)
+    images = kept_images(frames)[network.name]
+    return all(
+        name in frames
+        and (frames[name]["name"] == network.name).any()
+        and name in images
+        and images[name] == counts_of(measure)
+        for name, measure in measures.items()
+    )
 
 
 def other_settings(text, settings):

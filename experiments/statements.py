@@ -10,13 +10,13 @@ from catalogue import (
     STATEMENTS,
     MissingError,
     entries_of,
+    kept_images,
     read_frames,
     verdict_of,
 )
 from drawing import ranged
 
 from tfresidual.datasets.description import sizes_of
-from tfresidual.jobs.settings import Settings
 from tfresidual.jobs.training import batches_of
 from tfresidual.report import axes_text
 
@@ -247,21 +247,21 @@ def drawn_of(entry, frames, folder):
 
 def measured_on(entry, frames, size):
     """Returns what the networks of an entry are, their images and their errors, in words."""
-    said = [counted(entry.networks(size)), *images_of(entry, size)]
+    said = [counted(entry.networks(size)), *images_of(entry, frames, size)]
     parts = entry.select(frames, size)
     if "summary" in parts:
         said.append(f"test error of {errors_of(parts['summary'])}")
     return "; ".join(said)
 
 
-def images_of(entry, size):
+def images_of(entry, frames, size):
     """Returns on how many images the measurements of an entry were made, a list of texts."""
-    found = {}
+    found, kept = {}, kept_images(frames)
     for measure in entry.measures:
         counts = {
-            images_in_words(measure.images, network.settings)
+            images_in_words(taken, network.settings)
             for network in entry.networks(size)
-            if hasattr(measure, "images") and isinstance(network.settings, Settings)
+            if (taken := kept.get(network.name, {}).get(measure.__name__)) is not None
         }
         if counts:
             found.setdefault(" or ".join(sorted(counts)), []).append(f"`{measure.__name__}`")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 import os
 import pathlib
 import re
@@ -473,7 +474,14 @@ def test_a_network_with_other_settings_is_not_overwritten(tmp_path):
     assert len(missing()) == len(networks)
     for measure in measures["PI", "cifar10-24_blocks-seed0"]:
         (frames / f"{measure}.csv").touch()
+    assert len(missing()) == len(networks)
+    counts = {"perturbation": {"test": 2000}, "summary": {"train": 2000, "test": None}}
+    (frames / "images.json").write_text(json.dumps(counts))
     assert len(missing()) == len(networks) - 1
+    # Measured on fewer images than today.
+    (frames / "images.json").write_text(json.dumps(counts | {"perturbation": {"test": 100}}))
+    assert len(missing()) == len(networks)
+    (frames / "images.json").write_text(json.dumps(counts))
     (frames / "settings.txt").write_text(KEPT.replace("depth=24", "depth=20"))
     with pytest.raises(SystemExit, match=r"24_blocks-seed0 holds .* other settings \(depth\)"):
         missing()
@@ -492,11 +500,17 @@ def test_a_network_whose_frames_are_kept_needs_no_training(tmp_path, monkeypatch
     frames.mkdir(parents=True)
     (frames / "settings.txt").write_text(KEPT)
     first, *others = measures[key]
+    counts = {name: catalogue.counts_of(measure) for name, measure in measures[key].items()}
+    (frames / "images.json").write_text(json.dumps(counts))
     for measure in others:
         (frames / f"{measure}.csv").write_text("block,x\n0,1\n")
     catalogue.collect(tmp_path / "runs", "small", networks)
     assert key in missing(tmp_path / "elsewhere")
     (frames / f"{first}.csv").write_text("block,x\n0,1\n")
+    (frames / "images.json").write_text(json.dumps(counts | {first: {"test": 10}}))
+    catalogue.collect(tmp_path / "runs", "small", networks)
+    assert key in missing(tmp_path / "elsewhere")
+    (frames / "images.json").write_text(json.dumps(counts))
     catalogue.collect(tmp_path / "runs", "small", networks)
     assert set(networks) - set(missing(tmp_path / "elsewhere")) == {key}
     assert key in missing(tmp_path / "elsewhere", anew=True)
@@ -525,6 +539,10 @@ def test_the_settings_of_all_frames_are_kept():
         frames = catalogue.read_frames(size, paper)
         names = set().union(*(frame["name"] for frame in frames.values()))
         assert set(catalogue.kept_settings(frames)) == names
+        for name, images in catalogue.kept_images(frames).items():
+            assert set(images) <= {
+                of for of, frame in frames.items() if (frame["name"] == name).any()
+            }
 
 
 @pytest.mark.system
