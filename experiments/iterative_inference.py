@@ -78,7 +78,7 @@ COMMON = {
     },
     "paper": {"data": "cifar10", "batch_size": 128, "validation": 5000},
 }
-COMMON["longer"] = COMMON["small"] | {"epochs": 15, "train_size": 16_000}
+COMMON["longer"] = COMMON["small"] | {"epochs": 10, "train_size": 16_000}
 # Channels of the published networks at the smaller sizes, instead of their own.
 WIDTHS = {"smoke": 4, "small": 16, "paper": None}
 

@@ -60,7 +60,7 @@ SMALL = {
 # Which networks were trained again at other sizes, and how.
 AGAIN = {
     "longer": {
-        "II": "ResNet-110 alone, on 16,000 images, for 15 epochs",
+        "II": "ResNet-110 alone, on 16,000 images, for 10 epochs",
         "IC": "one width (8 channels) without bounds, on 16,000 images, for 8 epochs",
         "PI": "MNIST alone, up to 16 blocks, 8 epochs in batches of 16: over six times the steps",
         "IM": "the layouts of table 2, on 16,000 images, for 8 epochs",
