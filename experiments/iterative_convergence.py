@@ -539,6 +539,7 @@ def by_setting(frame, column, keys=("width", "seed")):
     "ResNets; holds if between 0.7 and 1.3, at least 80 % of their blocks lead closer and "
     "under 70 % of the feed-forward network's, and a dropped block moves their estimate "
     "less than a tenth of what it moves the feed-forward network's",
+    "In one ResNet, 79.6 % of the blocks lead closer.",
     about=those(network=[name for name in KINDS if name != "algorithm"]),
 )
 def _(frames):
@@ -572,6 +573,9 @@ def of_route(frames, route):
     "Read out early, every stage approaches its final error smoothly",
     "largest step down of the error by one block, over the way from the first block to the "
     "last, largest of the stages; holds if under 0.5 and no step goes up by over 2 points",
+    "With five blocks, one of them makes half of the way of a stage. With 16 (deeper), no block "
+    "makes over a third, but read out after the third block of stage 1, the network errs by 11 "
+    "points more than after the second: stage 2 cannot read these states.",
 )
 def _(frames):
     errors, _ = of_route(frames, "readout")
@@ -597,6 +601,8 @@ def _(frames):
     "close to 1 in every stage",
     "lowest recurrence index of a stage; holds if all are within 0.1 of 1 and no dropped "
     "block but the first costs over 5 points",
+    "The first three of the five blocks of stages 1 and 2 cost 5 to 19 points. With 16 (deeper), "
+    "the recurrence indices are within 0.05 of 1, and 8 of the 47 other blocks cost over 5 points.",
 )
 def _(frames):
     errors, whole = of_route(frames, "drop_blocks")
@@ -618,6 +624,8 @@ def _(frames):
     "fig. 2",
     "No stage survives repetition; stage 1 has the lowest divergence index",
     "lowest divergence index of a stage; holds if over 0.2, and that of stage 1",
+    "No stage survives repetition, but that of stage 3 has the lowest index, with 16 blocks "
+    "(deeper), too.",
 )
 def _(frames):
     frame = frames["indices"].query("basis == 'labels' and stage != 'mean'")
@@ -682,7 +690,8 @@ def _(frames):
     "so with more channels",
     "error at coupling 1 minus that of the ordinary network, in points; holds if the error rises "
     "over 0, 0.5, 0.9 and 1, and at 0.5 and 0.9 by less than with the fewest channels",
-    "Digitclutter-5 has one width.",
+    "Digitclutter-5 has one width. Most of the rise comes with blocks that begin equal; from "
+    "coupling 0 to 1, the error rises by 1 to 4 points.",
 )
 def _(frames):
     table = 100 * by_setting(frames["summary"], "error", ("data", "width", "seed"))
@@ -713,6 +722,7 @@ def learnt(row, effect):
     "rank correlation of error and convergence index over all networks; holds if under "
     "-0.3, that of the divergence index is over 0.3, and both are under 0.5 in size within "
     "the widths, over the networks of all seeds",
+    "Ordinary networks have the lowest errors by far, and not the highest convergence indices.",
 )
 def _(frames):
     frame = runs(frames)
@@ -741,6 +751,10 @@ def _(frames):
     "index around 1",
     "largest divergence index over the couplings; holds if under 0.1, all convergence "
     "indices are over 0.7 and all recurrence indices within 0.1 of 1",
+    "Convergence and recurrence are as the paper has them. Over the first five repetitions the "
+    "divergence index is 0.06 at most (0.29 and more without bounds); 16 repetitions lead away, "
+    "after 16 trained blocks (deeper), too: a bound limits how much a branch changes with its "
+    "input, not how far each repetition moves the state.",
     about=those(bounds=["improperly convergent"]),
 )
 def _(frames):
@@ -764,6 +778,9 @@ def _(frames):
     "Bounding the branches raises the error at every coupling and width, but at coupling 1 with "
     "16 channels",
     "smallest rise over the couplings, in points; holds if positive",
+    "A bound raises the error of ordinary networks, by 1.6 to 6.3 points, and lowers that of "
+    "nearly all networks that begin with equal blocks, which learn slowly without it. With 16 "
+    "blocks (deeper), it lowers both.",
 )
 def _(frames):
     frame = frames["summary"]
@@ -782,7 +799,8 @@ def _(frames):
     "More coupling: higher error over the epochs, on training and validation images",
     "rank correlation of the coupling and the mean training error over the epochs; holds if "
     "over 0.7, and that of the validation error is too",
-    "The figure has no statement of its own; this is what it shows.",
+    "The figure has no statement of its own; this is what it shows. The order of the couplings is "
+    "another one with each seed.",
     about=those(initialization=["recurrent"]),
 )
 def _(frames):
@@ -803,6 +821,8 @@ def _(frames):
     "change of an index from coupling 0 to 0.9 on agreement minus that on labels, mean over the "
     "widths (of the recurrence index: of its mean over the couplings); holds if both changes have "
     "one sign (of the recurrence index: if both means are within 0.1 of 1, or neither)",
+    "Only the recurrence index of one seed is within 0.1 of 1 on labels (0.90) and not on "
+    "agreement (0.84).",
 )
 def _(frames):
     tables = {
@@ -884,6 +904,7 @@ def of_variations(frame, column="error"):
     "gamma 0.1 improves coupling 0.9 and no other",
     "error at coupling 0.9 without minus with gamma 0.1, in points; holds if positive, and "
     "at no other coupling",
+    "It improves coupling 0 (by 2 points) and 1 (by 1 point), too.",
     about=those(variation=["standard", "gamma 0.1"]),
 )
 def _(frames):
@@ -911,7 +932,7 @@ def with_triangular_kernel(networks):
     "better than no coupling",
     "smallest gain over the uniform kernel at 0.5 and 0.9, in points; holds if positive and "
     "no triangular network is better than the ordinary one",
-    "At coupling 1 both kernels are the same.",
+    "At coupling 1 both kernels are the same. The gains are within what two seeds differ by.",
     about=with_triangular_kernel,
 )
 def _(frames):
@@ -933,6 +954,7 @@ def _(frames):
     "1 and 0.1",
     "smallest gain over coupling from block 0, in points; holds if positive and no late "
     "coupling is better than none",
+    "Late coupling is worse than none, and better than that from block 0 in all cases but one.",
     about=those(
         variation=["standard", "gamma 0.1", "late", "late, gamma 0.1"],
         setting=["ordinary", *COUPLED],
@@ -959,6 +981,7 @@ def _(frames):
     "rise of the convergence index from the least coupling (0 with gamma 0.1 alone, else 0.5) to "
     "0.9, mean over the variations; holds if positive, the divergence index falls in the mean, "
     "and most networks have a recurrence index within 0.1 of 1",
+    "The seeds of a network differ by as much as its couplings.",
     about=those(variation=list(VARIATIONS)[1:], setting=RECURRENT[:-1]),
 )
 def _(frames):
