@@ -148,6 +148,12 @@ def panels(
     return figure
 
 
+def titled(figure, title):
+    """Returns a figure with another title."""
+    style.set_title(figure, title)
+    return figure
+
+
 def dash_of(i, palette):
     """Returns the dashes of a line; those after the last colour begin again, with dashes."""
     return "-" if i < len(palette) else (0, (2, 1))

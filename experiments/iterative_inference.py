@@ -487,7 +487,7 @@ def gradient_ratios(frames, names):
 @entry(
     "II-9",
     "Which part of unshared batch norm helps?",
-    shared,
+    lambda size: those(network=SHARED)(shared(size)),
     [history, by_epoch, summary],
 )
 def ablation(frames):

@@ -74,8 +74,13 @@ def new_figure(width, height, title):
         figsize=(width, height), dpi=100, facecolor="white", layout="constrained"
     )
     figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
-    figure.suptitle(title, x=0.012, ha="left", fontsize=TITLE_SIZE, fontweight="bold", color=INK)
+    set_title(figure, title)
     return figure
+
+
+def set_title(figure, title):
+    """Sets the title of a figure, left-aligned."""
+    figure.suptitle(title, x=0.012, ha="left", fontsize=TITLE_SIZE, fontweight="bold", color=INK)
 
 
 def clean_axes(axes, grid="both"):
