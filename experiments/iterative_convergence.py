@@ -676,6 +676,10 @@ def rises_with_coupling(row, sign=1):
     "mean, it rises and the divergence index falls over 0, 0.5, 0.9, convergence falls at 1, and "
     "recurrence is within 0.1 of 1; and if, in the mean of 0.5 and 0.9, both change from few to "
     "many channels as they do with the coupling",
+    "After four epochs, seeds differ by more than couplings. Trained for longer, the divergence "
+    "index falls with the coupling (0.77, 0.70, 0.67), and the convergence index is higher at 0.5 "
+    "and 0.9 (0.68, 0.65) than at 0 (0.64); with 16 blocks (deeper), coupling 0.9 has the higher "
+    "convergence and the lower divergence index than the ordinary network, too.",
 )
 def _(frames):
     frame = runs(frames)
