@@ -112,7 +112,7 @@ class Entry:
 
     Attributes:
         id: such as `"II-2"`, `"IM-T1"`.
-        asks: the question it answers, one sentence.
+        asks: the question it answers, and sentences that explain its figure or table.
         networks: function from a size to the `Network`s it needs; none at sizes at which it does
             not exist.
         measures: functions from a `Trained` to a frame; their names are those of the frames.

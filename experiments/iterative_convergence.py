@@ -433,9 +433,8 @@ def indices_on_agreement(frames):
 
 @entry(
     "IC-6b",
-    "How do cross-entropy and distance to the final state go along blocks and repetitions? Five "
-    "blocks are trained; the distance after the last of them, at 4, is 0 and not drawn, and "
-    "repetitions follow.",
+    "How do cross-entropy and distance to the final state go along blocks and repetitions? The "
+    "distance after the last trained block is 0 and not drawn; repetitions follow it.",
     ordinary,
     [route_errors, summary],
 )
@@ -1008,8 +1007,8 @@ def _(frames):
     "rise of the convergence index from the least coupling (0 with gamma 0.1 alone, else 0.5) to "
     "0.9, mean over the variations; holds if positive, the divergence index falls in the mean, "
     "and most networks have a recurrence index within 0.1 of 1",
-    "The divergence index does not fall with a gamma of 1. The seeds of a network differ by as "
-    "much as its couplings.",
+    "The divergence index falls in three of four cases with a gamma of 0.1, and rises by 0.04 at "
+    "most with a gamma of 1: seeds of a network differ by more.",
     about=those(variation=list(VARIATIONS)[1:], setting=RECURRENT[:-1]),
 )
 def _(frames):

@@ -211,7 +211,8 @@ def listed(arguments):
         except catalogue.MissingError:
             state = f"{len(networks) - len(left)} of {len(networks)} networks"
             state = state if networks else "not at this size"
-        print(f"{one.id:8} {state:20} {one.asks}")
+        question = one.asks.partition("?")[0] + "?"
+        print(f"{one.id:8} {state:20} {question}")
         for statement in catalogue.STATEMENTS.values():
             if statement.entry == one.id:
                 found = judged(statement, kept, arguments.size)

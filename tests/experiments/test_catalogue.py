@@ -245,7 +245,7 @@ def test_the_list_says_what_decided_a_statement(monkeypatch, capsys, tmp_path):
     papers.main()
     lines = capsys.readouterr().out.splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("PI-3 "))
-    assert "frames kept" in lines[first]
+    assert re.fullmatch(r"PI-3 +frames kept +How far .*\?", lines[first])
     assert re.fullmatch(
         r" +PI-3a +(holds|fails|mixed) +\d of 2 cases: 4 networks, 1 seed", lines[first + 1]
     )
