@@ -50,6 +50,7 @@ def panels(
     stages=False,
     coloured=False,
     columns=4,
+    share_x=False,
     share_y=True,
 ):
     """Draws means over the seeds as lines, with a band from the lowest to the highest seed.
@@ -76,6 +77,7 @@ def panels(
         stages: whether `x` is `place`, so that stages are shaded.
         coloured: whether lines go from blue (first) to red (last) in order of their values.
         columns: largest number of panels side by side.
+        share_x: whether all panels have the same horizontal axis.
         share_y: whether all panels have the same vertical axis.
 
     Returns:
@@ -90,7 +92,7 @@ def panels(
     wide = min(len(names), columns)
     tall = -(-len(names) // wide)
     figure = style.new_figure(max(3.0 * wide, 7.0), 2.5 * tall + 1.0, title)
-    grid = figure.subplots(tall, wide, squeeze=False, sharey=share_y).ravel()
+    grid = figure.subplots(tall, wide, squeeze=False, sharex=share_x, sharey=share_y).ravel()
     palette = style.depth_colours(len(lines)) if coloured else COLOURS
     for axes, name in zip(grid, names, strict=False):
         style.clean_axes(axes)

@@ -483,12 +483,25 @@ def variations(frames):
 
 @entry(
     "IC-9",
-    "How many effective parameters do the variations have, and which errors?",
+    "How many effective parameters do the variations have, and which errors? A line joins the "
+    "networks of one coupling.",
     varied,
     [summary, weights],
 )
 def parameters_of_variations(frames):
-    return plots.parameter_efficiency(runs(frames), dash="variation")
+    return panels(
+        runs(frames).assign(thousands=lambda rows: rows["effective_parameters"] / 1000),
+        "thousands",
+        "error",
+        "Error over the effective number of parameters, by variation",
+        panel="variation",
+        line="setting",
+        percent=True,
+        columns=3,
+        share_x=True,
+        below="effective parameters, thousands",
+        beside="test error",
+    )
 
 
 @entry(
