@@ -136,6 +136,9 @@ def panels(
         if from_zero:
             axes.set_ylim(bottom=0)
         is_lowest = i + wide >= len(names)
+        if is_lowest:
+            # Of panels that share the axis, matplotlib labels those of the last row alone.
+            axes.tick_params(labelbottom=True)
         style.axis_labels(
             axes, below=below if is_lowest else None, beside=beside if i % wide == 0 else None
         )
