@@ -605,7 +605,8 @@ def of_route(frames, route):
     "last, largest of the stages; holds if under 0.5 and no step goes up by over 2 points",
     "With five blocks, one of them makes half of the way of a stage. With 16 (deeper), no block "
     "makes over a third, but read out after the third block of stage 1, the network errs by 11 "
-    "points more than after the second: stage 2 cannot read these states.",
+    "points more than after the second: stage 2 cannot read these states. Trained for longer, "
+    "with five blocks, the statement holds.",
 )
 def _(frames):
     errors, _ = of_route(frames, "readout")
@@ -836,7 +837,7 @@ def _(frames):
     "rank correlation of the coupling and the training error averaged over the epochs; holds if "
     "over 0.7, and that of the validation error is too",
     "The figure has no statement of its own; this is what it shows. The order of the couplings "
-    "differs between the seeds.",
+    "differs between the seeds. Trained for longer, the statement holds.",
     about=those(initialization=["recurrent"]),
 )
 def _(frames):
