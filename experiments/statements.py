@@ -220,10 +220,11 @@ def trainings_of(frames):
     hours = frame["seconds"].sum() / 3600
     least, most = frame["epochs"].min(), frame["epochs"].max()
     epochs = f"{least} to {most}" if least < most else str(most)
+    low, high = (f"{100 * error:.1f}" for error in (frame["error"].min(), frame["error"].max()))
+    errors = f"test errors from {low} to {high} %" if low != high else f"test error {low} %"
     return (
         f"{counted_as(len(frame), 'network')}, trained in {hours:.1f} hours on one core; "
-        f"test errors from {100 * frame['error'].min():.1f} to "
-        f"{100 * frame['error'].max():.1f} %, best of {epochs} epochs."
+        f"{errors}, best of {epochs} epochs."
     )
 
 
