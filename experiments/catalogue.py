@@ -419,9 +419,19 @@ def images_in(folder):
 
 def is_measured(folder, measure):
     """Returns whether a folder holds a frame, measured on as many images as it would be today."""
-    images, name = images_in(folder), measure.__name__
-    has_frame = (folder / f"{name}.csv").exists()
-    return has_frame and name in images and images[name] == counts_of(measure)
+    has_frame = (folder / f"{measure.__name__}.csv").exists()
+    return has_frame and is_on_as_many(images_in(folder), measure)
+
+
+def is_on_as_many(images, measure):
+    """Returns whether a frame was measured on as many images as it would be today.
+
+    Args:
+        images: on how many images the frames of a network were measured, a dict by name.
+        measure: the function that measures the frame.
+    """
+    name = measure.__name__
+    return name in images and images[name] == counts_of(measure)
 
 
 def on_disk(network: Network, data_dir: str | None) -> Network:

@@ -119,7 +119,7 @@ def missing(networks, measures, out, size, anew=False):
 
 def is_kept(frames, network, measures):
     """Returns whether all frames of a network are kept, as they would be measured today."""
-    from catalogue import counts_of, kept_images, kept_settings
+    from catalogue import is_on_as_many, kept_images, kept_settings
 
     settings = kept_settings(frames).get(network.name)
     if settings is None or other_settings(settings, network.settings):
@@ -128,8 +128,7 @@ def is_kept(frames, network, measures):
     return all(
         name in frames
         and (frames[name]["name"] == network.name).any()
-        and name in images
-        and images[name] == counts_of(measure)
+        and is_on_as_many(images, measure)
         for name, measure in measures.items()
     )
 
