@@ -839,7 +839,7 @@ def test_ctrl_c_while_a_function_is_compiled(tmp_path, data_dir):
     assert not (tmp_path / "run" / "model.keras").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ctrl_c_at_any_moment(tmp_path, data_dir):
     """Each time the command ends at once, and the last one gives what one without them gives."""
     arguments = ["train", *TINY[:-1], "6", "--data-dir", str(data_dir)]

@@ -17,7 +17,7 @@ from reference.random_network import CASES, CONSTRAINED_CASES, case_id
 import tfresidual as tfr
 from tfresidual import networks, training
 
-pytestmark = pytest.mark.backends
+pytestmark = pytest.mark.nightly
 
 BACKENDS = ("jax", "torch")
 IMAGES, CLASSES = 10 * train_files.BATCH, 5

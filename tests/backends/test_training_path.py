@@ -20,7 +20,7 @@ from tfresidual.jobs import probing, run_folder, study
 from tfresidual.jobs.settings import Settings, with_data_of_file
 from tfresidual.training.checkpoints import opened
 
-pytestmark = [pytest.mark.backends, pytest.mark.eager]
+pytestmark = [pytest.mark.nightly, pytest.mark.eager]
 
 BACKENDS = ("jax", "torch")
 PROGRAM = pathlib.Path(train_from_file.__file__)

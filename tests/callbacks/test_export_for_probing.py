@@ -185,7 +185,7 @@ def test_functions_are_compiled_once_for_the_series(tmp_path, monkeypatch):
     assert json.loads(layouts[0])["probing"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_shares_the_chain_of_other_callbacks(tmp_path):
     """And what they measure after an epoch equals what is measured on its export."""
     model = network()
@@ -334,7 +334,7 @@ def test_a_training_that_goes_on_is_refused_as_well(tmp_path):
         fit(network(), ExportForProbing(tmp_path), epochs=5, initial_epoch=2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_is_used_for_a_second_training(tmp_path):
     """Of another model, which it is to export then."""
     callback = ExportForProbing(tmp_path, epochs=[1], overwrite=True)

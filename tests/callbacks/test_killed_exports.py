@@ -261,7 +261,7 @@ def lines_of(folder, number=0):
     return [line.split(" ", 1) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["export", "series"])
 def test_killed_exports(program, kind, tmp_path):
     """Each of them opens and is right, none is lost, and nothing else is left by the next one."""

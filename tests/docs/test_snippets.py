@@ -1,7 +1,7 @@
 """Every Python block of the README and of the site runs as written, page by page.
 
 Those of one page share their names and a folder, which is empty at first. Digitclutter is drawn
-once for all of them. The tutorial is run by `make docs`, and here among the slow tests. Commands
+once for all of them. The tutorial is run by `make docs`, and here among the nightly tests. Commands
 are compared with the command line: every word that they use is known to it.
 """
 
@@ -22,7 +22,7 @@ pytestmark = [
 APART = ("CONTRIBUTING.md",)
 README = ROOT / "README.md"
 RUN = [page for page in PAGES if list(blocks_of(page, "python")) and page.name not in APART]
-SLOW = {page: [pytest.mark.slow] for page in RUN if page.parent.name == "tutorial"}
+SLOW = {page: [pytest.mark.nightly] for page in RUN if page.parent.name == "tutorial"}
 
 
 @pytest.fixture(scope="module")

@@ -598,7 +598,7 @@ def test_wrong_arguments_are_named(arguments, monkeypatch, capsys):
     assert any(text in said for text in ("name figures", "'II-99'", "invalid choice: 'draw'"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("paper", catalogue.PAPERS)
 def test_every_figure_of_a_paper_at_the_smallest_size(paper, tmp_path):
     """Every entry is drawn, and every statement has cases."""

@@ -279,7 +279,7 @@ def test_a_chief_is_given_the_watch(settings, tmp_path, monkeypatch):
     assert watch.project == tmp_path / "search"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_log_of_a_worker(settings, tmp_path, monkeypatch, capfd):
     """The search of a supervised process, in this one."""
     train, validation, _ = prepare(settings)
@@ -383,7 +383,7 @@ def test_folders_of_other_runs_are_refused(done, settings, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["settings.json"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_warm_starts_say_where_from(settings, tmp_path):
     warm = dataclasses.replace(SEARCH, warm_start=True, max_trials=2)
     depth_study.run(tmp_path, settings, warm)
@@ -430,7 +430,7 @@ def test_a_killed_search_goes_on(done, settings, tmp_path):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_workers_find_the_same(done, settings, tmp_path):
     """Trials are seeded by their depths: whoever trains them measures the same."""
     outcome = depth_study.run(tmp_path, settings, SEARCH, workers=2)

@@ -180,7 +180,7 @@ def values_of(path):
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_trainings(server, home):
     kills, runs = 0, 0
     while kills < KILLS["train"]:
@@ -197,7 +197,7 @@ def test_trainings(server, home):
     print(f"{kills} kills of {runs} trainings")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_searches_with_workers(server, home):
     import pandas as pd
 

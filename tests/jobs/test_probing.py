@@ -436,8 +436,8 @@ def test_a_series(run, series, tmp_path):
     "name",
     [
         "effective_parameters",
-        pytest.param("readout", marks=pytest.mark.slow),
-        pytest.param("drop_blocks", marks=pytest.mark.slow),
+        pytest.param("readout", marks=pytest.mark.nightly),
+        pytest.param("drop_blocks", marks=pytest.mark.nightly),
     ],
 )
 def test_a_series_beside_itself(run, series, tmp_path, name):
@@ -549,8 +549,8 @@ def replace_by_other_images(path):
     "damage",
     [
         truncate_variables,
-        pytest.param(replace_by_other_classes, marks=pytest.mark.slow),
-        pytest.param(replace_by_other_images, marks=pytest.mark.slow),
+        pytest.param(replace_by_other_classes, marks=pytest.mark.nightly),
+        pytest.param(replace_by_other_images, marks=pytest.mark.nightly),
     ],
 )
 def test_a_series_that_ends_early_leaves_whole_frames_as_they_were(run, series, tmp_path, damage):

@@ -60,7 +60,7 @@ def combinations():
     lists = (LAYOUTS, (False, True), SHORTCUTS, tuple(CHANGES))
     for places in itertools.product(*(range(len(values)) for values in lists)):
         case = [values[place] for values, place in zip(lists, places, strict=True)]
-        marks = [pytest.mark.slow] if sum(places) % 3 else []
+        marks = [pytest.mark.nightly] if sum(places) % 3 else []
         yield pytest.param(*case, marks=marks)
 
 

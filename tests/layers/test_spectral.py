@@ -493,7 +493,7 @@ def random_ratios(family, count, seed=0, sizes=(1, 3), most_strides=2):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
-    "count", [pytest.param(60, id="some"), pytest.param(2000, id="many", marks=pytest.mark.slow)]
+    "count", [pytest.param(60, id="some"), pytest.param(2000, id="many", marks=pytest.mark.nightly)]
 )
 def test_certified_norm_is_never_below_the_norm(count, family):
     ratios = random_ratios(family, count, sizes=(3, 3, 1))

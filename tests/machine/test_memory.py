@@ -138,7 +138,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_a_training_takes_is_more_than_what_is_asked_for(monkeypatch):
     some = Settings(depth=14, batch_size=2048)
     asked = []

@@ -121,7 +121,7 @@ def test_resnet164():
     assert len(convolutions(net)) - 3 + 1 == 164
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_resnet1001():
     net = networks.resnet1001()
     assert sum(net.blocks) == 333

@@ -54,7 +54,7 @@ def marks_of(index):
     place = index + index // 6
     if place % 5 == 0:
         return []
-    return [pytest.mark.slow] if place % 3 else [pytest.mark.system]
+    return [pytest.mark.nightly] if place % 3 else [pytest.mark.system]
 
 
 # In the second stage blocks are shared.

@@ -61,9 +61,9 @@ def roles_of(unit):
         (110, 10, 570_762),
         pytest.param(146, 100, 579_300, marks=pytest.mark.system),
         pytest.param(182, 10, 576_138, marks=pytest.mark.system),
-        pytest.param(110, 100, 576_612, marks=pytest.mark.slow),
-        pytest.param(146, 10, 573_450, marks=pytest.mark.slow),
-        pytest.param(182, 100, 581_988, marks=pytest.mark.slow),
+        pytest.param(110, 100, 576_612, marks=pytest.mark.nightly),
+        pytest.param(146, 10, 573_450, marks=pytest.mark.nightly),
+        pytest.param(182, 100, 581_988, marks=pytest.mark.nightly),
     ],
 )
 def test_parameters_of_the_papers_networks(depth, classes, trainable):
@@ -202,8 +202,8 @@ def test_initial_scale(kwargs, expected):
     [
         "shared",
         "unshared",
-        pytest.param("unshared_statistics", marks=pytest.mark.slow),
-        pytest.param("unshared_scale", marks=pytest.mark.slow),
+        pytest.param("unshared_statistics", marks=pytest.mark.nightly),
+        pytest.param("unshared_scale", marks=pytest.mark.nightly),
     ],
 )
 def test_moving_statistics_of_a_training_step(batch_norm):
@@ -284,7 +284,7 @@ def test_gradient_is_the_sum_over_the_applications(batch_norm):
 
 @pytest.mark.system
 @pytest.mark.parametrize(
-    "dtype", ["float32", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)]
+    "dtype", ["float32", pytest.param("mixed_bfloat16", marks=pytest.mark.nightly)]
 )
 def test_training_lowers_the_loss(dtype):
     net = ResidualNetwork(
@@ -346,7 +346,7 @@ def at_initialisation(seed, **kwargs):
     "seed",
     [
         *(pytest.param(seed, marks=pytest.mark.system) for seed in (0, 1)),
-        *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3)),
+        *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (2, 3)),
     ],
 )
 def test_naive_sharing_explodes_and_unshared_batch_norm_does_not(seed):

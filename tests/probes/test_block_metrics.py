@@ -69,7 +69,7 @@ def test_constrained_networks_equal_numpy(settings):
     assert_equals_numpy_but_for_rounding(*network(settings))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.compiled
 @pytest.mark.parametrize("case", CONSTRAINED_CASES, ids=case_id)
 def test_all_constrained_cases_equal_numpy(case):

@@ -200,7 +200,7 @@ def test_blocks_that_do_not_tell_their_shortcut():
     assert probes.signal_propagation(only, at(3, 4))["shortcut_share"].isna().all()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_r_compares_the_first_blocks_of_first_and_last_stage():
     net = random_network(blocks=2, widths=(4, 8, 12))
     batch = random_batch(net, images=6)

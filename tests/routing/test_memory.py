@@ -45,7 +45,7 @@ print(json.dumps({"taken": mib("VmHWM") - before}))
 
 
 @pytest.mark.skipif(not pathlib.Path("/proc/self/clear_refs").exists(), reason="needs Linux")
-@pytest.mark.parametrize("limit", [256, pytest.param(1024, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("limit", [256, pytest.param(1024, marks=pytest.mark.nightly)])
 def test_memory_stays_within_the_bound(limit):
     result = subprocess.run(
         [sys.executable, "-P", "-c", PROGRAM, str(limit)],

@@ -255,7 +255,7 @@ def test_frames_of_a_saved_model_are_those_of_the_network(elsewhere, name):
     assert (frames["block_metrics"]["gradient_norm"] > 0).any()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", FURTHER)
 def test_frames_of_further_saved_models_are_those_of_the_network(further, name):
     kind, dtype = FURTHER[name]
@@ -263,7 +263,7 @@ def test_frames_of_further_saved_models_are_those_of_the_network(further, name):
     assert_frames_agree(further.frames(name), expected, dtype, is_exact(kind))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", ["float32", BFLOAT16])
 @pytest.mark.parametrize("kind", [kind for kind in NETWORKS if kind != "functional"])
 def test_frames_of_a_keras_file_are_those_of_the_network(tmp_path, kind, dtype):
@@ -278,7 +278,7 @@ def test_frames_of_a_keras_file_are_those_of_the_network(tmp_path, kind, dtype):
 
 @pytest.mark.system
 def test_routes_on_a_keras_file_are_those_of_the_network(elsewhere, tmp_path):
-    """The other probes, and networks, are among the slow tests."""
+    """The other probes, and networks, are among the nightly tests."""
     elsewhere.live["shared"].save(tmp_path / "net.keras")
     live, file = (
         probes_of(tfr.chain(source), elsewhere.data)
@@ -416,7 +416,7 @@ def assert_losses_agree(chain, other, labels):
         pytest.param(
             name,
             marks={"by hand": [pytest.mark.system]}.get(
-                name, [] if name in IN_DEFAULT else [pytest.mark.slow]
+                name, [] if name in IN_DEFAULT else [pytest.mark.nightly]
             ),
         )
         for name in LOSSES
@@ -492,7 +492,7 @@ def exported_and_opened(chain, path):
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("name", ["shared", pytest.param("convergent", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["shared", pytest.param("convergent", marks=pytest.mark.nightly)])
 def test_a_chain_of_a_saved_model_is_exported_again(elsewhere, tmp_path, name):
     first = tfr.chain(elsewhere.folder / name)
     again = exported_and_opened(first, tmp_path / "again")
@@ -525,8 +525,8 @@ def routes_of(chain):
     [
         ("live", "repeated, scaled"),
         ("loaded", "no block"),
-        pytest.param("live", "no block", marks=pytest.mark.slow),
-        pytest.param("loaded", "repeated, scaled", marks=pytest.mark.slow),
+        pytest.param("live", "no block", marks=pytest.mark.nightly),
+        pytest.param("loaded", "repeated, scaled", marks=pytest.mark.nightly),
     ],
 )
 def test_a_route_is_exported_as_a_chain(elsewhere, tmp_path, source, name):
@@ -545,7 +545,7 @@ def test_a_route_is_exported_as_a_chain(elsewhere, tmp_path, source, name):
     pd.testing.assert_frame_equal(*frames, rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["ordinary", "convergent"])
 def test_every_route_is_exported_as_a_chain(tmp_path, kind):
     from reference.random_network import random_batch

@@ -254,7 +254,7 @@ def called(request, name):
 
 all_networks = pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=() if n in IN_DEFAULT else pytest.mark.slow) for n in NETWORKS],
+    [pytest.param(n, marks=() if n in IN_DEFAULT else pytest.mark.nightly) for n in NETWORKS],
 )
 
 
@@ -465,7 +465,7 @@ def test_no_variable_is_stored_twice(tmp_path, probing):
     assert sum(sizes) <= sum(int(np.prod(v.shape)) for v in net.variables)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_deep_network_is_exported_within_its_bounds(tmp_path):
     net = tfr.networks.resnet(110)
     begun = time.process_time()
@@ -502,7 +502,7 @@ def test_later_weights_are_exported_without_compiling_anew(tmp_path, monkeypatch
     np.testing.assert_array_equal(outputs[1], net.predict(small_images(), verbose=0))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bounds_are_those_of_later_weights(tmp_path):
     net = random_network(blocks=(1,), widths=(2,), lipschitz=0.9)
     chain = tfr.chain(net)
@@ -784,14 +784,14 @@ def test_a_killed_process_leaves_no_half_of_a_target(chain, tmp_path):
     assert tfr.chain(path).name == "small"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_process_leaves_no_new_target(tmp_path):
     moments = ("graph", "layout", "first move")
     assert set(run_killed(tmp_path, *moments).values()) == {"-9"}
     assert [path for path in tmp_path.glob("*/net")] == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_kills_at_any_time(chain, tmp_path):
     path = tmp_path / "never" / "net"
     export(chain, path)

@@ -1,6 +1,6 @@
 """Chains of the published architectures in `keras.applications`, with random weights.
 
-Most are among the system tests; what is computed with them is compared in tests marked slow. Not
+Most are among the system tests; what is computed with them is compared in nightly tests. Not
 covered: trained weights, which would have to be downloaded.
 """
 
@@ -102,7 +102,7 @@ def test_architectures_without_blocks(name, found):
         tfr.chain(application(name))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_additions_beside_the_trunk_are_no_blocks():
     with pytest.raises(
         ValueError, match=r"Received: .* additions: off the trunk \(\d+: \w+, \w+, \w+, \.\.\.\)"
@@ -110,7 +110,7 @@ def test_additions_beside_the_trunk_are_no_blocks():
         tfr.chain(keras.applications.NASNetMobile(weights=None))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_numbers(name):
     model, chain, images, labels = random_application(name)
@@ -146,7 +146,7 @@ LAYERS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", LAYERS)
 def test_gradients(name):
     model, chain, images, labels = random_application(name)

@@ -22,13 +22,13 @@ def test_no_chain_differs_from_its_model():
     assert {row["equal"] for row in ROWS.values() if row["blocks"]} == {"yes"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_there_is_a_row_for_every_class():
     """A new version of keras-hub needs configurations in zoo.py."""
     assert list(zoo.classes()) == list(ROWS)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", zoo.classes())
 def test_what_is_found(name):
     row = hub_table.row_of(name)

@@ -660,7 +660,7 @@ def test_mixed_precision_goes_on(tmp_path, clutter):
     assert {variable.dtype for variable in result.network.trainable_variables} == {"float32"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_again_and_again_at_any_moment(tmp_path, clutter, whole):
     """Kills by the clock, each a little after the start or after a new checkpoint."""
     rng = random.Random(5)

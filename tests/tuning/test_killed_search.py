@@ -343,14 +343,14 @@ def test_killed_before_and_after_every_move_of_a_file(tmp_path, live, never_kill
     assert moments >= 2 * 5 * len(expected["trials"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_at_every_file_operation(tmp_path, live, never_killed):
     expected = result_of(never_killed("longer"))
     moments = assert_survives_every_moment(tmp_path, live, expected, "all", "longer")
     assert moments >= 4 * 5 * len(expected["trials"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(1, 30))
 def test_killed_at_random_many_times(tmp_path, live, never_killed, seed):
     for kind in (random_lives, lives_ended_by_files):
@@ -409,7 +409,7 @@ def real_result_of(folder):
     return trace_of(oracle).drop(columns="seconds"), outcomes_of(oracle), weights
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_while_networks_are_trained(tmp_path):
     code, seconds = one_real_life(tmp_path / "whole")
     assert code == 0, (tmp_path / "whole.log").read_text()

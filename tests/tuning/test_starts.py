@@ -35,7 +35,7 @@ def busy():
         process.wait()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_searches_that_begin_on_a_busy_machine(tmp_path, busy):
     begun = time.monotonic()
 

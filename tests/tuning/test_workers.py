@@ -503,7 +503,7 @@ def test_a_chief_killed_at_a_move_of_a_file(cluster, answers, moment):
     assert_survived(cluster, answers["small"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_chief_killed_at_every_move_of_a_file(tmp_path, launcher, answers):
     moment = 8
     while True:
@@ -1026,7 +1026,7 @@ def supervise_and_kill(tmp_path, name, sleep):
     return folder, killed[0]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_supervised_worker_that_is_killed(tmp_path, answer, left_running):
     # A trial is long enough for the watch to see who has begun it.
     folder, lost = supervise_and_kill(tmp_path, "worker0", 2.0)
@@ -1036,7 +1036,7 @@ def test_a_supervised_worker_that_is_killed(tmp_path, answer, left_running):
     assert [by for by, trial in begun if trial == lost] == ["worker0", "worker0"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_supervised_chief_that_is_killed(tmp_path, answer, left_running):
     folder, _ = supervise_and_kill(tmp_path, "chief", 0.5)
     assert_each_ran_once(
@@ -1077,7 +1077,7 @@ def test_the_input_of_a_member_ends_with_its_supervisor(cluster, left_running):
     wait_until(lambda: not any(map(is_alive, members())))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("moment", ["training", "loading"])
 def test_a_killed_supervisor(cluster, left_running, moment):
     supervised = {"folder": str(cluster.folder), "sleep": 60}
