@@ -114,16 +114,33 @@ def elsewhere():
 
 
 @pytest.fixture
-def unfinished_name():
-    """A function that names what a process that is dead was writing to replace a file."""
-    with subprocess.Popen([sys.executable, "-S", "-c", ""]) as dead:
-        pass
+def killed_while_writing():
+    """A function that lets a process begin to replace a file or folder, and kills it.
 
-    def name(target):
-        from tfresidual.machine import files
+    It returns the path that the process wrote to.
+    """
+    from bare_package import BARE
 
-        target = pathlib.Path(target)
-        before = files._prefix(target.stem).replace(str(os.getpid()), str(dead.pid))
-        return f"{before}x1y2z3a4{target.suffix}"
+    def begin(target, kind="replacing"):
+        code = f"""
+import os, signal
+from tfresidual.machine import files
+with files.{kind}({str(target)!r}) as written:
+    print(written, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+        result = subprocess.run([sys.executable, "-c", BARE + code], stdout=subprocess.PIPE)
+        return pathlib.Path(result.stdout.decode().strip())
 
-    return name
+    return begin
+
+
+@pytest.fixture
+def in_container():
+    """The beginning of a command that runs in a pid namespace of its own, as in a container."""
+    command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    try:
+        subprocess.run([*command, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"needs a pid namespace of its own, which this machine refuses: {error}")
+    return [*command, sys.executable, "-c"]

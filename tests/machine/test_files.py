@@ -21,9 +21,7 @@ def test_the_target_changes_when_the_block_ends(tmp_path):
     target.write_text("old")
     with replacing(target) as written:
         assert isinstance(written, pathlib.Path)
-        assert written.parent == tmp_path
-        assert written.suffix == ".csv"
-        assert written != target
+        assert (written.parent.parent, written.name) == (tmp_path, "log.csv")
         written.write_text("new")
         assert target.read_text() == "old"
     assert target.read_text() == "new"
@@ -128,12 +126,14 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_what_others_are_writing_is_left_alone(tmp_path, unfinished_name):
+def test_what_others_are_writing_is_left_alone(tmp_path, killed_while_writing):
     """Also what only looks alike, and what a process of another machine began lately."""
-    host = re.search("@([0-9a-f]{8})-", unfinished_name("log.csv"))[1]
-    elsewhere = unfinished_name("log.csv").replace(host, "0" * 8)
-    kept = {".log-backup00.csv", elsewhere, unfinished_name("log.csv").replace("-x1", "-x")}
-    for name in kept:
+    left = killed_while_writing(tmp_path / "log.csv").parent
+    host = re.search("@([0-9a-f]{8})-", left.name)[1]
+    elsewhere = left.name.replace(host, "0" * 8)
+    left.rename(tmp_path / elsewhere)
+    kept = {".log-backup00.csv", elsewhere, left.name[:-1]}
+    for name in kept - {elsewhere}:
         (tmp_path / name).write_text("mine")
     with replacing(tmp_path / "log.csv") as first, replacing(tmp_path / "log.csv") as second:
         assert first.exists() and second.exists()
@@ -142,6 +142,31 @@ def test_what_others_are_writing_is_left_alone(tmp_path, unfinished_name):
     os.utime(tmp_path / elsewhere, (long_ago, long_ago))
     remove_unfinished(tmp_path)
     assert set(names(tmp_path)) == {*kept, "log.csv"} - {elsewhere}
+
+
+REMOVE = BARE + "from tfresidual.machine.files import *\nremove_unfinished(sys.argv[1])"
+
+
+@pytest.mark.parametrize("kind", [replacing, replacing_folder])
+def test_what_is_written_in_another_container_is_left_alone(tmp_path, kind, in_container):
+    """There, no process has the id of this one."""
+    target = tmp_path / "net"
+    with kind(target) as written:
+        half = written / "half" if kind is replacing_folder else written
+        half.write_text("half")
+        subprocess.run([*in_container, REMOVE, str(tmp_path)], check=True)
+        assert half.read_text() == "half"
+    assert names(tmp_path) == ["net"]
+
+
+def test_what_was_killed_in_another_container_is_removed(tmp_path, in_container):
+    """There, it was process 1, which lives here."""
+    # It would survive a signal of its own.
+    code = KILLED.replace("os.kill(os.getpid(), signal.SIGKILL)", "os._exit(1)")
+    subprocess.run([*in_container, code, str(tmp_path / "log.csv")], stderr=subprocess.DEVNULL)
+    assert len(names(tmp_path)) == 1
+    remove_unfinished(tmp_path)
+    assert names(tmp_path) == []
 
 
 KILLED_BETWEEN = (

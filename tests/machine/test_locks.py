@@ -131,6 +131,27 @@ def test_what_killed_processes_held_is_removed(tmp_path):
     assert left == [name for name in before if name != ".killed.lock"]
 
 
+REFUSED = (
+    BARE
+    + "from tfresidual.machine.locks import *\n"
+    + """
+remove_abandoned(sys.argv[1])
+try:
+    with locked(sys.argv[1] + "/run", beside=True): pass
+except FolderInUseError as error:
+    print(error)
+"""
+)
+
+
+def test_another_container_is_told_who_holds_it(tmp_path, in_container):
+    """There, no process has the id of this one."""
+    with locked(tmp_path / "run", beside=True):
+        told = subprocess.check_output([*in_container, REFUSED, str(tmp_path)], text=True)
+        assert names(tmp_path) == [".run.lock"]
+    assert f"process {os.getpid()} on" in told
+
+
 def test_a_thread_may_lock_again_and_another_may_not(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     refused = []

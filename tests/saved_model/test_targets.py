@@ -225,15 +225,19 @@ def test_a_full_disk_leaves_nothing_and_loses_nothing(chain, tmp_path):
     assert content_of(tmp_path) == before
 
 
-def test_what_a_killed_export_left_is_put_right(chain, tmp_path, unfinished_name):
+def test_what_a_killed_export_left_is_put_right(chain, tmp_path, killed_while_writing):
     """Killed while it wrote, and between the two steps that exchange old and new."""
     export(chain, tmp_path / "net")
-    (tmp_path / unfinished_name("other") / "other" / "variables").mkdir(parents=True)
-    exchanged = tmp_path / unfinished_name("net")
-    exchanged.mkdir()
-    (tmp_path / "net").rename(exchanged / "net")
-    (exchanged / "replaced").mkdir()
-    (exchanged / "replaced" / "saved_model.pb").write_text("old")
+    (tmp_path / "sub").mkdir()
+    half, exchanged = (
+        killed_while_writing(tmp_path / name, "replacing_folder") for name in ("sub/other", "net")
+    )
+    (half / "variables").mkdir()
+    half.parent.rename(tmp_path / half.parent.name)
+    (tmp_path / "sub").rmdir()
+    (tmp_path / "net").rename(exchanged)
+    (exchanged.parent / ".replaced").mkdir()
+    (exchanged.parent / ".replaced" / "saved_model.pb").write_text("old")
     # The new one was whole: without `overwrite` it stays.
     with pytest.raises(FileExistsError, match="which already exists"):
         export(chain, tmp_path / "net")

@@ -281,16 +281,15 @@ def test_a_key_that_is_nan_at_first_keeps_its_column(tmp_path, data, recwarn):
     pd.testing.assert_frame_equal(*logs, check_exact=True)
 
 
-def test_leftovers_of_a_kill_do_no_harm(tmp_path, data, uninterrupted, unfinished_name):
+def test_leftovers_of_a_kill_do_no_harm(tmp_path, data, uninterrupted, killed_while_writing):
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, data, callbacks=[Interruption(KeyboardInterrupt, 2, 1)])
     newest = tmp_path / "checkpoints" / "epoch-0001.keras"
     half = newest.read_bytes()[:1000]
     # Half-written files, an older checkpoint, a row without its checkpoint, no best network.
-    left = unfinished_name
-    (tmp_path / "checkpoints" / left("epoch-0002.keras")).write_bytes(half)
-    (tmp_path / left("model.keras")).write_bytes(half)
-    (tmp_path / left("log.csv")).write_text("epoch,lo")
+    left = killed_while_writing
+    for name in ("checkpoints/epoch-0002.keras", "model.keras", "log.csv"):
+        left(tmp_path / name).write_bytes(half)
     (tmp_path / "checkpoints" / "epoch-0000.keras").write_bytes(half)
     row = (tmp_path / "log.csv").read_text().splitlines()[-1]
     with (tmp_path / "log.csv").open("a") as file:

@@ -14,19 +14,23 @@ import socket
 import tempfile
 import time
 
-import psutil
+import filelock
 
-# Name of a file or folder that is beside its target until it is complete. It contains the id and
-# the host of the process that writes it.
-UNFINISHED = re.compile(r"\.(?P<target>.+)-(?P<pid>\d+)@(?P<host>[0-9a-f]{8})-\w{8}(\.\w+)?")
-# Seconds after which an unfinished file of a process on another machine counts as abandoned.
+# Name of the folder beside a target in which its replacement is written. It contains the id and the
+# host of the process that writes it.
+UNFINISHED = re.compile(r"\.(?P<target>.+)-(?P<pid>\d+)@(?P<host>[0-9a-f]{8})-\w{8}")
+# The file in it that this process locks. The system releases it when the process dies. A process in
+# another container can see the lock, but not whether there is a process of that id.
+HELD = ".held"
+# Seconds after which an unfinished folder counts as abandoned if its lock says nothing: on a file
+# system without locks, or one whose locks may not reach the other machine.
 ABANDONED_AFTER = 86400
 # Name of an old folder that was moved out of the way, beside the new folder that replaces it.
-REPLACED = "replaced"
+REPLACED = ".replaced"
 # Error numbers of a full disk.
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-# Names of the files and folders that this process is writing now.
-_unfinished: set[str] = set()
+# Error numbers of file systems without locks.
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 def file_above(path):
@@ -74,30 +78,16 @@ def replacing(path):
         path: the target. Its folder must exist.
 
     Yields:
-        A `pathlib.Path` in the same folder and with the same suffix.
+        The `pathlib.Path` of an empty file with the same name, in a folder of its own.
     """
     path = pathlib.Path(path)
-    remove_unfinished(path.parent)
-    handle, name = tempfile.mkstemp(prefix=_prefix(path.stem), suffix=path.suffix, dir=path.parent)
-    os.close(handle)
-    written = pathlib.Path(name)
-    try:
-        _unfinished.add(written.name)
-        yield written
-        # mkstemp creates files that only their owner can access.
-        umask = os.umask(0)
-        os.umask(umask)
-        written.chmod(0o666 & ~umask)
-        with written.open("rb") as file:
+    with _beside(path) as folder:
+        new = folder / path.name
+        new.touch()
+        yield new
+        with new.open("rb") as file:
             os.fsync(file.fileno())
-        os.replace(written, path)
-    except OSError as error:
-        if is_full(error):
-            raise no_room(path, error) from error
-        raise
-    finally:
-        written.unlink(missing_ok=True)
-        _unfinished.discard(written.name)
+        os.replace(new, path)
 
 
 @contextlib.contextmanager
@@ -112,25 +102,52 @@ def replacing_folder(path):
         path: the target. Its folder must exist.
 
     Yields:
-        The `pathlib.Path` of an empty folder.
+        The `pathlib.Path` of an empty folder with the same name.
     """
     path = pathlib.Path(path)
+    with _beside(path) as folder:
+        new = folder / path.name
+        new.mkdir()
+        yield new
+        _exchange(new, path, folder / REPLACED)
+
+
+@contextlib.contextmanager
+def _beside(path):
+    """Provides an empty folder beside a target, which is held and then removed."""
     remove_unfinished(path.parent)
-    beside = pathlib.Path(tempfile.mkdtemp(prefix=_prefix(path.name), dir=path.parent))
+    folder, lock = _held_folder(path)
     try:
-        _unfinished.add(beside.name)
-        written = beside / path.name
-        # mkdtemp creates folders that only their owner can access.
-        written.mkdir()
-        yield written
-        _exchange(written, path, beside / REPLACED)
-    except OSError as error:
+        yield folder
+    except Exception as error:
         if is_full(error):
             raise no_room(path, error) from error
         raise
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
-        _unfinished.discard(beside.name)
+        _remove(folder, path)
+        lock.release()
+        # Windows does not remove a file that is locked.
+        with contextlib.suppress(OSError):
+            (folder / HELD).unlink(missing_ok=True)
+            folder.rmdir()
+
+
+def _held_folder(path):
+    """Returns a new folder beside a target, and the lock with which this process holds it."""
+    while True:
+        prefix = f".{path.name}-{os.getpid()}@{_host()}-"
+        folder = pathlib.Path(tempfile.mkdtemp(prefix=prefix, dir=path.parent))
+        lock = _lock_of(folder)
+        try:
+            lock.acquire()
+        except (filelock.Timeout, FileNotFoundError):
+            # Another process has removed it, since it was not locked yet.
+            continue
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+        return folder, lock
 
 
 def remove_unfinished(folder):
@@ -141,22 +158,62 @@ def remove_unfinished(folder):
     """
     for path in pathlib.Path(folder).iterdir():
         match = UNFINISHED.fullmatch(path.name)
-        if match is None or not _is_abandoned(path, match):
+        if match is None or not path.is_dir():
             continue
-        if not path.is_dir():
-            with contextlib.suppress(OSError):
+        # An empty one has just been created, and its process then creates another, or it is left.
+        with contextlib.suppress(OSError):
+            path.rmdir()
+            continue
+        lock = _lock_of(path)
+        try:
+            if _is_abandoned(path, match["host"], lock):
+                _remove(path, path.with_name(match["target"]))
+        finally:
+            lock.release()
+
+
+def _lock_of(folder):
+    return filelock.FileLock(folder / HELD, timeout=0, fallback_to_soft=False)
+
+
+def _is_abandoned(path, host, lock):
+    """Returns whether the process that wrote in a folder is gone; if so, takes the lock."""
+    try:
+        if (path / HELD).exists():
+            lock.acquire()
+            if host == _host():
+                return True
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            return False
+    try:
+        return path.stat().st_mtime < time.time() - ABANDONED_AFTER
+    except FileNotFoundError:
+        return False
+
+
+def _remove(folder, target):
+    """Removes the folder in which the replacement of a target was written.
+
+    If the old target was moved there, but not yet the new one into its place, does that first.
+    """
+    new, old = folder / target.name, folder / REPLACED
+    if new.exists() and old.exists():
+        if os.path.lexists(target):
+            # Another target was created in the meantime. Keep all three.
+            return
+        try:
+            os.replace(new, target)
+        except OSError:
+            return
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            # The lock goes last: a folder without it would be kept.
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name != HELD:
                 path.unlink()
-            continue
-        target = path.with_name(match["target"])
-        if (path / REPLACED).exists() and (path / target.name).exists():
-            if os.path.lexists(target):
-                # Another target was created in the meantime. Keep all three.
-                continue
-            try:
-                os.replace(path / target.name, target)
-            except OSError:
-                continue
-        shutil.rmtree(path, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_full(error):
@@ -209,27 +266,8 @@ def damaged(path, reason, remedy):
     return ValueError(f"{name} is damaged: {reason}. {remedy}. Received: path={str(path)!r}")
 
 
-def _prefix(name):
-    """Returns the prefix of the names of files with which this process will replace another."""
-    return f".{name}-{os.getpid()}@{_host()}-"
-
-
 def _host():
     return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
-
-
-def _is_abandoned(path, match):
-    """Returns whether the process that was writing a file or folder is gone.
-
-    On another machine, this is judged by the age of the file or folder.
-    """
-    if match["host"] == _host():
-        pid = int(match["pid"])
-        return path.name not in _unfinished if pid == os.getpid() else not psutil.pid_exists(pid)
-    try:
-        return path.lstat().st_mtime < time.time() - ABANDONED_AFTER
-    except FileNotFoundError:
-        return False
 
 
 @contextlib.contextmanager

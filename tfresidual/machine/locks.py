@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import errno
 import json
 import os
 import pathlib
@@ -13,15 +12,13 @@ import sys
 import filelock
 import psutil
 
-from tfresidual.machine.files import check_folder, folders_above
+from tfresidual.machine.files import NO_LOCKS, check_folder, folders_above
 
 # The locked file in the folder. It is removed when the folder is released; a process that is killed
 # leaves it behind, unlocked.
 LOCK = ".lock"
 # Seconds to wait for a process that is just releasing a folder.
 PATIENCE = 0.5
-# Error numbers of file systems without locks.
-NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 # The name of the holder is written after this many bytes: on Windows, other processes cannot read
 # the locked part of a file.
 LOCKED_BYTES = 1
@@ -98,7 +95,8 @@ def remove_abandoned(folder):
     """Removes the locked files beside folders (see `locked`) whose holders were killed."""
     for path in pathlib.Path(folder).glob(f".?*{LOCK}"):
         record = _record(path)
-        if record is None or not _is_dead(record):
+        # The locks of other machines may not be seen from here.
+        if record is None or record["host"] != socket.gethostname():
             continue
         lock = filelock.FileLock(path, is_singleton=True, fallback_to_soft=False)
         if lock.is_locked:
@@ -115,6 +113,7 @@ def _sign(path):
     record = {
         "pid": os.getpid(),
         "host": socket.gethostname(),
+        "namespace": _namespace(),
         "command": command[:LONGEST_COMMAND],
         "since": datetime.datetime.now().astimezone().isoformat(" ", "seconds"),
     }
@@ -139,11 +138,22 @@ def _record(path):
         with path.open("rb", buffering=0) as file:
             file.seek(LOCKED_BYTES)
             record = json.loads(file.read())
-        return {key: record[key] for key in ("pid", "host", "command", "since")}
+        return {key: record[key] for key in ("pid", "host", "namespace", "command", "since")}
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
 def _is_dead(record):
-    """Returns whether the process that signed a file ran on this machine and is gone."""
-    return record["host"] == socket.gethostname() and not psutil.pid_exists(record["pid"])
+    """Returns whether the process that signed a file ran on this machine and is gone.
+
+    It is not known of a process in another container, whose ids mean other processes.
+    """
+    here = {"host": socket.gethostname(), "namespace": _namespace()}
+    return here.items() <= record.items() and not psutil.pid_exists(record["pid"])
+
+
+def _namespace():
+    """Returns what names the processes among which an id is unique, or `None` if they all are."""
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self/ns/pid")
+    return None

@@ -316,10 +316,7 @@ class DepthSearch(keras_tuner.Tuner):
         if worst < self._least:
             self._least = worst
             with replacing(self._get_checkpoint_fname(trial.trial_id)) as written:
-                # Keras requires this file name extension.
-                path = written.with_suffix(".weights.h5")
-                network.save_weights(path)
-                path.replace(written)
+                network.save_weights(written)
         self._execution += 1
         return measured | {"seconds": time.monotonic() - begun}
 
