@@ -239,9 +239,11 @@ def test_blocks_that_share_everything_are_one():
 
 def test_a_block_of_another_shape_is_left_out_with_all_that_it_owns():
     variables = owning(1, {0: CONVOLUTIONS, 1: CONVOLUTIONS, 2: CONVOLUTIONS})
-    variables[0] = variable("stage1_block0/convolution1/kernel", (2, 3))
-    groups = groups_of(blocks_of(variables))
-    assert blocks_by_role(groups) == dict.fromkeys(CONVOLUTIONS, (1, 2))
+    for odd, kept in ((0, (1, 2)), (1, (0, 2)), (2, (0, 1))):
+        other = list(variables)
+        other[4 * odd] = variable(f"stage1_block{odd}/convolution1/kernel", (2, 3))
+        groups = groups_of(blocks_of(other))
+        assert blocks_by_role(groups) == dict.fromkeys(CONVOLUTIONS, kept)
 
 
 def test_a_stage_of_one_block():

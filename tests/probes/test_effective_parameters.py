@@ -1,7 +1,7 @@
 """Effective parameters against NumPy on the paths of the weights, and by hand.
 
-Not covered here: which weights belong together, which `tests/networks/test_weight_groups.py` is
-about.
+Not covered here: which weights of networks of this package are coupled in training, which
+`tests/networks/test_weight_groups.py` is about.
 """
 
 import dataclasses
@@ -9,7 +9,9 @@ import re
 
 import keras
 import numpy as np
+import pandas as pd
 import pytest
+from keras import layers
 from reference.plane import plane_chain
 from reference.random_network import random_network, randomise
 
@@ -158,7 +160,7 @@ def test_late_coupling():
     frame = probes.weight_deviations(net, first_block=3)
     assert sorted(set(frame["block"])) == [3, 4]
     # Of two blocks, both are as far from the mean.
-    l1 = frame.pivot(index="role", columns="block", values="l1")
+    l1 = frame.pivot_table(index="role", columns="block", values="l1")
     np.testing.assert_allclose(l1[3], l1[4])
     alone = probes.effective_parameters(net, first_block=4).iloc[0]
     assert alone["raw"] == alone["uncoupled"] == alone["recurrent"] == alone["effective"]
@@ -228,6 +230,203 @@ def test_follows_the_weights_and_leaves_them():
     unit = net.get_layer("stage1_block1").convolution1
     unit.kernel.assign(net.get_layer("stage1_block0").convolution1.kernel)
     assert probes.effective_parameters(chain)["effective"][0] < first["effective"][0]
+
+
+# Models of Keras: which weights are counterparts, by the layers that a builder made.
+
+
+class Models:
+    """Makes blocks of tokens `(positions, WIDTH)` and keeps `(stage, kind, layers)` of each."""
+
+    WIDTH = 4
+
+    def __init__(self):
+        self.blocks, self.stage, self.one_norm = [], 1, layers.LayerNormalization()
+        self.shared = [layers.LayerNormalization(), *self.denses(6)]
+
+    def denses(self, hidden, bias=True):
+        sizes = (hidden, self.WIDTH)
+        return [layers.Dense(size, activation="tanh", use_bias=bias) for size in sizes]
+
+    def add(self, state, kind, inner, shortcut=None):
+        branch = state
+        for layer in inner:
+            is_attention = isinstance(layer, layers.MultiHeadAttention)
+            branch = layer(branch, branch) if is_attention else layer(branch)
+        known = [layer for layer in (*inner, shortcut) if layer is not None]
+        self.blocks.append((self.stage, kind, known))
+        return layers.add([state if shortcut is None else shortcut(state), branch])
+
+    def mlp(self, state, hidden=6, bias=True, norm=None):
+        norm = norm or layers.LayerNormalization()
+        return self.add(state, "mlp", [norm, *self.denses(hidden, bias)])
+
+    def attention(self, state, bias=True, norm=None):
+        inner = layers.MultiHeadAttention(2, 3, use_bias=bias)
+        return self.add(state, "attention", [norm or layers.LayerNormalization(), inner])
+
+    def mixing(self, state):
+        # As many positions as channels: the shapes do not tell the two kinds of mixing apart.
+        turn, back = layers.Permute((2, 1)), layers.Permute((2, 1))
+        return self.add(state, "mixing", [layers.LayerNormalization(), turn, *self.denses(6), back])
+
+    def projection(self, state):
+        return self.add(state, "projection", self.denses(6), layers.Dense(self.WIDTH))
+
+    def wider(self, state):
+        self.WIDTH, self.stage = self.WIDTH + 1, self.stage + 1
+        return self.add(state, "wider", self.denses(6), layers.Dense(self.WIDTH))
+
+    def frozen(self, state):
+        state = self.mlp(state)
+        for layer in self.blocks[-1][2]:
+            layer.trainable = False
+        return state
+
+    def build(self, names):
+        """The model of some blocks, such as `"mlp"`, or `"mlp 9"` with another hidden size."""
+        inputs = state = keras.Input((4, 4))
+        made = {
+            "odd": lambda state: self.mlp(state, 9),
+            "unbiased": lambda state: self.mlp(state, bias=False),
+            "unbiased attention": lambda state: self.attention(state, bias=False),
+            "plain": lambda state: self.add(state, "plain", self.denses(6)),
+            "same": lambda state: self.add(state, "mlp", self.shared),
+            "one norm": lambda state: self.mlp(state, norm=self.one_norm),
+            "one norm attention": lambda state: self.attention(state, norm=self.one_norm),
+        }
+        for name in names.split(", "):
+            state = (made.get(name) or getattr(self, name))(state)
+        outputs = layers.Dense(3)(layers.GlobalAveragePooling1D()(state))
+        model = keras.Model(inputs, outputs)
+        rng = np.random.default_rng(0)
+        model.set_weights([rng.normal(size=weight.shape) for weight in model.get_weights()])
+        return model
+
+    def counts(self, model, first_block=0):
+        """The row of `effective_parameters` in plain NumPy, by the layers of the blocks."""
+        indices, alike = {}, {}
+        for stage, kind, inner in self.blocks:
+            index = indices[stage] = indices.get(stage, -1) + 1
+            if kind == "wider" or index < first_block:
+                continue
+            for number, layer in enumerate(inner):
+                # If blocks of two kinds share a norm, all norms of both kinds are counterparts.
+                is_joined = layer is inner[0] and self.one_norm.built and first_block == 0
+                for weight in layer.weights:
+                    place = "norm" if is_joined else (kind, number)
+                    inside = weight.path.removeprefix(layer.path)
+                    key = (stage, place, inside, tuple(weight.shape))
+                    alike.setdefault(key, {})[index, kind] = weight
+        raw = sum(np.size(weight) for weight in model.get_weights())
+        uncoupled, one, deviations = raw, 0, 0.0
+        for own in alike.values():
+            if len(own) < 2:
+                continue
+            values = {id(w): np.asarray(w, "float64") for w in own.values()}
+            uncoupled -= sum(value.size for value in values.values())
+            one += next(iter(values.values())).size
+            if len(values) > 1:
+                every = np.stack(list(values.values()))
+                deviations += np.abs((every - every.mean(axis=0)) / every.std()).sum()
+        recurrent = uncoupled + one
+        return {
+            "raw": raw,
+            "uncoupled": uncoupled,
+            "recurrent": recurrent,
+            "effective": pytest.approx(recurrent + deviations, rel=1e-6),
+        }
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        "attention, mlp, attention, mlp",
+        "mlp, mlp, odd",
+        "odd, mlp, mlp",
+        "mlp, odd, mlp, odd",
+        "unbiased, mlp, mlp, unbiased",
+        "unbiased attention, attention, mlp",
+        "attention, mlp, plain, attention, plain",
+        "mixing, mlp, mixing, mlp",
+        "projection, plain, plain",
+        "mlp, wider, mlp, mlp, wider, mlp",
+        "same, mlp, same",
+        "same, same",
+        "one norm attention, one norm, attention, mlp",
+        "mlp, frozen, mlp",
+        "attention, mlp",
+    ],
+)
+def test_models_of_keras_equal_numpy(names):
+    models = Models()
+    model = models.build(names)
+    chain = tfr.chain(model)
+    for first in range(2):
+        row = probes.effective_parameters(chain, first_block=first).iloc[0].to_dict()
+        assert row == models.counts(model, first)
+    frame, row = probes.weight_deviations(chain, first_block=1), pd.Series(row)
+    assert frame["l1"].sum() == pytest.approx(row["effective"] - row["recurrent"])
+    assert frame["parameters"].sum() == row["raw"] - row["uncoupled"]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_a_block_of_another_hidden_width_by_hand(order):
+    # Two kernels and two biases: of 1, 1, 1, 1 parameters in two blocks, 2, 2, 2, 1 in the third.
+    values = [
+        ([[[1.0]], [7.0], [[2.0]], [5.0]], 1),
+        ([[[3.0]], [7.0], [[2.0]], [5.0]], 1),
+        ([[[1.0, 9.0]], [7.0, 7.0], [[2.0], [4.0]], [8.0]], 2),
+    ]
+    inputs = state = keras.Input((1,))
+    for own, hidden in [values[index] for index in order]:
+        first, second = layers.Dense(hidden, "relu"), layers.Dense(1)
+        state = layers.add([state, second(first(state))])
+        for layer, weights in ((first, own[:2]), (second, own[2:])):
+            layer.set_weights([np.array(weight) for weight in weights])
+    row = probes.effective_parameters(keras.Model(inputs, state)).iloc[0].to_dict()
+    # Counterparts are three weights of two blocks, and the last bias of all three. Only the first
+    # kernels 1, 3 (each |D| is 1) and the biases 5, 5, 8 (deviations 1, 1, 2, in units of the root
+    # of 2) differ.
+    assert (row["raw"], row["uncoupled"], row["recurrent"]) == (15, 6, 10)
+    assert row["effective"] == pytest.approx(10 + 2 + 4 / np.sqrt(2))
+
+
+class Added(layers.Layer):
+    """Adds to its input what a list of layers makes of it."""
+
+    def __init__(self, inner, **kwargs):
+        super().__init__(**kwargs)
+        self.inner = inner
+
+    def build(self, shape):
+        for layer in self.inner:
+            layer.build(*[shape] * (1 + isinstance(layer, layers.MultiHeadAttention)))
+            shape = (*shape[:-1], getattr(layer, "units", shape[-1]))
+
+    def call(self, state):
+        branch = state
+        for layer in self.inner:
+            is_attention = isinstance(layer, layers.MultiHeadAttention)
+            branch = layer(branch, branch) if is_attention else layer(branch)
+        return state + branch
+
+
+@pytest.mark.parametrize("settings", [{}, {"blocks": Added}], ids=["opened", "whole layers"])
+def test_two_kinds_of_blocks_in_layers_of_one_class(settings):
+    models = Models()
+    inputs = state = keras.Input((4, 4))
+    for index in range(4):
+        inner = [layers.LayerNormalization(), *models.denses(6)]
+        if index % 2 == 0:
+            inner[1:] = [layers.MultiHeadAttention(2, 3)]
+        state = Added(inner)(state)
+        models.blocks.append((1, index % 2, inner))
+    model = keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling1D()(state)))
+    rng = np.random.default_rng(0)
+    model.set_weights([rng.normal(size=weight.shape) for weight in model.get_weights()])
+    found = probes.effective_parameters(tfr.chain(model, **settings))
+    assert found.iloc[0].to_dict() == models.counts(model)
 
 
 def test_network_without_two_blocks_of_a_kind():

@@ -87,11 +87,12 @@ def groups_of(blocks, first_block=0):
     """Returns groups of weights with the same role in the blocks of a stage that can be coupled.
 
     A block is left out with all of its weights if they show that it changes the shape of the state.
-    This is so if one of its weights has a different shape than the weight of the same role in the
-    last block of the stage that has this role, or if it has a role that no other block of the stage
-    has, such as that of a projection. The second criterion does not apply to the last block of the
-    stage that owns a kernel (a variable of two or more axes): with shared convolutions, this is the
-    block whose kernels the later blocks apply; those own at most their batch normalizations.
+    This is so if one of its weights has a different shape than most weights of the same role in the
+    stage (of two shapes that are equally common, that of the later block counts), or if it has a
+    role that no other block of the stage has, such as that of a projection. The second criterion
+    does not apply to the last block of the stage that owns a kernel (a variable of two or more
+    axes): with shared convolutions, this is the block whose kernels the later blocks apply; those
+    own at most their batch normalizations.
 
     Args:
         blocks: `BlockWeights`, see `blocks_of`.
@@ -133,7 +134,8 @@ def _changes_shape(block, members):
     ]
     for role, variable in block.weights.items():
         same_role = [other for other in members if role in other.weights]
-        if tuple(variable.shape) != tuple(same_role[-1].weights[role].shape):
+        shapes = [tuple(other.weights[role].shape) for other in reversed(same_role)]
+        if tuple(variable.shape) != max(shapes, key=shapes.count):
             return True
         if len(same_role) == 1 and (not owners or block is not owners[-1]):
             return True

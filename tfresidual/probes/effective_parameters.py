@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from typing import TYPE_CHECKING
 
+import keras
 import numpy as np
 import pandas as pd
 from keras import ops
 
 from tfresidual import sources
 from tfresidual.arguments import check_int
-from tfresidual.networks.weight_groups import BlockWeights, groups_of
 
 if TYPE_CHECKING:
     from tfresidual.routing import Chain
@@ -20,13 +22,19 @@ if TYPE_CHECKING:
 def weight_deviations(chain: Chain | ChainSource, *, first_block: int = 0) -> Frame:
     """Measures how far the weights of every block are from the mean over the blocks of its stage.
 
-    For the weights W of one role in a block, the deviation is D = (W - mean of W over the blocks
-    of the stage) / (standard deviation of all weights of that role in the stage), or 0 if that
-    standard deviation is 0.
+    For the weights W of one role in a block, the deviation is D = (W - mean of W over its
+    counterparts in the stage) / (standard deviation of all of these weights), or 0 if that standard
+    deviation is 0.
 
-    Only weights that can be coupled are included: at least two blocks of the stage that keep the
-    shape of the state must hold a weight of that role, or share the weight. A shared weight counts
-    once, in the first block that holds it.
+    Counterparts are weights of one stage, of the same role, and of the same shape, in blocks of one
+    kind that keep the shape of the state. Blocks are of one kind if the same classes of layers with
+    weights follow one another in them: the attention blocks of a transformer are one kind and its
+    MLP blocks another, and of a block with more hidden features only the weights that have the
+    shape of the others' are counterparts of theirs. The order of the blocks does not matter.
+
+    Only weights with a counterpart in another block, or that two such blocks share, are included.
+    A shared weight counts once, in the first block that holds it; if blocks share a weight in two
+    roles, or in two stages, these have one mean.
 
     Example:
 
@@ -51,14 +59,14 @@ def weight_deviations(chain: Chain | ChainSource, *, first_block: int = 0) -> Fr
         C.1, fig. 7c.
     """
     rows = []
-    for group in _coupled(sources.chain(chain), first_block):
-        values = np.abs(normalized_deviations(_values(group)))
-        for block, deviations in zip(group.blocks, values, strict=True):
+    for weights in _coupled(sources.chain(chain), first_block):
+        values = np.abs(normalized_deviations(_values(weights)))
+        for weight, deviations in zip(weights, values, strict=True):
             rows.append(
                 {
-                    "stage": group.stage,
-                    "block": block,
-                    "role": group.role,
+                    "stage": weight.stage,
+                    "block": weight.block,
+                    "role": weight.role,
                     "parameters": deviations.size,
                     "deviation": deviations.mean(),
                     "l1": deviations.sum(),
@@ -75,17 +83,18 @@ def effective_parameters(chain: Chain | ChainSource, *, first_block: int = 0) ->
 
     - `raw`: the number of all parameters, trainable or frozen; parameters that blocks share count
       once.
-    - `uncoupled`: the number of parameters without a counterpart in another block: those of stem,
-      head, transitions and blocks that change the shape of the state.
-    - `recurrent`: the number of parameters if all blocks of each stage were one: `uncoupled` plus
-      the parameters of one block for each stage.
+    - `uncoupled`: the number of parameters without a counterpart in another block, see
+      `weight_deviations`: those of stem, head, transitions, blocks that change the shape of the
+      state, and what a block has that no other block of its kind has.
+    - `recurrent`: the number of parameters if counterparts were equal: `uncoupled` plus the
+      parameters of one block of each kind for each stage.
     - `effective`: `recurrent` plus the sum of |D| over all blocks, see `weight_deviations`.
 
     `effective` equals `recurrent` if all blocks of each stage are equal. It is close to `raw` if
     the weights are drawn at random. It may be a little larger, but at most `raw` plus one block
-    for each stage, since the sum of |D| of a role is at most the number of its parameters. Weights
-    that all have the same value have no deviation: newly initialized biases and batch
-    normalizations count as those of one block.
+    of each kind for each stage, since the sum of |D| over counterparts is at most the number of
+    their parameters. Weights that all have the same value have no deviation: newly initialized
+    biases and batch normalizations count as those of one block.
 
     Example:
 
@@ -111,11 +120,11 @@ def effective_parameters(chain: Chain | ChainSource, *, first_block: int = 0) ->
     chain = sources.chain(chain)
     raw = sum(_size(weight) for weight in {id(w): w for w in chain.weights}.values())
     coupled, of_one_block, deviations = 0, 0, 0.0
-    for group in _coupled(chain, first_block):
-        size = _size(group.variables[0])
-        coupled += size * len(group.variables)
+    for weights in _coupled(chain, first_block):
+        size = _size(weights[0].variable)
+        coupled += size * len(weights)
         of_one_block += size
-        deviations += float(np.abs(normalized_deviations(_values(group))).sum())
+        deviations += float(np.abs(normalized_deviations(_values(weights))).sum())
     uncoupled = raw - coupled
     recurrent = uncoupled + of_one_block
     counts = {"raw": raw, "uncoupled": uncoupled, "recurrent": recurrent}
@@ -139,13 +148,23 @@ def normalized_deviations(values):
     return deviations / spread if spread > 0 else np.zeros_like(deviations)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Weight:
+    """A weight in the first block that holds it."""
+
+    stage: int
+    block: int
+    role: str
+    variable: keras.Variable
+
+    @property
+    def place(self):
+        """The block, as a pair of stage and index."""
+        return self.stage, self.block
+
+
 def _coupled(chain, first_block):
-    """Returns the groups of weights that have a counterpart in another block."""
-    blocks = [
-        BlockWeights("", block.stage, block.index, block.weights)
-        for block in chain.blocks
-        if block.keeps_shape
-    ]
+    """Returns the weights that have counterparts, as a list of lists of `_Weight`."""
     if not chain.weights or not any(block.weights for block in chain.blocks):
         raise ValueError(
             "Argument `chain` must know the trainable weights of its blocks, as the chain of a "
@@ -159,23 +178,34 @@ def _coupled(chain, first_block):
             f"Argument `first_block` must be a block of {chain.name}, whose stages have blocks up "
             f"to {deepest}. Received: first_block={first_block}"
         )
-    groups = groups_of(blocks, first_block)
-    return [group for group in groups if _holders(group, blocks, first_block) > 1]
+    alike = {}
+    for block in chain.blocks:
+        if not block.keeps_shape or block.index < first_block:
+            continue
+        kind = tuple(dict.fromkeys(role.rpartition("/")[0] for role in block.weights))
+        for role, variable in block.weights.items():
+            key = (block.stage, kind, role, tuple(variable.shape))
+            weight = _Weight(block.stage, block.index, role, variable)
+            alike.setdefault(key, []).append(weight)
+    group_of = {}
+    for weights in alike.values():
+        # Roles that share a weight are one.
+        others = {id(own): own for w in weights if (own := group_of.get(id(w.variable)))}
+        group = [*itertools.chain(*others.values()), *weights]
+        group_of |= {id(weight.variable): group for weight in group}
+    groups = {id(group): group for group in group_of.values()}.values()
+    return [_first_holders(group) for group in groups if len({w.place for w in group}) > 1]
 
 
-def _holders(group, blocks, first_block):
-    """Returns the number of blocks that hold one of the weights of a group."""
-    ids = {id(variable) for variable in group.variables}
-    return sum(
-        block.stage == group.stage
-        and block.index >= first_block
-        and id(block.weights.get(group.role)) in ids
-        for block in blocks
-    )
+def _first_holders(group):
+    """Returns every weight of a group once, in the first block that holds it."""
+    ordered = sorted(group, key=lambda weight: weight.place, reverse=True)
+    first = {id(weight.variable): weight for weight in ordered}
+    return sorted(first.values(), key=lambda weight: weight.place)
 
 
-def _values(group):
-    values = [ops.convert_to_numpy(variable) for variable in group.variables]
+def _values(weights):
+    values = [ops.convert_to_numpy(weight.variable) for weight in weights]
     return np.stack(values).astype(np.float64)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import collections
+import itertools
 import re
 
 import keras
 
 from tfresidual.layers import ResidualUnit
 from tfresidual.layers.residual_unit import PARAMETERS
+from tfresidual.sources.graph import is_of_keras
 
 # The names of weights of Keras layers that are not learned.
 STATISTICS = ("moving_mean", "moving_variance", "mean", "variance", "count", "vector_u")
@@ -39,16 +40,42 @@ def _is_parameter(layer, weight):
 
 
 def weights_by_role(nodes):
-    """Returns the parameters by role: number of the layer in the block, its class, their name."""
+    """Returns the parameters by role: their layer's number in the block, its class, their name.
+
+    Layers that exchange axes have a number, too: a branch that mixes positions has other roles than
+    one that mixes channels. The parts of a layer that consists of others are in the role by name.
+    """
     layers = {id(node.operation): node for node in nodes}.values()
-    weighted = [(node.operation, parameters_of([node])) for node in layers]
+    found = [(node.operation, parameters_of([node])) for node in layers]
+    counted = [(layer, own) for layer, own in found if own or _exchanges_axes(layer)]
     roles = {}
-    for number, (layer, weights) in enumerate(item for item in weighted if item[1]):
-        names = collections.Counter()
+    for number, (layer, weights) in enumerate(counted):
+        parts = {}
         for weight in weights:
-            # Keras numbers weights that have no name.
-            name = re.sub(r"^variable_\d+$", "variable", weight.name)
-            names[name] += 1
-            again = f"_{names[name]}" if names[name] > 1 else ""
-            roles[f"{number}/{type(layer).__name__}/{name}{again}"] = weight
+            part, name = _place_in(layer, weight)
+            if part not in parts:
+                # Keras and users number the parts of a network in the order in which they are made.
+                parts[part] = _free(re.sub(r"_?\d+", "", part), parts.values())
+            place = f"{number}/{type(layer).__name__}/{parts[part]}".rstrip("/")
+            roles[_free(f"{place}/{name}", roles)] = weight
     return roles
+
+
+def _exchanges_axes(operation):
+    kinds = ("Transpose", "Swapaxes", "Moveaxis")
+    is_layer = isinstance(operation, keras.layers.Permute)
+    return is_layer or any(is_of_keras(operation, kind) for kind in kinds)
+
+
+def _place_in(layer, weight):
+    """Returns the path of the part of a layer that a weight is in, or `""`, and its name."""
+    inside = weight.path.removeprefix(f"{layer.path}/")
+    part = inside.rpartition("/")[0] if inside != weight.path else ""
+    # Keras numbers weights that have no name.
+    return part, re.sub(r"^variable_\d+$", "variable", weight.name)
+
+
+def _free(name, taken):
+    """Returns a name, with a number from 2 on after it if it is taken."""
+    names = itertools.chain([name], (f"{name}_{count}" for count in itertools.count(2)))
+    return next(one for one in names if one not in taken)
