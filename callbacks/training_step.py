@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -174,9 +175,12 @@ def _with_places(function, places, passed):
         places: dict from `(call, output)` to the keyword arguments of `passed`.
         passed: function of a state, of the number of the call, and of these arguments.
     """
-    calls = []
+    calls, thread = [], threading.get_ident()
 
     def call(*args, **kwargs):
+        # Other threads may call the model meanwhile.
+        if threading.get_ident() != thread:
+            return function(*args, **kwargs)
         results = keras.tree.flatten(result := function(*args, **kwargs))
         for output, state in enumerate(results):
             place = len(calls), output

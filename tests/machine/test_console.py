@@ -1,11 +1,12 @@
 """The progress bar: what it says, and that it appears on terminals only."""
 
 import io
+import sys
 
 import pytest
 from rich.console import Console
 
-from tfresidual.machine.console import progress_bar
+from tfresidual.machine.console import progress_bar, redirected
 
 
 def written(is_terminal, description="waiting", text=None):
@@ -29,3 +30,18 @@ def test_a_bar_on_a_terminal(text, expected):
 )
 def test_no_bar(is_terminal, description):
     assert written(is_terminal, description, "two epochs").strip() == ""
+
+
+def test_streams_are_as_before_whichever_thread_leaves_first(capsys):
+    """Blocks of two threads, as they may follow each other."""
+    before, texts = (sys.stdout, sys.stderr), [io.StringIO(), io.StringIO()]
+    blocks = [redirected(texts[0], texts[0]), redirected(texts[1])]
+    for index, block in enumerate(blocks):
+        block.__enter__()
+        print(index)
+    blocks[0].__exit__(None, None, None)
+    print("still")
+    blocks[1].__exit__(None, None, None)
+    assert [text.getvalue() for text in texts] == ["0\n", "1\nstill\n"]
+    assert (sys.stdout, sys.stderr) == before
+    assert capsys.readouterr().out == ""

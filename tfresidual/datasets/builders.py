@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import tensorflow as tf
 
-from tfresidual.machine.console import progress_bar
+from tfresidual.machine.console import progress_bar, redirected
 from tfresidual.machine.files import damaged, is_full, no_room
 from tfresidual.machine.memory import check_fits
 from tfresidual.machine.passes import without_tuning
@@ -64,11 +64,7 @@ def public_builder(name, title, data_dir, download):
     # write progress bars into logs.
     terminal = sys.stderr
     bars = terminal if terminal.isatty() else io.StringIO()
-    with (
-        contextlib.redirect_stdout(terminal),
-        contextlib.redirect_stderr(bars),
-        _with_room(builder),
-    ):
+    with redirected(terminal, bars), _with_room(builder):
         builder.download_and_prepare()
     return builder
 

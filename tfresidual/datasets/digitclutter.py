@@ -29,7 +29,7 @@ from PIL import Image, ImageDraw, ImageFont
 from rich.console import Console
 
 from tfresidual.arguments import check_choice, check_int
-from tfresidual.machine.console import progress_bar
+from tfresidual.machine.console import progress_bar, redirected
 from tfresidual.machine.locks import locked
 
 if TYPE_CHECKING:
@@ -272,8 +272,7 @@ class Digitclutter(tfds.core.GeneratorBasedBuilder):
         console = Console(file=sys.stderr)
         with (
             progress_bar(description, sum(sizes), console) as self._drawn,
-            contextlib.redirect_stdout(nothing),
-            contextlib.redirect_stderr(nothing),
+            redirected(nothing, nothing),
         ):
             yield
 

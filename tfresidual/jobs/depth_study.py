@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import logging
 import math
 import os
 import pathlib
@@ -42,7 +43,7 @@ from tfresidual.jobs.run_folder import (
     settings_of,
 )
 from tfresidual.jobs.settings import MOST_BLOCKS, Settings, check, describe, stages_of, used
-from tfresidual.machine.console import say
+from tfresidual.machine.console import redirected, say
 from tfresidual.machine.files import replacing, written
 from tfresidual.machine.locks import locked
 from tfresidual.machine.memory import check_fits
@@ -447,13 +448,17 @@ def _silent():
     Also silences TensorFlow's warning that every network is compiled again.
     """
     logger = tf.get_logger()
-    level = logger.level
-    logger.setLevel("ERROR")
+
+    def is_error(record):
+        return record.levelno >= logging.ERROR
+
+    # Not a level, which two threads would not restore in order.
+    logger.addFilter(is_error)
     try:
-        with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+        with open(os.devnull, "w") as nothing, redirected(nothing):
             yield
     finally:
-        logger.setLevel(level)
+        logger.removeFilter(is_error)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,18 @@
 """Messages and progress bars on the terminal during long operations."""
 
 import contextlib
+import sys
+import threading
 
 from rich.console import Console
 from rich.progress import Progress
 
 # Seconds from which the remaining time is estimated; a step may take minutes.
 ESTIMATED_FROM = 3600
+
+# For each stream of `sys` that is redirected: itself, and the streams that took its place.
+_STREAMS: dict[str, list] = {}
+_LOCK = threading.Lock()
 
 
 def terminal():
@@ -52,3 +58,31 @@ def followed(items, description, console):
         for item in items:
             yield item
             advance()
+
+
+@contextlib.contextmanager
+def redirected(stdout, stderr=None):
+    """Writes what is printed in the block, by any thread, to other streams.
+
+    Unlike with those of `contextlib`, the streams are as before when the last of several blocks
+    ends, whichever thread enters and leaves its block first.
+
+    Args:
+        stdout: the stream that takes the place of `sys.stdout`.
+        stderr: that of `sys.stderr`, or `None` to leave it as it is.
+    """
+    new = {"stdout": stdout} | ({} if stderr is None else {"stderr": stderr})
+    with _LOCK:
+        for name, stream in new.items():
+            _STREAMS.setdefault(name, [getattr(sys, name)]).append(stream)
+            setattr(sys, name, stream)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            for name, stream in new.items():
+                first, *others = _STREAMS.pop(name)
+                others.remove(stream)
+                setattr(sys, name, others[-1] if others else first)
+                if others:
+                    _STREAMS[name] = [first, *others]

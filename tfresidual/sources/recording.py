@@ -33,8 +33,8 @@ from tfresidual.sources.graph import (
 from tfresidual.sources.masks import may_mask
 from tfresidual.sources.reasons import said
 
-# Recording replaces methods of Keras for a moment.
-_LOCK = threading.RLock()
+# Models are built by one thread at a time.
+_BUILDING = threading.RLock()
 _SWAPPED = {
     "__add__": lambda one, other: ops.add(one, other),
     "__radd__": lambda one, other: ops.add(other, one),
@@ -47,6 +47,117 @@ _SWAPPED = {
     "__matmul__": lambda one, other: ops.matmul(one, other),
     "__rmatmul__": lambda one, other: ops.matmul(other, one),
 }
+
+
+class _Thread(threading.local):
+    """What happens in one thread.
+
+    Attributes:
+        recorder: the `_Recorder` that records there, or `None`.
+        is_silent: whether warnings are dropped. `warnings.catch_warnings` would change those of all
+            threads, perhaps forever.
+    """
+
+    recorder = None
+    is_silent = False
+
+    def match(self, message):
+        """Returns whether a warning is dropped: Python asks this of its filters."""
+        return self.is_silent
+
+
+_THREAD = _Thread()
+_SILENCE = ("ignore", _THREAD, Warning, None, 0)
+
+
+class _Replacement:
+    """Replaces methods of Keras for as long as one thread or several record.
+
+    The methods that take their place do what the original ones do, except in a thread that records.
+    """
+
+    def __init__(self):
+        self._lock, self._users, self._kept = threading.Lock(), 0, []
+
+    def __enter__(self):
+        with self._lock:
+            if not self._users:
+                self._replace()
+            self._users += 1
+
+    def __exit__(self, *error):
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._restore()
+
+    def _replace(self):
+        layer, operation, variable = keras.layers.Layer, keras.Operation, keras.Variable
+        # What Keras keeps of a symbolic call would make the model grow, and refuses `None` among
+        # the results.
+        (node, *_) = keras.Input((1,), name="unused")._keras_history.operation._inbound_nodes
+        new = [(layer, "symbolic_call", _layer_call), (operation, "symbolic_call", _operation_call)]
+        new += [(type(node), "__init__", _no_node)]
+        new += [(variable, name, functools.partial(_swapped, name)) for name in _SWAPPED]
+        for owner, name, function in new:
+            self._kept.append((owner, name, vars(owner).get(name)))
+            setattr(owner, name, _in_recording(function, getattr(owner, name)))
+        if _SILENCE not in warnings.filters:
+            warnings.filters.insert(0, _SILENCE)
+
+    def _restore(self):
+        while self._kept:
+            owner, name, own = self._kept.pop()
+            delattr(owner, name) if own is None else setattr(owner, name, own)
+        with contextlib.suppress(ValueError):
+            warnings.filters.remove(_SILENCE)
+
+
+_REPLACEMENT = _Replacement()
+
+
+def _in_recording(function, original):
+    """Returns the method that calls a function in threads that record, and the original in others.
+
+    The function is called with the original, the recorder and the arguments.
+    """
+
+    def method(self, *args, **kwargs):
+        if _THREAD.recorder is None:
+            return original(self, *args, **kwargs)
+        return function(original, _THREAD.recorder, self, *args, **kwargs)
+
+    return method
+
+
+def _layer_call(original, recorder, layer, *args, **kwargs):
+    return recorder.call(layer, args, kwargs)
+
+
+def _operation_call(original, recorder, operation, *args, **kwargs):
+    if isinstance(operation, keras.layers.Layer):
+        return recorder.call(operation, args, kwargs)
+    return recorder.record(operation, args, kwargs)
+
+
+def _no_node(original, recorder, node, *args, **kwargs):
+    pass
+
+
+def _swapped(name, original, recorder, one, other):
+    is_symbolic = isinstance(other, keras.KerasTensor)
+    return _SWAPPED[name](one, other) if is_symbolic else original(one, other)
+
+
+@contextlib.contextmanager
+def _set(name, value):
+    """Sets an attribute of what happens in this thread."""
+    before = getattr(_THREAD, name)
+    setattr(_THREAD, name, value)
+    try:
+        yield
+    finally:
+        setattr(_THREAD, name, before)
 
 
 def recorded(function, inputs, is_opened, model=None):
@@ -70,7 +181,7 @@ def recorded(function, inputs, is_opened, model=None):
         Exception: whatever the code of the function raises on symbolic tensors.
     """
     recorder = _Recorder(is_opened, model)
-    with recorder.active():
+    with _REPLACEMENT, _set("recorder", recorder):
         output = function(inputs)
     if not isinstance(output, keras.KerasTensor):
         is_constant = tf.is_tensor(output)
@@ -100,50 +211,6 @@ class _Recorder:
         self.constant = set()
         # The layers that are being opened, from the outermost to the innermost.
         self.inside = []
-
-    @contextlib.contextmanager
-    def active(self):
-        """Replaces the symbolic calls of Keras and undoes everything at the end."""
-        recorder = self
-        original_of_layer = keras.layers.Layer.symbolic_call
-        original_of_operation = keras.Operation.symbolic_call
-
-        def layer_call(layer, *args, **kwargs):
-            return recorder.call(layer, args, kwargs)
-
-        def operation_call(operation, *args, **kwargs):
-            if isinstance(operation, keras.layers.Layer):
-                return recorder.call(operation, args, kwargs)
-            return recorder.record(operation, args, kwargs)
-
-        # What Keras keeps of a symbolic call would make the model grow, and refuses `None` among
-        # the results.
-        (node, *_) = keras.Input((1,), name="unused")._keras_history.operation._inbound_nodes
-        kept, original_of_node = type(node), type(node).__init__
-        variable = keras.Variable
-        swapped = {name: getattr(variable, name) for name in _SWAPPED}
-
-        def symbolic_or(name):
-            def method(one, other):
-                is_symbolic = isinstance(other, keras.KerasTensor)
-                return (_SWAPPED if is_symbolic else swapped)[name](one, other)
-
-            return method
-
-        with _LOCK:
-            keras.layers.Layer.symbolic_call = layer_call
-            keras.Operation.symbolic_call = operation_call
-            kept.__init__ = lambda self, *args, **kwargs: None
-            for name in _SWAPPED:
-                setattr(variable, name, symbolic_or(name))
-            try:
-                yield
-            finally:
-                keras.layers.Layer.symbolic_call = original_of_layer
-                keras.Operation.symbolic_call = original_of_operation
-                kept.__init__ = original_of_node
-                for name, method in swapped.items():
-                    setattr(variable, name, method)
 
     def call(self, layer, args, kwargs):
         """Calls a layer on symbolic tensors, opened if that was asked for and works."""
@@ -349,9 +416,8 @@ def _follow_masks(layer, args, kwargs, results):
     # A mask may also be an argument of the call.
     taken = [one for one in taken if all(one is not mask for mask in masks)]
     specs = [tf.TensorSpec(one.shape, one.dtype) for one in (*taken, *masks)]
-    with warnings.catch_warnings():
-        # Keras warns whenever a layer drops a mask.
-        warnings.simplefilter("ignore")
+    # Keras warns whenever a layer drops a mask.
+    with _set("is_silent", True):
         try:
             tf.function(run, input_signature=specs, autograph=False).get_concrete_function()
         except Exception:
@@ -394,8 +460,8 @@ def recorded_model(model, inputs, is_opened):
             "of inputs, or `keras.KerasTensor`s of their shapes, with which the blocks are found. "
             f"Received: source={model.name} of type {type(model).__name__}, inputs=None"
         )
-    if not model.built:
-        with _explained(model, inputs):
+    with _BUILDING, _explained(model, inputs):
+        if not model.built:
             model(drawn(*described(_symbolic(inputs)), size=1, draw=np.zeros))
     given = _symbolic(inputs, images=_unused_size(model))
     with _explained(model):

@@ -1,0 +1,145 @@
+"""Chains that are made in several threads, while other threads use Keras."""
+
+import threading
+import warnings
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+import tfresidual as tfr
+from tfresidual import callbacks, networks
+
+THREADS = 8
+IMAGES = np.random.default_rng(0).normal(size=(2, 6, 4)).astype("float32")
+IDS = np.random.default_rng(0).integers(1, 9, (2, 6))
+
+
+class Unit(layers.Layer):
+    """Hides an addition, and multiplies by a weight of its own."""
+
+    def build(self, shape):
+        self.dense = layers.Dense(shape[-1])
+        self.dense.build(shape)
+        self.scale = self.add_weight(shape=shape[-1:], name="scale")
+
+    def call(self, inputs):
+        return inputs + self.scale * ops.tanh(self.dense(inputs))
+
+
+def plain():
+    inputs = state = keras.Input((6, 4))
+    for _ in range(2):
+        state = state + layers.Dense(4, activation="relu")(state)
+    return keras.Model(inputs, layers.Dense(3)(state))
+
+
+def hidden():
+    inputs = state = keras.Input((6, 4))
+    for _ in range(2):
+        state = Unit()(state)
+    return keras.Model(inputs, layers.Dense(3)(state))
+
+
+def masked():
+    inputs = keras.Input((6,), dtype="int32")
+    state = layers.Embedding(9, 4, mask_zero=True)(inputs)
+    for _ in range(2):
+        state = layers.Add()([state, layers.MultiHeadAttention(1, 4)(state, state)])
+    return keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling1D()(state)))
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.units, self.last = [Unit(), Unit()], layers.Dense(3)
+
+    def call(self, inputs):
+        for unit in self.units:
+            inputs = unit(inputs)
+        return self.last(inputs)
+
+
+def of_the_package():
+    return networks.resnet(depth=8, input_shape=(4, 4, 1), classes=3)
+
+
+KINDS = [plain, hidden, masked, Subclassed, of_the_package]
+
+
+def made(kind, model):
+    """The names of the blocks of a new chain of a model, and its outputs."""
+    chain = tfr.chain(model, inputs=IMAGES) if kind is Subclassed else tfr.chain(model)
+    given = {masked: IDS, of_the_package: IMAGES[:, :4, :, None]}.get(kind, IMAGES)
+    return [block.name for block in chain.blocks], np.asarray(chain(given))
+
+
+def methods():
+    """What Keras and Python have where something may be replaced for a while."""
+    node = type(keras.Input((1,))._keras_history.operation._inbound_nodes[0])
+    owners = (layers.Layer, keras.Operation, keras.Variable, keras.KerasTensor, node)
+    found = [
+        {name: value for name, value in vars(owner).items() if callable(value)} for owner in owners
+    ]
+    return found, list(warnings.filters)
+
+
+def test_chains_are_those_made_alone_and_others_notice_nothing():
+    before = methods()
+    models = {kind: kind() for kind in KINDS}
+    models[Subclassed](IMAGES)
+    alone = {kind: made(kind, model) for kind, model in models.items()}
+    begin, end, errors = threading.Barrier(THREADS + 1), threading.Event(), []
+
+    def make(index):
+        for kind in KINDS:
+            names, outputs = made(kind, models[kind] if index % 2 else kind())
+            assert len(names) == len(alone[kind][0])
+            if index % 2:
+                assert names == alone[kind][0]
+                np.testing.assert_array_equal(outputs, alone[kind][1])
+
+    def train():
+        while not end.is_set():
+            model = plain()
+            model.compile("sgd", "mse", run_eagerly=True)
+            model.fit(IMAGES, np.ones((2, 6, 3)), verbose=0)
+            assert len(model.layers[-1]._inbound_nodes) == 1
+
+    def run(work, *args):
+        begin.wait()
+        try:
+            work(*args)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(make, index)) for index in range(THREADS)]
+    threads.append(other := threading.Thread(target=run, args=(train,)))
+    for thread in threads:
+        thread.start()
+    for thread in threads[:-1]:
+        thread.join()
+    end.set()
+    other.join()
+    assert errors == []
+    assert methods() == before
+
+
+def test_a_model_is_called_while_its_training_step_is_traced(tmp_path):
+    model, end, errors = plain(), threading.Event(), []
+    model.compile("sgd", "mse")
+
+    def call():
+        try:
+            while not end.is_set():
+                model(IMAGES)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    steps = callbacks.StepMetrics(csv=tmp_path / "steps.csv")
+    model.fit(IMAGES, np.ones((2, 6, 3)), verbose=0, callbacks=[steps])
+    end.set()
+    thread.join()
+    assert errors == []
