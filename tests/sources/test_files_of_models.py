@@ -1,14 +1,18 @@
 """Chains of `.keras` files: whole, damaged, and with code that is not known here."""
 
+import inspect
+import json
 import shutil
 import zipfile
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers, ops
 
 import tfresidual as tfr
+from tfresidual.routing.losses import loss_from
 
 pytestmark = pytest.mark.eager
 
@@ -127,3 +131,176 @@ def test_layers_that_are_not_known_here(tmp_path, branch):
     ):
         tfr.chain(tmp_path / "net.keras")
     assert len(tfr.chain(model).blocks) == 1
+
+
+# What a file does not keep of a loss
+
+# Other values than the defaults, by type or name.
+OTHERS = {"ignore_class": 1, "axis": 1, "delta": 0.2, "reduction": "sum", "dtype": "float64"}
+LOSSES = [
+    loss
+    for loss in vars(keras.losses).values()
+    if isinstance(loss, type) and issubclass(loss, keras.losses.Loss) and loss is not keras.Loss
+]
+# Labels and outputs, of images and of positions; every loss takes some of them.
+OUTPUTS = ops.softmax(np.random.default_rng(0).normal(size=(4, 5, 3))).numpy()
+ROWS = np.eye(3, dtype="float32")[np.random.default_rng(1).integers(0, 3, (4, 5))]
+BATCHES = [
+    (labels, outputs)
+    for outputs, rows in ((OUTPUTS, ROWS), (OUTPUTS[:, 0], ROWS[:, 0]))
+    for labels in (rows, rows.argmax(-1), 3 * outputs + rows)
+]
+
+
+def other_arguments(loss):
+    """The arguments of a loss, none of them with its default."""
+
+    def other(name, default):
+        if name in OTHERS:
+            return OTHERS[name]
+        return not default if isinstance(default, bool) else default / 2 + 0.1
+
+    names = inspect.signature(loss).parameters.items()
+    return {name: other(name, one.default) for name, one in names if name != "name"}
+
+
+def values_of(loss):
+    """The losses of all batches; `None` for those that the loss does not take."""
+    found = []
+    for labels, outputs in BATCHES:
+        try:
+            found.append(ops.convert_to_numpy(loss(labels, ops.convert_to_tensor(outputs))))
+        except (ValueError, tf.errors.InvalidArgumentError):
+            found.append(None)
+    assert any(one is not None for one in found)
+    return found
+
+
+def assert_equal(some, others):
+    for one, other in zip(values_of(some), values_of(others), strict=True):
+        assert (one is None) == (other is None)
+        np.testing.assert_allclose(one, other, rtol=1e-5) if one is not None else None
+
+
+def model_of_positions(loss):
+    inputs = keras.Input((5, 3))
+    model = keras.Model(inputs, layers.Softmax()(inputs + layers.Dense(3)(inputs)))
+    model.compile("sgd", loss)
+    return model
+
+
+def saved_with(loss, path):
+    model = model_of_positions(loss)
+    model.save(path / "net.keras")
+    return tfr.chain(model).loss, tfr.chain(path / "net.keras")
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
+def test_every_loss_of_keras_is_kept_or_noted(loss, tmp_path):
+    arguments = other_arguments(loss)
+    # TensorFlow has this one for the last axis alone.
+    if loss is keras.losses.SparseCategoricalCrossentropy:
+        del arguments["axis"]
+    live, chain = saved_with(loss(**arguments), tmp_path)
+    lost = {note.split("`")[1] for note in chain.notes}
+    assert all(loss.__name__ in note for note in chain.notes)
+    # What the notes name has its default, and everything else its value.
+    kept = {name: value for name, value in arguments.items() if name not in lost}
+    assert_equal(chain.loss, tfr.chain(model_of_positions(loss(**kept))).loss)
+    assert lost == {"Huber": {"delta"}, "CosineSimilarity": {"axis"}}.get(loss.__name__, set())
+    # What is exported is described completely, or written as a function.
+    if hasattr(live, "description"):
+        assert_equal(loss_from(json.loads(json.dumps(live.description))), live)
+
+
+@keras.saving.register_keras_serializable("files_of_models")
+class Weighted(keras.losses.Loss):
+    """Its config lacks a weight."""
+
+    def __init__(self, weight=1.0, **kwargs):
+        super().__init__(**kwargs)
+        self.weight = weight
+
+    def call(self, labels, outputs):
+        return self.weight * ops.mean((outputs - labels) ** 2, axis=-1)
+
+
+@keras.saving.register_keras_serializable("files_of_models")
+class WholeWeighted(Weighted):
+    """Its config has everything."""
+
+    def get_config(self):
+        return super().get_config() | {"weight": self.weight}
+
+
+@keras.saving.register_keras_serializable("files_of_models")
+class OwnConfig(Weighted):
+    """Its config has everything, under another name."""
+
+    def get_config(self):
+        return super().get_config() | {"times": self.weight}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(config["times"])
+
+
+@keras.saving.register_keras_serializable("files_of_models")
+class Narrow(keras.losses.Huber):
+    """Hands its arguments to the class above, which does not save them."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+
+
+@keras.saving.register_keras_serializable("files_of_models")
+class OwnCompile(keras.Model):
+    """Keras saves its settings of `compile`, and does not restore them."""
+
+    def compile(self, *args, **kwargs):
+        super().compile(*args, **kwargs)
+
+
+KEPT = {
+    "an incomplete config": (lambda: Weighted(3.0), "`weight` of the loss Weighted: weight=1.0"),
+    "a complete config": (lambda: WholeWeighted(3.0), None),
+    "a config of its own": (lambda: OwnConfig(3.0), None),
+    "arguments of a class above": (lambda: Narrow(delta=0.1), "`delta` of the loss Narrow"),
+    "a list": (lambda: [keras.losses.Huber(0.1)], "`delta` of the loss Huber"),
+    "an alias": (lambda: "huber", None),
+    "a function": (lambda: keras.losses.huber, None),
+    "a lambda": (lambda: lambda a, b: 3 * ops.mean(b - a, axis=-1), "`compile` cannot be loaded"),
+    "a method": (lambda: keras.losses.Huber(0.1).call, "`compile` cannot be loaded"),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.filterwarnings("ignore:The object being serialized includes a `lambda`")
+def test_losses_of_all_kinds_are_kept_or_noted(name, tmp_path):
+    make, expected = KEPT[name]
+    live, chain = saved_with(make(), tmp_path)
+    if expected is None:
+        assert chain.notes == ()
+        assert_equal(chain.loss, live)
+    else:
+        (note,) = chain.notes
+        assert expected in note
+
+
+@pytest.mark.filterwarnings("ignore:.*compile.* was not called as part of model loading")
+def test_a_model_with_a_compile_of_its_own(tmp_path):
+    net = small_model()
+    model = OwnCompile(net.inputs, net.outputs)
+    model.save(tmp_path / "before.keras")
+    assert tfr.chain(tmp_path / "before.keras").notes == ()
+    model.compile("sgd", "mse")
+    model.save(tmp_path / "net.keras")
+    (note,) = tfr.chain(tmp_path / "net.keras").notes
+    assert note.startswith("the settings of `compile` cannot be loaded")
+
+
+def test_an_axis_that_cannot_be_another_one_is_not_noted(tmp_path):
+    model = small_model()
+    model.compile("sgd", keras.losses.CosineSimilarity())
+    model.save(tmp_path / "net.keras")
+    assert tfr.chain(tmp_path / "net.keras").notes == ()

@@ -199,8 +199,9 @@ def _description(function):
 def _is_rebuilt(losses, description):
     """Returns whether the loss made from a description gives the same values as the original.
 
-    The config of Keras' `Huber` lacks its `delta`, and no config holds attributes that were set
-    later. Both losses are therefore compared on labels and outputs of several kinds.
+    The config of Keras' `Huber` lacks its `delta`, that of `CosineSimilarity` its `axis`, and no
+    config holds attributes that were set later. Both losses are therefore compared on labels and
+    outputs of several kinds.
 
     Args:
         losses: the loss per image, as `loss_of` returns it.
@@ -213,7 +214,9 @@ def _is_rebuilt(losses, description):
     except Exception:
         # The config of a class that a user has written may hold anything.
         return False
-    pairs = itertools.product(_LABELS, _OUTPUTS)
+    pairs = [*itertools.product(_LABELS, _OUTPUTS)]
+    # The same as positions of one image, since an axis can only be told apart from the last there.
+    pairs += [(labels[None], outputs[None]) for labels, outputs in pairs]
     if description["loss"] == CROSS_ENTROPY:
         # The rebuilt loss takes class indices and one-hot rows; the original may take only one.
         outputs = _OUTPUTS[description["config"]["from_logits"]]

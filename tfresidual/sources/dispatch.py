@@ -17,6 +17,7 @@ from tfresidual.routing.losses import loss_of
 from tfresidual.saved_model.format import UNREADABLE
 from tfresidual.saved_model.reader import saved_model_chain
 from tfresidual.sources.calls import SharedCalls
+from tfresidual.sources.compiled import NOT_COMPILED, notes_of_file
 from tfresidual.sources.functional import preparation, unit_parts
 from tfresidual.sources.graph import reference_of
 from tfresidual.sources.keras_models import chain_of_model
@@ -77,7 +78,8 @@ def chain(
 
             - a `tfresidual.networks.ResidualNetwork`;
             - any other `keras.Model` with residual additions on one trunk;
-            - the path of a `.keras` file that holds one of these;
+            - the path of a `.keras` file that holds one of these; a note says what Keras did not
+              save of its loss, such as `delta` of `Huber`;
             - the path of a SavedModel that `tfresidual.export` wrote;
             - a chain, which is returned as it is.
 
@@ -176,7 +178,8 @@ def _is_archive(path):
 def _loaded(path):
     """Returns the model in a `.keras` file, and notes on the parts that could not be loaded."""
     try:
-        return keras.saving.load_model(path), ()
+        model = keras.saving.load_model(path)
+        return model, notes_of_file(model, path)
     except DAMAGED as error:
         failure = error
     try:
@@ -184,10 +187,7 @@ def _loaded(path):
         model = keras.saving.load_model(path, compile=False)
     except DAMAGED:
         raise _unreadable(path, failure) from failure
-    return model, (
-        "the settings of `compile` cannot be loaded: the usual loss for its outputs is used "
-        "instead",
-    )
+    return model, (NOT_COMPILED,)
 
 
 def _unreadable(path, reason):
