@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import keras
 import numpy as np
 import pandas as pd
 import pytest
@@ -121,27 +122,44 @@ class TestDecoder:
         places = frame[frame["block"] == 0].sort_values(["image", "position"])
         np.testing.assert_array_equal(places[["image", "position"]].T, np.nonzero(both))
 
-    def test_padding_of_the_source_is_not_put_in(self):
+    @pytest.mark.parametrize("positions", [[2, 4], None])
+    def test_padding_of_the_source_is_not_put_in(self, positions):
         data, source = self.model.batch(), self.model.batch(seed=5)
         (inputs, labels), (others, _) = data, source
         mask = others["mask"]
         states, _ = self.model.run(inputs["ids"], inputs["mask"])
         of_others, _ = self.model.run(others["ids"], mask)
-        chosen_ones = np.isin(np.arange(7), [2, 4])
+        chosen_ones = np.isin(np.arange(7), range(7) if positions is None else positions)
         both = inputs["mask"] & mask
         put_in = np.where((chosen_ones & mask)[..., None], of_others[2], states[2])
         logits = self.model.run(None, inputs["mask"], 2, put_in)[1]
         wanted = np.array(self.mean_logit(logits, np.where(both, labels, -1)))
         wanted[~(both & chosen_ones).any(axis=1)] = np.nan
-        for positions in ([2, 4], np.array([2, 4])):
-            frame = probes.patching(
-                self.model.chain(), data, source, positions=positions, per_image=True
-            )
+        chain = self.model.chain()
+        for given in (positions, None if positions is None else np.array(positions)):
+            frame = probes.patching(chain, data, source, positions=given, per_image=True)
             rows = frame[frame["block"] == 1]
             np.testing.assert_allclose(rows["patched_logit"], wanted, rtol=1e-4, atol=1e-5)
-        means = probes.patching(self.model.chain(), data, source, positions=positions)
+        means = probes.patching(chain, data, source, positions=positions)
         expected = rows[RUNS][~np.isnan(wanted)].mean()
         np.testing.assert_allclose(means.loc[means["block"] == 1, RUNS].iloc[0], expected, 1e-5)
+
+    @pytest.mark.parametrize("what", ["state", "addition"])
+    @pytest.mark.parametrize("positions", [None, [0, 5], "each"])
+    def test_what_stands_under_padding_changes_nothing(self, positions, what):
+        data, source = self.model.batch(), self.model.batch(seed=5)
+        chain = self.model.chain()
+
+        def frame(*moved):
+            pair = [
+                (inputs | {"ids": np.where(inputs["mask"], inputs["ids"], by)}, labels)
+                for (inputs, labels), by in zip((data, source), moved, strict=True)
+            ]
+            return probes.patching(chain, *pair, positions=positions, what=what, per_image=True)
+
+        expected = frame(0, 0)
+        for moved in ((0, 7), (7, 0)):
+            pd.testing.assert_frame_equal(frame(*moved), expected, rtol=1e-5)
 
     @pytest.mark.compiled
     def test_each_position_is_that_position(self):
@@ -197,7 +215,54 @@ class TestDecoder:
             for mask in (gap, inputs["mask"])
         )
         assert frame["source_logit"].iloc[0] != own["source_logit"].iloc[0]
-        assert frame["patched_logit"].iloc[0] == pytest.approx(own["patched_logit"].iloc[0])
+        ids = np.where(gap, others["ids"], inputs["ids"])
+        _, logits = self.model.run(ids, inputs["mask"])
+        expected = np.mean(self.mean_logit(logits, labels))
+        assert frame["patched_logit"].iloc[0] == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_effect_in_a_model_does_not_depend_on_what_stands_under_padding():
+    keras.utils.set_random_seed(0)
+    ids, mask = (keras.Input((4,), dtype="int32", name=name) for name in ("ids", "padding_mask"))
+    kept = keras.ops.cast(mask, "float32")[..., None]
+    state = keras.layers.Embedding(9, 4)(ids)
+    for _ in range(2):
+        seen = keras.ops.sum(state * kept, axis=1, keepdims=True)
+        state = state + keras.layers.Dense(4, "tanh")(state + seen)
+    whole = keras.layers.Dense(3)(keras.ops.sum(state * kept, axis=1))
+    # States of half the positions, of which it is not known which are padding.
+    halves = keras.layers.AveragePooling1D(2)(state * kept)
+    halves = halves + keras.layers.Dense(4, "tanh")(halves)
+    halves = keras.layers.Dense(3)(keras.ops.sum(halves, axis=1))
+    rng = np.random.default_rng(0)
+    tokens, lengths = (
+        rng.integers(0, 9, (2, 6, 4)),
+        np.array([[4, 2, 3, 1, 4, 2], [2, 3, 4, 4, 1, 0]]),
+    )
+    data, source = (
+        {"ids": one, "padding_mask": (np.arange(4) < length[:, None]).astype("int32")}
+        for one, length in zip(tokens, lengths, strict=True)
+    )
+    others = source | {"ids": np.where(source["padding_mask"], source["ids"], 8)}
+    labels = np.arange(6) % 3
+    model, of_halves = (keras.Model([ids, mask], outputs) for outputs in (whole, halves))
+    for one in (model, of_halves):
+        first, second = (one.predict([*images.values()], verbose=0) for images in (source, others))
+        np.testing.assert_allclose(first, second, rtol=1e-5)
+    chain, few = tfr.chain(model), slice(5)
+    frames = [
+        probes.patching(chain, (list(data.values()), labels), (list(one.values()), labels))
+        for one in (source, others)
+    ]
+    pd.testing.assert_frame_equal(*frames, rtol=1e-4)
+    # The last source is all padding.
+    rest = [([part[few] for part in one.values()], labels[few]) for one in (data, source)]
+    pd.testing.assert_frame_equal(probes.patching(chain, *rest), frames[0], rtol=1e-4)
+    with pytest.raises(ValueError, match=r"`source` must have the padding of `data`.*Received: "):
+        probes.patching(of_halves, *rest)
+    same = [rest[0][0][0][::-1], rest[0][0][1]]
+    frame = probes.patching(of_halves, rest[0], (same, labels[few]))
+    np.testing.assert_allclose(frame["effect"], 1, rtol=1e-3)
 
 
 def test_targets():

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.eager
 WEIGHTS = sequences.random_weights()
 PLACES = ["stage", "block"]
 # The columns that say where a value is.
-KEYS = [*PLACES, "image", "rank"]
+KEYS = [*PLACES, "image", "rank", "route"]
 
 
 @pytest.fixture(scope="module", params=sequences.KINDS)
@@ -171,6 +171,12 @@ OTHERS = {
         chain, data, [tfr.routes.drop(chain, (1, 0))], per_image=True
     ),
     "groups of every image": lambda *given: probes.borderline(*given, times=1, per_image=True),
+    "lens of every image": lambda *given: probes.lens(*given, per_image=True),
+    "margins of every image": lambda *given: probes.attribution(
+        *given, target="margin", per_image=True
+    ),
+    "patches of every image": lambda *given: probes.patching(*given, per_image=True),
+    "patches of every position": lambda *given: probes.patching(*given, positions="each"),
     "distance": probes.computational_distance,
     "path lengths": probes.path_lengths,
     "eigenvalues": lambda *given: probes.metric_eigenvalues(
@@ -183,18 +189,13 @@ NAMES = sorted({*ENTRIES, *OTHERS} - READING_NO_DATA)
 # The rest are system tests.
 BY_DEFAULT = {
     "decoder": {*ENTRIES, "per position", "eigenvalues"},
-    "encoder": {"block_metrics", "drop_blocks", "signal_propagation"},
+    "encoder": {*ENTRIES, "routes of every image", "lens of every image", "patches of every image"},
 }
 CASES = [
     pytest.param(name, kind, marks=[] if name in BY_DEFAULT[kind] else [pytest.mark.system])
     for name in NAMES
     for kind in sequences.KINDS
 ]
-
-
-# Predictions of an encoder count for every sequence that has a label, even an empty one.
-OF_STATES = {"block_metrics", "first_order", "fixed_point", "line_element", "signal_propagation"}
-OF_STATES |= {"per position", "distance", "path lengths", "eigenvalues"}
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
@@ -208,8 +209,7 @@ def test_padding_changes_no_metric(name, kind):
             return {name: OTHERS[name](chain, data)}
         return ENTRIES[name].run(chain, data, OPTIONS, False)
 
-    has_empty = kind == "decoder" or name in OF_STATES
-    found = [run(4), run(9, empty=2 * has_empty)]
+    found = [run(4), run(9, empty=2)]
     for key, frame in found[0].items():
         assert len(frame)
         rtol = 1e-3 if name == "eigenvalues" else 1e-4
@@ -250,6 +250,37 @@ def test_a_batch_without_labels_is_left_out(decoder):
     is_few = found["image"] < 2
     pd.testing.assert_frame_equal(found[is_few].reset_index(drop=True), few, rtol=1e-5)
     assert values_of(found[~is_few]).isna().all(axis=None)
+
+
+def test_an_image_whose_class_is_ignored_is_not_there():
+    """As in `evaluate` of Keras, whatever number the class has."""
+    net = random_network(blocks=(2,), widths=(3,), classifier_activation=None)
+    images, labels = random_batch(net, images=4)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=255)
+    net.compile("sgd", loss)
+    chain, ignored = tfr.chain(net), np.where(np.arange(4) == 2, 255, labels).astype("uint8")
+    few, of_states = [0, 1, 3], ["perturbation", "scaled_perturbation", "l2_ratio"]
+    named = ["attribution", "borderline", "convergence_indices", "drop_blocks", "first_order"]
+    for name in (*named, "lens", "patching", "readout", "block_metrics"):
+        found, expected = (
+            ENTRIES[name].run(chain, data, OPTIONS, False)[name]
+            for data in ((images, ignored), (images[few], ignored[few]))
+        )
+        columns = found.columns.drop(of_states) if name == "block_metrics" else found.columns
+        pd.testing.assert_frame_equal(found[columns], expected[columns], rtol=1e-4, atol=1e-6)
+    rows = probes.lens(chain, (images, ignored), per_image=True)
+    assert rows.loc[rows["image"] == 2, "kl"].isna().all()
+    last = probes.lens(chain, (images, ignored))["cross_entropy"].iloc[-1]
+    assert last == pytest.approx(net.evaluate(images, ignored, verbose=0), rel=1e-4)
+
+
+def test_where_nothing_counts_of_an_encoder():
+    chain = sequences.sequence_chain("encoder", WEIGHTS)
+    tokens, labels = sequences.batch("encoder")
+    for name in sorted({*ENTRIES, *OTHERS} - READING_NO_DATA):
+        run = OTHERS.get(name, lambda *given, name=name: ENTRIES[name].run(*given, OPTIONS, False))
+        with pytest.raises(ValueError, match="at least one position that counts"):
+            run(chain, (np.zeros_like(tokens), labels))
 
 
 def test_where_nothing_counts(decoder):

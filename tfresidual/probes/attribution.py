@@ -22,6 +22,7 @@ from tfresidual.probes.predictions import (
     check_target,
     chosen_logit,
     frame_of,
+    has_logit,
     joined_splits,
     label_check,
     labels_of,
@@ -123,8 +124,9 @@ def attribution(
         data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
             these by split name.
         target: which logit: `"label"`, that of the label, or the mean of those of several labels;
-            `"margin"`, the lowest logit of a label minus the highest of another class; or the index
-            of a class, the same for all images.
+            `"margin"`, the lowest logit of a label minus the highest of another class, which an
+            image without a label, or without another class, does not have: it is left out; or the
+            index of a class, the same for all images.
         freeze_normalization: whether the head is linearised with the statistics of its
             normalizations held fixed, see above.
         per_image: whether to return the values of every image instead of their means.
@@ -167,8 +169,11 @@ def attribution(
         check = label_check(chain, target)
         values = run_over(chain, name, function, part, progress, check=check)
         counted, size = values.pop(COUNTED), values.pop("size")
-        _check_deviation(chain, values["deviation"][..., 0], size)
-        _check_elsewhere(chain, values.pop("elsewhere"))
+        is_there = counted if per_position else counted.reshape(len(counted), -1).any(axis=1)
+        # The logits of a network that explodes are not sums of anything.
+        is_finite = np.isfinite(values["logit"][..., 0])
+        _check_deviation(chain, values["deviation"][..., 0], size, is_there & is_finite)
+        _check_elsewhere(chain, values.pop("elsewhere"), is_there & is_finite)
         frames[split] = frame_of(_places(chain), values, counted, per_image, per_position)
     return joined_splits(frames)
 
@@ -255,7 +260,7 @@ class _Head:
         logit: the chosen logit, `(images,)` or `(images, positions)`.
         gradient: that of the logit at the last state, in its shape.
         elsewhere: see `_batch_values`; `None` without positions.
-        counted: bool, which examples count, see `labels_of`.
+        counted: bool, which examples count, see `has_logit`.
     """
 
     logit: tf.Tensor
@@ -272,9 +277,9 @@ def _linearised(chain, target, per_position, is_frozen, last, labels):
         logits, has_several = logits_of(chain.outputs, outputs)
         check_positions(per_position, logits)
         read = labels_of(chain, labels, outputs, logits, has_several)
-        chosen = chosen_logit(target, logits, read.sets)
+        chosen, counted = chosen_logit(target, logits, read.sets), has_logit(target, read)
         # Those of an image together; the images do not depend on one another.
-        logit = chosen if per_position else over_positions(chosen, read.counted)
+        logit = chosen if per_position else over_positions(chosen, counted)
         by_sign = logit * _signs(logit) if per_position else logit
     gradient, elsewhere = _known(chain, tape.gradient(logit, last)), None
     if per_position:
@@ -282,7 +287,7 @@ def _linearised(chain, target, per_position, is_frozen, last, labels):
             raise _no_positions(chain)
         signed = _known(chain, tape.gradient(by_sign, last))
         elsewhere = _share_elsewhere(gradient, signed, _signs(logit))
-    return _Head(logit, gradient, elsewhere, read.counted)
+    return _Head(logit, gradient, elsewhere, counted)
 
 
 def _with_fixed_statistics(chain, last):
@@ -347,8 +352,8 @@ def _largest(values):
     return tf.reduce_max(tf.abs(values), axis=range(2, len(values.shape)))
 
 
-def _check_deviation(chain, deviation, size):
-    is_over = deviation > ALLOWED * size
+def _check_deviation(chain, deviation, size, is_known):
+    is_over = is_known & ~(deviation <= ALLOWED * size)
     if is_over.any():
         raise ValueError(
             "Argument `chain` must have blocks whose changes add up to the last state; they do not "
@@ -357,8 +362,9 @@ def _check_deviation(chain, deviation, size):
         )
 
 
-def _check_elsewhere(chain, elsewhere):
-    if (elsewhere > ALLOWED_ELSEWHERE).any():
+def _check_elsewhere(chain, elsewhere, is_known):
+    is_over = ~(elsewhere <= ALLOWED_ELSEWHERE) & (is_known | ~np.isnan(elsewhere))
+    if is_over.any():
         raise _no_positions(chain)
 
 

@@ -61,8 +61,12 @@ def evaluate_routes(
     below 0 (for rows of labels, those without a number over 0 if the classes exclude one another,
     and otherwise those of numbers below 0), those with the class that its loss ignores, and those
     with a sample weight of 0 (data `(images, labels, weights)` with weights of 0 and 1 per
-    position). All others count. This holds for all probes; data in which no position counts are an
-    error.
+    position). All others count.
+
+    An image without a position that counts is not there: with `per_image`, its values are NaN, and
+    it is in no mean and no count. So it is, for outputs per image, with one whose positions are all
+    padding, or whose label is the class that the loss ignores. All of this holds for all probes;
+    data in which nothing counts are an error.
 
     Example:
 
@@ -97,9 +101,13 @@ def evaluate_routes(
         columns = _columns(values) | {"margin": values.margin} if per_image else _means(values)
         frame = pd.DataFrame({"route": [route.name for route in routes]})
         if per_image:
-            examples = len(values.labels)
+            places = places_of(values)
+            if values.position is None:
+                columns = {name: _of_all_images(values, one) for name, one in columns.items()}
+                places = {"image": np.arange(values.images)}
+            examples = len(places["image"])
             frame = frame.loc[np.repeat(frame.index, examples)].reset_index(drop=True)
-            for name, place in places_of(values).items():
+            for name, place in places.items():
                 frame[name] = np.tile(place, len(routes))
         distances = columns.pop("distance")
         frame = frame.assign(**{name: values.ravel() for name, values in columns.items()})
@@ -153,6 +161,13 @@ def places_of(values):
     """Returns the image of every example of `RouteValues` and its position, if there are some."""
     places = {"image": values.image}
     return places if values.position is None else places | {"position": values.position}
+
+
+def _of_all_images(values, column):
+    """Returns a column of examples that are images, `(routes, images, ...)`, NaN where none is."""
+    whole = np.full((len(column), values.images, *column.shape[2:]), np.nan, column.dtype)
+    whole[:, values.image] = column
+    return whole
 
 
 def _columns(values):

@@ -403,7 +403,7 @@ def _products(chain, stage, block, images, vectors):
             f"{tuple(state.shape)[1:]} for each image. "
             f"Received: vectors of shape {tuple(vectors.shape)[1:]}"
         )
-    return {"product": product(vectors)}
+    return only_counted({"product": product(vectors)}, valid_images(chain.given(images)))
 
 
 @tf.autograph.experimental.do_not_convert

@@ -22,6 +22,7 @@ from tfresidual.probes.predictions import (
     SOURCE_LABEL,
     check_target,
     chosen_logit,
+    has_logit,
     joined_splits,
     label_check,
     labels_of,
@@ -31,11 +32,12 @@ from tfresidual.probes.predictions import (
 )
 from tfresidual.routing.batches import batches_of, check_once, rebatched, splits_of
 from tfresidual.routing.evaluator import MOST_IMAGES, check_scored
-from tfresidual.routing.images import check_images, key_of, sliced, spec_of
+from tfresidual.routing.images import check_images, joined, key_of, sliced, spec_of
 from tfresidual.routing.positions import (
-    are_per_position,
     check_any_counts,
-    counted,
+    counted_images,
+    has_them,
+    known_positions,
     shape_of_outputs,
     valid_positions,
 )
@@ -82,14 +84,17 @@ def patching(
       nothing, 1 if it carries all that distinguishes the runs. Without `per_image`, it is a ratio
       of means. NaN if the logits of both runs are the same.
 
-    If the whole state is put in, the rest of the network computes what it does in the run on the
-    source, and all effects are 1, unless it reads something else: the context of the images, such
-    as their padding, and the input of the stage in properly convergent stages, stay those of the
-    data.
+    What is padding in the source is never put in: there, the state of the data stays, so that no
+    number depends on what stands under the padding. If the whole state is put in, the rest of the
+    network computes what it does in the run on the source, and all effects are 1, unless the source
+    has padding where the data has none, or the rest reads something else: the context of the
+    images, such as their padding, and the input of the stage in properly convergent stages, stay
+    those of the data.
 
     If the network returns one row of outputs per position, each logit of an image is the mean over
     the same positions, those that count (see `evaluate_routes`) both in the data and in the source.
-    If there is none, the logits are NaN, and no mean is over them. Logits of a softmax or sigmoid
+    An image in which nothing counts, or whose source is such an image, has NaN, and no mean is over
+    it. Logits of a softmax or sigmoid
     are read before it, if Keras stores them; otherwise the logit is the logarithm of the
     probability p, or log(p / (1 - p)) for outputs that are labels. A single output z that decides
     between two classes stands for the logits -z/2 and z/2.
@@ -115,12 +120,11 @@ def patching(
         what: `"state"`, or `"addition"` for what a block adds.
         positions: which positions of the states `(images, positions, features)` are put in: `None`
             for the whole state, whatever its shape; the index of one; the indices of several, which
-            are put in together; or `"each"`, for one after the other. Unless it is the whole state,
-            what is padding in the source is not put in.
+            are put in together; or `"each"`, for one after the other.
         target: which logit: `"label"`, that of the label of the data, or the mean of those of
             several labels; `"source label"`, that of the label of the source; `"margin"`, the
-            lowest logit of a label minus the highest of another class, in each run; or the index of
-            a class.
+            lowest logit of a label minus the highest of another class, in each run (an image
+            without a label, or without another class, is left out); or the index of a class.
         per_image: whether to return the values of every image instead of their means.
         progress: whether to show a progress bar.
 
@@ -130,13 +134,14 @@ def patching(
         `effect`. With `what="addition"`, there is no block -1, and the last three are NaN for
         blocks that change the shape of the state. If `data` is a dict, `split` is the first column.
         With `positions="each"`, `position` comes after `block`; a position that is padding in an
-        image or in its source is left out for that image. (For given positions, an image is left
-        out, and has NaN, if all of them are.) With `per_image`, `image` follows (from 0, in the
+        image or in its source is left out for that image. (Otherwise, an image is left out, and
+        has NaN, if all positions put in are.) With `per_image`, `image` follows (from 0, in the
         order of the data).
 
     Raises:
-        ValueError: if an argument cannot be used, the outputs of the network are not classes, or
-            its states have no such positions.
+        ValueError: if an argument cannot be used, the outputs of the network are not classes, its
+            states have no such positions, or, with `positions=None`, an image and its source have
+            different padding and some of the states other positions than the padding.
 
     Reference:
         Vig et al. 2020, https://arxiv.org/abs/2004.12265; Meng et al. 2022,
@@ -186,8 +191,10 @@ def _values_of(chain, data, source, what, positions, target, progress):
                 compiled = _compiled(chain, what, positions, target, batch)
             check(images, labels)
             check(source_images, source_labels)
-            values = compiled(*batch, chosen)
-            parts.append({name: value.numpy() for name, value in values.items()})
+            values = {name: value.numpy() for name, value in compiled(*batch, chosen).items()}
+            if not values.pop("can_replace").all():
+                raise _other_padding(chain)
+            parts.append(values)
             advance(1)
     if not parts:
         raise ValueError(
@@ -235,25 +242,32 @@ def _with_next(chain, batches):
     before = None
     for images, labels in batches:
         check_images(chain, images)
-        among = images, labels
-        if len(labels) == 1 and before is not None:
-            among = keras.tree.map_structure(
-                lambda *parts: tf.concat(parts, axis=0), before, (images, labels)
-            )
+        among, number = (images, labels), _are_sources(chain, images, labels).sum()
+        if number == 1 and before is not None:
+            among = joined([before, among])
         places = places_of_next(chain, *among)[-len(labels) :]
         gather = functools.partial(tf.gather, indices=places)
         yield images, labels, *keras.tree.map_structure(gather, among)
-        before = images, labels
+        before = (images, labels) if number else before
+
+
+def _are_sources(chain, images, labels):
+    """Returns which images of a batch count, a bool array `(images,)`."""
+    shape = shape_of_outputs(chain, images)
+    key = ("counted images", getattr(chain.loss, "ignore_class", None), *key_of([images, labels]))
+    if key not in chain.compiled:
+        chain.compiled[key] = tf.function(
+            lambda images, labels: counted_images(chain.given(images), labels, shape),
+            input_signature=[spec_of(images), spec_of(labels)],
+            autograph=False,
+        )
+    found = chain.compiled[key](images, labels)
+    return np.ones(len(labels), bool) if found is None else found.numpy()
 
 
 def places_of_next(chain, images, labels):
     """Returns the places of the sources of the images of a batch, which are of the same batch."""
-    count, is_source = len(labels), np.ones(len(labels), bool)
-    if len(labels.shape) > 1:
-        shape = shape_of_outputs(chain, images)
-        if are_per_position(labels, shape):
-            is_source = counted(labels, shape[-1]).numpy().any(axis=1)
-    sources = np.flatnonzero(is_source)
+    count, sources = len(labels), np.flatnonzero(_are_sources(chain, images, labels))
     if not len(sources):
         return (np.arange(count) + 1) % count
     if len(sources) == 1:
@@ -300,6 +314,14 @@ def _check_positions(chain, image, positions):
         )
 
 
+def _other_padding(chain):
+    return ValueError(
+        "Argument `source` must have the padding of `data` for a network with states that have "
+        "other positions, of which it is not known what is padding. Received: images and sources "
+        f"with different padding for {chain.name}"
+    )
+
+
 def _compiled(chain, what, positions, target, batch):
     signature = [*map(spec_of, batch), tf.TensorSpec([None], tf.int32)]
     kind = positions if positions in (None, EACH) else "some"
@@ -313,7 +335,10 @@ def _compiled(chain, what, positions, target, batch):
 def _batch_values(
     chain, what, kind, target, images, labels, source_images, source_labels, positions
 ):
-    """Returns the logits of all runs of a batch by name, see `RUNS`, `counted` and `valid`.
+    """Returns the logits of all runs of a batch by name, see `RUNS`, and masks.
+
+    The masks are `counted` and `valid`, see `_values_of`, and, under `can_replace`, for which
+    images it is known what of a state can be put in, `(images,)`.
 
     The patched logits are `(images, positions, states)` if every position is put in on its own,
     otherwise `(images, states)`; the others are `(images,)`.
@@ -324,10 +349,11 @@ def _batch_values(
     outputs = source.head(last)
     logits, has_several = logits_of(chain.outputs, outputs)
     read, of_source = (
-        labels_of(chain, rows, outputs, logits, has_several) for rows in (labels, source_labels)
+        labels_of(given, rows, outputs, logits, has_several)
+        for given, rows in ((chain, labels), (source, source_labels))
     )
     sets = (of_source if target == SOURCE_LABEL else read).sets
-    is_counted = read.counted & of_source.counted
+    is_counted = has_logit(target, read) & of_source.counted
 
     def logit_of(logits):
         return over_positions(chosen_logit(target, logits, sets), is_counted)
@@ -339,18 +365,25 @@ def _batch_values(
         """Returns the logits of the run as it is and of those patched, `(1 + states, images)`.
 
         Args:
-            mask: bool, which positions are put in, `(images or 1, positions)`; `None` for the whole
-                state.
+            mask: see `_patched`.
         """
         patch = functools.partial(_patched, what, mask)
         lasts = _run(chain, images, first if what == STATE else None, pairs, patch)
         spec = tf.TensorSpec(None, logits.dtype)
         return tf.map_fn(logit_at, lasts, parallel_iterations=1, fn_output_signature=spec)
 
-    has_logit = tf.reduce_any(tf.reshape(is_counted, (tf.shape(first)[0], -1)), axis=1)
-    values = {"source_logit": logit_of(logits), "counted": has_logit}
-    if kind is None:
-        found, valid = patched(None), tf.ones_like(has_logit)[:, None]
+    is_there = tf.reduce_any(tf.reshape(is_counted, (tf.shape(first)[0], -1)), axis=1)
+    values = {"source_logit": logit_of(logits), "counted": is_there}
+    values["can_replace"] = tf.ones_like(is_there)
+    in_source, in_data = (known_positions(given) for given in (source, chain))
+    if kind is None and in_source is None:
+        found, valid = patched(None), tf.ones_like(is_there)[:, None]
+    elif kind is None:
+        found, valid = patched(in_source), tf.reduce_any(in_source & in_data, 1, keepdims=True)
+        states = [first, *(after for _, after in pairs)]
+        if not all(len(state.shape) == 2 or has_them(state, in_source) for state in states):
+            is_same = tf.reduce_all(in_source == in_data, axis=1)
+            values["can_replace"] = is_same | ~is_there
     else:
         in_source = valid_positions(source, first)
         valid = in_source & valid_positions(chain, first)
@@ -376,7 +409,8 @@ def _patched(what, mask, before, after, others):
 
     Args:
         what: `STATE` or `ADDITION`.
-        mask: bool, which positions are put in, `(images or 1, positions)`; `None` for all.
+        mask: bool, which positions are put in, `(images or 1, positions)`; `None` for all. A state
+            without these positions is put in as a whole.
         before, after: the states before and after the block.
         others: those of the source.
     """
@@ -384,7 +418,9 @@ def _patched(what, mask, before, after, others):
     if what == ADDITION:
         other = tf.cast(before, other.dtype) + (other - other_before)
     other = tf.cast(other, after.dtype)
-    return other if mask is None else tf.where(mask[..., None], other, after)
+    if mask is None or not has_them(after, mask):
+        return other
+    return tf.where(mask[(..., *[tf.newaxis] * (len(after.shape) - 2))], other, after)
 
 
 def _run(chain, images, first, pairs, patch):
@@ -430,9 +466,12 @@ def _frame(chain, values, what, is_each, per_image):
     # (images, states, positions)
     patched = patched.transpose(0, 2, 1) if is_each else patched[..., None]
     patched[~np.broadcast_to(valid[:, None], patched.shape)] = np.nan
-    weights = (valid & values["counted"][:, None]).astype(float)
+    is_there = values["counted"]
+    weights = (valid & is_there[:, None]).astype(float)
     check_any_counts(weights)
-    logits = [np.broadcast_to(values[name][:, None, None], patched.shape) for name in RUNS[:2]]
+    patched[~is_there] = np.nan
+    logits = [np.where(is_there, values[name], np.nan)[:, None, None] for name in RUNS[:2]]
+    logits = [np.broadcast_to(logit, patched.shape) for logit in logits]
     runs = dict(zip(RUNS, [*(logit.astype(float) for logit in logits), patched], strict=True))
     if per_image:
         position, image = np.nonzero((valid if is_each else np.ones_like(valid)).T)

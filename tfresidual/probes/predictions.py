@@ -16,7 +16,12 @@ from tfresidual.arguments import is_int
 from tfresidual.probes.measure import repeated
 from tfresidual.routing.labels import check_prepared
 from tfresidual.routing.outputs import LOGITS, OUTPUTS, is_binary, named_outputs
-from tfresidual.routing.positions import check_any_counts, counted, shape_of_outputs
+from tfresidual.routing.positions import (
+    check_any_counts,
+    counted,
+    counted_images,
+    shape_of_outputs,
+)
 
 # What a logit can be chosen by, beside the index of a class.
 LABEL, MARGIN, SOURCE_LABEL = "label", "margin", "source label"
@@ -92,12 +97,15 @@ def labels_of(chain, labels, outputs, logits, has_several):
     """
     number, examples = outputs.shape[-1], tf.shape(logits)[:-1]
     is_row = len(labels.shape) == len(outputs.shape) and labels.shape[-1] == number > 1
-    is_counted = tf.ones(examples, tf.bool)
     if len(outputs.shape) == 3:
         is_counted = counted(labels, number)
+    else:
+        is_counted = counted_images(chain, labels, (number,))
+        is_counted = tf.ones(examples, tf.bool) if is_counted is None else is_counted
     labels = tf.cast(labels, logits.dtype)
-    # A hinge loss labels the other class -1; positions that are left out have -1 or NaN.
-    labels = tf.where(labels >= 0, labels, tf.zeros_like(labels))
+    # A hinge loss labels the other class -1; positions that are left out have -1 or NaN, and an
+    # ignored class is any number.
+    labels = tf.where(_along(is_counted, labels) & (labels >= 0), labels, tf.zeros_like(labels))
     indices = None
     if is_row:
         rows = labels
@@ -153,14 +161,29 @@ def check_target(target, choices):
         )
 
 
+def has_logit(target, read):
+    """Returns which examples count and have a logit chosen by `target`, bool.
+
+    A margin needs a label and another class.
+
+    Args:
+        target: what `check_target` accepts.
+        read: `Labels`.
+    """
+    if target != MARGIN:
+        return read.counted
+    some, every = tf.reduce_any(read.sets, axis=-1), tf.reduce_all(read.sets, axis=-1)
+    return read.counted & some & ~every
+
+
 def chosen_logit(target, logits, sets):
     """Returns the logit of every example that is chosen by `target`, `(...)`.
 
     Args:
         target: `"label"`, the logit of the label, with several labels the mean of theirs, 0
             without any;
-            `"margin"`, the lowest logit of a label minus the highest of another class; or the index
-            of a class.
+            `"margin"`, the lowest logit of a label minus the highest of another class, 0 without
+            one of them; or the index of a class.
         logits: `(..., classes)`.
         sets: bool, which classes are the labels, `(..., classes)`.
     """
@@ -169,7 +192,9 @@ def chosen_logit(target, logits, sets):
     if target == MARGIN:
         infinite = tf.constant(np.inf, logits.dtype)
         lowest = tf.reduce_min(tf.where(sets, logits, infinite), axis=-1)
-        return lowest - tf.reduce_max(tf.where(sets, -infinite, logits), axis=-1)
+        margin = lowest - tf.reduce_max(tf.where(sets, -infinite, logits), axis=-1)
+        has_both = tf.reduce_any(sets, axis=-1) & ~tf.reduce_all(sets, axis=-1)
+        return tf.where(has_both, margin, tf.zeros_like(margin))
     chosen = tf.reduce_sum(tf.where(sets, logits, tf.zeros_like(logits)), axis=-1)
     # 0 without a label: a quotient that is NaN would make all gradients NaN.
     return tf.math.divide_no_nan(chosen, tf.reduce_sum(tf.cast(sets, logits.dtype), axis=-1))
@@ -184,9 +209,16 @@ def over_positions(values, counted):
     """
     if len(counted.shape) == 1:
         return values
-    weights = tf.reshape(counted, tf.concat([tf.shape(counted), [1] * (values.shape.rank - 2)], 0))
+    weights = _along(counted, values)
     sums = tf.reduce_sum(tf.where(weights, values, tf.zeros_like(values)), axis=1)
     return sums / tf.reduce_sum(tf.cast(weights, values.dtype), axis=1)
+
+
+def _along(counted, values):
+    """Returns a mask of examples with as many axes as their values."""
+    return tf.reshape(
+        counted, tf.concat([tf.shape(counted), [1] * (len(values.shape) - len(counted.shape))], 0)
+    )
 
 
 def check_positions(per_position, logits):
@@ -220,9 +252,11 @@ def frame_of(places, values, counted, per_image=False, per_position=False):
     if per_position:
         examples = dict(zip(("image", "position"), np.nonzero(counted), strict=True))
         return repeated(places, examples, {name: value[counted] for name, value in values.items()})
-    if per_image:
-        return repeated(places, {"image": np.arange(len(counted))}, values)
     weights = counted.reshape(len(counted), -1).sum(axis=1).astype(float)
+    if per_image:
+        is_there = weights[:, None] > 0
+        values = {name: np.where(is_there, value, np.nan) for name, value in values.items()}
+        return repeated(places, {"image": np.arange(len(counted))}, values)
     columns = {name: weighted_mean(value, weights) for name, value in values.items()}
     return places.assign(**columns)
 

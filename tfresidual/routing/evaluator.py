@@ -25,6 +25,7 @@ from tfresidual.routing.plan import BLOCK, DISTANCE, HEAD, STEM, TRANSITION, pla
 from tfresidual.routing.positions import (
     check_any_counts,
     counted,
+    counted_images,
     each_position,
     has_positions,
     kept,
@@ -58,7 +59,7 @@ RUNTIME_SHARE = 0.15
 class RouteValues:
     """Results of routes on a dataset, as arrays whose first two axes are route and example.
 
-    An example is an image. For outputs per position, it is a position that counts, see
+    An example is an image that counts. For outputs per position, it is a position that counts, see
     `tfresidual.routing.positions`; a mean over examples is then one over positions.
 
     Attributes:
@@ -82,6 +83,7 @@ class RouteValues:
         labels: the labels of the examples as in the data, without an axis of routes.
         classes: int, the number of classes; 2 if a single output decides between two classes.
         image: int, the image of every example, from 0, in the order of the data.
+        images: int, the number of images in the data, with those that do not count.
         position: int, the position of every example in its image, from 0; `None` if examples are
             images.
         kind: the kind of the outputs, see `tfresidual.routing.Chain`.
@@ -101,6 +103,7 @@ class RouteValues:
     labels: np.ndarray
     classes: int
     image: np.ndarray
+    images: int
     position: np.ndarray | None
     kind: OutputKind
     width: int
@@ -187,10 +190,8 @@ def evaluate(
             if len(parts) == 1:
                 found = {name: part[:COMPARED] for name, part in runner.unperturbed.items()}
                 check_agreement(chain, sliced(images, slice(COMPARED)), found)
-            all_labels.append(labels.numpy())
-            if runner.positions is not None:
-                is_counted.append(runner.counted(labels))
-                all_labels[-1] = all_labels[-1][is_counted[-1]]
+            all_labels.append(labels.numpy()[runner.is_counted])
+            is_counted.append(runner.is_counted)
     # The routes of the plan begin with the unperturbed one. Routes with the same path share one
     # result.
     places: dict[tuple[Any, ...], int] = {}
@@ -200,21 +201,20 @@ def evaluate(
     joined: dict[str, Any] = {
         name: np.concatenate([part[name] for part in parts], axis=1)[chosen] for name in parts[0]
     }
-    labels = np.concatenate(all_labels)
-    image, position = np.arange(len(labels)), None
-    if is_counted:
-        check_any_counts(np.concatenate(is_counted))
-        image, position = np.nonzero(np.concatenate(is_counted))
+    examples = np.concatenate(is_counted)
+    check_any_counts(examples)
+    image, *position = np.nonzero(examples)
     joined = {
         "outputs": None,
         "predicted": None,
         "losses": None,
-        "labels": labels,
+        "labels": np.concatenate(all_labels),
         "classes": runner.classes,
         "kind": chain.outputs,
         "width": runner.outputs,
         "image": image,
-        "position": position,
+        "images": len(examples),
+        "position": position[0] if position else None,
     } | joined
     return RouteValues(**joined)
 
@@ -281,29 +281,39 @@ class _Runner:
         sizes = {place: _bytes(spec) for place, spec in specs.items()}
         self.bytes_per_image = sizes[-1] + _bytes(context) + plan.most_held(sizes, inner)
 
-    def counted(self, labels):
-        """Returns which positions of some images count, a bool array `(images, positions)`."""
-        return counted(labels, self.outputs).numpy()
+    def counted(self, labels, context):
+        """Returns which examples of some images count, bool, `(images,)` or `(images, positions)`.
+
+        Args:
+            labels: their labels.
+            context: a list of their context, or an empty one.
+        """
+        if self.positions is not None:
+            return counted(labels, self.outputs).numpy()
+        chain = self.chain.within(*context) if context else self.chain
+        is_counted = counted_images(chain, labels, self.shape)
+        return np.ones(len(labels), bool) if is_counted is None else is_counted.numpy()
 
     def run(self, images, labels, with_outputs, advance):
-        """Returns all values of some images, as arrays `(routes, examples, ...)` by name."""
+        """Returns all values of some images, as arrays `(routes, examples, ...)` by name.
+
+        Which examples count is then in `is_counted`.
+        """
         check_prepared(self.chain, labels, self.shape)
-        routes, is_counted, examples = len(self.plan.routes), None, len(labels)
-        if self.positions is not None:
-            is_counted = self.counted(labels)
-            examples = int(is_counted.sum())
+        context = [] if self.context is None else [self.context(images)]
+        self.is_counted = is_counted = self.counted(labels, context)
+        routes, examples = len(self.plan.routes), int(is_counted.sum())
         values = {"distance": np.zeros((routes, examples, self.stages), np.float32)}
         named = None
         states = {-1: images}
-        context = [] if self.context is None else [self.context(images)]
         for step, function in zip(self.plan.steps, self.functions, strict=True):
             operation, passing = step.operation, list(step.routes)
             state = states[step.source]
             if operation.kind == DISTANCE:
                 distance = function(state, states[step.reference], *context).numpy()
-                if is_counted is not None:
+                if self.positions is not None:
                     distance = distance.reshape(len(labels), -1)
-                    distance = np.broadcast_to(distance, is_counted.shape)[is_counted]
+                distance = np.broadcast_to(distance, is_counted.shape)[is_counted]
                 values["distance"][passing, :, operation.stage - 1] = distance
             elif operation.kind == HEAD:
                 found = function(state, labels, *context)
@@ -314,11 +324,11 @@ class _Runner:
                 if with_outputs:
                     found[OUTPUTS] = outputs[OUTPUTS]
                 found = {name: array.numpy() for name, array in found.items()}
-                if is_counted is not None:
-                    losses = found.pop("losses", None)
-                    found = {name: array[is_counted] for name, array in found.items()}
-                    if losses is not None:
-                        found["losses"] = np.where(is_counted.any(axis=1), losses, np.nan)
+                losses = found.pop("losses", None)
+                found = {name: array[is_counted] for name, array in found.items()}
+                if losses is not None:
+                    has_loss = is_counted.reshape(len(labels), -1).any(axis=1)
+                    found["losses"] = np.where(has_loss, losses, np.nan)
                 predicted = found["predicted"] if with_outputs else found.pop("predicted")
                 named = predicted if named is None else named
                 # A prediction that is not finite agrees with nothing.

@@ -3,7 +3,6 @@
 import numpy as np
 import tensorflow as tf
 
-from tfresidual.routing.chain import VALID_POSITIONS
 from tfresidual.routing.images import check_images, key_of, spec_of
 from tfresidual.routing.losses import takes_signs
 from tfresidual.routing.outputs import check_labels
@@ -14,7 +13,10 @@ from tfresidual.routing.positions import (
     fits,
     has_positions,
     kept,
+    known_positions,
+    not_ignored,
     shape_of_outputs,
+    valid_images,
 )
 
 
@@ -82,9 +84,9 @@ def labels_within(chain, labels, outputs, is_weighted=None):
         is_counted &= tf.reduce_any(labels > 0, axis=-1)
     elif not is_index and chain.outputs != "values" and not takes_signs(chain.loss):
         is_counted &= tf.reduce_any(labels >= 0, axis=-1) if labels.shape.rank == 3 else labels >= 0
-    valid = chain.known.get(VALID_POSITIONS)
-    if valid is not None and fits(labels, valid):
-        is_counted &= tf.cast(valid, bool)
+    valid = known_positions(chain)
+    if valid is not None:
+        is_counted &= valid if fits(labels, valid) else valid_images(chain)[:, None]
     if is_weighted is not None:
         is_counted &= is_weighted
     return kept(labels, is_counted, -1 if is_index else np.nan)
@@ -101,7 +103,9 @@ def check_prepared(chain, labels, shape):
     with_signs = takes_signs(chain.loss)
     outputs = shape[-1] if shape else 1
     if not has_positions(shape):
-        check_labels(chain.outputs, labels.numpy(), outputs, with_signs)
+        is_counted = not_ignored(chain, labels, shape)
+        labels = labels.numpy() if is_counted is None else labels.numpy()[is_counted.numpy()]
+        check_labels(chain.outputs, labels, outputs, with_signs)
         return
     check_per_position(labels, shape)
     labels = labels.numpy()[counted(labels, outputs).numpy()]

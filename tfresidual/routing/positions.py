@@ -6,9 +6,9 @@ below 0, and a row of numbers holds only NaN. (A row may be one number, if there
 position.) What is left out is decided by `tfresidual.routing.labels.labels_within`. States with
 positions are `(images, positions, features)`.
 
-The states of an image that is all padding are measured by no probe; nor is, in what depends on the
-loss, an image whose labels are all left out. Its values are NaN, and no mean is over it. (What a
-network predicts for an image counts if it has a label.)
+An image that is all padding is not there for any probe; nor is, in what depends on labels, an
+image whose labels are all left out, or whose label is the class that the loss ignores. Its values
+are NaN, and it is in no mean and no count. Data without any other image is an error.
 """
 
 import numpy as np
@@ -96,14 +96,25 @@ def valid_images(chain):
     Returns:
         A tensor, or `None` if the chain does not know what is padding: all images then have one.
     """
+    valid = known_positions(chain)
+    return None if valid is None else tf.reduce_any(valid, axis=1)
+
+
+def known_positions(chain):
+    """Returns which positions are not padding, bool, `(images, positions)`; `None` if unknown.
+
+    Args:
+        chain: a chain without a context, see `Chain.given`.
+    """
     valid = chain.known.get(VALID_POSITIONS)
-    return None if valid is None else tf.reduce_any(tf.cast(valid, bool), axis=1)
+    return None if valid is None else tf.cast(valid, bool)
 
 
 def counted_images(chain, labels, shape):
     """Returns which images have a loss that counts, bool, `(images,)`.
 
-    These have a position that is not padding and, for outputs per position, one that counts.
+    These have a position that is not padding and, for outputs per position, one that counts; for
+    other outputs, a label that the loss does not ignore.
 
     Args:
         chain: a chain without a context, see `Chain.given`.
@@ -113,11 +124,30 @@ def counted_images(chain, labels, shape):
     Returns:
         A tensor, or `None` if all images count.
     """
-    valid = valid_images(chain)
-    if not are_per_position(labels, shape):
-        return valid
-    by_labels = tf.reduce_any(counted(labels, shape[-1]), axis=1)
-    return by_labels if valid is None else valid & by_labels
+    valid, by_labels = valid_images(chain), not_ignored(chain, labels, shape)
+    if are_per_position(labels, shape):
+        by_labels = tf.reduce_any(counted(labels, shape[-1]), axis=1)
+    if valid is None or by_labels is None:
+        return by_labels if valid is None else valid
+    return valid & by_labels
+
+
+def not_ignored(chain, labels, shape):
+    """Returns which images have another label than the class that the loss ignores, `(images,)`.
+
+    Args:
+        chain: a chain.
+        labels: the labels of the images, of outputs per image.
+        shape: the shape of the outputs of one image.
+
+    Returns:
+        A bool tensor, or `None` if no class is ignored or the labels are not indices.
+    """
+    ignored = getattr(chain.loss, "ignore_class", None)
+    is_index = len(labels.shape) == 1 or tuple(labels.shape[1:]) == (1,)
+    if ignored is None or len(shape) != 1 or shape[0] == 1 or not is_index:
+        return None
+    return tf.cast(tf.reshape(labels, [-1]), tf.int64) != ignored
 
 
 def only_counted(values, valid, is_counted=None, of_states=()):
@@ -180,12 +210,10 @@ def without_padding(chain):
     Args:
         chain: a chain without a context, see `Chain.given`.
     """
-    valid = chain.known.get(VALID_POSITIONS)
+    valid = known_positions(chain)
 
     def function(state):
-        if valid is None or state.shape.rank < 3 or not fits(state, valid):
-            return state
-        return kept(state, tf.cast(valid, bool))
+        return state if valid is None or not has_them(state, valid) else kept(state, valid)
 
     return function
 
@@ -197,9 +225,9 @@ def valid_positions(chain, state):
         chain: a chain without a context, see `Chain.given`.
         state: tensor `(images, positions, features)`.
     """
-    valid = chain.known.get(VALID_POSITIONS)
+    valid = known_positions(chain)
     if valid is not None and fits(state, valid):
-        return tf.cast(valid, bool)
+        return valid
     return tf.ones(tf.shape(state)[:2], bool)
 
 
@@ -217,6 +245,11 @@ def check_positions(chain, states):
 def each_position(state):
     """Returns a state `(images, positions, features)` as if every position was an image."""
     return tf.reshape(state, [-1, *state.shape[2:]])
+
+
+def has_them(state, mask):
+    """Returns whether a state has the positions of a mask `(images, positions)`."""
+    return len(state.shape) > 2 and fits(state, mask)
 
 
 def fits(tensor, mask):
