@@ -19,6 +19,7 @@ import sys
 import time
 
 import click
+import processes
 import pytest
 
 import tfresidual_cli
@@ -51,6 +52,14 @@ def tfresidual(*arguments, cwd=None):
         timeout=500,
         check=False,
     )
+
+
+MAIN = "import sys, tfresidual_cli; tfresidual_cli.main(sys.argv[1:])"
+
+
+def warm(*arguments, cwd=None):
+    """What `tfresidual` returns, from a process that has TensorFlow loaded."""
+    return processes.run(MAIN, *arguments, cwd=cwd, env=environment())
 
 
 def assert_no_noise(text):
@@ -515,7 +524,7 @@ def test_study(studied, data_dir):
 def test_train_reads_what_study_trained(studied, data_dir):
     folder, _ = studied
     before = (folder / "runs/resnet-digitclutter/log.csv").read_bytes()
-    result = tfresidual("train", *TINY, "--data-dir", data_dir, cwd=folder)
+    result = warm("train", *TINY, "--data-dir", data_dir, cwd=folder)
     assert result.returncode == 0, result.stderr
     network, best = result.stdout.splitlines()
     assert network == "network: runs/resnet-digitclutter/model.keras"
@@ -527,7 +536,7 @@ def test_train_reads_what_study_trained(studied, data_dir):
 
 def test_other_settings_in_the_same_folder(studied, data_dir):
     folder, _ = studied
-    result = tfresidual("train", *TINY, "--seed", "4", "--data-dir", data_dir, cwd=folder)
+    result = warm("train", *TINY, "--seed", "4", "--data-dir", data_dir, cwd=folder)
     assert (result.returncode, result.stdout) == (2, "")
     first, second = result.stderr.splitlines()
     assert first == LOADING
@@ -564,7 +573,7 @@ def test_probe(studied, data_dir):
     run = folder / "runs/resnet-digitclutter"
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     arguments = ["--probe", "readout", "--probe", "drop_blocks", "--images", "32"]
-    result = tfresidual("probe", run, *arguments, cwd=folder)
+    result = warm("probe", run, *arguments, cwd=folder)
     assert result.returncode == 0, result.stderr
     assert_no_noise(result.stderr)
     lines = result.stdout.splitlines()
@@ -580,19 +589,19 @@ def test_probe(studied, data_dir):
 def test_compare(studied, tmp_path):
     run = studied[0] / "runs/resnet-digitclutter"
     other = shutil.copytree(run, tmp_path / "other")
-    result = tfresidual("compare", run, other, "--out", "page.html", cwd=tmp_path)
+    result = warm("compare", run, other, "--out", "page.html", cwd=tmp_path)
     assert (result.returncode, result.stdout) == (0, "page: page.html\n"), result.stderr
     assert_no_noise(result.stderr)
     assert (tmp_path / "page.html").stat().st_size > 100_000
     report = (other / "report.html").read_bytes()
-    result = tfresidual("compare", run, other, "--out", other / "report.html")
+    result = warm("compare", run, other, "--out", other / "report.html")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.splitlines()[-1] == (
         "tfresidual: Option `--out` must be a new file, or a page that `tfresidual compare` wrote: "
         f"nothing else is replaced. Received: --out='{other / 'report.html'}'"
     )
     assert (other / "report.html").read_bytes() == report
-    result = tfresidual("compare", run, tmp_path)
+    result = warm("compare", run, tmp_path)
     assert result.returncode == 2
     assert "Argument `RUN RUN...` must be folders that" in result.stderr
 
@@ -601,13 +610,13 @@ def test_export_and_a_probe_of_it(studied, data_dir):
     """Outside of the folder of the run, whose frames it gives."""
     folder, _ = studied
     run = folder / "runs/resnet-digitclutter"
-    result = tfresidual("export", run, "saved/net", cwd=folder)
+    result = warm("export", run, "saved/net", cwd=folder)
     assert (result.returncode, result.stdout) == (0, ""), result.stderr
     assert result.stderr.splitlines() == [LOADING, "wrote saved/net"]
     assert sorted(path.name for path in (folder / "saved").iterdir()) == ["net"]
     data = ["--data", "digitclutter", *SIZES, "--data-dir", data_dir]
     arguments = ["--probe", "readout", "--images", "32"]
-    result = tfresidual("probe", "saved/net", *arguments, *data, cwd=folder)
+    result = warm("probe", "saved/net", *arguments, *data, cwd=folder)
     assert result.returncode == 0, result.stderr
     assert_no_noise(result.stderr)
     lines = result.stdout.splitlines()
@@ -675,7 +684,7 @@ def test_export_to_serve_alone(tmp_path, monkeypatch, capfd):
 
 
 def test_data(tmp_path, data_dir):
-    result = tfresidual("data", "digitclutter", *SIZES, "--data-dir", data_dir, cwd=tmp_path)
+    result = warm("data", "digitclutter", *SIZES, "--data-dir", data_dir, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == [
         "train: 2 batches of 32, images 32x32x1",
@@ -696,7 +705,7 @@ SEARCH = [
 
 def test_tune(tmp_path, data_dir):
     """No depth meets such an epsilon: the command says so, and so does its exit code."""
-    result = tfresidual(*SEARCH, "--data-dir", data_dir, cwd=tmp_path)
+    result = warm(*SEARCH, "--data-dir", data_dir, cwd=tmp_path)
     assert result.returncode == 1, result.stderr
     report, found = result.stdout.splitlines()
     assert report == "report: runs/depth-resnet-digitclutter/report.html"
@@ -704,7 +713,7 @@ def test_tune(tmp_path, data_dir):
     assert "stage 2 at 2 blocks, stage 3 at 2 blocks" in found
     assert_no_noise(result.stderr)
     assert "trial 1: 1 2 2 blocks, mean scaled perturbation " in result.stderr
-    again = tfresidual(*SEARCH, "--data-dir", data_dir, cwd=tmp_path)
+    again = warm(*SEARCH, "--data-dir", data_dir, cwd=tmp_path)
     assert (again.returncode, again.stdout) == (1, result.stdout)
     assert "training" not in again.stderr
     assert_no_noise(again.stderr)
@@ -790,7 +799,7 @@ def test_ctrl_c(tmp_path, data_dir):
         last,
     )
 
-    result = tfresidual("train", *arguments, cwd=tmp_path)
+    result = warm("train", *arguments, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     epochs = re.findall(r"^epoch +(\d+) of 12", result.stderr, re.M)
     assert list(map(int, epochs)) == list(range(done + 1, 13))
@@ -843,7 +852,7 @@ def test_ctrl_c_while_a_function_is_compiled(tmp_path, data_dir):
 def test_ctrl_c_at_any_moment(tmp_path, data_dir):
     """Each time the command ends at once, and the last one gives what one without them gives."""
     arguments = ["train", *TINY[:-1], "6", "--data-dir", str(data_dir)]
-    result = tfresidual(*arguments, "--out", "whole", cwd=tmp_path)
+    result = warm(*arguments, "--out", "whole", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     moments = random.Random(0)
     codes = []
@@ -871,7 +880,7 @@ def test_ctrl_c_at_any_moment(tmp_path, data_dir):
         assert len(told) == (process.returncode != 0), err
         assert not (tmp_path / "run" / ".lock").exists()
     assert set(codes) <= {0, 130} and 130 in codes
-    result = tfresidual(*arguments, "--out", "run", cwd=tmp_path)
+    result = warm(*arguments, "--out", "run", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     for name in ("log.csv", "settings.json"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

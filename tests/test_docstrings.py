@@ -47,6 +47,12 @@ ROOMS = {
 }
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 FENCE = re.compile(r"^( *)```python\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+# The rest are nightly tests.
+EVERY_RUN = (
+    "tfresidual.callbacks.readout.Readout",
+    "tfresidual.layers.spectral",
+    "tfresidual.training.multi_label.MultiLabelCrossentropy",
+)
 PIECES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -70,7 +76,9 @@ def examples():
             text = ast.get_docstring(piece) if isinstance(piece, PIECES) else None
             if text and (">>>" in text or FENCE.search(text)):
                 name = f"{module or path.stem}.{getattr(piece, 'name', '')}".rstrip(".")
-                yield pytest.param(module, path, getattr(piece, "lineno", 1), text, id=name)
+                marks = [] if name in EVERY_RUN else [pytest.mark.nightly]
+                line = getattr(piece, "lineno", 1)
+                yield pytest.param(module, path, line, text, id=name, marks=marks)
 
 
 EXAMPLES = sorted(examples(), key=lambda example: example.id)
@@ -122,13 +130,7 @@ def test_example_runs(module, path, line, text, known):
 def test_examples_are_found_everywhere():
     ids = [example.id for example in EXAMPLES]
     assert len(set(ids)) == len(ids) > 50
-    for piece in (
-        "tfresidual.layers.spectral",
-        "tfresidual.training.multi_label.MultiLabelCrossentropy",
-        "tfresidual.callbacks.readout.Readout",
-        "tfresidual.datasets.digitclutter",
-    ):
-        assert piece in ids
+    assert {*EVERY_RUN, "tfresidual.datasets.digitclutter"} <= set(ids)
 
 
 def test_a_wrong_output_is_noticed():

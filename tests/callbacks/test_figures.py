@@ -62,6 +62,7 @@ def test_images_have_the_epoch_and_the_name_of_the_probe(tmp_path):
     assert (first != last).any()
 
 
+@pytest.mark.system
 def test_training_logs_and_frames_are_as_without_figures(tmp_path):
     results = []
     for is_drawn in (False, True):
@@ -110,6 +111,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("kind", OTHERS, ids=lambda kind: kind.__name__)
 def test_the_figures_of_every_probe(kind, tmp_path):
     net = network()

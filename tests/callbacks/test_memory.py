@@ -32,7 +32,7 @@ def functional():
     return keras.Model(inputs, layers.Dense(3, "softmax")(state))
 
 
-@pytest.mark.parametrize("make", [functional, Subclassed])
+@pytest.mark.parametrize("make", [functional, pytest.param(Subclassed, marks=pytest.mark.system)])
 def test_a_trained_model_is_freed(make):
     model = make()
     if make is Subclassed:

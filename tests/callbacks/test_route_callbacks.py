@@ -228,6 +228,7 @@ def test_borderline_is_that_of_the_probe(one_split):
 
 
 @all_kinds
+@pytest.mark.system
 def test_every_key_from_the_first_epoch_on(kind, two_splits):
     history = two_splits.values(kind)
     table = pd.read_csv(two_splits.path)

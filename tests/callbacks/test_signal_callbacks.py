@@ -94,6 +94,7 @@ def test_lipschitz_is_that_of_the_probe(bounded):
 
 
 @pytest.mark.compiled
+@pytest.mark.system
 def test_every_key_from_the_first_epoch_on(bounded):
     _, path, history = bounded
     table = pd.read_csv(path)
@@ -104,6 +105,7 @@ def test_every_key_from_the_first_epoch_on(bounded):
 
 
 @pytest.mark.compiled
+@pytest.mark.system
 def test_no_key_of_another_callback(bounded):
     chain, _, _ = bounded
     data = np.zeros((3, 8, 8, 3), "float32"), np.zeros(3, int)

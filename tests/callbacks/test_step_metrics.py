@@ -369,7 +369,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("make", sample(MODELS, every=3))
+@pytest.mark.parametrize("make", sample(MODELS, every=9))
 def test_the_training_is_the_same_bit_for_bit(make):
     trained = []
     rng = np.random.default_rng(0)

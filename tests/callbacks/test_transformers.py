@@ -41,6 +41,7 @@ def decoder():
     return model
 
 
+@pytest.mark.system
 def test_callbacks_find_blocks_as_they_are_told():
     model = decoder()
     assert [block.name for block in tfr.chain(model).blocks] == ["layer0", "layer1"]

@@ -14,6 +14,7 @@ import catalogue
 import drawing
 import pandas as pd
 import papers
+import processes
 import pytest
 import statements
 from reference.random_frames import frames_of
@@ -109,6 +110,7 @@ PUBLISHED = {
 @pytest.mark.parametrize(
     ("paper", "name"), [(paper, name) for paper, of in PUBLISHED.items() for name in of]
 )
+@pytest.mark.system
 def test_networks_of_the_size_paper_have_the_published_counts(paper, name):
     networks, _ = papers.networks_of(catalogue.entries_of(paper), "paper")
     assert build(networks[paper, name].settings).count_params() == PUBLISHED[paper][name]
@@ -190,6 +192,7 @@ def random(paper, size="small"):
 
 @pytest.mark.parametrize("size", ["smoke", *catalogue.KEPT])
 @pytest.mark.parametrize("paper", catalogue.PAPERS)
+@pytest.mark.system
 def test_every_statement_is_decided_by_the_networks_that_it_is_about(paper, size):
     frames = random(paper, size)
     for statement in catalogue.STATEMENTS.values():
@@ -226,6 +229,7 @@ def test_every_statement_is_decided_by_the_networks_that_it_is_about(paper, size
         ("IC-8b", "12 networks, 2 seeds"),
     ],
 )
+@pytest.mark.system
 def test_networks_that_decide_a_statement(name, counted):
     statement = catalogue.STATEMENTS[name]
     frames = random(statement.paper)
@@ -407,6 +411,7 @@ def test_networks_trained_for_longer_on_the_page(tmp_path, monkeypatch):
     assert statements.again_of("PI", "deeper") == []
 
 
+@pytest.mark.system
 def test_the_page_is_what_the_frames_say():
     page = (EXPERIMENTS / "STATEMENTS.md").read_text()
     assert page == statements.page_of()
@@ -548,13 +553,12 @@ def test_the_settings_of_all_frames_are_kept():
 @pytest.mark.system
 def test_a_figure_from_one_command(tmp_path):
     """What was trained and measured is not trained again; a lost frame is measured again."""
-    command = [sys.executable, str(EXPERIMENTS / "papers.py"), "run", "IC-1", "--out", "runs"]
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
 
     def run():
-        return subprocess.run(
-            command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
-        ).stdout
+        command = ["run", "IC-1", "--out", "runs"]
+        done = processes.run(EXPERIMENTS / "papers.py", *command, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     first = run()
     assert "4 networks, 4 of them" in first

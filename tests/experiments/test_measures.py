@@ -11,6 +11,8 @@ import statements
 from tfresidual import probes
 from tfresidual.jobs.settings import Settings
 
+pytestmark = pytest.mark.system
+
 papers.load()
 SETTINGS = Settings(
     network="resnet",
@@ -79,7 +81,7 @@ def norms_of_states(trained, images, training):
         # Normalized by means of 0 and variances of 1.
         (measures.initial_signal, False, 1e-4),
         # By those of the same images; the last one of 60 updates has them to 0.9 ** 60.
-        (measures.first_signal, True, 0.01),
+        pytest.param(measures.first_signal, True, 0.01, marks=pytest.mark.nightly),
     ],
 )
 def test_signal_before_training(measure, training, tolerance, trained):

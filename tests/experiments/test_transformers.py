@@ -1,10 +1,9 @@
 """The experiment with transformers, at its smallest size."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
+import processes
 import pytest
 
 pytestmark = pytest.mark.system
@@ -13,9 +12,9 @@ SCRIPT = Path(__file__).parent.parent.parent / "experiments" / "transformers.py"
 
 
 def test_networks_are_trained_once_and_probed(tmp_path):
-    command = [sys.executable, SCRIPT, "--size", "smoke", "--out", tmp_path]
     for _ in range(2):
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = processes.run(SCRIPT, "--size", "smoke", "--out", tmp_path)
+        assert done.returncode == 0, done.stderr
     # Nothing was trained again.
     assert "Epoch" not in done.stdout
     frames = {path.stem: pd.read_csv(path) for path in (tmp_path / "smoke/frames").glob("*.csv")}

@@ -3,18 +3,16 @@
 import dataclasses
 import importlib.util
 import json
-import os
 import pathlib
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import keras
 import keras_tuner
 import pandas as pd
+import processes
 import pytest
 
 from tfresidual import probes, report, training, tuning
@@ -416,13 +414,7 @@ depth_study.run(sys.argv[1], Settings(**eval(sys.argv[2])), search)
 def test_a_killed_search_goes_on(done, settings, tmp_path):
     folder, outcome = done
     arguments = [repr(dataclasses.asdict(part)) for part in (settings, SEARCH)]
-    result = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path), *arguments],
-        cwd=tmp_path,
-        capture_output=True,
-        check=False,
-        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
-    )
+    result = processes.run(KILLED, tmp_path, *arguments, cwd=tmp_path)
     assert result.returncode == -signal.SIGKILL, result.stderr
     assert depth_study.run(tmp_path, settings, SEARCH) == outcome
     pd.testing.assert_frame_equal(

@@ -10,13 +10,12 @@ import pathlib
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import keras
 import numpy as np
 import pandas as pd
+import processes
 import pytest
 from PIL import Image
 from reference.random_network import random_network
@@ -424,13 +423,7 @@ study.run(sys.argv[1], Settings(**eval(sys.argv[2])))
 
 
 def test_a_killed_study_goes_on(tmp_path, done, settings):
-    arguments = [str(tmp_path), repr(dataclasses.asdict(settings))]
-    result = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, *arguments],
-        cwd=tmp_path,
-        capture_output=True,
-        check=False,
-    )
+    result = processes.run(INTERRUPTED, tmp_path, repr(dataclasses.asdict(settings)), cwd=tmp_path)
     assert result.returncode == -signal.SIGKILL, result.stderr
     assert {"log.csv", "model.keras", "checkpoints/epoch-0000.keras"} <= set(contents(tmp_path))
     assert "report.html" not in contents(tmp_path)

@@ -1,15 +1,12 @@
 """Batch normalization on the fused kernel against Keras' own, and by hand."""
 
 import gc
-import os
-import pathlib
-import subprocess
-import sys
 import weakref
 
 import h5py
 import keras
 import numpy as np
+import processes
 import pytest
 import tensorflow as tf
 from reference.layer_test import run_layer_test
@@ -602,16 +599,6 @@ def test_the_graph_of_a_function_ends_with_the_function(training):
 
 @pytest.mark.system
 def test_under_a_mirrored_strategy_with_two_devices():
-    environment = os.environ | {
-        "PYTHONPATH": str(pathlib.Path(__file__).parents[2]),
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", MIRRORED],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = processes.run(MIRRORED)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("agreed") == 2

@@ -512,6 +512,7 @@ def lengths(values):
     return tf.norm(tf.reshape(values, (len(values), -1)), axis=1)
 
 
+@pytest.mark.system
 def test_no_pair_is_led_further_apart_than_the_bound():
     unit, _ = aligned_unit(0.95)
     random, sought = sought_ratio(unit.branch, (*GRID, CHANNELS), dtype="float64")
@@ -569,6 +570,7 @@ def test_training_works_and_moves_the_weights(trained):
         np.testing.assert_array_equal(one, other, err_msg=one.path)
 
 
+@pytest.mark.system
 def test_bounds_of_a_trained_network_equal_numpy(trained):
     run = analyse(trained.get_config(), weights_of(trained), *task())
     np.testing.assert_allclose(trained.predict(task()[0], verbose=0), run.outputs, atol=1e-5)

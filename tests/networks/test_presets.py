@@ -40,6 +40,7 @@ def convolutions(net):
     ],
     ids=["resnet110", "single_representation", "avg_pooling", "wide"],
 )
+@pytest.mark.system
 def test_total_parameters_of_iterative_inference(preset, total):
     net = built(preset)
     assert net.count_params() == total

@@ -6,12 +6,11 @@ What the blocks compute at inference is compared with NumPy in test_residual_net
 import copy
 import json
 import pickle
-import subprocess
-import sys
 
 import h5py
 import keras
 import numpy as np
+import processes
 import pytest
 import tensorflow as tf
 from reference.numpy_network import OWN
@@ -435,8 +434,7 @@ def test_copies_keep_the_sharing(copied):
 
 
 PROGRAM = """
-import os, sys
-os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+import sys
 import keras, numpy as np
 import tfresidual
 for name in sys.argv[2:]:
@@ -457,8 +455,7 @@ def test_files_in_a_fresh_process(tmp_path):
         net.fit(images, labels, verbose=0)
         net.save(tmp_path / f"net{i}.keras")
     np.save(tmp_path / "images.npy", images)
-    command = [sys.executable, "-P", "-c", PROGRAM, str(tmp_path), *nets]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = processes.run(PROGRAM, tmp_path, *nets)
     assert done.returncode == 0, done.stderr[-3000:]
     for name, net in nets.items():
         found = np.load(tmp_path / f"{name}.npz")

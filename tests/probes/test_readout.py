@@ -52,6 +52,7 @@ def test_solved_by_hand():
     np.testing.assert_allclose(frame["distance"], np.sqrt([1, 0, 2, 1, 0]), rtol=1e-6)
 
 
+@pytest.mark.system
 def test_last_row_of_a_stage_is_the_unperturbed_network():
     net, batch = network(NETWORKS["only block changes shape"])
     frame = probes.readout(net, batch)

@@ -53,6 +53,7 @@ def compared():
     return sections_of({"deep": network(), "wide": network(), "shallow": network()})
 
 
+@pytest.mark.system
 def test_every_figure_has_every_network(compared):
     assert len(compared) >= 17
     for title, section in compared.items():

@@ -37,6 +37,13 @@ every_probe = pytest.mark.parametrize(
         for name, entry in ENTRIES.items()
     ],
 )
+every_compiled_probe = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("block_metrics", "readout") else pytest.mark.system)
+        for name in ENTRIES
+    ],
+)
 
 
 def run(name, net, data, progress=False):
@@ -49,7 +56,7 @@ def assert_equal(measured, expected, rtol):
         pd.testing.assert_frame_equal(frame, expected[frame_name], rtol=rtol, atol=1e-5)
 
 
-@every_probe
+@every_compiled_probe
 def test_compiled_it_measures_what_it_does_operation_by_operation(name, net):
     data = random_batch(net, images=5)
     compiled = run(name, net, data)

@@ -45,8 +45,7 @@ CASES = [
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(case, marks=[pytest.mark.system] if i == 2 else [])
-        for i, case in enumerate(CASES)
+        pytest.param(case, marks=[pytest.mark.system] if i else []) for i, case in enumerate(CASES)
     ],
     ids=case_id,
 )

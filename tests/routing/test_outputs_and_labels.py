@@ -250,7 +250,7 @@ BINARY_NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("case", sample(BINARY_NETWORKS, every=2))
+@pytest.mark.parametrize("case", sample(BINARY_NETWORKS, every=6))
 def test_frames_of_two_classes(case, tmp_path):
     model = network(*case)
     tfr.export(model, tmp_path / "net")

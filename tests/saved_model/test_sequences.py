@@ -11,12 +11,12 @@ import dataclasses
 import json
 import pathlib
 import pickle
-import subprocess
 import sys
 
 import keras
 import numpy as np
 import pandas as pd
+import processes
 import pytest
 import tensorflow as tf
 
@@ -224,9 +224,7 @@ def test_frames_in_another_process(tmp_path):
         tfr.export(chain_of(name), tmp_path / name)
         expected[name] = frames_of(chain_of(name), data_of(name))
         (tmp_path / f"{name}.data").write_bytes(pickle.dumps(data_of(name)))
-    result = subprocess.run(
-        [sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, check=False
-    )
+    result = processes.run(pathlib.Path(__file__), tmp_path)
     assert result.returncode == 0, result.stderr[-3000:]
     for name in NAMES:
         frames = pickle.loads((tmp_path / f"{name}.frames").read_bytes())

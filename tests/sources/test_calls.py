@@ -95,7 +95,13 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(options, id=str(options), marks=[pytest.mark.system] if i % 4 else [])
+        for i, options in enumerate(OPTIONS)
+    ],
+)
 def test_the_numbers_are_those_of_the_layers(options):
     chain = tfr.chain(network(**options))
     states, gradient = states_of(chain, images()[0])

@@ -6,12 +6,11 @@ Not covered: several replicas, accelerators, and other Keras backends than Tenso
 import contextlib
 import json
 import re
-import subprocess
-import sys
 from fractions import Fraction
 
 import keras
 import numpy as np
+import processes
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
@@ -747,13 +746,7 @@ def test_a_training_goes_on_in_a_fresh_process(tmp_path):
     images, labels = next(iter(batches(batch=32)))
     np.savez(tmp_path / "data.npz", images=images, labels=labels)
     paths = [tmp_path / name for name in ("half.keras", "data.npz", "weights.npz")]
-    result = subprocess.run(
-        [sys.executable, "-P", "-c", RESUME, *map(str, paths)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    result = processes.run(RESUME, *paths)
     assert result.stdout == "resumed\n", result.stderr
     with np.load(paths[2]) as file:
         found = list(file.values())

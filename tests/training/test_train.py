@@ -5,6 +5,7 @@ Not covered: a machine that loses its power, two processes that train into one f
 
 import io
 import os
+import pathlib
 import random
 import re
 import shutil
@@ -18,6 +19,7 @@ import zipfile
 import keras
 import numpy as np
 import pandas as pd
+import processes
 import pytest
 import tensorflow as tf
 from rich.console import Console
@@ -597,12 +599,9 @@ def whole(tmp_path_factory, clutter):
     return folder
 
 
-def processes(clutter, folder, *moments):
+def run_processes(clutter, folder, *moments):
     """Runs small_training.py; returns the exit codes."""
-    command = [sys.executable, small_training.__file__, clutter, folder, *moments]
-    result = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, timeout=580, check=False
-    )
+    result = processes.run(pathlib.Path(small_training.__file__), clutter, folder, *moments)
     lines = result.stdout.splitlines()
     assert len(lines) == len(moments), result.stderr
     return [int(line.split(" ")[1]) for line in lines]
@@ -621,7 +620,7 @@ MOMENTS = [
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory, clutter, whole):
     folder = tmp_path_factory.mktemp("killed")
-    codes = processes(clutter, folder, "never", *MOMENTS)
+    codes = run_processes(clutter, folder, "never", *MOMENTS)
     assert codes == [0] + [-signal.SIGKILL] * len(MOMENTS)
     return folder
 

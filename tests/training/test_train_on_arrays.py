@@ -60,6 +60,7 @@ DATA = {"arrays": lambda: (IMAGES / 255, LABELS), "a PyDataset": augmented}
 
 
 @pytest.mark.parametrize("kind", sample({kind: kind for kind in DATA}, every=2))
+@pytest.mark.system
 def test_a_training_that_is_interrupted_resumes_with_the_batches_of_the_whole(tmp_path, kind):
     batch_size = {"batch_size": 8} if kind == "arrays" else {}
     whole = train(tmp_path / "whole", DATA[kind](), **batch_size)
@@ -76,6 +77,7 @@ def test_the_order_is_that_of_the_seed(tmp_path):
     assert not np.allclose(one.log["loss"], other.log["loss"])
 
 
+@pytest.mark.system
 def test_arrays_are_batches_of_64_in_an_order_of_each_epoch(tmp_path):
     """The same as an `ArrayDataset`."""
     data = datasets.ArrayDataset(np.repeat(IMAGES, 5, 0), np.repeat(LABELS, 5), shuffle=True)

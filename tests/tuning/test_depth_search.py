@@ -9,16 +9,15 @@ Not covered: GPUs; how good a search is, see `experiments/`.
 
 import gc
 import json
-import os
 import pathlib
 import shutil
-import subprocess
 import sys
 
 import keras
 import keras_tuner
 import numpy as np
 import pandas as pd
+import processes
 import pytest
 import tensorflow as tf
 
@@ -813,13 +812,7 @@ def failure(call, *args, **kwargs):
 @pytest.fixture(scope="module")
 def devices(tmp_path_factory):
     """What `main` says."""
-    done = subprocess.run(
-        [sys.executable, __file__, tmp_path_factory.mktemp("devices")],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"},
-    )
+    done = processes.run(pathlib.Path(__file__), tmp_path_factory.mktemp("devices"))
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("told ")]
     return json.loads(line.removeprefix("told "))
