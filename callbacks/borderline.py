@@ -17,7 +17,7 @@ from tfresidual.probes.logs import log_key
 
 if TYPE_CHECKING:
     from tfresidual.routing import Chain
-    from tfresidual.types import BorderlineGroups, Data
+    from tfresidual.types import BorderlineGroups, Data, OnError
 
 PUBLISHED = ("accuracy", "cross_entropy", "entropy", "images")
 
@@ -41,6 +41,7 @@ class Borderline(ProbeCallback):
         data: the data to probe: a `tf.data.Dataset` of batches `(images, labels)`, a pair of
             arrays, or a dict of these by split name; every key then starts with the split name.
         every: int, the probe runs once every `every` epochs; the keys are NaN in the others.
+        on_error: `"warn"` or `"raise"`, what happens if the probe fails later, see `ProbeCallback`.
         blocks: int, the number of last blocks to read out; in a shorter stage, all of its blocks.
         probability: float over 0, up to 1: an image is borderline if its prediction changes to or
             from the right class when less than this much probability moves between classes.
@@ -66,8 +67,9 @@ class Borderline(ProbeCallback):
         blocks: int = 5,
         probability: float = 0.1,
         groups: BorderlineGroups = "fixed",
+        on_error: OnError = "warn",
     ) -> None:
-        super().__init__(data, every=every)
+        super().__init__(data, every=every, on_error=on_error)
         check_arguments(blocks, 0, probability, groups)
         self.blocks: int = blocks
         self.probability: float = probability

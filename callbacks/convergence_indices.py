@@ -20,7 +20,7 @@ from tfresidual.routing.routes import check_times
 
 if TYPE_CHECKING:
     from tfresidual.routing import Chain
-    from tfresidual.types import Chance, Data, Reading
+    from tfresidual.types import Chance, Data, OnError, Reading
 
 
 class ConvergenceIndices(ProbeCallback):
@@ -41,6 +41,7 @@ class ConvergenceIndices(ProbeCallback):
         data: the data to probe: a `tf.data.Dataset` of batches `(images, labels)`, a pair of
             arrays, or a dict of these by split name; every key then starts with the split name.
         every: int, the probe runs once every `every` epochs; the keys are NaN in the others.
+        on_error: `"warn"` or `"raise"`, what happens if the probe fails later, see `ProbeCallback`.
         times: int, the largest number of extra applications of a stage's last block.
         chance: the error of guessing, see `tfresidual.probes.convergence_indices`.
         reading: what the convergence index is of the read-outs, see there.
@@ -64,8 +65,9 @@ class ConvergenceIndices(ProbeCallback):
         times: int = TIMES,
         chance: Chance = "uniform",
         reading: Reading = "all blocks",
+        on_error: OnError = "warn",
     ) -> None:
-        super().__init__(data, every=every)
+        super().__init__(data, every=every, on_error=on_error)
         self.times: int = check_times(times)
         check_chance(chance)
         self.chance: Chance = chance

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import keras
 
 from tfresidual.arguments import check_bool, check_int, check_ints, checked_path
+from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.probe_callback import chain_in_training
 from tfresidual.machine.files import remove_unfinished
 from tfresidual.machine.locks import locked, remove_abandoned
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from tfresidual.types import StrPath
+    from tfresidual.types import OnError, StrPath
 
 
-class ExportForProbing(keras.callbacks.Callback):
+class ExportForProbing(GoesOn, keras.callbacks.Callback):
     """Exports the network at chosen epochs of `fit`, see `tfresidual.export`.
 
     Writes `folder/epoch0001`, `folder/epoch0002` and so on. Epochs are counted from 1, as on the
@@ -56,6 +57,9 @@ class ExportForProbing(keras.callbacks.Callback):
             again.
         overwrite: whether existing exports of the same epochs are replaced. If not, training does
             not begin when it would replace one.
+        on_error: what happens if an export fails after training has begun, for example because the
+            disk is full: `"warn"`, a warning, and training goes on without it, or `"raise"`, the
+            error, which ends the training.
 
     Raises:
         ValueError: if an argument cannot be used, or both `every` and `epochs` are given; when
@@ -73,8 +77,10 @@ class ExportForProbing(keras.callbacks.Callback):
         every: int = 1,
         epochs: Iterable[int] | None = None,
         overwrite: bool = False,
+        on_error: OnError = "warn",
     ) -> None:
         super().__init__()
+        self.set_on_error(on_error)
         self.every: int = check_int("every", every, at_least=1)
         self.overwrite: bool = check_bool("overwrite", overwrite)
         if epochs is not None and every != 1:
@@ -90,7 +96,7 @@ class ExportForProbing(keras.callbacks.Callback):
         self._held = contextlib.ExitStack()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._has_begun = False
+        self._has_begun, self.warned_of = False, set()
         # A previous training run that failed did not release the folder.
         self._held.close()
         last = (self.params or {}).get("epochs")
@@ -133,7 +139,8 @@ class ExportForProbing(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if self._is_chosen(epoch + 1):
-            self._export(epoch + 1)
+            with self.going_on("the export of this epoch"):
+                self._export(epoch + 1)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self._held.close()

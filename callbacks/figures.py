@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-import warnings
 from typing import TYPE_CHECKING
 
 import keras
 import tensorflow as tf
 
 from tfresidual.arguments import check_int, checked_path
+from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.order import callbacks_before
 from tfresidual.callbacks.probe_callback import ProbeCallback
 from tfresidual.callbacks.summaries import metadata_of
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from tfresidual.types import StrPath
+    from tfresidual.types import OnError, StrPath
 
 # The mean that the stopping rule allows where no callback says another one.
 _EPSILON = 0.1
@@ -29,7 +29,7 @@ _DPI = 100
 _PROBE_OF = {figure.name: entry.name for entry in ENTRIES.values() for figure in entry.figures}
 
 
-class Figures(keras.callbacks.Callback):
+class Figures(GoesOn, keras.callbacks.Callback):
     """Draws what probes measured, and writes the figures for TensorBoard's tab of images.
 
     The figures are those of the report (`tfresidual.registry`), drawn at the end of the epochs in
@@ -51,6 +51,8 @@ class Figures(keras.callbacks.Callback):
         log_dir: the folder to write, such as `"logs/figures"` beside the `"logs/train"` of
             `keras.callbacks.TensorBoard`.
         every: int, figures are drawn once every `every` epochs, if the probes run in them.
+        on_error: what happens if figures cannot be drawn or written: `"warn"`, a warning, and
+            training goes on without them, or `"raise"`, the error, which ends the training.
 
     Raises:
         ValueError: if an argument cannot be used; when training begins, if a probe does not come
@@ -58,15 +60,22 @@ class Figures(keras.callbacks.Callback):
     """
 
     def __init__(
-        self, probes: ProbeCallback | Iterable[ProbeCallback], log_dir: StrPath, *, every: int = 1
+        self,
+        probes: ProbeCallback | Iterable[ProbeCallback],
+        log_dir: StrPath,
+        *,
+        every: int = 1,
+        on_error: OnError = "warn",
     ) -> None:
         super().__init__()
+        self.set_on_error(on_error)
         self.probes: list[ProbeCallback] = _checked(probes)
         self.log_dir: pathlib.Path = checked_path("log_dir", log_dir)
         self.every: int = check_int("every", every, at_least=1)
         self._writer: Any = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self.warned_of = set()
         before = callbacks_before(self)
         late = [type(probe).__name__ for probe in self.probes if probe not in before]
         if late:
@@ -82,17 +91,13 @@ class Figures(keras.callbacks.Callback):
             return
         drawn: dict[str, Any] = {}
         for probe in self.probes:
-            try:
+            with self.going_on(f"figures of {type(probe).__name__} in this epoch"):
                 found = study_figures(probe.frames, getattr(probe, "epsilon", _EPSILON))
-            except ValueError as error:
-                name = type(probe).__name__
-                warnings.warn(f"No figures of {name} in epoch {epoch}: {error}", stacklevel=2)
-                continue
-            drawn = found | drawn
-        with self._writer.as_default():
+                drawn = found | drawn
+        with self.going_on("the figures of this epoch"), self._writer.as_default():
             for name, figure in drawn.items():
                 _write(f"{_PROBE_OF[name]}/{name}", figure, epoch)
-        self._writer.flush()
+            self._writer.flush()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self._writer.close()

@@ -29,6 +29,7 @@ class Lens(ProbeCallback):
         data: the data to probe: a `tf.data.Dataset` of batches `(images, labels)`, a pair of
             arrays, or a dict of these by split name; every key then starts with the split name.
         every: int, the probe runs once every `every` epochs; the keys are NaN in the others.
+        on_error: `"warn"` or `"raise"`, what happens if the probe fails later, see `ProbeCallback`.
 
     Raises:
         ValueError: if `every` is not a positive int or `data` cannot be used; when training

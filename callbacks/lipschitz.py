@@ -11,6 +11,7 @@ from tfresidual.probes.logs import block_logs, log_key
 
 if TYPE_CHECKING:
     from tfresidual.routing import Chain
+    from tfresidual.types import OnError
 
 PREFIX = "lipschitz_"
 
@@ -29,6 +30,7 @@ class Lipschitz(ProbeCallback):
 
     Args:
         every: int, the probe runs once every `every` epochs; the keys are NaN in the others.
+        on_error: `"warn"` or `"raise"`, what happens if the probe fails later, see `ProbeCallback`.
 
     Raises:
         ValueError: if `every` is not a positive int; when training begins, if no block of the
@@ -41,8 +43,8 @@ class Lipschitz(ProbeCallback):
 
     reads_data = False
 
-    def __init__(self, *, every: int = 1) -> None:
-        super().__init__(data=None, every=every)
+    def __init__(self, *, every: int = 1, on_error: OnError = "warn") -> None:
+        super().__init__(data=None, every=every, on_error=on_error)
 
     def check(self, chain: Chain) -> None:
         super().check(chain)

@@ -14,7 +14,7 @@ from tfresidual.routing.block_values import PERTURBATION_METRICS
 
 if TYPE_CHECKING:
     from tfresidual.routing import Chain
-    from tfresidual.types import Data
+    from tfresidual.types import Data, OnError
 
 PUBLISHED = ("distance", "scaled_distance", "mean_perturbation", "mean_scaled_perturbation")
 
@@ -39,6 +39,7 @@ class Perturbation(ProbeCallback):
             arrays, or a dict of these by split name; every key then starts with the split name.
         epsilon: float over 0, the largest mean scaled perturbation allowed.
         every: int, the probe runs once every `every` epochs; the keys are NaN in the others.
+        on_error: `"warn"` or `"raise"`, what happens if the probe fails later, see `ProbeCallback`.
 
     Raises:
         ValueError: if `every` is not a positive int, `epsilon` is not a number over 0, or `data`
@@ -49,8 +50,15 @@ class Perturbation(ProbeCallback):
         and section 2.3.
     """
 
-    def __init__(self, data: Data, *, epsilon: float = 0.1, every: int = 1) -> None:
-        super().__init__(data, every=every)
+    def __init__(
+        self,
+        data: Data,
+        *,
+        epsilon: float = 0.1,
+        every: int = 1,
+        on_error: OnError = "warn",
+    ) -> None:
+        super().__init__(data, every=every, on_error=on_error)
         depth_for(0, epsilon)
         self.epsilon: float = epsilon
 

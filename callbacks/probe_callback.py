@@ -13,23 +13,27 @@ import numpy as np
 
 from tfresidual import sources
 from tfresidual.arguments import check_int
+from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.order import warn_of_earlier
 from tfresidual.probes.measure import takes_any_labels
 from tfresidual.routing.batches import batches_of, check_data, first_batch, splits_of
 from tfresidual.routing.evaluator import check_scored
-from tfresidual.routing.images import check_images
+from tfresidual.routing.images import check_images, sliced
 from tfresidual.routing.labels import check_prepared
 from tfresidual.routing.losses import takes_signs
 from tfresidual.routing.outputs import check_labels
 from tfresidual.routing.positions import has_positions, shape_of_outputs
+from tfresidual.sources.origin import settings_of
 
 if TYPE_CHECKING:
     from typing import Any, Literal
 
     from tfresidual.routing import Chain
     from tfresidual.sources.choosing import Layers
-    from tfresidual.types import Data, Frame
+    from tfresidual.types import Data, Frame, OnError
 
+# The number of images on which a probe is tried when training begins.
+TRIED = 8
 # Where a model keeps its `_Probed`. A dictionary of models would keep subclassed ones forever,
 # since their chains refer to them.
 _KEPT = "_tfresidual_probed"
@@ -40,13 +44,13 @@ class _Probed:
 
     Attributes:
         chain: the `Chain`, which holds compiled functions; `None` before it is needed.
-        loss: the loss that it was made for, because `compile` may replace the loss later.
+        state: what the model was when the chain was made, see `_state_of`.
         options: how the blocks are found, see `use_blocks`.
     """
 
     def __init__(self) -> None:
         self.chain: Chain | None = None
-        self.loss: Any = None
+        self.state: Any = None
         self.options: dict[str, Any] = {}
 
 
@@ -97,12 +101,26 @@ def use_blocks(
 
 
 def chain_in_training(model):
-    """Returns the chain of a model, the same one for all callbacks of its training."""
-    probed = _probed(model)
-    if probed.chain is None or probed.loss is not model.loss:
-        probed.chain = sources.chain(model, **probed.options)
-        probed.loss = model.loss
+    """Returns the chain of a model, the same one for all callbacks of its training.
+
+    It is made again when the model was compiled again, or anything of it has changed but the values
+    of its weights.
+    """
+    probed, state = _probed(model), _state_of(model)
+    is_old = probed.chain is None or probed.state != state
+    if is_old or probed.chain.made_of.change(probed.chain.loss) is not None:
+        probed.chain, probed.state = sources.chain(model, **probed.options), state
     return probed.chain
+
+
+def _state_of(model):
+    # Keras makes this object in every `compile`.
+    return getattr(model, "_loss_tracker", None), settings_of(model)
+
+
+def forget_chain(model):
+    """Has the chain of a model made again when it is needed next."""
+    _probed(model).chain = None
 
 
 def options_in_training(model):
@@ -110,7 +128,7 @@ def options_in_training(model):
     return _probed(model).options
 
 
-class ProbeCallback(keras.callbacks.Callback):
+class ProbeCallback(GoesOn, keras.callbacks.Callback):
     """Runs a probe at the end of some epochs of `fit` and publishes its numbers in `logs`.
 
     Every key exists from the first epoch on, with NaN where nothing was measured, so that
@@ -118,9 +136,13 @@ class ProbeCallback(keras.callbacks.Callback):
     `TensorBoard`, `EarlyStopping`) must come after this one in the list of callbacks. If one comes
     before it, a warning is issued when training begins.
 
-    The data is also checked when training begins: the first batch of every split is read once and
-    must fit the network. (If the first training batch builds the network, the check follows after
-    that batch.) Reading it counts as an iteration over the data. This changes the order of a
+    Everything is tried when training begins: the first batch of every split is read and must fit
+    the network, and the probe runs on its first images. What fails then is an error. (If the first
+    training batch builds the network, this follows after that batch.) What fails later, because of
+    a full disk or data that changed, is a warning: the keys are NaN, and the training goes on.
+
+    Reading the first batch counts as an iteration over the data, or as two if the data comes from a
+    Python function: such data must begin with the same batch each time. This changes the order of a
     dataset that is reshuffled in every iteration, and of one that counts its iterations, such as
     the training data of `tfresidual.datasets.load`; to probe training data, use
     `tfresidual.datasets.plain(train)`. There is no way to find out whether a dataset made from a
@@ -133,6 +155,8 @@ class ProbeCallback(keras.callbacks.Callback):
         data: the data to probe: a `tf.data.Dataset` of batches `(images, labels)`, a pair of
             arrays, or a dict of these by split name; every key then starts with the split name.
         every: int, the probe runs once every `every` epochs.
+        on_error: what happens if the probe fails after training has begun: `"warn"`, a warning for
+            each cause and NaN for the keys, or `"raise"`, the error, which ends the training.
 
     Attributes:
         frames: the frames that the probe returned at the end of the last epoch, by name; empty if
@@ -140,7 +164,8 @@ class ProbeCallback(keras.callbacks.Callback):
 
     Raises:
         ValueError: if `every` is not a positive int, or `data` has another type or is known to be
-            infinite; when training begins, if the data is empty or does not fit the network.
+            infinite; when training begins, if the data is empty, can be read only once, or does not
+            fit the network, or if the probe fails.
     """
 
     # Whether the probe reads any data.
@@ -150,8 +175,9 @@ class ProbeCallback(keras.callbacks.Callback):
     # Whether it counts right and wrong predictions.
     counts_errors = False
 
-    def __init__(self, data: Data | None, *, every: int = 1) -> None:
+    def __init__(self, data: Data | None, *, every: int = 1, on_error: OnError = "warn") -> None:
         super().__init__()
+        self.set_on_error(on_error)
         self.every: int = check_int("every", every, at_least=1)
         if self.reads_data:
             for split, part in splits_of(data).items():
@@ -159,8 +185,11 @@ class ProbeCallback(keras.callbacks.Callback):
                     check_data(part)
         self.data: Data | None = data
         self.frames: dict[str, Frame] = {}
+        # The last chain, and the keys that all epochs have, once the network is known.
         self._chain: Chain | None = None
+        self._keys: list[str] = []
         self._first: dict[str | None, Any] | None = None
+        self._is_tried = True
 
     def probe(self, chain: Chain) -> dict[str, float]:
         """Runs the probe and returns a dict of floats by log key."""
@@ -184,7 +213,7 @@ class ProbeCallback(keras.callbacks.Callback):
         return list(splits_of(self.data))
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._chain, self.frames = None, {}
+        self._chain, self.frames, self.warned_of = None, {}, set()
         epochs = (self.params or {}).get("epochs")
         if epochs and epochs < self.every:
             warnings.warn(
@@ -192,6 +221,7 @@ class ProbeCallback(keras.callbacks.Callback):
                 f"{epochs}: it will never run.",
                 stacklevel=2,
             )
+        self._is_tried = not epochs or epochs >= self.every
         self._first = self._first_batches()
         if self.model.built:
             self._begin()
@@ -203,11 +233,14 @@ class ProbeCallback(keras.callbacks.Callback):
             self._begin()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        chain = self._begin() if self._chain is None else self._chain
+        if self._chain is None:
+            self._begin()
         logs, self.frames = {} if logs is None else logs, {}
-        logs.update(dict.fromkeys(self.keys(chain), math.nan))
+        logs.update(dict.fromkeys(self._keys, math.nan))
         if (epoch + 1) % self.every == 0:
-            logs.update(self.probe(chain))
+            with self.going_on("its numbers of this epoch"):
+                self._chain = chain_in_training(self.model)
+                logs.update(self.probe(self._chain))
 
     def _first_batches(self):
         """Returns the first batch of every split, as a dict by split."""
@@ -215,23 +248,46 @@ class ProbeCallback(keras.callbacks.Callback):
         if self.reads_data:
             for split, part in splits_of(self.data).items():
                 with _in_split(split):
-                    batches[split] = first_batch(part)
+                    batches[split] = first_batch(part, again=True)
         return batches
 
     def _begin(self):
-        """Checks the network, once it is built, and whether the data fits it; returns its chain."""
+        """Checks the network, once it is built, and whether data and probe fit it."""
         chain = chain_in_training(self.model)
         self.check(chain)
         is_read = self.counts_errors or (self.reads_labels and takes_any_labels(chain))
+        few = {}
         for split, batch in self._first.items():
             with _in_split(split):
-                images, labels = next(batches_of(batch, chain, with_labels=is_read)[0])
+                images, labels = next(batches_of(batch, chain, with_labels=False)[0])
                 check_images(chain, images)
                 if is_read:
-                    self._check_labels(chain, images, labels, batch[1])
+                    _, prepared = next(batches_of(batch, chain)[0])
+                    self._check_labels(chain, images, prepared, batch[1])
+                few[split] = sliced((images, labels), slice(TRIED))
         warn_of_earlier(self, ProbeCallback, self.keys(chain))
-        self._chain, self._first = chain, None
-        return chain
+        if few and self._is_tried:
+            chain = self._tried(few)
+        self._chain, self._keys, self._first = chain, self.keys(chain), None
+
+    def _tried(self, few):
+        """Runs the probe on a few images, or else on all; returns the chain of which it can be."""
+        data = self.data
+        few = few.get(None, few)
+        for attempt, part in enumerate([few, few, data]):
+            self.data = part
+            try:
+                self.probe(chain := chain_in_training(self.model))
+                return chain
+            except Exception:
+                # Something may have changed that the chain does not show, or that a few images do
+                # not.
+                if attempt == 2:
+                    raise
+                if attempt == 0:
+                    forget_chain(self.model)
+            finally:
+                self.data, self.frames = data, {}
 
     def _check_labels(self, chain, images, labels, all_labels):
         """Checks the labels of some images, and all labels that have been read already."""

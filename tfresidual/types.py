@@ -75,3 +75,5 @@ AtChance: TypeAlias = Literal["raise", "nan"]
 BorderlineGroups: TypeAlias = Literal["fixed", "next block"]
 # What the convergence index is of the read-outs of a stage.
 Reading: TypeAlias = Literal["all blocks", "all but last", "trapezoid"]
+# What a callback does when it fails after training has begun.
+OnError: TypeAlias = Literal["warn", "raise"]

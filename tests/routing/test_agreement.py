@@ -53,8 +53,6 @@ def broken(chain, changed=1e-2):
     return dataclasses.replace(
         chain,
         head=lambda state: chain.head(state * (1 + changed)),
-        compiled={},
-        compared={},
     )
 
 
@@ -195,7 +193,7 @@ def test_sizes_that_are_not_known_and_indices_are_found_for_an_export(tmp_path):
     net = keras.Model(inputs, layers.Dense(3)(layers.GlobalMaxPooling1D()(state)))
     chain = tfr.chain(net)
     tfr.export(chain, tmp_path / "net")
-    assert [key for key in chain.compared if key[0] == "reference"]
+    assert chain.compared
     with pytest.raises(ValueError, match=OTHER):
         tfr.export(broken(chain), tmp_path / "other")
 

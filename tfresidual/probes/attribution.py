@@ -31,6 +31,7 @@ from tfresidual.probes.predictions import (
 )
 from tfresidual.routing.batches import run_over, splits_of
 from tfresidual.routing.evaluator import check_scored
+from tfresidual.routing.gradients import is_half, loss_gradients
 from tfresidual.sources.normalizations import frozen_normalizations
 
 if TYPE_CHECKING:
@@ -271,7 +272,8 @@ class _Head:
 
 def _linearised(chain, target, per_position, is_frozen, last, labels):
     """Returns the `_Head` of a chain for the images of a batch, see `Chain.given`."""
-    with tf.GradientTape(persistent=per_position, watch_accessed_variables=False) as tape:
+    is_persistent = per_position or is_half(last)
+    with tf.GradientTape(persistent=is_persistent, watch_accessed_variables=False) as tape:
         tape.watch(last)
         outputs = _with_fixed_statistics(chain, last) if is_frozen else chain.head(last)
         logits, has_several = logits_of(chain.outputs, outputs)
@@ -280,12 +282,14 @@ def _linearised(chain, target, per_position, is_frozen, last, labels):
         chosen, counted = chosen_logit(target, logits, read.sets), has_logit(target, read)
         # Those of an image together; the images do not depend on one another.
         logit = chosen if per_position else over_positions(chosen, counted)
-        by_sign = logit * _signs(logit) if per_position else logit
-    gradient, elsewhere = _known(chain, tape.gradient(logit, last)), None
+        total, by_sign = logit, logit
+        if per_position:
+            total, by_sign = (tf.reduce_sum(one, axis=1) for one in (logit, logit * _signs(logit)))
+    gradient, elsewhere = _known(chain, loss_gradients(tape, total, last)), None
     if per_position:
         if not (len(last.shape) > 2 and last.shape[1:2].is_compatible_with(logit.shape[1:2])):
             raise _no_positions(chain)
-        signed = _known(chain, tape.gradient(by_sign, last))
+        signed = _known(chain, loss_gradients(tape, by_sign, last))
         elsewhere = _share_elsewhere(gradient, signed, _signs(logit))
     return _Head(logit, gradient, elsewhere, counted)
 

@@ -30,7 +30,8 @@ from tfresidual.probes.predictions import (
     over_positions,
     weighted_mean,
 )
-from tfresidual.routing.batches import batches_of, check_once, rebatched, splits_of
+from tfresidual.routing.agreement import check_run
+from tfresidual.routing.batches import batches_of, rebatched, splits_of
 from tfresidual.routing.evaluator import MOST_IMAGES, check_scored
 from tfresidual.routing.images import check_images, joined, key_of, sliced, spec_of
 from tfresidual.routing.positions import (
@@ -185,7 +186,7 @@ def _values_of(chain, data, source, what, positions, target, progress):
             images, labels, source_images, source_labels = batch
             if compiled is None:
                 check_images(chain, images)
-                check_once(chain, images)
+                check_run(chain, images)
                 if positions is not None:
                     _check_positions(chain, sliced(images, slice(1)), positions)
                 compiled = _compiled(chain, what, positions, target, batch)

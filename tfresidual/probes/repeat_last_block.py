@@ -17,7 +17,7 @@ from tfresidual.probes.measure import counting, standard_error
 from tfresidual.routing import routes
 from tfresidual.routing.batches import run_over, splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT
-from tfresidual.routing.gradients import known_gradients
+from tfresidual.routing.gradients import is_half, known_gradients, loss_gradients
 from tfresidual.routing.positions import (
     check_any_counts,
     counted_images,
@@ -164,7 +164,7 @@ def _batch_values(chain, stage, scales, images, labels):
     clean, shapes = without_padding(chain), []
 
     def apply(index, state, cosines, ratios):
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
+        with tf.GradientTape(persistent=is_half(state), watch_accessed_variables=False) as tape:
             tape.watch(state)
             after = block(state, anchor, tf.gather(scales, index))
             _, last = rest.walk(after)
@@ -172,7 +172,7 @@ def _batch_values(chain, stage, scales, images, labels):
             losses = chain.loss(labels, outputs)
         shapes.append(tuple(outputs.shape)[1:])
         change = clean(change_of(state, after))
-        (gradient,) = known_gradients(chain, [state], [tape.gradient(losses, state)])
+        (gradient,) = known_gradients(chain, [state], loss_gradients(tape, losses, [state]))
         gradient, size = clean(gradient), norm(clean(state))
         cosines = cosines.write(index, tf.cast(cosine(change, gradient), tf.float32))
         ratios = ratios.write(index, tf.cast(ratio(norm(change), size), tf.float32))

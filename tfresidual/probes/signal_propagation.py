@@ -14,7 +14,12 @@ from keras import backend, ops
 from tfresidual import sources
 from tfresidual.metrics import change_of, cosine, norm, ratio
 from tfresidual.probes.measure import measure
-from tfresidual.routing.gradients import known_gradients
+from tfresidual.routing.gradients import (
+    carried_gradients,
+    is_half,
+    known_gradients,
+    loss_gradients,
+)
 from tfresidual.routing.positions import (
     counted_images,
     only_counted,
@@ -131,16 +136,15 @@ def _batch_values(chain, images, labels):
     # The stem needs no gradient, so it is outside the tape.
     chain = chain.given(images)
     state = chain.stem(images)
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
+    with tf.GradientTape(persistent=is_half(state), watch_accessed_variables=False) as tape:
         tape.watch(state)
         pairs, last = chain.walk(state)
-        # Summed over the images, so that each image gets its own gradient.
         outputs = chain.head(last)
-        total = tf.reduce_sum(chain.loss(labels, outputs))
+        losses = chain.loss(labels, outputs)
     counted = counted_images(chain, labels, tuple(outputs.shape)[1:])
     before, after = zip(*pairs, strict=True)
     # A state that a stage with an anchor does not use has no gradient.
-    gradients, gradients_after = tape.gradient(total, [before, after])
+    gradients, gradients_after = loss_gradients(tape, losses, [before, after])
     gradients = known_gradients(chain, before, gradients)
     gradients_after = known_gradients(chain, after, gradients_after)
     clean = without_padding(chain)
@@ -196,10 +200,7 @@ def _through_shortcuts(blocks, states, gradient):
             copies.append(state)
             state = block.changed(state, anchor, tf.stop_gradient)
             anchor = anchor if block.keeps_shape else state
-    arriving = tape.gradient(
-        state, copies, gradient, unconnected_gradients=tf.UnconnectedGradients.ZERO
-    )
-    return [None] * first + arriving
+    return [None] * first + carried_gradients(tape, state, copies, gradient)
 
 
 def _sum_deviations(blocks, pairs, clean):

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfresidual.routing.images import dtype_taken, is_shape, key_of, spec_of
+from tfresidual.routing.images import dtype_taken, is_shape, key_of, sliced, spec_of
 from tfresidual.routing.outputs import LOGITS, OUTPUTS, named_outputs
 
 # The largest difference that rounding may cause, as a share of the largest output of an image, by
@@ -14,6 +14,10 @@ from tfresidual.routing.outputs import LOGITS, OUTPUTS, named_outputs
 # are compiled separately.
 ALLOWED = {"bfloat16": 0.1, "float16": 0.02}
 ALLOWED_OTHERWISE = 1e-3
+# From these sizes on, states and what is computed of them may overflow.
+HUGE_WEIGHT, HUGE_STATE, HUGE_OTHERWISE = 1e3, {"float16": 4096.0}, 1e15
+# The number of images on which a run compares a chain with its network.
+COMPARED = 8
 # The number of random images that a network is tried on.
 SAMPLES = 2
 # Sizes to try for axes of unknown size: the most common image size first, then smaller ones for
@@ -24,6 +28,8 @@ SIZES = (224, 256, 64, 32, 16, 8, 4, 512, 4096, 65536)
 def check_agreement(chain, images, found):
     """Raises a `ValueError` if the outputs of a chain are not those of its network, up to rounding.
 
+    Nothing is compared if the states overflow, as those of a network whose training diverged.
+
     Args:
         chain: a `tfresidual.routing.Chain`.
         images: some images, as a tensor.
@@ -32,13 +38,18 @@ def check_agreement(chain, images, found):
     """
     if chain.reference is None:
         return
-    function, allowed = _compiled(chain, images)
-    expected = function(images)
+    # Not compiled: a compiled function stays as it is when the network changes.
+    expected = named_outputs(chain.reference(images))
+    allowed = _compiled(chain, images)[1]
     share, most, largest = difference(found, expected)
     if share <= allowed:
         return
-    again = difference(expected, function(images))
-    if again[0] > allowed:
+    if _has_diverged(chain, images):
+        # The network has diverged: near the end of the range of floats, rounding decides which
+        # numbers are infinite.
+        return
+    again = difference(expected, named_outputs(chain.reference(images)))
+    if not again[0] <= allowed:
         raise ValueError(
             "Argument `chain` must belong to a network that always gives the same outputs for "
             "the same images outside of training: otherwise random differences cannot be "
@@ -48,13 +59,40 @@ def check_agreement(chain, images, found):
     raise ValueError(
         "Argument `chain` must compute what its network does. On the unperturbed route, the "
         "outputs for some of these images differ from those of the network itself by more than "
-        "rounding: dividing the network into blocks loses part of what it computes, its constants "
-        "changed after the chain was made (make another one), or an image's outputs depend on the "
-        "other images. Remove the reference of a chain whose "
-        "functions were replaced on purpose: `dataclasses.replace(chain, reference=None)`. "
+        "rounding: dividing the network into blocks loses part of what it computes, the network "
+        "has changed after the chain was made (make another chain), or an image's outputs depend "
+        "on the other images. Remove the reference of a chain whose functions were replaced on "
+        "purpose: `dataclasses.replace(chain, reference=None)`. "
         f"Received: {chain.name}, whose outputs differ by up to {most:.3g}, of up to "
         f"{largest:.3g}"
     )
+
+
+def _has_diverged(chain, images):
+    """Returns whether weights are huge, and states come near the largest numbers of their dtype."""
+    if all(np.abs(weight).max(initial=0) <= HUGE_WEIGHT for weight in chain.weights):
+        return False
+    given = chain.given(images)
+    pairs, last = given.walk(given.stem(images))
+    return any(
+        not tf.reduce_max(tf.abs(state)) < HUGE_STATE.get(state.dtype.name, HUGE_OTHERWISE)
+        for state in [last, *(before for before, _ in pairs)]
+    )
+
+
+def check_run(chain, images):
+    """Compares what is compiled of a chain with its network, as every run of a probe does first.
+
+    Args:
+        chain: a `tfresidual.routing.Chain`.
+        images: the first images of the run, as tensors.
+
+    Raises:
+        ValueError: if they differ, see `check_agreement`.
+    """
+    if chain.reference is not None:
+        few = sliced(images, slice(COMPARED))
+        check_agreement(chain, few, _compiled(chain, few)[0](few))
 
 
 def sample_images(chain):
@@ -113,7 +151,7 @@ def _has_unknown(shapes):
 def _accepts(chain, images):
     """Returns whether the network of a chain accepts some images."""
     try:
-        _compiled(chain, images)[0](images)
+        named_outputs(chain.reference(images))
     except Exception:
         # Code written by others may raise any error on inputs that it does not accept.
         return False
@@ -121,11 +159,15 @@ def _accepts(chain, images):
 
 
 def _compiled(chain, images):
-    """Returns the compiled function of the network for such images, and the allowed difference."""
-    key = ("reference", *key_of(images))
+    """Returns the compiled outputs of a chain for such images, and the allowed difference.
+
+    They are compiled before anything that is measured in the same run, so what changed after that
+    is in the outputs of the network alone.
+    """
+    key = key_of(images)
     if key not in chain.compared:
         function = tf.function(
-            lambda images: named_outputs(chain.reference(images)),
+            lambda images: named_outputs(chain(images)),
             input_signature=[spec_of(images)],
             autograph=False,
         )

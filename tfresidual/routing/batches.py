@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from tfresidual.arguments import check_bool
 from tfresidual.machine.console import progress_bar
-from tfresidual.machine.passes import without_tuning
-from tfresidual.routing.agreement import check_agreement
+from tfresidual.machine.passes import is_from_python, without_tuning
+from tfresidual.routing.agreement import check_run
 from tfresidual.routing.images import (
     check_images,
     dtype_taken,
@@ -22,13 +22,10 @@ from tfresidual.routing.images import (
     spec_of,
 )
 from tfresidual.routing.labels import prepared_labels
-from tfresidual.routing.outputs import named_outputs
 
 BATCH_SIZE = 128
 # Under this name, functions return which images their plain sums are right for, bool, `(images,)`.
 IN_RANGE = "in_range"
-# The number of images on which a chain is compared with its network.
-COMPARED = 8
 
 
 def batches_of(data, chain=None, with_labels=True):
@@ -124,22 +121,52 @@ def _short(data):
     return f"an array of shape {tuple(data.shape)}" if hasattr(data, "shape") else repr(data)
 
 
-def first_batch(data):
+def first_batch(data, again=False):
     """Returns the first batch of the data with images, `(images, labels, weights)`; all of arrays.
 
     Images, labels and sample weights (or `None`) are those of the data, of any type that
     `batches_of` accepts.
 
+    Args:
+        data: the data.
+        again: whether the data will be read again. What comes from a Python function is then read
+            twice, and must begin with the same batch each time: an iterator that can be read once
+            does not.
+
     Raises:
-        ValueError: if `batches_of` does not accept the data, or it is empty.
+        ValueError: if `batches_of` does not accept the data, or it is empty, or if it cannot be
+            read again.
     """
     check_data(data)
+    batch = _first_of(data)
+    if batch is None:
+        raise ValueError(
+            f"Argument `data` must hold at least one batch with images. Received: data={data!r}"
+        )
+    if again and isinstance(data, tf.data.Dataset) and is_from_python(data):
+        second = _first_of(data)
+        if second is None or not _are_equal(batch, second):
+            raise ValueError(
+                "Argument `data` must begin with the same batch whenever it is read, if it comes "
+                "from a Python function: a probe reads it in every epoch. Make a new iterator in "
+                "each call of the function, or pass arrays. Received: "
+                f"data={data!r}, which {'is empty' if second is None else 'began otherwise'} when "
+                "it was read for the second time"
+            )
+    return _parts(data) if isinstance(data, (list, tuple)) else batch
+
+
+def _first_of(data):
+    """Returns the first batch with images; `None` if there is none."""
     batches, _ = _raw_batches(data)
-    for batch in batches:
-        if any(_checked([batch])):
-            return _parts(data) if isinstance(data, (list, tuple)) else batch
-    raise ValueError(
-        f"Argument `data` must hold at least one batch with images. Received: data={data!r}"
+    return next((batch for batch in batches if any(_checked([batch]))), None)
+
+
+def _are_equal(some, others):
+    pairs = zip(*map(keras.tree.flatten, (some, others)), strict=True)
+    return all(
+        np.array_equal(one, other, equal_nan=np.asarray(one).dtype.kind == "f")
+        for one, other in pairs
     )
 
 
@@ -213,7 +240,7 @@ def run_over(
         for images, labels in batches:
             if not parts:
                 check_images(chain, images)
-                check_once(chain, images)
+                check_run(chain, images)
             if check is not None:
                 check(images, labels)
             found = None
@@ -339,19 +366,6 @@ def _parts(batch):
             f"Received: a batch of type {type(batch).__name__}"
         )
     return batch[0], batch[1], batch[2] if len(batch) == 3 else None
-
-
-def check_once(chain, images):
-    """Compares a chain with its network, once per image shape.
-
-    Once is enough: parts that are divided wrongly differ for any weights, and numbers computed from
-    weights are refused when a chain is made.
-    """
-    key = ("agrees", *key_of(images))
-    if chain.reference is not None and key not in chain.compared:
-        few = sliced(images, slice(COMPARED))
-        check_agreement(chain, few, named_outputs(chain(few)))
-        chain.compared[key] = True
 
 
 def _compiled(chain, name, function, images, labels):

@@ -178,6 +178,9 @@ class Chain:
         context: the function `images -> context`, a dict of tensors with a leading axis of images;
             `None` if blocks read nothing but the state. Under the name `VALID_POSITIONS`, it may
             hold which positions of the states are not padding, bool, `(images, positions)`.
+        made_of: what the chain was made of, with a method `change(loss)` that returns in words what
+            has changed since; `None` if that is not known, as in chains built by hand. A probe
+            raises an error if anything has.
         input_dtype: the dtype that the network declares for its input, a str, or a dict, tuple or
             list of these. Integers are passed on as they are if it is an integer, and otherwise
             become float32.
@@ -198,12 +201,15 @@ class Chain:
     notes: tuple[str, ...] = ()
     context: Callable[[Any], dict[str, Tensor]] | None = dataclasses.field(default=None, repr=False)
     input_dtype: Any = "float32"
+    made_of: Any = dataclasses.field(default=None, repr=False, compare=False)
     # The compiled functions that functions of the chain call, by their names.
     called: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
     # The functions compiled for this chain, by what they compute and for which shapes.
     compiled: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
-    # The compiled reference, and the kinds of images on which the chain was compared with it.
+    # The compiled outputs that are compared with those of the network, by kind of images.
     compared: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    # The functions that these were compiled for.
+    compiled_for: Any = dataclasses.field(default=None, repr=False, compare=False)
     # The shape of the outputs for one image, by head and kind of images, as far as it is known.
     output_shapes: dict[Any, Any] = dataclasses.field(
         default_factory=dict, repr=False, compare=False
@@ -211,6 +217,14 @@ class Chain:
     # The context that `within` has put into the functions, and the chain that it was called on.
     known: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
     origin: Chain | None = dataclasses.field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # `dataclasses.replace` hands on what was compiled, perhaps for other functions.
+        own = (self.stem, self.stages, self.head, self.loss, self.outputs, self.context)
+        if self.compiled_for is not None and self.compiled_for != own:
+            for name in ("compiled", "compared", "output_shapes"):
+                object.__setattr__(self, name, {})
+        object.__setattr__(self, "compiled_for", own)
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -341,11 +355,22 @@ def _block_within(block, context):
 
 
 def checked_chain(chain):
-    """Returns an argument that must be a `Chain`; raises a `ValueError` if it is something else."""
+    """Returns an argument that must be a `Chain` of a model that has not changed since.
+
+    Raises:
+        ValueError: if it is something else, or the model has changed.
+    """
     if not isinstance(chain, Chain):
         raise ValueError(
             "Argument `chain` must be a `tfresidual.routing.Chain`, as `tfresidual.chain` "
             f"returns it. Received: chain={chain!r} of type {type(chain).__name__}"
+        )
+    change = None if chain.made_of is None else chain.made_of.change(chain.loss)
+    if change is not None:
+        raise ValueError(
+            "Argument `chain` must have been made of the model as it is now: the model has "
+            f"changed, make another chain. Received: a chain of {chain.name}, where what changed "
+            f"is: {change}"
         )
     return chain
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+import numpy as np
 import tensorflow as tf
 
 from tfresidual.routing.positions import counted_images
@@ -57,11 +58,11 @@ def walk_with_gradients(chain: Chain, images: tf.Tensor, labels: tf.Tensor) -> W
     chain = chain.given(images)
     # The stem needs no gradient, so it is outside the tape.
     state = chain.stem(images)
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
+    with tf.GradientTape(persistent=is_half(state), watch_accessed_variables=False) as tape:
         tape.watch(state)
         pairs, last = chain.walk(state)
         outputs = chain.head(last)
-        total = tf.reduce_sum(chain.loss(labels, outputs))
+        losses, of_readouts = chain.loss(labels, outputs), None
         shape = tuple(outputs.shape)[1:]
         # Copies without a gradient to the network, so that read-outs do not change its gradients.
         readouts = {
@@ -76,9 +77,14 @@ def walk_with_gradients(chain: Chain, images: tf.Tensor, labels: tf.Tensor) -> W
             states = [tf.cast(copy, last.dtype) for copy in readouts.values()]
             outputs = chain.times(len(readouts)).head(tf.concat(states, axis=0))
             repeats = [len(readouts)] + [1] * (len(labels.shape) - 1)
-            total += tf.reduce_sum(chain.loss(tf.tile(labels, repeats), outputs))
+            of_readouts = chain.loss(tf.tile(labels, repeats), outputs)
     before, after = zip(*pairs, strict=True)
-    gradients, gradients_after, copies = tape.gradient(total, [before, after, readouts])
+    if is_half(state):
+        gradients, gradients_after = loss_gradients(tape, losses, [before, after])
+        copies = loss_gradients(tape, of_readouts, readouts, have_own=True) if readouts else {}
+    else:
+        both = [losses, of_readouts] if readouts else [losses]
+        gradients, gradients_after, copies = tape.gradient(both, [before, after, readouts])
     return Walk(
         pairs,
         known_gradients(chain, before, gradients),
@@ -86,6 +92,88 @@ def walk_with_gradients(chain: Chain, images: tf.Tensor, labels: tf.Tensor) -> W
         [copies.get(index) for index in range(len(pairs))],
         counted_images(chain, labels, shape),
     )
+
+
+def is_half(state):
+    """Returns whether a tensor is in float16, whose gradients `loss_gradients` computes twice."""
+    return state.dtype == tf.float16
+
+
+def loss_gradients(tape, losses, states, have_own=False):
+    """Returns the gradients of losses at states; in float32 at states in float16.
+
+    There, where numbers below 6e-8 are 0, every loss is multiplied by a power of two for which its
+    largest gradient is near 16, and its gradients are divided by it.
+
+    Args:
+        tape: a `tf.GradientTape` that recorded the losses; a persistent one for states in float16.
+        losses: one per image, `(images,)`.
+        states: a structure of tensors `(images, ...)`.
+        have_own: whether every state has losses of its own, one state after the other.
+
+    Returns:
+        The gradients in the same structure, `None` for states that the losses do not depend on.
+    """
+    flat = tf.nest.flatten(states)
+    if not any(map(is_half, flat)):
+        return tape.gradient(losses, states)
+    shares = len(flat) if have_own else 1
+
+    def gradients(powers):
+        """Returns the gradients of losses times powers of two, and the size of the largest."""
+        scales = tf.pow(2.0, powers)
+        found = tape.gradient(losses, flat, output_gradients=tf.cast(scales, losses.dtype))
+        of_states = tf.unstack(tf.reshape(scales, [shares, -1])) * (len(flat) // shares)
+        wide = [None if one is None else tf.cast(one, tf.float32) for one in found]
+        sizes = [
+            tf.zeros_like(scale) if one is None else _largest(one)
+            for one, scale in zip(wide, of_states, strict=True)
+        ]
+        sizes = tf.reduce_max(tf.reshape(tf.stack(sizes), [-1, tf.size(scales)]), axis=0)
+        divided = [
+            None if one is None else one / _of_rows(scale, one)
+            for one, scale in zip(wide, of_states, strict=True)
+        ]
+        return divided, sizes
+
+    # A first pass finds the sizes: infinite ones were too large, and 0 is too small.
+    first = tf.fill(tf.shape(losses), 8.0)
+    _, sizes = gradients(first)
+    wanted = first + 4.0 - tf.math.ceil(tf.math.log(sizes) / np.log(2.0))
+    wanted = tf.minimum(tf.where(sizes > 0, wanted, 24.0), 14.0 if is_half(losses) else 60.0)
+    found, _ = gradients(tf.where(tf.math.is_finite(sizes), wanted, -4.0))
+    return tf.nest.pack_sequence_as(states, found)
+
+
+def carried_gradients(tape, after, before, gradient):
+    """Returns the gradients at earlier states that lead to a gradient at a later one.
+
+    Like those of `loss_gradients`, they are in float32, and do not vanish, at states in float16.
+
+    Args:
+        tape: a `tf.GradientTape` that recorded the way between the states.
+        after: the later state, `(images, ...)`.
+        before: a list of earlier states.
+        gradient: the gradient at the later state; its scale may be anything.
+    """
+    zero = tf.UnconnectedGradients.ZERO
+    if not is_half(after):
+        return tape.gradient(after, before, gradient, unconnected_gradients=zero)
+    size = _largest(gradient)
+    scale = tf.where((size > 0) & tf.math.is_finite(size), size, 1.0) / 16.0
+    given = tf.cast(gradient / _of_rows(scale, gradient), after.dtype)
+    found = tape.gradient(after, before, given, unconnected_gradients=zero)
+    return [tf.cast(one, tf.float32) * _of_rows(scale, one) for one in found]
+
+
+def _of_rows(scale, tensor):
+    """Returns numbers `(images,)` in a shape that multiplies those of a tensor `(images, ...)`."""
+    return tf.reshape(scale, [-1, *[1] * (len(tensor.shape) - 1)])
+
+
+def _largest(tensor):
+    """Returns the largest absolute value of each image, `(images,)`."""
+    return tf.reduce_max(tf.abs(tensor), axis=range(1, len(tensor.shape)))
 
 
 def known_gradients(chain, states, gradients):

@@ -1,15 +1,18 @@
 """The loss per image, as the probes use it."""
 
+import functools
 import inspect
 import itertools
 import json
 import math
+import warnings
 
 import keras
 import numpy as np
 import tensorflow as tf
 from keras import ops
 
+from tfresidual.machine.first_step import changed_method
 from tfresidual.routing.positions import are_indices, are_per_position, counted, fits, kept
 
 # The name of the cross-entropy of this file among the names of losses.
@@ -46,7 +49,9 @@ def loss_of(model, kind=None):
 
     A cross-entropy after a softmax keeps an accurate gradient for images that the network predicts
     with high confidence, see `softmax_cross_entropy`. For any other loss, the loss object of the
-    compiled model is used.
+    compiled model is used. A model may minimize another loss: one of a `train_step` or
+    `compute_loss` of its own, or those that its layers add. The loss then warns of that when it is
+    used for the first time.
 
     Args:
         model: a `keras.Model` with one output.
@@ -66,6 +71,38 @@ def loss_of(model, kind=None):
     Raises:
         ValueError: if the model was compiled with several losses.
     """
+    losses = _loss_of(model, kind)
+    notes = note_of_loss(model)
+    return _noted(losses, *notes) if notes else losses
+
+
+def note_of_loss(model):
+    """Returns why the loss of `loss_of` may not be what training minimizes, as a tuple of notes."""
+    if not model.compiled:
+        return ()
+    own, is_given = changed_method(model), single(model.loss) is not None
+    if own is None and is_given:
+        return ()
+    which = "the one of `compile`" if is_given else "the cross-entropy of the outputs"
+    why = f"has its own `{own}`" if own else "was compiled without a loss"
+    return (f"{model.name} {why}: the loss of the probes is {which}, which it may not minimize",)
+
+
+def _noted(losses, note):
+    """Returns a loss that warns when it is computed, or traced, for the first time."""
+    is_said = []
+
+    @functools.wraps(losses)
+    def noted(labels, outputs):
+        if not is_said:
+            is_said.append(True)
+            warnings.warn(note, stacklevel=2)
+        return losses(labels, outputs)
+
+    return noted
+
+
+def _loss_of(model, kind):
     loss = single(model.loss) if model.compiled else None
     if isinstance(loss, (list, tuple, dict)):
         raise ValueError(

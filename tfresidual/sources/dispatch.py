@@ -12,8 +12,8 @@ import keras
 
 from tfresidual.layers import BatchNormalization, ResidualUnit
 from tfresidual.networks import ResidualNetwork
-from tfresidual.routing.chain import Block, Chain, Stage
-from tfresidual.routing.losses import loss_of
+from tfresidual.routing.chain import Block, Chain, Stage, checked_chain
+from tfresidual.routing.losses import loss_of, note_of_loss
 from tfresidual.saved_model.format import UNREADABLE
 from tfresidual.saved_model.reader import saved_model_chain
 from tfresidual.sources.calls import SharedCalls
@@ -21,6 +21,7 @@ from tfresidual.sources.compiled import NOT_COMPILED, notes_of_file
 from tfresidual.sources.functional import preparation, unit_parts
 from tfresidual.sources.graph import reference_of
 from tfresidual.sources.keras_models import chain_of_model
+from tfresidual.sources.origin import Origin
 from tfresidual.sources.outputs import kind_of, outputs_of
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def chain(
             f"Received: {', '.join(given)} for source={source!r}"
         )
     if isinstance(source, Chain):
-        return source
+        return checked_chain(source)
     if isinstance(source, (str, os.PathLike)):
         return saved_model_chain(path)
     if isinstance(source, ResidualNetwork):
@@ -209,18 +210,21 @@ def _of_residual_network(network):
             _block(network, calls, index, place, unit) for place, unit in enumerate(units)
         )
         stages.append(Stage(index, blocks, transition and _sequence([transition])))
+    losses = loss_of(network, kind_of(network))
     return Chain(
         name=network.name,
         stem=_sequence(stem),
         stages=tuple(stages),
         head=_sequence(head),
-        loss=loss_of(network, kind_of(network)),
+        loss=losses,
         input_shape=network.input_shape[1:],
         outputs=outputs_of(network),
         weights=network.learned_variables(),
         prepare=preparation(unit for _, units in sections for unit in units),
         reference=reference_of(network),
         called=calls.called,
+        notes=note_of_loss(network),
+        made_of=Origin(network, losses),
     )
 
 

@@ -21,10 +21,11 @@ from keras import ops
 
 from tfresidual.routing.agreement import sample_images
 from tfresidual.routing.chain import VALID_POSITIONS, Block, Chain, Stage
-from tfresidual.routing.losses import loss_of
+from tfresidual.routing.losses import loss_of, note_of_loss
 from tfresidual.sources.blocks import is_unit, other_anchor, path_to, shortcut_of_unit
 from tfresidual.sources.calls import SharedCalls
 from tfresidual.sources.graph import described, replay
+from tfresidual.sources.origin import Origin
 from tfresidual.sources.outputs import kind_of, last_operation, outputs_of
 from tfresidual.sources.weights import parameters_of, weights_by_role
 
@@ -54,21 +55,23 @@ def chain_of_division(model, division: Division, declared, reference, notes=()) 
     parts = _Parts(graph, context)
     dtype = _dtype_of_states(found)
     shapes, dtypes = described(declared)
+    losses = loss_of(model, kind_of(model, last))
     chain = Chain(
         name=model.name,
         stem=_stem(whole, found[0].before.tensor, dtype),
         stages=_stages(parts, found, -1 if not _is_channels_first(graph) else 1, dtype),
         head=parts.between(found[-1].after, division.trunk[-1]),
-        loss=loss_of(model, kind_of(model, last)),
+        loss=losses,
         input_shape=shapes,
         input_dtype=dtypes,
         outputs=outputs_of(model, last) if len(whole.output.shape) in (2, 3) else "values",
         weights=parameters_of(whole.nodes),
         prepare=prepare,
         reference=reference,
-        notes=notes,
+        notes=(*notes, *note_of_loss(model)),
         context=context.function,
         called=parts.calls.called,
+        made_of=Origin(model, losses),
     )
     context.check(model, sample_images(chain) if context.shared else None)
     return chain

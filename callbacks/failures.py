@@ -1,0 +1,57 @@
+"""What a callback does when it fails after training has begun."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from typing import TYPE_CHECKING
+
+from tfresidual.arguments import check_choice
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tfresidual.types import OnError
+
+ON_ERROR = ("warn", "raise")
+
+
+class GoesOn:
+    """A base class of callbacks whose failures do not end the training.
+
+    What fails for good is an error when training begins. What fails later, such as a full disk,
+    is a warning, and the training goes on, unless `on_error` is `"raise"`.
+
+    Attributes:
+        on_error: `"warn"` or `"raise"`.
+        warned_of: the causes that this training has warned of.
+    """
+
+    on_error: OnError = "warn"
+
+    def set_on_error(self, on_error: OnError) -> None:
+        """Sets what happens; raises a `ValueError` if it is none of both."""
+        check_choice("on_error", on_error, ON_ERROR)
+        self.on_error = on_error
+        self.warned_of: set[str] = set()
+
+    @contextlib.contextmanager
+    def going_on(self, lost: str) -> Iterator[None]:
+        """Turns errors in a `with` block into a warning for each cause, if training is to go on.
+
+        Args:
+            lost: what there is not if the block fails.
+        """
+        try:
+            yield
+        except Exception as error:
+            if self.on_error == "raise":
+                raise
+            cause = f"{type(error).__name__}: {error}"
+            if cause not in self.warned_of:
+                self.warned_of.add(cause)
+                warnings.warn(
+                    f"{type(self).__name__} failed, and training goes on without {lost}; "
+                    f'`on_error="raise"` ends it instead. Cause: {cause}',
+                    stacklevel=2,
+                )

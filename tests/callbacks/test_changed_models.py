@@ -1,0 +1,199 @@
+"""Models that change after a chain was made of them: no number is that of the old network.
+
+The truth is a `GradientTape` over calls of the layers as they are then.
+"""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tfresidual as tfr
+from tfresidual import callbacks, probes
+
+rng = np.random.default_rng(0)
+IMAGES = rng.normal(size=(12, 6)).astype("float32")
+LABELS = rng.integers(0, 4, 12)
+LOSS = "sparse_categorical_crossentropy"
+
+
+@keras.saving.register_keras_serializable("tests")
+class Scaled(layers.Layer):
+    """A whole block that reads an attribute."""
+
+    def __init__(self, scale=1.0, **kwargs):
+        super().__init__(**kwargs)
+        self.scale, self.inner = scale, layers.Dense(8, activation="tanh")
+
+    def call(self, state):
+        return state + self.scale * self.inner(state)
+
+
+class Net:
+    """A sequential model of a stem, blocks and a head, and the same as a list of layers."""
+
+    def __init__(self, blocks=2):
+        stem, head = layers.Dense(8), layers.Dense(4, activation="softmax", name="head")
+        self.model = keras.Sequential(
+            [keras.Input((6,)), stem, *(Scaled() for _ in range(blocks)), head]
+        )
+        self.compile()
+
+    def compile(self):
+        self.model.compile("sgd", LOSS)
+
+    def truth(self):
+        """The gradient norms before all blocks, and then the l2 ratios."""
+        stem, *blocks, head = self.model.layers
+        state, states = stem(IMAGES), []
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(state)
+            for block in blocks:
+                states.append(state)
+                state = block(state)
+            losses = keras.losses.sparse_categorical_crossentropy(LABELS, head(state))
+        norms = [np.linalg.norm(tape.gradient(losses, one), axis=1).mean() for one in states]
+        ratios = [
+            np.mean(np.linalg.norm(after - before, axis=1) / np.linalg.norm(before, axis=1))
+            for before, after in zip(states, [*states[1:], state], strict=True)
+        ]
+        return [*norms, *ratios]
+
+
+def fit_and_published(net):
+    probe = callbacks.BlockMetrics((IMAGES, LABELS))
+    logs = net.model.fit(IMAGES, LABELS, verbose=0, callbacks=[probe]).history
+    return [
+        value[-1]
+        for name in ("gradient_norm", "l2_ratio")
+        for key, value in logs.items()
+        if key.endswith(name)
+    ]
+
+
+def lora(net):
+    net.model.layers[1].inner.enable_lora(2)
+
+
+def head(net):
+    net.model.pop()
+    net.model.add(layers.Dense(6, activation="softmax"))
+
+
+def more_blocks(net):
+    last = net.model.pop()
+    net.model.add(Scaled(0.5))
+    net.model.add(last)
+
+
+def fewer_blocks(net):
+    last = net.model.pop()
+    net.model.pop()
+    net.model.add(last)
+
+
+def quantized(net):
+    for layer in net.model.layers[1:-1]:
+        layer.inner.quantize("int8")
+        # Its weights are integers, which no optimizer trains.
+        layer.trainable = False
+
+
+def attribute(net):
+    net.model.layers[1].scale = 3.0
+
+
+def small_change_of_an_attribute(net):
+    net.model.layers[1].scale = 1.00002
+
+
+def activation(net):
+    net.model.layers[1].inner.activation = keras.activations.relu
+
+
+CHANGES = (
+    lora,
+    head,
+    more_blocks,
+    fewer_blocks,
+    quantized,
+    attribute,
+    small_change_of_an_attribute,
+    activation,
+)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_training_after_a_change_publishes_the_new_network(change):
+    net = Net()
+    np.testing.assert_allclose(fit_and_published(net), net.truth(), rtol=1e-5)
+    change(net)
+    if change is not small_change_of_an_attribute:
+        # With the same string.
+        net.compile()
+    published, truth = fit_and_published(net), net.truth()
+    np.testing.assert_allclose(published, truth, rtol=1e-5)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_chain_in_hand_of_a_changed_model_is_refused(change):
+    net = Net()
+    chain, chosen = tfr.chain(net.model), (probes.block_metrics, probes.drop_blocks)
+    for probe in chosen:
+        probe(chain, (IMAGES, LABELS))
+    change(net)
+    for probe in chosen if change is not small_change_of_an_attribute else ():
+        with pytest.raises(ValueError, match=r"has changed.*make another chain.*Received: "):
+            probe(chain, (IMAGES, LABELS))
+    frame = probes.block_metrics(tfr.chain(net.model), (IMAGES, LABELS))
+    found = [*frame["gradient_norm"], *frame["l2_ratio"]]
+    np.testing.assert_allclose(found, net.truth(), rtol=1e-5)
+
+
+def test_another_loss_is_another_chain_and_one_replaced_on_purpose_is_not():
+    net = Net()
+    chain = tfr.chain(net.model)
+    before = probes.block_metrics(chain, (IMAGES, LABELS))
+    kept = dataclasses.replace(chain, loss=lambda labels, outputs: 2 * chain.loss(labels, outputs))
+    twice = probes.block_metrics(kept, (IMAGES, LABELS))
+    np.testing.assert_allclose(twice["gradient_norm"], 2 * before["gradient_norm"], rtol=1e-5)
+    net.model.compile("sgd", keras.losses.SparseCategoricalCrossentropy())
+    with pytest.raises(ValueError, match=r"make another chain.*loss"):
+        probes.block_metrics(chain, (IMAGES, LABELS))
+    again = probes.block_metrics(kept, (IMAGES, LABELS))
+    np.testing.assert_array_equal(again["gradient_norm"], twice["gradient_norm"])
+
+
+def test_a_change_during_a_training(tmp_path):
+    """What is published and exported is the network of each epoch."""
+    net, truths = Net(), []
+
+    def change(epoch, logs):
+        truths.append(net.truth())
+        if epoch == 0:
+            net.model.layers[1].inner.enable_lora(2)
+
+    own = [
+        callbacks.BlockMetrics((IMAGES, LABELS)),
+        callbacks.ExportForProbing(tmp_path),
+        keras.callbacks.LambdaCallback(on_epoch_end=change),
+    ]
+    logs = net.model.fit(IMAGES, LABELS, epochs=2, verbose=0, callbacks=own).history
+    for epoch, truth in enumerate(truths):
+        published = [v[epoch] for k, v in logs.items() if k.endswith(("gradient_norm", "l2_ratio"))]
+        np.testing.assert_allclose(sorted(published), sorted(truth), rtol=1e-5)
+        frame = probes.block_metrics(tfr.chain(tmp_path / f"epoch000{epoch + 1}"), (IMAGES, LABELS))
+        found = [*frame["gradient_norm"], *frame["l2_ratio"]]
+        np.testing.assert_allclose(found, truth, rtol=1e-4)
+
+
+def test_the_chain_of_an_unchanged_model_is_kept():
+    net, probe = Net(), callbacks.BlockMetrics((IMAGES, LABELS))
+    chains = []
+    for _ in range(2):
+        net.model.fit(IMAGES, LABELS, verbose=0, callbacks=[probe])
+        chains.append(probe._chain)
+    assert chains[0] is chains[1]
