@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tracemalloc
 import zipfile
 
 import numpy as np
@@ -200,6 +201,21 @@ def test_damaged_files_are_named(whole, name):
     assert reason in message
     assert str(whole) in message.split("Received: ")[1]
     assert "\n" not in message
+
+
+def test_a_file_that_becomes_many_times_as_large(whole):
+    """Nothing of it is read, to which the memory testifies."""
+    header(whole, sizes={"train": 30_000, "validation": 5, "test": 4})
+    with np.load(whole) as file:
+        content = dict(file)
+    content["train_images"] = np.zeros((30_000, 32, 32, 3), "uint8")
+    np.savez_compressed(whole, **content)
+    del content
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"images\.npz is not opened: .*Received: path="):
+        datasets.load_file(whole)
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
 
 
 @pytest.mark.parametrize("labels", [np.full((6, 10), 1), np.eye(10)[:6], 2 * np.eye(10)[:6]])

@@ -3,6 +3,7 @@
 import inspect
 import json
 import shutil
+import tracemalloc
 import zipfile
 
 import keras
@@ -10,6 +11,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers, ops
+from reference.unsafe_files import (
+    IN_ARCHIVE,
+    IN_WEIGHTS,
+    change_weights,
+    rewrite,
+    with_secret,
+)
 
 import tfresidual as tfr
 from tfresidual.routing.losses import loss_from
@@ -40,17 +48,6 @@ def saved(tmp_path_factory):
     return path
 
 
-def rewritten(path, change):
-    """Writes an archive again: `change` takes name and content, and returns it, or `None`."""
-    with zipfile.ZipFile(path) as archive:
-        contents = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in contents.items():
-            content = change(name, content)
-            if content is not None:
-                archive.writestr(name, content)
-
-
 def in_the_middle(content):
     middle = len(content) // 2
     return content[:middle] + bytes(255 - byte for byte in content[middle:])
@@ -61,15 +58,15 @@ DAMAGES = {
     "an empty file": lambda path: path.write_bytes(b""),
     "other bytes": lambda path: path.write_bytes(in_the_middle(path.read_bytes())),
     "changed bytes": lambda path: path.write_bytes(path.read_bytes().replace(b"conv2d", b"conv3d")),
-    "no config": lambda path: rewritten(path, lambda name, c: None if "config" in name else c),
-    "an empty config": lambda path: rewritten(
+    "no config": lambda path: rewrite(path, lambda name, c: None if "config" in name else c),
+    "an empty config": lambda path: rewrite(
         path, lambda name, c: b"{}" if name == "config.json" else c
     ),
-    "half a config": lambda path: rewritten(
+    "half a config": lambda path: rewrite(
         path, lambda name, c: c[: len(c) // 2] if name == "config.json" else c
     ),
-    "no weights": lambda path: rewritten(path, lambda name, c: None if ".h5" in name else c),
-    "half of the weights": lambda path: rewritten(
+    "no weights": lambda path: rewrite(path, lambda name, c: None if ".h5" in name else c),
+    "half of the weights": lambda path: rewrite(
         path, lambda name, c: c[: len(c) // 2] if ".h5" in name else c
     ),
 }
@@ -90,6 +87,50 @@ def test_damaged_files(saved, tmp_path, name):
     DAMAGES[name](path)
     with pytest.raises(ValueError, match=r"`source` must be .* complete .*Received: source="):
         tfr.chain(path)
+
+
+@pytest.mark.parametrize("name", IN_WEIGHTS)
+def test_weights_that_read_other_files_or_become_gigabytes(saved, tmp_path, name):
+    path = tmp_path / "net.keras"
+    shutil.copy(saved, path)
+    change_weights(path, IN_WEIGHTS[name], with_secret(tmp_path / "secret.h5"))
+    with pytest.raises(ValueError, match=r"net\.keras is not opened: .*Received: path="):
+        tfr.chain(path)
+
+
+@pytest.mark.parametrize("name", IN_ARCHIVE)
+def test_archives_that_lead_out_or_become_gigabytes(saved, tmp_path, name):
+    """Nothing of it is read, to which the memory testifies."""
+    path = tmp_path / "net.keras"
+    shutil.copy(saved, path)
+    IN_ARCHIVE[name](path)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"net\.keras is not opened: .*Received: path="):
+        tfr.chain(path)
+    assert tracemalloc.get_traced_memory()[1] < 2**23
+    tracemalloc.stop()
+
+
+def test_a_file_with_two_of_a_name(saved, tmp_path):
+    """One is looked at, and another one is opened."""
+    path = tmp_path / "net.keras"
+    shutil.copy(saved, path)
+    with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
+        archive.writestr("config.json", archive.read("config.json"))
+    with pytest.raises(ValueError, match=r"net\.keras is not opened: .*Received: path="):
+        tfr.chain(path)
+
+
+def test_a_compressed_file_is_no_suspect(saved, tmp_path):
+    with (
+        zipfile.ZipFile(saved) as archive,
+        zipfile.ZipFile(tmp_path / "net.keras", "w", zipfile.ZIP_DEFLATED) as compressed,
+    ):
+        for name in archive.namelist():
+            compressed.writestr(name, archive.read(name))
+    np.testing.assert_array_equal(
+        tfr.chain(tmp_path / "net.keras")(images()), tfr.chain(saved)(images())
+    )
 
 
 def test_paths_that_are_none(tmp_path):

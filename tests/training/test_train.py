@@ -22,6 +22,7 @@ import pandas as pd
 import processes
 import pytest
 import tensorflow as tf
+from reference.unsafe_files import IN_WEIGHTS, change_weights, with_secret
 from rich.console import Console
 from training import small_training
 
@@ -281,6 +282,17 @@ def test_a_key_that_is_nan_at_first_keeps_its_column(tmp_path, data, recwarn):
     logs = [pd.read_csv(tmp_path / name / "log.csv") for name in ("whole", "two")]
     assert logs[0]["depth"].tolist() == pytest.approx([np.nan, 7, np.nan], nan_ok=True)
     pd.testing.assert_frame_equal(*logs, check_exact=True)
+
+
+def test_a_checkpoint_that_leads_elsewhere(tmp_path, data):
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "run", data, callbacks=[Interruption(KeyboardInterrupt, 1, 1)])
+    path = tmp_path / "run" / "checkpoints" / "epoch-0000.keras"
+    change_weights(path, IN_WEIGHTS["external_data"], with_secret(tmp_path / "secret.h5"))
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=r"not opened: .*Received: path="):
+        train(tmp_path / "run", data)
+    assert path.read_bytes() == before
 
 
 def test_leftovers_of_a_kill_do_no_harm(tmp_path, data, uninterrupted, killed_while_writing):

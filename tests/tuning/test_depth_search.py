@@ -20,6 +20,7 @@ import pandas as pd
 import processes
 import pytest
 import tensorflow as tf
+from reference.unsafe_files import IN_WEIGHTS, change_weights, with_secret
 
 import tfresidual
 from tfresidual import networks, probes, tuning
@@ -303,6 +304,15 @@ class TestDamaged:
         ) as raised:
             tuner.get_best_models()
         assert isinstance(raised.value, keras_tuner.errors.FatalError)
+
+    @pytest.mark.parametrize("name", ["external_data", "empty_gigabytes"])
+    def test_weights_that_lead_elsewhere(self, small, tmp_path, name):
+        shutil.copytree(small.project_dir, tmp_path / "search")
+        tuner = tuner_in(tmp_path, epsilon=0.6, max_blocks=12, max_trials=None)
+        path = tuner.oracle.weights_path(tuner.oracle.get_best_trials()[0])
+        change_weights(path, IN_WEIGHTS[name], with_secret(tmp_path / "secret.h5"))
+        with pytest.raises(keras_tuner.errors.FatalValueError, match=r"not opened: .*Received: "):
+            tuner.get_best_models()
 
     def test_the_file_of_an_older_tuner(self, small, tmp_path):
         """It held nothing; a search in a folder with one resumes."""

@@ -19,6 +19,7 @@ from tfresidual.datasets.description import (
     is_augmented,
     normalization,
 )
+from tfresidual.machine.archives import RefusedFileError, check_sizes, npy_header
 from tfresidual.machine.files import check_folder, damaged, written
 from tfresidual.machine.memory import check_fits
 
@@ -43,12 +44,14 @@ class ImageFile:
         name: Name of the dataset.
         digits: Number of digits on an image of Digitclutter, otherwise None.
         sizes: Number of images by split.
+        unpacked: Number of bytes of what it holds.
     """
 
     path: pathlib.Path
     name: DatasetName
     digits: int | None
     sizes: dict[str, int]
+    unpacked: int
 
     def read(self, split: str, count: int | None = None) -> tuple[Array, Array]:
         """Reads `count` images of a split, those that `load` returns, or all; and their labels.
@@ -72,26 +75,26 @@ class ImageFile:
         return images[part].copy(), labels[part].copy()
 
     def _array(self, name, are_labels):
-        try:
-            with np.load(self.path, allow_pickle=False) as file:
-                array = file[name]
-        except OSError:
-            raise
-        except Exception as error:
-            # NumPy passes on errors of many kinds.
-            raise damaged(self.path, f"{name} in it cannot be read, {error}", REMEDY) from error
         count = self.sizes[name.rpartition("_")[0]]
         description = describe(self.name, self.digits or 3)
         shape, dtype = (count, *description.input_shape), np.dtype("uint8")
         if are_labels:
             shape = (count, description.classes) if description.multi_label else (count,)
             dtype = np.dtype("uint8" if description.multi_label else "int64")
-        if (array.shape, array.dtype) != (shape, dtype):
-            reason = (
-                f"{name} in it has shape {array.shape} and dtype {array.dtype} instead of "
-                f"{shape} and {dtype}"
-            )
-            raise damaged(self.path, reason, REMEDY)
+        try:
+            with zipfile.ZipFile(self.path) as file:
+                found = npy_header(file, f"{name}.npy")
+            if is_expected := found == (shape, dtype):
+                with np.load(self.path, allow_pickle=False) as file:
+                    array = file[name]
+        except OSError:
+            raise
+        except Exception as error:
+            # NumPy passes on errors of many kinds.
+            raise damaged(self.path, f"{name} in it cannot be read, {error}", REMEDY) from error
+        if not is_expected:
+            reason = f"has shape {found[0]} and dtype {found[1]} instead of {shape} and {dtype}"
+            raise damaged(self.path, f"{name} in it {reason}", REMEDY)
         if are_labels and not self._are_labels(array, description):
             raise damaged(self.path, f"{name} in it holds other numbers than labels", REMEDY)
         return array
@@ -126,7 +129,8 @@ def open_file(data_file: StrPath) -> ImageFile:
     """Returns what a file that `save` wrote holds; reads no images.
 
     Raises:
-        ValueError: If the file is damaged, cut short, of a later version, or something else.
+        ValueError: If the file is damaged, cut short, of a later version, or something else, or
+            unpacks to many times its size.
         OSError: If there is no such file, or it cannot be read.
     """
     path = checked_path("data_file", data_file)
@@ -141,9 +145,10 @@ def open_file(data_file: StrPath) -> ImageFile:
     if not zipfile.is_zipfile(path):
         raise damaged(path, "it is cut short, or no .npz file", REMEDY)
     try:
+        unpacked = check_sizes(path)
         with np.load(path, allow_pickle=False) as file:
             header = json.loads(str(file[HEADER])) if HEADER in file else None
-    except OSError:
+    except (OSError, RefusedFileError):
         raise
     except Exception as error:
         raise damaged(path, error, REMEDY) from error
@@ -166,7 +171,7 @@ def open_file(data_file: StrPath) -> ImageFile:
     except (KeyError, TypeError, ValueError) as error:
         reason = "the name, digits and sizes in it are not those of a dataset"
         raise damaged(path, reason, REMEDY) from error
-    return ImageFile(path, name, digits, sizes)
+    return ImageFile(path, name, digits, sizes, unpacked)
 
 
 def check_target(data_file: StrPath) -> pathlib.Path:
@@ -261,7 +266,7 @@ def reader_of(file, name, digits, train_size, validation, test_size):
     """
     file.check_holds(name, digits, train_size, validation, test_size)
     check_fits(
-        file.path.stat().st_size,
+        file.unpacked,
         "Argument `data_file` must fit into the memory of this machine: the images",
         f"data_file={str(file.path)!r}",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import pathlib
 import zipfile
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 import keras
 
 from tfresidual.layers import BatchNormalization, ResidualUnit
+from tfresidual.machine.archives import RefusedFileError, check_model_file
 from tfresidual.networks import ResidualNetwork
 from tfresidual.routing.chain import Block, Chain, Stage, checked_chain
 from tfresidual.routing.losses import loss_of, note_of_loss
@@ -115,8 +117,8 @@ def chain(
     Raises:
         FileNotFoundError: if there is no such file or directory.
         ValueError: if the source is none of these, no blocks can be found in the model, or the
-            file is damaged or holds classes that are not known here, or if another argument cannot
-            be used.
+            file is damaged, holds classes that are not known here, leads to other files, or
+            unpacks to many times its size, or if another argument cannot be used.
     """
     options = {"blocks": blocks, "open": open, "inputs": inputs, "padding": padding}
     if isinstance(source, (str, os.PathLike)):
@@ -179,16 +181,21 @@ def _is_archive(path):
 def _loaded(path):
     """Returns the model in a `.keras` file, and notes on the parts that could not be loaded."""
     try:
-        model = keras.saving.load_model(path)
-        return model, notes_of_file(model, path)
-    except DAMAGED as error:
-        failure = error
-    try:
-        # Perhaps only the loss, metrics or optimizer of the model are unknown here.
+        check_model_file(path)
         model = keras.saving.load_model(path, compile=False)
+        with zipfile.ZipFile(path) as archive:
+            settings = json.loads(archive.read("config.json")).get("compile_config")
+    except RefusedFileError:
+        raise
+    except DAMAGED as error:
+        raise _unreadable(path, error) from error
+    try:
+        # Perhaps the loss, metrics or optimizer of the model are unknown here.
+        if settings:
+            model.compile_from_config(settings)
     except DAMAGED:
-        raise _unreadable(path, failure) from failure
-    return model, (NOT_COMPILED,)
+        return model, (NOT_COMPILED,)
+    return model, notes_of_file(model, path)
 
 
 def _unreadable(path, reason):

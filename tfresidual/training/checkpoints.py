@@ -11,6 +11,7 @@ import keras
 import pandas as pd
 
 from tfresidual.machine import backends
+from tfresidual.machine.archives import RefusedFileError, check_model_file
 from tfresidual.machine.files import damaged, remove_unfinished, replacing
 
 CHECKPOINT = re.compile(r"epoch-(\d+)\.keras")
@@ -200,40 +201,29 @@ def _random_state_in(path):
         return json.loads(archive.read(OTHER_GENERATORS))
 
 
-def check_archive(path, remedy):
-    """Raises an error if a `.keras` file is damaged, as far as its zip checksums show.
-
-    Raises:
-        ValueError: if the file is damaged.
-        OSError: if the file cannot be read.
-    """
-    with path.open("rb") as file:
-        try:
-            with zipfile.ZipFile(file) as archive:
-                reason = archive.testzip() and f"{archive.testzip()} in it is"
-        except Exception as error:
-            # Each kind of compression uses its own library, with its own errors.
-            raise damaged(path, error, remedy) from error
-    if reason:
-        raise damaged(path, reason, remedy)
-
-
 def opened(path, remedy=REMEDY):
     """Returns the network in a run's `.keras` file, with the states of its random generators.
 
     Raises:
-        ValueError: if the file is damaged.
+        ValueError: if the file is damaged, as far as its zip checksums show, leads to other files,
+            or unpacks to many times its size.
         OSError: if the file cannot be read.
     """
-    check_archive(path, remedy)
+    # An error of a file that exists but cannot be read.
+    path.open("rb").close()
     try:
-        network = keras.saving.load_model(path)
+        check_model_file(path)
         with zipfile.ZipFile(path) as archive:
+            if (name := archive.testzip()) is not None:
+                raise ValueError(f"{name} in it is")
+            network = keras.saving.load_model(path)
             # The file of a network without random generators need not have the states.
             if GENERATORS in archive.namelist() or _generators(network):
                 states = json.loads(archive.read(GENERATORS))
                 for variable, state in zip(_generators(network), states, strict=True):
                     variable.assign(state)
+    except RefusedFileError:
+        raise
     except Exception as error:
         # Keras passes on errors of many kinds from its dependencies.
         raise damaged(path, error, remedy) from error

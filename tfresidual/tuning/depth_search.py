@@ -18,6 +18,7 @@ from keras_tuner.engine.tuner import maybe_distribute
 
 from tfresidual import probes, sources
 from tfresidual.arguments import check_int, check_number
+from tfresidual.machine.archives import RefusedFileError, check_weights_file
 from tfresidual.machine.files import damaged, replacing
 from tfresidual.machine.first_step import build_optimizer, traced_once
 from tfresidual.machine.locks import LOCK, locked
@@ -530,7 +531,8 @@ def load_trained(network, path):
         path: path of the weights of the trial.
 
     Raises:
-        ValueError: if the weights are missing or damaged.
+        ValueError: if the weights are missing or damaged, or their file leads to other files or
+            becomes many times its size.
     """
     if not pathlib.Path(path).exists():
         raise errors.FatalValueError(
@@ -538,9 +540,12 @@ def load_trained(network, path):
         )
     build_optimizer(network)
     try:
+        check_weights_file(path)
         network.load_weights(path)
     except PermissionError:
         raise
+    except RefusedFileError as error:
+        raise errors.FatalValueError(str(error)) from error
     except (OSError, ValueError, LookupError) as error:
         # Error messages of Keras may be very long.
         reason = str(error).strip().partition("\n")[0]
