@@ -15,7 +15,7 @@ from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.probe_callback import chain_in_training
 from tfresidual.machine.files import remove_unfinished
 from tfresidual.machine.locks import locked, remove_abandoned
-from tfresidual.saved_model.format import series_of, series_path
+from tfresidual.saved_model.format import check_can_open, series_of, series_path
 from tfresidual.saved_model.writer import obstacle_at, parts_to_save
 from tfresidual.sources.exporting import export
 
@@ -49,7 +49,8 @@ class ExportForProbing(GoesOn, keras.callbacks.Callback):
     process, raises an error when it begins.
 
     Args:
-        folder: the directory to write to; it is created if it does not exist.
+        folder: the directory to write to; it is created if it does not exist. TensorFlow cannot
+            open a path with `[` or `\\`, which are parts of a pattern to it.
         every: int, the network is exported once every `every` epochs.
         epochs: ints, the epochs to export instead; 0 is the network before training. Cannot be
             combined with `every`. At least one of them must be an epoch of the training run. When
@@ -89,6 +90,7 @@ class ExportForProbing(GoesOn, keras.callbacks.Callback):
                 f"Received: every={every!r}, epochs={epochs!r}"
             )
         self.folder: pathlib.Path = checked_path("folder", folder)
+        check_can_open("folder", self.folder)
         self.epochs: frozenset[int] | None = None
         if epochs is not None:
             self.epochs = frozenset(check_ints("epochs", epochs, at_least=0))

@@ -14,6 +14,7 @@ from keras import layers
 from reference.small_networks import small_network
 
 import tfresidual as tfr
+from tfresidual.callbacks import ExportForProbing
 from tfresidual.machine.locks import FolderInUseError, locked
 from tfresidual.sources.exporting import export
 
@@ -208,6 +209,36 @@ def test_what_tensorflow_says_is_told_and_nothing_is_left(tmp_path, there):
         path = tmp_path / there / "new" / "newer" / "net"
         export(network_with(BareTable(NotToBeMadeAgain())), path, probing=False)
     assert content_of(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["n[1]", "n[1]/net", "a\\b", "[", "\udcff"])
+def test_paths_that_tensorflow_cannot_open(chain, tmp_path, monkeypatch, name):
+    """Absolute, relative, and where this process stands."""
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path / name, name):
+        with pytest.raises(ValueError, match=r"`path` must .* TensorFlow .*Received: path="):
+            export(chain, path)
+        with pytest.raises(ValueError, match=r"`folder` must .* TensorFlow .*Received: folder="):
+            ExportForProbing(path)
+    (tmp_path / "n[1]").mkdir()
+    monkeypatch.chdir(tmp_path / "n[1]")
+    with pytest.raises(ValueError, match=r"`path` must .* TensorFlow "):
+        export(chain, "net")
+    assert content_of(tmp_path) == {str(tmp_path / "n[1]"): False}
+
+
+def test_a_path_to_which_it_was_moved_and_names_that_can_be_opened(chain, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    expected = chain(np.ones((2, *chain.input_shape)))
+    for name in ("a*b?", "n]1", "~", "two words \n"):
+        export(chain, name)
+        for path in (name, tmp_path / name):
+            np.testing.assert_allclose(
+                tfr.chain(path)(np.ones((2, *chain.input_shape))), expected, rtol=1e-5
+            )
+    (tmp_path / "~").rename("n[1]")
+    with pytest.raises(ValueError, match=r"must be a path that TensorFlow can open.*Rename it"):
+        tfr.chain("n[1]")
 
 
 def test_a_full_disk_leaves_nothing_and_loses_nothing(chain, tmp_path):

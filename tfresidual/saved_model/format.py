@@ -1,6 +1,7 @@
 """The format of a SavedModel that can be probed: its files, names and layout."""
 
 import json
+import os
 import pathlib
 import re
 
@@ -41,6 +42,32 @@ def transition_name(stage):
 def block_name(stage, index, part):
     """Returns the name of a function of a block; `part` is one of `PARTS`."""
     return f"stage{stage}/block{index}/{part}"
+
+
+def check_can_open(name, path):
+    """Raises a `ValueError` unless TensorFlow can open a SavedModel that is written to a path.
+
+    Args:
+        name: str, the name of the argument that holds the path.
+        path: the path.
+    """
+    if unusual := _unusual_in(os.path.abspath(path)):
+        raise ValueError(
+            f"Argument `{name}` must be a path that TensorFlow can open again: it takes `[` and "
+            f"`\\` in the names of folders for a pattern, and reads names as UTF-8. {unusual} "
+            f"Received: {name}={str(path)!r}"
+        )
+
+
+def _unusual_in(path):
+    """Returns in words what in a path keeps TensorFlow from opening a SavedModel; empty if none."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return f"{path!r} is not UTF-8."
+    # On Windows, the latter separates folders.
+    found = [mark for mark in ("[", "\\") if mark in path and mark != os.sep]
+    return f"There is {' and '.join(map(repr, found))} in {path!r}." if found else ""
 
 
 def is_saved_model(path):
@@ -195,7 +222,12 @@ def _is_count(value):
 
 
 def damaged(path, error):
-    """Returns the error of a SavedModel that is damaged or incomplete."""
+    """Returns the error of a SavedModel that is damaged, incomplete or where it cannot be opened."""
+    if unusual := _unusual_in(str(path)):
+        return ValueError(
+            f"Argument `source` must be a path that TensorFlow can open. {unusual} Rename it. "
+            f"Received: source={str(path)!r}"
+        )
     reason = str(error).strip().splitlines()
     return ValueError(
         "Argument `source` must be a complete SavedModel; this one is damaged or incomplete "

@@ -11,6 +11,7 @@ from tfresidual import sources
 from tfresidual.arguments import check_bool, checked_path
 from tfresidual.machine.files import remove_unfinished
 from tfresidual.machine.locks import locked, remove_abandoned
+from tfresidual.saved_model.format import check_can_open
 from tfresidual.saved_model.writer import check_target, write
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ def export(
 
     Args:
         net: a network, or anything else that `tfresidual.chain` accepts.
-        path: the folder to write. Its parent folders are created.
+        path: the folder to write. Its parent folders are created. TensorFlow cannot open a path
+            with `[` or `\\`, which are parts of a pattern to it, or one that is not UTF-8.
         probing: whether the functions for probing are written too. If not, the SavedModel can only
             be served.
         overwrite: whether an existing SavedModel is replaced. Folders that hold anything else and
@@ -85,6 +87,7 @@ def export(
     check_bool("probing", probing)
     check_bool("overwrite", overwrite)
     path = checked_path("path", path)
+    check_can_open("path", path)
     check_target(path, overwrite)
     with locked(path, "path", beside=True):
         # A process that was killed may have left the new and the old SavedModel beside the path.
