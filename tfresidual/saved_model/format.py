@@ -222,7 +222,7 @@ def _is_count(value):
 
 
 def damaged(path, error):
-    """Returns the error of a SavedModel that is damaged, incomplete or where it cannot be opened."""
+    """Returns the error of a SavedModel that cannot be opened: damaged, or where it is."""
     if unusual := _unusual_in(str(path)):
         return ValueError(
             f"Argument `source` must be a path that TensorFlow can open. {unusual} Rename it. "
