@@ -261,8 +261,6 @@ class DepthSearch(keras_tuner.Tuner):
             execution.
         """
         self._execution, self._least = 0, math.inf
-        for left_over in pathlib.Path(self.get_trial_dir(trial.trial_id)).glob(".checkpoint*"):
-            left_over.unlink()
         beats = heartbeat(self.oracle, trial.trial_id) if self._is_worker() else None
         with beats or contextlib.nullcontext():
             return _averaged(super().run_trial(trial, *args, **kwargs))
