@@ -24,6 +24,9 @@ class BlockMetrics(ProbeCallback):
     changes the shape of the state, only the gradient norm is defined and published.
     `Perturbation` publishes the other metrics of that probe.
 
+    The gradient is that of the loss of `compile` of each image alone. Losses that layers add
+    (activity regularizers, `add_loss`) are not part of it, unlike in `StepMetrics`.
+
     Example:
 
     >>> logger = keras.callbacks.CSVLogger("log.csv")

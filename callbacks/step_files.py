@@ -25,21 +25,35 @@ HEADER = (",".join(COLUMNS) + "\n").encode()
 class StepTable:
     """A CSV file with a row per measured step and block, which is complete at any time.
 
+    If not every step is measured, the rows do not tell how many steps an epoch had. A second file
+    beside it then has a row per epoch with the number of steps of the training up to its end.
+
     Args:
         path: the file. Its folder is created.
         epoch: int, the first epoch of this training. Rows of earlier epochs are kept, all others
             are of a training that was interrupted, or of another one.
+        every: int, one step in so many is measured.
+
+    Attributes:
+        steps: the number of steps of the training before that epoch, `None` if it is not known.
 
     Raises:
         ValueError: if there is a file that is no such table.
     """
 
-    def __init__(self, path: pathlib.Path, epoch: int) -> None:
-        self.path = path
+    def __init__(self, path: pathlib.Path, epoch: int, every: int) -> None:
+        self.path, self.every = path, every
+        self.beside = path.with_name(f"{path.stem}.epochs.csv")
         # How many bytes of the file are kept when rows are added.
-        self._size = self._size_until(epoch) if path.exists() else 0
+        self._size, last = self._kept_until(epoch) if path.exists() else (0, None)
+        self._epochs = self._epochs_until(epoch) if self._size and self.beside.exists() else {}
+        self.steps: int | None = self._epochs.get(epoch - 1)
+        if self.steps is None and not self._epochs and last is not None and last[0] == epoch - 1:
+            self.steps = last[1] + 1
 
-    def _size_until(self, epoch):
+    def _kept_until(self, epoch):
+        """Returns the size of the rows before an epoch, and the epoch and step of the last one."""
+        last = None
         with self.path.open("rb") as file:
             if file.readline() != HEADER:
                 raise ValueError(
@@ -49,16 +63,38 @@ class StepTable:
                 )
             size = file.tell()
             for line in file:
-                known, *_ = line.split(b",")
-                if not known.isdigit() or not line.endswith(b"\n"):
+                known, step, *_ = *line.split(b","), b""
+                if not (known.isdigit() and step.isdigit() and line.endswith(b"\n")):
                     raise damaged(self.path, f"a row is {line[:80]!r}", "Move it away")
                 if int(known) >= epoch:
                     break
                 size += len(line)
-        return size if epoch else 0
+                last = int(known), int(step)
+        return (size if epoch else 0), last
 
-    def add(self, frame: Frame) -> None:
-        """Adds rows; a file that a kill interrupts stays as it was."""
+    def _epochs_until(self, epoch):
+        try:
+            frame = pd.read_csv(self.beside, dtype=int)
+            rows = zip(frame["epoch"], frame["steps"], strict=True)
+            return {int(one): int(steps) for one, steps in rows if one < epoch}
+        except (ValueError, KeyError) as error:
+            raise damaged(self.beside, str(error), "Move it away") from error
+
+    def add(self, epoch: int, frame: Frame, steps: int) -> None:
+        """Adds the rows of an epoch; a file that a kill interrupts stays as it was.
+
+        Args:
+            epoch: int.
+            frame: its rows.
+            steps: int, the number of steps of the training up to its end.
+        """
+        if self.every > 1 or self._epochs:
+            self._epochs[epoch] = steps
+            rows = pd.DataFrame({"epoch": self._epochs.keys(), "steps": self._epochs.values()})
+            with written(self.beside) as beside:
+                rows.to_csv(beside, index=False, lineterminator="\n")
+        else:
+            self.beside.unlink(missing_ok=True)
         with written(self.path) as beside, beside.open("wb") as file:
             if self._size:
                 with self.path.open("rb") as old:
@@ -87,8 +123,9 @@ class StepEvents:
         self._writer = tf.summary.create_file_writer(str(path))
         self._metadata = metadata_of("scalars")
 
-    def add(self, frame: Frame) -> None:
-        """Writes the numbers in rows."""
+    def add(self, epoch: int, frame: Frame, steps: int) -> None:
+        """Writes the numbers in the rows of an epoch, see `StepTable.add`."""
+        del epoch, steps
         with self._writer.as_default():
             for row in frame.to_dict("records"):
                 for name in METRICS:

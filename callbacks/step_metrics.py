@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import TYPE_CHECKING
 
 import keras
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 # What comes first in the keys, where those of probes have the name of a split.
 STEP = "step"
+_CALL = keras.losses.Loss.__call__
 
 
 class StepMetrics(keras.callbacks.Callback):
@@ -51,17 +53,29 @@ class StepMetrics(keras.callbacks.Callback):
     images as they are augmented. For a block that changes the shape of the state, only the gradient
     norm is defined and published.
 
-    The gradient is that of the loss that the step minimizes, times the number of images in the
-    batch if the loss is their mean: so it is the gradient of each image's own loss, as in the
-    probe. Where batch normalization lets the loss of one image depend on another image, it is that
-    of the sum of the losses. Sample weights and class weights multiply it: they change
-    `gradient_norm`, and an image of weight 0 has the cosine 0. Losses that layers add, such as
-    activity regularization, are part of it; those of weights alone do not depend on states. A
-    factor for mixed precision is divided out. With a `keras.optimizers.LossScaleOptimizer`, numbers
-    that are not finite, in steps that it skips, are left out of the means.
+    The gradient is that of each image's own loss, as in the probe: the gradient of the loss that
+    the step minimizes, divided by the share that Keras' reduction and the weight of the image give
+    its loss in that. Sample weights and class weights weigh the means over the images instead; an
+    image of weight 0 is not there, and negative weights give NaN. Weights of positions make the
+    loss of an image a weighted mean over its positions; the image then weighs as much as the
+    highest of them. A factor for mixed precision is divided out. With a
+    `keras.optimizers.LossScaleOptimizer`, numbers that are not finite, in steps that it skips, are
+    left out of the means.
 
-    All metrics of a block are NaN if no weight before it is trained, since the step computes no
-    gradient there. A step is one call of `train_step`, also with gradient accumulation.
+    Two things cannot be kept apart in the step. Where batch normalization lets the loss of one
+    image depend on another image, the gradient is that of the weighted sum of the losses, divided
+    by the image's own weight. Where layers add losses that depend on states (activity regularizers,
+    `add_loss`), it is that of the image's loss plus the added losses divided by the image's share.
+    Keras divides what an activity regularizer returns by the number of images: with the mean of the
+    losses and without weights, an image's loss and its own regularizer are added as they are. The
+    first training step then warns; `BlockMetrics` leaves added losses out.
+
+    All metrics of a block are NaN if no weight that leads to it is trained, since the step computes
+    no gradient there. A step is one call of `train_step`, also with gradient accumulation, and also
+    if a `LossScaleOptimizer` skips it. Steps are counted by their batches, from 0 when a training
+    begins at epoch 0. When it begins at another epoch, the steps before that are known from `csv`,
+    from the training of the same model in this process, or from the number of batches if that is
+    the same in every epoch; otherwise they are taken from the optimizer, with a warning.
 
     What it costs grows with `images` and is divided by `every`; `benchmarks/step_metrics.py`
     measures it.
@@ -82,14 +96,15 @@ class StepMetrics(keras.callbacks.Callback):
 
     Args:
         images: int, how many images of every batch are measured, the first ones.
-        every: int, one step in so many is measured, counted over the whole training (by the
-            `iterations` of the optimizer when `fit` begins).
+        every: int, one step in so many is measured, counted over the whole training.
         csv: path of a file for the single steps, or `None`. It gets a row per measured step and
             block, with the columns `epoch` (from 0), `step` (from 0, counted over the whole
             training), `stage` (from 1), `block` (from 0) and the metrics, means over the images of
             the step. Rows are added at the end of every epoch, all or none. In a training that
-            resumes with `initial_epoch`, the rows of earlier epochs are kept and all others
-            replaced.
+            begins at a later epoch, by `initial_epoch` or
+            `keras.callbacks.BackupAndRestore`, the rows of earlier epochs are kept and all others
+            replaced. If `every` is more than 1, a second file, such as `steps.epochs.csv`, holds
+            the number of steps up to the end of each epoch, by which such a training continues.
         tensorboard: path of a folder for the single steps as scalars of TensorBoard, such as
             `"logs/steps"` beside the `"logs/train"` of `keras.callbacks.TensorBoard`, or `None`.
             They are written at the end of every epoch.
@@ -127,8 +142,8 @@ class StepMetrics(keras.callbacks.Callback):
 
     def _forget(self):
         """Sets everything that belongs to one training."""
-        self._chain = self._step = self._files = self._function = None
-        self._read, self._read_at = [], 0
+        self._chain = self._step = self._files = self._table = self._function = None
+        self._read, self._read_at, self._is_checked = [], 0, False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._forget()
@@ -150,40 +165,43 @@ class StepMetrics(keras.callbacks.Callback):
         # Blocks of which a step measures something.
         self._is_measured = np.array([one.before is not None for one in placed])
         warn_of_earlier(self, (ProbeCallback, StepMetrics), self.keys())
-        done = int(self.model.optimizer.iterations)
-        self._step = MeasuredStep(
-            self.model, self._chain.loss, placed, self.images, self.every, done
+        self._step, self._function = _measuring(
+            self.model, self._chain, placed, self.images, self.every
         )
-        self._function = _Replaced(self.model, self._step)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if self._files is None:
+            # Only now is the first epoch known, and have callbacks restored what they keep.
+            self._table = StepTable(self.csv, epoch, self.every) if self.csv else None
             self._files = [
-                *([StepTable(self.csv, epoch)] if self.csv else []),
+                *([self._table] if self._table else []),
                 *([StepEvents(self.tensorboard)] if self.tensorboard else []),
             ]
+            self._step.begin(self._steps_before(epoch))
         self._read, self._read_at = [], 0
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         # Reading waits for the device, so it is done seldom. (A callback that defines
         # `on_train_batch_end` makes Keras wait for the end of every batch.)
-        if batch + self.model.steps_per_execution - self._read_at > ROWS * self.every:
+        is_first = batch and not self._is_checked
+        if is_first or batch + self.model.steps_per_execution - self._read_at > ROWS * self.every:
             self._read += self._step.read()
             self._read_at = batch
+            self._check_measured()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        read = self._read + self._step.read()
-        self._read, self._read_at = [], 0
-        steps = np.array([step for step, _ in read], int)
-        values = np.array([value for _, value in read], np.float32)
+        self._read += self._step.read()
+        self._check_measured()
+        steps = np.array([step for step, _ in self._read], int)
+        values = np.array([value for _, value in self._read], np.float32)
         values = values.reshape(len(steps), len(self._chain.blocks), len(METRICS) + 1)
-        self._check_measured(values)
+        self._read, self._read_at = [], 0
+        _kept(self.model).done[epoch] = self._step.done
         logs = {} if logs is None else logs
         logs.update(dict(zip(self.keys(), self._means(values), strict=True)))
-        if self._files and len(steps):
-            frame = self._frame(epoch, steps, values)
-            for file in self._files:
-                file.add(frame)
+        frame = self._frame(epoch, steps, values)
+        for file in self._files or []:
+            file.add(epoch, frame, self._step.done)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self._function.undo()
@@ -200,8 +218,34 @@ class StepMetrics(keras.callbacks.Callback):
             for name in _metrics_of(self._chain, block)
         ]
 
-    def _check_measured(self, values):
-        counts = values[:, self._is_measured, -1]
+    def _steps_before(self, epoch):
+        """Returns the number of steps of the training before the first epoch of this `fit`."""
+        kept = _kept(self.model)
+        kept.done = {one: steps for one, steps in kept.done.items() if one < epoch}
+        if not epoch:
+            return 0
+        known = None if self._table is None else self._table.steps
+        if known is None:
+            known = kept.done.get(epoch - 1)
+        steps = (self.params or {}).get("steps")
+        if known is None and steps and steps % self.model.steps_per_execution == 0:
+            known = epoch * steps
+        if known is None:
+            known = int(self.model.optimizer.iterations)
+            if self._files or self.every > 1:
+                warnings.warn(
+                    f"It is not known how many steps the training had before epoch {epoch}, since "
+                    "the number of batches is unknown and no `csv` of earlier epochs is continued. "
+                    f"Steps are counted from {known}, the iterations of the optimizer.",
+                    stacklevel=3,
+                )
+        return known
+
+    def _check_measured(self):
+        if self._is_checked or not self._read:
+            return
+        self._is_checked = True
+        counts = np.array([value for _, value in self._read])[:, self._is_measured, -1]
         if np.isnan(counts).any():
             raise ValueError(
                 "Argument `model` must have a gradient of the loss at every state. Received: "
@@ -211,11 +255,12 @@ class StepMetrics(keras.callbacks.Callback):
     def _means(self, values):
         """Returns the means over all images, in the order of the keys."""
         numbers, counts = values[..., :-1].astype(float), values[..., -1:].astype(float)
+        is_counted = counts != 0
         if isinstance(self.model.optimizer, keras.optimizers.LossScaleOptimizer):
-            counts = np.where(np.isfinite(numbers), counts, 0)
-            numbers = np.where(np.isfinite(numbers), numbers, 0)
+            is_counted = is_counted & np.isfinite(numbers)
+        counts = np.where(is_counted, counts, 0) * np.ones_like(numbers)
         with np.errstate(invalid="ignore"):
-            means = (numbers * counts).sum(axis=0) / (counts + 0 * numbers).sum(axis=0)
+            means = np.where(is_counted, numbers * counts, 0).sum(axis=0) / counts.sum(axis=0)
         return [
             float(row[METRICS.index(name)])
             for block, row in zip(self._chain.blocks, means, strict=True)
@@ -242,14 +287,70 @@ class StepMetrics(keras.callbacks.Callback):
         return new
 
 
+class _Measured:
+    """What `StepMetrics` keeps of a model, and with it, from one `fit` to the next.
+
+    Tracing a step leaves some of its memory behind, so the measured step is traced once for all
+    trainings that Keras trains with one function.
+
+    Attributes:
+        done: the number of steps of the training up to the end of every epoch, by epoch.
+        key: what the step was made for, see `_key`.
+        step: the `MeasuredStep`.
+        function: the training function of the model that does this step.
+    """
+
+    def __init__(self) -> None:
+        self.done: dict[int, int] = {}
+        self.key: Any = None
+        self.step: MeasuredStep | None = None
+        self.function: Any = None
+
+
+def _kept(model):
+    # Not as an attribute that Keras would track.
+    return vars(model).setdefault("_tfresidual_steps", _Measured())
+
+
+def _key(model, before, placed, images, every):
+    """Returns what a measured step depends on, to be compared; it holds all that it compares."""
+    return (
+        before,
+        images,
+        every,
+        model.steps_per_execution,
+        model.run_eagerly,
+        tuple((one.before, one.after, one.block.keeps_shape) for one in placed),
+        tuple(
+            (layer, layer.trainable, getattr(layer, "quantization_mode", None))
+            for layer in model._flatten_layers()
+        ),
+        tuple(map(id, model.trainable_variables)),
+    )
+
+
+def _measuring(model, chain, placed, images, every):
+    """Makes a model train with a `MeasuredStep`; returns that and the `_Replaced`."""
+    replaced, kept = _Replaced(model), _kept(model)
+    key = _key(model, replaced.before, placed, images, every)
+    if kept.key != key:
+        kept.key = kept.step = kept.function = None
+        kept.step = MeasuredStep(model, chain.loss, placed, images, every)
+        kept.function = replaced.made(kept.step)
+        kept.key = key
+    replaced.begin(kept.function)
+    kept.step.begin(0)
+    return kept.step, replaced
+
+
 class _Replaced:
-    """Makes a model train with another step, until `undo`.
+    """Makes a model train with another function, from `begin` until `undo`.
 
     An interrupted `fit` does not call `on_train_end`; the next one then finds out by itself.
     """
 
-    def __init__(self, model, step):
-        self.model = model
+    def __init__(self, model):
+        self.model, self.function = model, None
         self.before, self.fit = model.train_function, getattr(model, "history", None)
         if isinstance(self.before, _Replaced):
             if self.before.fit is self.fit:
@@ -257,13 +358,20 @@ class _Replaced:
                     "Argument `callbacks` must hold one `StepMetrics` at most. Received: several"
                 )
             self.before = self.before.before
+
+    def made(self, step):
+        """Returns the training function that does a step."""
         # Keras takes the method of the model when it makes the function.
-        vars(model)["train_step"] = step
+        vars(self.model)["train_step"] = step
         try:
-            model.make_train_function(force=True)
+            self.model.make_train_function(force=True)
+            return self.model.train_function
         finally:
-            del vars(model)["train_step"]
-        self.function, model.train_function = model.train_function, self
+            del vars(self.model)["train_step"]
+            self.model.train_function = self.before
+
+    def begin(self, function):
+        self.function, self.model.train_function = function, self
 
     def __call__(self, iterator):
         if getattr(self.model, "history", None) is not self.fit:
@@ -289,6 +397,8 @@ def _check(model):
         what, received = "a defined input, such as a `keras.Input`", "a model that is not built"
     elif own:
         what, received = "the training step of Keras", f"a model with its own `{own}`"
+    elif isinstance(loss, keras.losses.Loss) and type(loss).__call__ is not _CALL:
+        what, received = "a loss that Keras reduces", f"loss={loss!r}, with its own `__call__`"
     elif loss is None or isinstance(loss, (list, tuple, dict)) or weights is not None:
         what = "one loss without a weight"
         received = f"loss={model.loss!r}, loss_weights={weights!r}"

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import threading
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -33,7 +35,7 @@ METRICS = ("cosine_loss", "l2_ratio", "gradient_norm", "perturbation")
 # Measured steps that the variable with their metrics takes before it is read.
 ROWS = 1024
 # How the losses of the images become the loss of a step.
-REDUCTIONS = ("sum_over_batch_size", "mean", "sum")
+REDUCTIONS = ("sum_over_batch_size", "mean", "mean_with_sample_weight", "sum")
 
 
 class MeasuredStep:
@@ -45,7 +47,6 @@ class MeasuredStep:
         blocks: its blocks, as `tfresidual.sources.places.places_of` returns them.
         images: int, how many images of every batch are measured, the first ones.
         every: int, every so many steps are measured.
-        done: int, the number of steps of the training before this one.
     """
 
     def __init__(
@@ -55,20 +56,20 @@ class MeasuredStep:
         blocks: Sequence[PlacedBlock],
         images: int,
         every: int,
-        done: int = 0,
     ) -> None:
         self.model, self.images, self.every = model, images, every
-        # Until the loss is checked, which needs labels.
         self._loss = loss
+        # Of how many numbers the loss of an image is made; known when there are labels.
+        self._numbers: int | None = None
+        self._has_warned = False
         self.blocks = [placed.block for placed in blocks]
         # Several steps may be run before there is an opportunity to read.
         self.rows: int = ROWS + -(-model.steps_per_execution // every)
         shape = (self.rows, len(blocks), len(METRICS) + 1)
         self._empty = np.full(shape, np.nan, np.float32)
         self._values = tf.Variable(self._empty, trainable=False)
-        self._steps = tf.Variable(done, dtype=tf.int64, trainable=False)
-        self._read = done
-        self._is_sum = reduction_of(model) == "sum"
+        self._steps = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self._read = 0
         # What begins and ends at every place, by operation.
         self._places: dict[int, Any] = {}
         for index, placed in enumerate(blocks):
@@ -78,26 +79,65 @@ class MeasuredStep:
             if placed.block.keeps_shape:
                 self._at(placed.after)["ends"] = index
 
+    @property
+    def done(self) -> int:
+        """The number of steps of the training so far."""
+        return int(self._steps.numpy())
+
+    def begin(self, done: int) -> None:
+        """Begins a training.
+
+        Args:
+            done: int, the number of steps of the training before this one.
+        """
+        self._steps.assign(done)
+        self._values.assign(self._empty)
+        self._read = done
+
     def _at(self, place):
         _, places = self._places.setdefault(id(place.operation), (place.operation, {}))
         return places.setdefault((place.call, place.output), {})
 
     def __call__(self, data):
         """Does a step, as `keras.Model.train_step` does."""
-        if self._loss is not None:
-            _check_loss(self._loss, keras.utils.unpack_x_y_sample_weight(data)[1], self.model)
-            self._loss = None
-        step = self._steps.assign_add(1) - 1
+        _, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
+        if self._numbers is None:
+            self._numbers = _numbers_per_image(self._loss, labels, self.model)
+        parts = tf.nest.flatten(data, expand_composites=True)
+        # At the end of data of unknown length, TensorFlow runs once more what needs no batch.
+        with tf.control_dependencies([part for part in parts if part is not None][:1]):
+            step = self._steps.assign_add(1) - 1
         row = tf.cast(step // self.every % self.rows, tf.int32)
         if self.every > 1:
             row = tf.where(step % self.every == 0, row, -1)
+        size = tf.shape(keras.tree.flatten(labels)[0])[0]
+        shares, weights = _shares(weights, size, reduction_of(self.model), self._numbers)
         optimizer, one = self.model.optimizer, tf.ones([])
         scale = one if optimizer is None else tf.cast(optimizer.scale_loss(one), tf.float32)
-        with self._watched(row, 1 / scale):
-            return type(self.model).train_step(self.model, data)
+        factors = tf.math.reciprocal_no_nan(shares[: self.images] * scale)
+        with self._watched(row, weights[: self.images], factors):
+            results = type(self.model).train_step(self.model, data)
+        self._warn_of_added_losses()
+        return results
+
+    def _warn_of_added_losses(self):
+        if self._has_warned:
+            return
+        self._has_warned = True
+        with tf.init_scope():
+            weights = self.model.trainable_weights
+            of_weights = sum(weight.regularizer is not None for weight in weights)
+            added = len(self.model.losses) - of_weights
+        if added:
+            warnings.warn(
+                f"Layers of {self.model.name} add losses (activity regularizers or `add_loss`). "
+                "The gradients of the training step, which `StepMetrics` measures, include theirs; "
+                "those of `BlockMetrics` are of the loss of `compile` alone.",
+                stacklevel=2,
+            )
 
     @contextlib.contextmanager
-    def _watched(self, row, scale):
+    def _watched(self, row, weights, factors):
         """Lets the states pass through the functions of this file while operations are called."""
         firsts, seen = {}, set()
 
@@ -111,26 +151,27 @@ class MeasuredStep:
                     self._values.handle,
                     row,
                     tf.constant(begins),
-                    scale,
+                    weights,
+                    factors,
                     images=self.images,
                     keeps_shape=self.blocks[begins].keeps_shape,
-                    is_sum=self._is_sum,
                     is_always=self.every == 1,
                 )
             return state
 
         kept = []
         for operation, places in self._places.values():
-            kept.append((vars(operation), vars(operation).get("call")))
+            attributes, name = vars(operation), _entry(operation)
+            kept.append((attributes, name, attributes.get(name)))
             # An attribute of the object takes the place of the method of its class.
-            vars(operation)["call"] = _with_places(operation.call, places, passed)
+            attributes[name] = _with_places(getattr(operation, name), places, passed)
         try:
             yield
         finally:
-            for attributes, call in kept:
-                del attributes["call"]
-                if call is not None:
-                    attributes["call"] = call
+            for attributes, name, method in kept:
+                del attributes[name]
+                if method is not None:
+                    attributes[name] = method
         expected = sum(len(places) for _, places in self._places.values())
         if len(seen) < expected:
             raise ValueError(
@@ -147,7 +188,7 @@ class MeasuredStep:
             one, `values` is an array `(blocks, metrics + 1)` of the means over the images and,
             last, of the number of images. It is NaN where nothing was measured.
         """
-        values, steps = self._values.numpy(), int(self._steps.numpy())
+        values, steps = self._values.numpy(), self.done
         since, self._read = self._read, steps
         self._values.assign(self._empty)
         first = -(-since // self.every) * self.every
@@ -157,39 +198,109 @@ class MeasuredStep:
         ]
 
 
-def _check_loss(loss, labels, model):
-    """Raises a `ValueError` if a loss does not return one number per image."""
+def _numbers_per_image(loss, labels, model):
+    """Returns of how many numbers Keras makes the loss of an image, such as one per position.
+
+    Args:
+        loss: the loss per image, see `tfresidual.routing.Chain`.
+        labels: the labels of a batch.
+        model: the compiled `keras.Model`.
+
+    Raises:
+        ValueError: if the loss does not return numbers per image, or it is not known how many.
+    """
     (outputs,) = model.outputs
     specs = [
         tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)
         for tensor in (keras.tree.flatten(labels)[0], outputs)
     ]
     tf.function(loss, autograph=False).get_concrete_function(*specs)
+    if reduction_of(model) not in ("mean_with_sample_weight", "sum"):
+        return 1
+    own = keras.losses.get(single(model.loss))
+
+    def values_of(labels, outputs):
+        return own.call(keras.ops.cast(labels, own.dtype), keras.ops.cast(outputs, own.dtype))
+
+    made = tf.function(values_of, autograph=False).get_concrete_function(*specs)
+    shape = made.structured_outputs.shape[1:]
+    if None in shape:
+        raise ValueError(
+            "Argument `model` must be trained with a loss whose reduction is "
+            "'sum_over_batch_size' if the number of its positions varies. "
+            f"Received: model={model.name}, loss={own!r} with the reduction {own.reduction!r}"
+        )
+    return math.prod(shape)
 
 
-def _with_places(function, places, passed):
-    """Returns a function whose results pass `passed`.
+def _shares(weights, size, reduction, numbers):
+    """Returns by what the loss of a step multiplies that of each image, and what images weigh.
+
+    If positions have weights, the loss of an image is the weighted mean over them, and the image
+    weighs as much as the highest of them.
 
     Args:
-        function: the method `call` of an operation.
+        weights: the sample weights of a batch, as in the data, or `None`.
+        size: int tensor, the number of images in the batch.
+        reduction: one of `REDUCTIONS`.
+        numbers: int, see `_numbers_per_image`.
+
+    Returns:
+        Two tensors `(images,)`. Where a weight is negative, both are NaN.
+    """
+    given = [one for one in keras.tree.flatten(weights) if one is not None]
+    if len(given) > 1:
+        raise ValueError(
+            "Argument `sample_weight` must hold one tensor, since the model has one output. "
+            f"Received: {len(given)} tensors"
+        )
+    rows, total = tf.ones([size, 1]), tf.cast(size * numbers, tf.float32)
+    if given:
+        (weights,) = (tf.cast(one, tf.float32) for one in given)
+        rows = tf.where(weights < 0, math.nan, weights)
+        rows = tf.reshape(rows, [tf.shape(rows)[0] if rows.shape.rank else 1, -1])
+        rows = tf.broadcast_to(rows, [size, tf.shape(rows)[1]])
+        if reduction == "mean_with_sample_weight":
+            total = tf.reduce_sum(weights)
+    shares = tf.reduce_mean(rows, axis=1) * numbers
+    return shares if reduction == "sum" else shares / total, tf.reduce_max(rows, axis=1)
+
+
+def _entry(operation):
+    """Returns the name of the method that Keras calls in the end to call an operation."""
+    if getattr(operation, "_remat_mode", None) is not None:
+        return "rematerialized_call"
+    return "call" if getattr(operation, "quantization_mode", None) is None else "quantized_call"
+
+
+def _with_places(method, places, passed):
+    """Returns a method like that of an operation, whose results pass `passed`.
+
+    Args:
+        method: `call`, or what takes its place, see `_entry`.
         places: dict from `(call, output)` to the keyword arguments of `passed`.
-        passed: function of a state, of the number of the call, and of these arguments.
+        passed: function of a state, of a place, and of these arguments.
     """
     calls, thread = [], threading.get_ident()
 
-    def call(*args, **kwargs):
-        # Other threads may call the model meanwhile.
-        if threading.get_ident() != thread:
-            return function(*args, **kwargs)
-        results = keras.tree.flatten(result := function(*args, **kwargs))
-        for output, state in enumerate(results):
-            place = len(calls), output
-            if place in places:
-                results[output] = passed(state, (id(function), *place), **places[place])
-        calls.append(None)
-        return keras.tree.pack_sequence_as(result, results)
+    def with_results(function):
+        def call(*args, **kwargs):
+            # Other threads may call the model meanwhile.
+            if threading.get_ident() != thread:
+                return function(*args, **kwargs)
+            results = keras.tree.flatten(result := function(*args, **kwargs))
+            for output, state in enumerate(results):
+                place = len(calls), output
+                if place in places:
+                    results[output] = passed(state, (id(method), *place), **places[place])
+            calls.append(None)
+            return keras.tree.pack_sequence_as(result, results)
 
-    return call
+        return call
+
+    if method.__name__ == "rematerialized_call":
+        return lambda function, *args, **kwargs: with_results(method(function, *args, **kwargs))
+    return with_results(method)
 
 
 def reduction_of(model):
@@ -203,7 +314,7 @@ def reduction_of(model):
 
 
 @functools.partial(tf.function, autograph=False, reduce_retracing=True)
-def _begin_block(state, values, row, index, scale, images, keeps_shape, is_sum, is_always):
+def _begin_block(state, values, row, index, weights, factors, images, keeps_shape, is_always):
     """Returns a state, and the part of it that is measured, for `_end_block`.
 
     Args:
@@ -211,10 +322,11 @@ def _begin_block(state, values, row, index, scale, images, keeps_shape, is_sum, 
         values: the handle of the variable that takes the metrics.
         row: the row of the variable, or -1 if the step is not measured.
         index: the column.
-        scale: by which the gradient is multiplied.
+        weights: what each of the first images weighs in the means.
+        factors: by what the gradients of the step at these images are multiplied, to be those of
+            their own losses.
         images: int, the number of images that are measured.
         keeps_shape: whether the block keeps the shape of the state.
-        is_sum: whether the loss is the sum over the images, and not the mean.
         is_always: whether `row` is never -1.
     """
 
@@ -225,13 +337,19 @@ def _begin_block(state, values, row, index, scale, images, keeps_shape, is_sum, 
         def gradient(of_state, after):
             def measure():
                 found = values_of_block(keeps_shape, before, after, wide(of_state[:images]))
+                dtype = found["gradient_norm"].dtype
                 # The cosine does not depend on the size of the gradient.
-                size = found["gradient_norm"]
-                size *= tf.cast(scale, size.dtype)
-                found["gradient_norm"] = size if is_sum else size * _count(state, size.dtype)
-                means = [tf.reduce_mean(found[name]) for name in METRICS]
-                means.append(_count(before, means[0].dtype))
-                update = tf.cast(tf.stack(means)[None], tf.float32)
+                found["gradient_norm"] *= tf.cast(factors, dtype)
+                weight = tf.reduce_sum(weights)
+                # What has the weight 0 does not count, even if it is not finite.
+                means = [
+                    tf.reduce_sum(tf.math.multiply_no_nan(found[name], tf.cast(weights, dtype)))
+                    / tf.cast(weight, dtype)
+                    for name in METRICS
+                ]
+                # NaN would be a step that is not measured.
+                means.append(tf.where(tf.math.is_nan(weight), tf.ones([]), weight))
+                update = tf.stack([tf.cast(mean, tf.float32) for mean in means])[None]
                 return tf.raw_ops.ResourceScatterNdUpdate(
                     ref=values, indices=tf.stack([row, index])[None], updates=update
                 )
@@ -257,10 +375,6 @@ def _end_block(state, before):
     @tf.custom_gradient
     def passed(state, before):
         after = wide(state[: tf.shape(before)[0]])
-        return tf.identity(state), lambda of_state: (of_state, after)
+        return tf.identity(state), lambda of_state: (of_state, tf.identity(after))
 
     return passed(state, before)
-
-
-def _count(states, dtype):
-    return tf.cast(tf.shape(states)[0], dtype)

@@ -64,7 +64,7 @@ def metrics(before, after, gradient):
     return values
 
 
-def by_tape(net, images, labels):
+def by_tape(net, images, labels, weights=1):
     """The metrics of every block in a training step, by stage, block and name, per image."""
     stem, stages, head = net.sections()
     pairs = {}
@@ -85,12 +85,12 @@ def by_tape(net, images, labels):
                 state = after
         for layer in head:
             state = layer(state, **_training(layer))
-        total = tf.reduce_sum(keras.losses.get(LOSS)(labels, state))
+        total = tf.reduce_sum(keras.losses.get(LOSS)(labels, state) * weights)
     gradients = tape.gradient(total, [before for before, _ in pairs.values()])
     return {
         (*place, name): values
         for (place, pair), gradient in zip(pairs.items(), gradients, strict=True)
-        for name, values in metrics(*pair, gradient).items()
+        for name, values in metrics(*pair, (gradient.numpy().T / weights).T).items()
     }
 
 
@@ -99,13 +99,14 @@ def _training(layer):
     return {"training": True} if has_modes else {}
 
 
-def assert_steps(history, expected, images, rtol=2e-4):
+def assert_steps(history, expected, images, weights=None, rtol=2e-4):
     """Compares the logs of an epoch with metrics per image of its only step."""
     found = {key: values[0] for key, values in history.items() if key.startswith("step/")}
     assert len(found) == len(expected)
     for (stage, block, name), values in expected.items():
         value = found[f"step/stage{stage}/block{block}/{name}"]
-        assert value == pytest.approx(np.mean(values[:images]), rel=rtol, abs=2e-6)
+        mean = np.average(values[:images], weights=None if weights is None else weights[:images])
+        assert value == pytest.approx(mean, rel=rtol, abs=2e-6)
 
 
 NETWORKS = [
@@ -121,9 +122,10 @@ NETWORKS = [
 def test_equals_a_tape_of_its_own(settings):
     net = compiled(random_network(**settings))
     data = random_batch(net, images=8)
-    expected = by_tape(net, *data)
-    history = fit(net, data, [callbacks.StepMetrics(images=5)])
-    assert_steps(history, expected, images=5)
+    weights = np.random.default_rng(0).uniform(0.5, 2, 8).astype("float32")
+    expected = by_tape(net, *data, weights)
+    history = fit(net, data, [callbacks.StepMetrics(images=5)], sample_weight=weights)
+    assert_steps(history, expected, 5, weights)
 
 
 @pytest.mark.eager
@@ -145,10 +147,11 @@ def test_equals_the_probe_where_the_statistics_are_fixed():
                 assert history[key][0] == pytest.approx(row[name], rel=1e-4, abs=1e-6)
 
 
-def plane_model():
+def plane_model(*positions, **of_branch):
     """h = x, F(h) = (0, 1.25 h2), outputs h + F."""
-    inputs = keras.Input((2,))
-    stem, branch = (layers.Dense(2, use_bias=False, name=name) for name in ("stem", "branch"))
+    inputs = keras.Input((*positions, 2))
+    stem = layers.Dense(2, use_bias=False, name="stem")
+    branch = layers.Dense(2, use_bias=False, name="branch", **of_branch)
     state = stem(inputs)
     model = keras.Model(inputs, layers.Add(name="add")([state, branch(state)]))
     stem.kernel.assign(np.eye(2))
@@ -172,7 +175,6 @@ def test_by_hand(every):
         assert values_of(history, name, 0) == pytest.approx(expected, nan_ok=True)
 
 
-@pytest.mark.eager
 @pytest.mark.parametrize(
     "kind", ["sum", "scaled", "dynamic", "accumulation", "eagerly", "sequence"]
 )
@@ -197,14 +199,185 @@ def test_by_hand_with_other_settings(kind):
         assert values_of(history, name, 0) == pytest.approx([value, value])
 
 
-@pytest.mark.eager
-def test_weights_of_images_multiply_their_gradients():
+# All different.
+STEPS = 5
+ROWS = np.random.default_rng(0).normal(size=(2, 2 * STEPS, 2)).astype("float32")
+
+
+def of_plane(images, labels, weights=1):
+    """The metrics of images in `plane_model`, by name, in double precision.
+
+    Args:
+        images: `(images, ..., 2)`.
+        labels: of the same shape.
+        weights: those of the positions of every image, which sum to one.
+    """
+    states, labels = images.astype(float), labels.astype(float)
+    jacobian = np.diag([1, 2.25])
+    after = states @ jacobian
+    return metrics(states, after, np.expand_dims(weights, -1) * (after - labels) @ jacobian)
+
+
+WEIGHTS = np.array([2, 0.5, 1, 0, 3, 0, 0, 0, 1, 0.25])
+CLASS_WEIGHTS = {0: 3.0, 1: 0.5}
+
+
+@pytest.mark.parametrize(
+    ("given", "reduction"),
+    [
+        ("array", "sum_over_batch_size"),
+        ("column", "sum"),
+        ("dataset", "mean_with_sample_weight"),
+        ("classes", "sum_over_batch_size"),
+        ("nothing", "mean_with_sample_weight"),
+        ("scaled", "mean"),
+    ],
+)
+def test_weights_of_images_are_those_of_the_means(given, reduction):
+    """Of three batches of 4, 4 and 2 images, 3, 3 and 2 are measured."""
+    weights, kwargs, data = WEIGHTS, {}, ROWS
+    optimizer = keras.optimizers.SGD(0.0, loss_scale_factor=64.0 if given == "scaled" else None)
+    model = plane_model()
+    model.compile(optimizer, keras.losses.MeanSquaredError(reduction=reduction))
+    if given == "dataset":
+        data = [tf.data.Dataset.from_tensor_slices((*ROWS, WEIGHTS)).batch(4)]
+        kwargs = {"batch": None}
+    elif given == "classes":
+        kwargs = {"class_weight": CLASS_WEIGHTS, "batch": 4}
+        weights = np.array([CLASS_WEIGHTS[label] for label in ROWS[1].argmax(axis=-1)])
+    elif given == "nothing":
+        weights, kwargs = np.ones(10), {"batch": 4}
+    else:
+        shape = (10, 1) if given == "column" else 10
+        kwargs = {"sample_weight": WEIGHTS.reshape(shape), "batch": 4}
+    history = fit(model, data, [callbacks.StepMetrics(images=3)], **kwargs)
+    measured = [0, 1, 2, 4, 5, 6, 8, 9]
+    for name, values in of_plane(*ROWS).items():
+        expected = np.average(values[measured], weights=weights[measured])
+        assert values_of(history, name, 0) == pytest.approx([expected], rel=1e-5)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "sum_over_batch_size"])
+def test_the_loss_of_an_image_is_the_mean_over_positions_of_weight_one(reduction):
+    """As in the probe. The last image has no such position."""
+    images, labels = np.random.default_rng(0).normal(size=(2, 4, 3, 2)).astype("float32")
+    weights = np.array([[1, 1, 0], [0, 1, 0], [1, 1, 1], [0, 0, 0]], "float32")
+    model = plane_model(3)
+    model.compile(keras.optimizers.SGD(0.0), keras.losses.MeanSquaredError(reduction=reduction))
+    steps = [callbacks.StepMetrics()]
+    history = fit(model, (images, labels), steps, sample_weight=weights)
+    shares = weights / weights.sum(axis=1, keepdims=True).clip(1)
+    for name, values in of_plane(images, labels, shares).items():
+        assert values_of(history, name, 0) == pytest.approx([values[:3].mean()], rel=1e-5)
+
+
+def test_negative_weights_have_no_metrics():
     model = plane_model()
     model.compile(keras.optimizers.SGD(0.0), "mse")
-    chosen = [callbacks.StepMetrics(images=2)]
-    history = fit(model, PLANE, chosen, sample_weight=np.array([2.0, 0.5, 1.0]))
-    assert values_of(history, "gradient_norm", 0) == pytest.approx([(2 * 2.25 + 0.5 * 4) / 2])
-    assert values_of(history, "cosine_loss", 0) == pytest.approx([0.5])
+    history = fit(model, PLANE, [callbacks.StepMetrics()], sample_weight=np.array([1.0, -1, 1]))
+    assert all(math.isnan(values_of(history, name, 0)[0]) for name in METRICS)
+
+
+def test_losses_that_layers_add_are_part_of_the_gradient_of_the_step_alone():
+    """The regularizer of the branch adds |F(h)|^2, of which Keras takes the mean over images."""
+    model = plane_model(activity_regularizer=keras.regularizers.L2(1.0))
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    chosen = [callbacks.StepMetrics(), callbacks.BlockMetrics(tuple(ROWS))]
+    with pytest.warns(UserWarning, match="include theirs"):
+        history = fit(model, ROWS, chosen)
+    images, labels = ROWS.astype(float)
+    jacobian = np.diag([1, 2.25])
+    alone = (images @ jacobian - labels) @ jacobian
+    added = 2 * images @ np.diag([0, 1.25**2])
+    for key, gradient in (("step/stage1", alone + added), ("stage1", alone)):
+        values = metrics(images, images @ jacobian, gradient)
+        for name in ("cosine_loss", "gradient_norm"):
+            assert history[f"{key}/block0/{name}"] == pytest.approx([values[name].mean()], rel=1e-5)
+
+
+def dense_model(*positions, wrap=lambda layer: layer):
+    """A stem and one block, whose layers all have trained biases."""
+    inputs = keras.Input((*positions, 2))
+    stem, branch = (
+        wrap(layers.Dense(2, kernel_regularizer="l2", bias_initializer="normal", name=name))
+        for name in ("stem", "branch")
+    )
+    state = stem(inputs)
+    return keras.Model(inputs, layers.Add()([state, branch(state)]))
+
+
+def with_lora(model):
+    for layer in model.layers[1:3]:
+        layer.enable_lora(1, b_initializer="normal")
+    return model
+
+
+def with_frozen_branch(model):
+    model.layers[2].trainable = False
+    return model
+
+
+def quantized(model):
+    for layer in model.layers[1:3]:
+        layer.quantize("int8")
+    model.train_function = None
+    return model
+
+
+def rematerialized(model):
+    with keras.RematScope(mode="activations"):
+        return keras.models.clone_model(model)
+
+
+def in_a_sequential_model(model):
+    return keras.Sequential([keras.Input((2,)), model])
+
+
+CHANGES = {
+    "eager": lambda model: model,
+    "LoRA": with_lora,
+    "frozen": with_frozen_branch,
+    "int8": quantized,
+    "int8 and LoRA": lambda model: with_lora(quantized(model)),
+    "cloned": keras.models.clone_model,
+    "wrapped": lambda model: dense_model(3, wrap=layers.TimeDistributed),
+    "rematerialized": rematerialized,
+    "nested": in_a_sequential_model,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_changed_after_a_training_is_measured_as_it_is(change):
+    data = np.random.default_rng(0).normal(size=(2, 4, 2)).astype("float32")
+    model = dense_model()
+    model.compile("sgd", "mse")
+    fit(model, data, [callbacks.StepMetrics()])
+    model = CHANGES[change](model)
+    if change == "wrapped":
+        data = np.stack([data] * 3, axis=2)
+    model.compile(keras.optimizers.SGD(0.0), "mse", run_eagerly=change == "eager")
+    history = fit(model, data, [callbacks.StepMetrics()])
+    inner = model.layers[-1] if change == "nested" else model
+    _, stem, branch, _ = inner.layers
+    with tf.GradientTape() as tape:
+        before = stem(tf.constant(data[0]))
+        tape.watch(before)
+        after = before + branch(before)
+        losses = tf.reduce_mean((after - data[1]) ** 2, axis=range(1, data[0].ndim))
+    for name, values in metrics(before, after, tape.gradient(losses, before)).items():
+        assert values_of(history, name, 0) == pytest.approx([values.mean()], rel=2e-4, abs=1e-6)
+
+
+def test_many_trainings_keep_no_more_memory_than_one():
+    """Every tracing of a training step leaves graphs behind, whoever traces it."""
+    model, counts = plane_model(), []
+    model.compile("sgd", "mse")
+    for _ in range(4):
+        fit(model, PLANE, [callbacks.StepMetrics()])
+        fit(model, PLANE, [])
+        gc.collect()
+        counts.append(sum(isinstance(one, tf.Graph) for one in gc.get_objects()))
+    assert len(set(counts)) == 1
 
 
 @pytest.mark.eager
@@ -263,7 +436,8 @@ def test_a_step_in_three_counted_over_the_training(tmp_path, monkeypatch):
     assert table["epoch"].tolist() == [0] * 4 + [1] * 2 + [2] * 2
     means = table[table["stage"] == 1].groupby("epoch")["cosine_loss"].mean()
     assert values_of(history, "cosine_loss", 0) == pytest.approx(means.tolist())
-    history = fit(net, data, [callbacks.StepMetrics(every=100)], batch=2)
+    more = {"epochs": 4, "initial_epoch": 3, "batch": 2}
+    history = fit(net, data, [callbacks.StepMetrics(every=100)], **more)
     assert math.isnan(values_of(history, "l2_ratio", 0)[0])
 
 
@@ -296,11 +470,120 @@ def test_a_training_that_resumes_continues_its_file(tmp_path):
 
 
 class Interruption(keras.callbacks.Callback):
-    """Ends a training in its second batch."""
+    """Ends a training after the first batches of an epoch."""
+
+    def __init__(self, epoch=0):
+        super().__init__()
+        self.epoch = epoch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.is_now = epoch >= self.epoch
 
     def on_train_batch_begin(self, batch, logs=None):
-        if batch == 1:
+        if batch and self.is_now:
             raise InterruptedError
+
+
+def dataset():
+    return tf.data.Dataset.from_tensor_slices(tuple(ROWS))
+
+
+def records(tmp_path):
+    path = str(tmp_path / "rows.tfrecord")
+    with tf.io.TFRecordWriter(path) as writer:
+        for row in ROWS.transpose(1, 0, 2):
+            writer.write(row.tobytes())
+    rows = tf.data.TFRecordDataset(path)
+    return rows.map(
+        lambda one: tuple(tf.unstack(tf.reshape(tf.io.decode_raw(one, "float"), (2, 2))))
+    )
+
+
+def batches():
+    yield from zip(*ROWS.reshape(2, STEPS, 2, 2), strict=True)
+
+
+# Data whose number of batches Keras knows, or not.
+KINDS = {
+    "dataset": lambda path: dataset().batch(2),
+    "filter": lambda path: dataset().filter(lambda *_: True).batch(2),
+    "from_generator": lambda path: tf.data.Dataset.from_generator(
+        batches, output_signature=(tf.TensorSpec((2, 2)),) * 2
+    ),
+    "unbatch": lambda path: dataset().batch(5).unbatch().batch(2),
+    "records": lambda path: records(path).batch(2),
+    "generator": lambda path: batches(),
+}
+SGD = keras.optimizers.SGD
+OPTIMIZERS = {
+    "SGD": lambda: SGD(0.0),
+    "accumulation": lambda: SGD(0.0, gradient_accumulation_steps=2),
+    # The first steps, whose gradients overflow, are skipped.
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(SGD(0.0), initial_scale=2.0**127),
+}
+
+
+# Keras says so at the end of any data whose length it does not know.
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize(
+    ("kind", "course", "every", "steps", "optimizer"),
+    [
+        ("dataset", "again", 3, 1, "accumulation"),
+        ("dataset", "resumed", 3, 2, "scaled"),
+        ("filter", "straight", 1, 1, "SGD"),
+        ("filter", "straight", 3, 1, "scaled"),
+        ("filter", "resumed", 3, 1, "accumulation"),
+        ("filter", "again", 3, 2, "SGD"),
+        ("from_generator", "resumed", 1, 1, "scaled"),
+        ("from_generator", "restarted", 3, 1, "SGD"),
+        ("unbatch", "again", 1, 1, "accumulation"),
+        ("unbatch", "straight", 3, 2, "accumulation"),
+        ("records", "resumed", 1, 2, "SGD"),
+        ("records", "without a file", 3, 1, "SGD"),
+        ("generator", "again", 3, 1, "scaled"),
+        ("generator", "again", 1, 2, "SGD"),
+    ],
+)
+def test_every_row_is_of_the_batch_of_its_step(tmp_path, kind, course, every, steps, optimizer):
+    path, events = tmp_path / "steps.csv", tmp_path / "events"
+
+    def train(model, epochs, *others, **kwargs):
+        file = {"tensorboard": events} if course == "without a file" else {"csv": path}
+        chosen = [callbacks.StepMetrics(every=every, **file), *others]
+        return fit(model, [KINDS[kind](tmp_path)], chosen, epochs, batch=None, **kwargs)
+
+    def made():
+        model = plane_model()
+        model.compile(OPTIMIZERS[optimizer](), "mse", steps_per_execution=steps)
+        return model
+
+    model, epochs = made(), 3
+    if course == "straight":
+        train(model, 3)
+    elif course == "resumed":
+        # After the callback, so that it has restored nothing when the training begins.
+        backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+        with pytest.raises(InterruptedError):
+            train(model, 3, backup, Interruption(epoch=1))
+        train(made(), 3, backup)
+    else:
+        epochs = 2
+        train(model, 1)
+        train(model, epochs, initial_epoch=0 if course == "restarted" else 1)
+    expected = list(range(0, epochs * STEPS, every))
+    if course == "without a file":
+        assert sorted({step for step, _ in events_of(events)}) == expected
+        return
+    table = pd.read_csv(path)
+    assert table["step"].tolist() == expected
+    assert table["epoch"].tolist() == [step // STEPS for step in expected]
+    truth = [of_plane(*ROWS[:, 2 * (step % STEPS) :][:, :2]) for step in expected]
+    for name in METRICS:
+        found, right = table[name].to_numpy(), np.array([values[name].mean() for values in truth])
+        # Where the gradient overflows, there are no metrics of it.
+        finite = np.isfinite(table["gradient_norm"])
+        assert finite.all() if optimizer != "scaled" else finite.any()
+        np.testing.assert_allclose(found[finite], right[finite], rtol=2e-5, atol=1e-6)
 
 
 @pytest.mark.eager
@@ -328,15 +611,20 @@ def test_tensorboard_has_every_step(tmp_path):
     model.compile(keras.optimizers.SGD(0.0), "mse")
     steps = callbacks.StepMetrics(images=2, every=2, tensorboard=tmp_path / "steps")
     fit(model, PLANE, [steps], epochs=3)
-    (path,) = (tmp_path / "steps").iterdir()
-    found = {
-        (event.step, value.tag): float(tf.make_ndarray(value.tensor))
-        for event in tf.compat.v1.train.summary_iterator(str(path))
-        for value in event.summary.value
-    }
+    found = events_of(tmp_path / "steps")
     assert found == pytest.approx(
         {(step, f"stage1/block0/{name}"): BY_HAND[name] for step in (0, 2) for name in METRICS}
     )
+
+
+def events_of(folder):
+    """The scalars in a folder by step and tag."""
+    return {
+        (event.step, value.tag): float(tf.make_ndarray(value.tensor))
+        for path in folder.iterdir()
+        for event in tf.compat.v1.train.summary_iterator(str(path))
+        for value in event.summary.value
+    }
 
 
 def states_of(model):
@@ -580,8 +868,8 @@ REFUSED = {
     "weighted": (plane_model, {"loss_weights": 2.0}, "one loss without a weight"),
     "reduction": (
         plane_model,
-        {"loss": keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")},
-        "mean_with_sample_weight",
+        {"loss": keras.losses.MeanSquaredError(reduction=None)},
+        "with the reduction None",
     ),
 }
 

@@ -61,6 +61,7 @@ def test_follows_the_weights():
     assert np.abs(np.array(chain(images)) - before).max() > 0.01
 
 
+@pytest.mark.compiled
 def test_runs_at_inference_inside_a_training_step():
     net = random_network(shortcut="dropout")
     chain = tfr.chain(net)

@@ -107,6 +107,7 @@ def test_labels_of_images_stay_as_they_are():
     np.testing.assert_array_equal(found, rows)
 
 
+@pytest.mark.compiled
 def test_inside_a_graph(decoder):
     @tf.function
     def marked(tokens, labels):

@@ -115,6 +115,7 @@ def test_gradient_where_nothing_cancels(expected, sums_to_one):
     np.testing.assert_allclose(*gradients, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.compiled
 def test_shapes_stay_known_whatever_was_computed_before():
     # All networks share one compiled function, which forgets sizes that were not always the same.
     rng = np.random.default_rng(0)
@@ -337,6 +338,7 @@ def test_a_network_whose_logits_overflow_names_nothing(activation, kind, logit):
     np.testing.assert_array_equal(scores["predicted"], [[0, 0, 0]])
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores_inside_of_a_graph(kind):
     labels = np.array([[1, 0, 0], [0, 0, 1]], "float32")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import keras
 
 from tfresidual.networks import ResidualNetwork
+from tfresidual.sources.blocks import path_to
 from tfresidual.sources.graph import Entry, has_graph
 from tfresidual.sources.keras_models import division_of
 
@@ -38,7 +39,7 @@ class PlacedBlock:
     Attributes:
         block: the `tfresidual.routing.Block`.
         before: the `Place` of the state that it takes; `None` if training computes no gradient
-            there, because no weight before it is trained.
+            there, because no weight that leads to it is trained.
         after: the `Place` of the state that it returns.
     """
 
@@ -124,10 +125,9 @@ class _Places:
 
     def trained(self, tensor):
         """Returns the place of a tensor, or `None` if no weight before it is trained."""
-        made = self._made(tensor)
-        if made is None or not _are_trained(n.operation for n in self.nodes[: made[0] + 1]):
+        if not _are_trained(node.operation for node in path_to(self.nodes, tensor)):
             return None
-        return made[1]
+        return self.of(tensor)
 
 
 def _are_trained(operations):
