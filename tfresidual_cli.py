@@ -345,7 +345,7 @@ def study(out, **given):
     with _package(lambda: f"{_epochs_in(out)}; probes start from scratch") as package:
         settings, out = _settings(package, given, out)
         report = package.study.run(out, settings, package.terminal())
-    click.echo(f"report: {report}")
+    _tell(f"report: {report}")
 
 
 @cli.command()
@@ -376,8 +376,10 @@ def train(out, backend, **given):
         settings, out = _settings(package, given, out)
         result = package.training.train(out, settings, package.terminal())
     best = result.log[f"val_{result.metric}"].max()
-    click.echo(f"network: {os.path.join(out, 'model.keras')}")
-    click.echo(f"best epoch: {result.best_epoch + 1}, validation {result.metric} {best:.4f}")
+    _tell(
+        f"network: {os.path.join(out, 'model.keras')}",
+        f"best epoch: {result.best_epoch + 1}, validation {result.metric} {best:.4f}",
+    )
 
 
 @cli.command()
@@ -483,10 +485,11 @@ def probe(
             **_given({"pixels": pixels}),
         )
     for name, frame in frames.items():
-        click.echo(f"{name}:")
-        click.echo(frame.to_string(index=False, float_format="{:.4g}".format))
+        table = frame.to_string(index=False, float_format="{:.4g}".format)
+        for line in (f"{name}:", *table.split("\n")):
+            click.echo(_printable(line))
     for path in paths:
-        click.echo(f"wrote {path}", err=True)
+        _note(f"wrote {path}")
 
 
 @cli.command()
@@ -508,7 +511,7 @@ def export(source, path, serving_only, overwrite):
     with _package(lambda: "Nothing was written") as package:
         network = package.probing.network_of(source)
         package.exporting.export(network, path, probing=not serving_only, overwrite=overwrite)
-    click.echo(f"wrote {path}", err=True)
+    _note(f"wrote {path}")
 
 
 class Depths(click.ParamType):
@@ -606,8 +609,7 @@ def tune(out, workers, **given):
         )
     if outcome is None:
         return
-    click.echo(f"report: {os.path.join(out, 'report.html')}")
-    click.echo(f"{outcome.status}: {outcome.message}")
+    _tell(f"report: {os.path.join(out, 'report.html')}", f"{outcome.status}: {outcome.message}")
     if outcome.status in ("not satisfied", "failed"):
         sys.exit(1)
 
@@ -636,7 +638,7 @@ def compare(runs, out):
     """
     with _package(lambda: "The same command starts again") as package:
         page = package.comparison.compare(runs, out, package.terminal())
-    click.echo(f"page: {page}")
+    _tell(f"page: {page}")
 
 
 @cli.command()
@@ -668,16 +670,18 @@ def data(download, to, **given):
         parts = package.data.prepare(settings, package.terminal(), download=download)
         description = package.settings.describe(settings)
     size = "x".join(map(str, description.input_shape))
-    for name, part in zip(("train", "validation", "test"), parts, strict=True):
-        click.echo(f"{name}: {len(part)} batches of {settings.batch_size}, images {size}")
-    click.echo(f"classes: {description.classes}, chance error {description.chance_error:.1%}")
+    named = zip(("train", "validation", "test"), parts, strict=True)
+    _tell(
+        *(f"{n}: {len(p)} batches of {settings.batch_size}, images {size}" for n, p in named),
+        f"classes: {description.classes}, chance error {description.chance_error:.1%}",
+    )
     if to is not None:
-        click.echo(f"wrote {to}", err=True)
+        _note(f"wrote {to}")
 
 
 def main(arguments=None):
     """Runs the command line; errors become one line on stderr and an exit code."""
-    with _Interrupts() as interrupts:
+    with _streams(), _Interrupts() as interrupts:
         try:
             cli.main(args=arguments, prog_name="tfresidual", standalone_mode=False)
             # Output that cannot be printed must fail here, not when the interpreter exits.
@@ -694,7 +698,7 @@ def main(arguments=None):
             _fail("interrupted", 130)
         except OSError as error:
             # Errors of the package are handled in `_package`; this one comes from printing.
-            _drop_stdout()
+            _drop(sys.stdout)
             if error.errno == errno.EPIPE:
                 sys.exit(1)
             _fail(f"the results cannot be printed: {error.strerror}", 1)
@@ -770,14 +774,90 @@ class _Interrupted(KeyboardInterrupt):
     """Ctrl-C. In contrast to its base class, it supports weak references."""
 
 
-def _drop_stdout():
-    """Discards unprinted output, so that the interpreter does not try to print it at exit."""
+@contextlib.contextmanager
+def _streams():
+    """Opens the standard streams that are closed, and ignores errors of writing to stderr.
+
+    A file that is opened while a standard stream is closed takes the stream's number; what
+    libraries print would then be written into that file.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            os.dup2(opened, number)
+            if opened != number:
+                os.close(opened)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
+    stderr, sys.stderr = sys.stderr, _Lenient(sys.stderr)
+    errors = getattr(sys.stdout, "errors", None)
+    with contextlib.suppress(AttributeError):
+        # Not all terminals have all letters.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        yield
+    finally:
+        sys.stderr = stderr
+        with contextlib.suppress(AttributeError, OSError):
+            sys.stdout.reconfigure(errors=errors)
+
+
+class _Lenient:
+    """A stream for messages and progress: nothing fails because nobody can read them."""
+
+    def __init__(self, stream):
+        self._stream = stream
+
+    def write(self, text):
+        try:
+            return self._stream.write(text)
+        except OSError:
+            _drop(self._stream)
+            return len(text)
+
+    def flush(self):
+        try:
+            self._stream.flush()
+        except OSError:
+            _drop(self._stream)
+
+    def __getattr__(self, name):
+        return getattr(self._stream, name)
+
+
+def _drop(stream):
+    """Discards what a stream has not written, so that the interpreter does not try it at exit."""
     with contextlib.suppress(OSError), open(os.devnull, "w") as nothing:
-        os.dup2(nothing.fileno(), sys.stdout.fileno())
+        os.dup2(nothing.fileno(), stream.fileno())
+
+
+def _printable(text):
+    """Returns text without control characters and bytes that are not UTF-8, which are escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _tell(*lines):
+    """Prints what a command has written into files, which is there even if nobody can read this."""
+    try:
+        for line in lines:
+            click.echo(_printable(line))
+        sys.stdout.flush()
+    except OSError as error:
+        _drop(sys.stdout)
+        if error.errno != errno.EPIPE:
+            _note(f"tfresidual: finished, but this cannot be printed ({error.strerror}):")
+            for line in lines:
+                _note(line)
+
+
+def _note(line):
+    click.echo(_printable(line), err=True)
 
 
 def _fail(message, code):
-    click.echo(f"tfresidual: {' '.join(message.split())}", err=True)
+    _note(f"tfresidual: {' '.join(message.split())}")
     sys.exit(code)
 
 
@@ -973,7 +1053,8 @@ def _without_noise():
             yield
         except Exception:
             noise.seek(0)
-            os.write(terminal, noise.read())
+            with contextlib.suppress(OSError):
+                os.write(terminal, noise.read())
             raise
         finally:
             os.dup2(terminal, 2)

@@ -568,6 +568,35 @@ def test_results_that_cannot_be_printed(studied, of):
     assert (folder / "unprinted" / of / "effective_parameters.csv").exists()
 
 
+STREAMS = {"all closed": "<&- >&- 2>&-", "results full": ">/dev/full", "readers gone": ""}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_training_is_finished_whoever_reads_about_it(studied, data_dir, name):
+    folder, _ = studied
+    reading, gone = os.pipe()
+    os.close(reading)
+    to = gone if name == "readers gone" else subprocess.PIPE
+    line = ["train", *TINY, "--data-dir", data_dir]
+    result = subprocess.run(
+        ["sh", "-c", f'exec "$0" "$@" {STREAMS[name]}', COMMAND, *line],
+        cwd=folder,
+        env=environment(),
+        stdout=to,
+        stderr=to,
+        text=True,
+        timeout=500,
+    )
+    os.close(gone)
+    assert (result.returncode, result.stdout or "") == (0, ""), result.stderr
+    if name == "results full":
+        *_, said, network, _ = result.stderr.splitlines()
+        assert said.startswith("tfresidual: finished, but this cannot be printed (No space left")
+        assert network == "network: runs/resnet-digitclutter/model.keras"
+    else:
+        assert not result.stderr
+
+
 def test_probe(studied, data_dir):
     folder, _ = studied
     run = folder / "runs/resnet-digitclutter"

@@ -1,4 +1,4 @@
-"""The progress bar: what it says, and that it appears on terminals only."""
+"""Lines and progress bars: what they say, letter by letter, and that bars are on terminals only."""
 
 import io
 import sys
@@ -6,7 +6,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from tfresidual.machine.console import progress_bar, redirected
+from tfresidual.machine.console import progress_bar, redirected, say
 
 
 def written(is_terminal, description="waiting", text=None):
@@ -45,3 +45,21 @@ def test_streams_are_as_before_whichever_thread_leaves_first(capsys):
     assert [text.getvalue() for text in texts] == ["0\n", "1\nstill\n"]
     assert (sys.stdout, sys.stderr) == before
     assert capsys.readouterr().out == ""
+
+
+FOREIGN = "[/b] [bold]x[/bold] :smile: a\x1b[31m\udcff\u202e"
+PRINTED = "[/b] [bold]x[/bold] :smile: a\\x1b[31m\\udcff\\u202e"
+
+
+def test_names_are_no_markup():
+    console = Console(file=io.StringIO(), force_terminal=False, width=200)
+    say(console, f"reading {FOREIGN}\nand more")
+    assert console.file.getvalue() == f"reading {PRINTED}\nand more\n"
+
+
+@pytest.mark.parametrize("text", [None, FOREIGN])
+def test_names_beside_a_bar_are_no_markup(text):
+    console = Console(file=io.StringIO(), force_terminal=True, width=200, color_system=None)
+    with progress_bar(FOREIGN if text is None else "waiting", 40, console) as advance:
+        advance(20, text)
+    assert PRINTED in console.file.getvalue()

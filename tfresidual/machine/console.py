@@ -5,7 +5,7 @@ import sys
 import threading
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TextColumn
 
 # Seconds from which the remaining time is estimated; a step may take minutes.
 ESTIMATED_FROM = 3600
@@ -20,10 +20,32 @@ def terminal():
     return Console(stderr=True)
 
 
+def printable(text):
+    """Returns text without control characters and bytes that are not UTF-8, which are escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def say(console, text):
-    """Prints a line, or nothing if there is no console."""
+    """Prints lines as they are, without markup; nothing if there is no console."""
     if console is not None:
-        console.print(text, highlight=False, soft_wrap=True)
+        lines = "\n".join(map(printable, text.split("\n")))
+        console.print(lines, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+class PlainColumn(TextColumn):
+    """A column of a progress bar whose text is shown as it is, without markup.
+
+    Args:
+        text_format: str, see `rich.progress.TextColumn`.
+    """
+
+    def __init__(self, text_format):
+        super().__init__(text_format, "progress.description", markup=False)
+
+    def render(self, task):
+        text = super().render(task)
+        text.plain = printable(text.plain)
+        return text
 
 
 @contextlib.contextmanager
@@ -42,7 +64,10 @@ def progress_bar(description, total, console=None):
         yield lambda amount=1, text=None: None
         return
     console = terminal() if console is None else console
+    _, *columns = Progress.get_default_columns()
     with Progress(
+        PlainColumn("{task.description}"),
+        *columns,
         console=console,
         transient=True,
         disable=not console.is_terminal,

@@ -337,7 +337,7 @@ class ResidualNetwork(TracedOnce, keras.Model):
         trainable = sum(keras.ops.size(v) for v in self.trainable_variables)
         table.caption = f"{self.count_params():,} parameters, {int(trainable):,} of them trainable"
         text = io.StringIO()
-        Console(file=text, width=100).print(table)
+        Console(file=text, width=100, markup=False, emoji=False).print(table)
         (print_fn or print)(text.getvalue().rstrip())
 
     def _title(self):

@@ -7,10 +7,11 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+from tfresidual.machine.console import PlainColumn, say
 
 SECONDS_BETWEEN_UPDATES = 0.2
 
@@ -35,12 +36,12 @@ class TrainingProgress(keras.callbacks.Callback):
 
     def on_train_begin(self, logs=None):
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            PlainColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[loss]}"),
+            PlainColumn("{task.fields[loss]}"),
             console=self.console,
             transient=True,
         )
@@ -71,11 +72,7 @@ class TrainingProgress(keras.callbacks.Callback):
         seconds = time.monotonic() - self._begun
         shown = ["loss", self.metric, "val_loss", f"val_{self.metric}"]
         values = "  ".join(f"{key} {logs[key]:.4f}" for key in shown if key in (logs or {}))
-        self.console.print(
-            f"epoch {epoch + 1:>3} of {self.epochs}  {values}  ({seconds:.0f} s)",
-            highlight=False,
-            soft_wrap=True,
-        )
+        say(self.console, f"epoch {epoch + 1:>3} of {self.epochs}  {values}  ({seconds:.0f} s)")
 
     def close(self):
         """Removes the progress bar, also after an interrupted training run."""
