@@ -108,7 +108,7 @@ def _over_blocks(values, title, label):
     place = "residual block index" if len(starts) > 1 else f"block of stage {starts.index[0]}"
     axes.set_xlabel(place, fontsize=style.LABEL_SIZE, color=style.INK)
     axes.set_ylabel(label, fontsize=style.LABEL_SIZE, color=style.INK)
-    return figure, [axes], [] if splits == [""] else axes.get_legend_handles_labels()[0]
+    return figure, [axes], [] if splits == [""] else style.handles_of(axes)
 
 
 def _reference_line(axes, rows, colour, marker=None, over_epochs=False):

@@ -69,8 +69,7 @@ def training_curves(history: Frame, metrics: Iterable[str] | None = None) -> Fig
         if style.log_scale_helps(np.concatenate([curves[name] for name in drawn])):
             style.log_scale(axes)
         style.epoch_axis(axes, epochs)
-        axes.set_xlabel("epoch", fontsize=style.LABEL_SIZE, color=style.INK)
-        axes.set_ylabel(metric.replace("_", " "), fontsize=style.LABEL_SIZE, color=style.INK)
+        style.axis_labels(axes, below="epoch", beside=metric.replace("_", " "))
     for axes in grid[len(panels) :]:
         axes.remove()
 
@@ -171,7 +170,7 @@ def _mark_drops(axes, drops, epochs):
 
 
 def _legend_handles(figure, epochs, best, best_of, curves, drops):
-    handles = figure.axes[0].get_legend_handles_labels()[0]
+    handles = style.handles_of(figure.axes[0])
     name = best_of.replace("_", " ")
     split = "validation" if f"val_{best_of}" in curves else "training"
     value = curves.get(f"val_{best_of}", curves[best_of])[best]

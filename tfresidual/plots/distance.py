@@ -88,12 +88,12 @@ def computational_distance(frame: Frame) -> Figure:
             )
         axes.margins(y=0.12)
         axes.set_xlim(-0.6, len(stages) - 0.4)
-        axes.set_xticks(range(len(stages)), names)
+        axes.set_xticks(range(len(stages)), names, **style.PLAIN)
         axes.tick_params(axis="x", length=0)
         axes.set_title(kind, fontsize=style.SMALL_SIZE, color=style.FAINT_INK, pad=4)
         axes.set_ylabel(label, fontsize=style.LABEL_SIZE, color=style.INK)
     if splits != [""]:
-        style.legend(figure, axes.get_legend_handles_labels()[0])
+        style.legend(figure, style.handles_of(axes))
     return figure
 
 

@@ -82,7 +82,7 @@ def images(
             colour = style.BLUE if is_right else style.VERMILION
         if is_right is False:
             _frame(axes)
-        axes.set_title(caption, fontsize=style.SMALL_SIZE, color=colour, y=-0.28)
+        axes.set_title(caption, fontsize=style.SMALL_SIZE, color=colour, y=-0.28, **style.PLAIN)
     return figure
 
 

@@ -92,10 +92,10 @@ def _label_columns(axes, splits, bases):
     count = len(splits) * len(bases)
     axes.set_xlim(-0.6, count - 0.4)
     if splits == [""]:
-        axes.set_xticks(range(count), bases)
+        axes.set_xticks(range(count), bases, **style.PLAIN)
     else:
         middles = (np.arange(len(splits)) + 0.5) * len(bases) - 0.5
-        axes.set_xticks(middles, splits)
+        axes.set_xticks(middles, splits, **style.PLAIN)
         for border in middles[:-1] + len(bases) / 2:
             axes.axvline(border, color=style.FAINT_INK, linewidth=0.8, linestyle=":", gid="border")
     axes.tick_params(axis="x", length=0)

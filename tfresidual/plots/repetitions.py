@@ -225,7 +225,7 @@ def repetition_metrics(frame: Frame, block_metrics: Frame | None = None) -> Figu
     for axes, stage in zip(grid[0], stages, strict=True):
         style.panel_title(axes, f"stage {stage}")
     figure.supxlabel(below, fontsize=style.LABEL_SIZE, color=style.INK)
-    handles = grid[0, 0].get_legend_handles_labels()[0] if splits != [""] else []
+    handles = style.handles_of(grid[0, 0]) if splits != [""] else []
     handles += [] if lengths is None else [_length_handle()]
     if handles:
         style.legend(figure, handles)

@@ -212,6 +212,6 @@ def shuffle_blocks(frame: Frame) -> Figure:
     )
     figure.supylabel("error", fontsize=style.LABEL_SIZE, color=style.INK)
 
-    handles = grid[0].get_legend_handles_labels()[0]
+    handles = style.handles_of(grid[0])
     style.legend(figure, [*handles, style.line_handle("order kept", linestyle=":")])
     return figure

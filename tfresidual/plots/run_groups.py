@@ -295,7 +295,8 @@ def draw_over_settings(axes, rows, column):
             label=", ".join(filter(None, (hue, dash))) or None,
         )
     axes.set_xlim(-0.5, len(settings) - 0.5)
-    axes.set_xticks(range(len(settings)), [setting.replace(" (", "\n(") for setting in settings])
+    names = [setting.replace(" (", "\n(") for setting in settings]
+    axes.set_xticks(range(len(settings)), names, **style.PLAIN)
     axes.tick_params(axis="x", length=0, labelsize=style.SMALL_SIZE - 1)
 
 

@@ -81,7 +81,8 @@ def finish(panels, places, names=None):
         for state, place in places.items()
         if state[1] % step == 0 or state[1] == FIRST or state in names
     ]
-    lowest.set_xticks([place for place, _ in shown], [name for _, name in shown])
+    ticks, labels = zip(*shown, strict=True)
+    lowest.set_xticks(ticks, labels, **style.PLAIN)
     of = f" of stage {starts.index[0]}" if len(starts) == 1 else ""
     style.axis_labels(lowest, below=f"after block{of}")
     if len(panels) > 1:

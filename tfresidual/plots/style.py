@@ -4,12 +4,20 @@ The style is set on each figure, never in `matplotlib.rcParams`.
 """
 
 import io
+import re
 
 import numpy as np
+from matplotlib.collections import Collection
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+
+# Names of runs, splits and metrics are no mathematics, whatever signs they have.
+PLAIN = {"parse_math": False}
+# What matplotlib calls artists without a name.
+_UNNAMED = re.compile(r"|_child\d+|_nolegend_")
 
 TITLE_SIZE = 11
 LABEL_SIZE = 9.5
@@ -80,7 +88,8 @@ def new_figure(width, height, title):
 
 def set_title(figure, title):
     """Sets the title of a figure, left-aligned."""
-    figure.suptitle(title, x=0.012, ha="left", fontsize=TITLE_SIZE, fontweight="bold", color=INK)
+    look = {"fontsize": TITLE_SIZE, "fontweight": "bold", "color": INK}
+    figure.suptitle(title, x=0.012, ha="left", **look, **PLAIN)
 
 
 def clean_axes(axes, grid="both"):
@@ -101,15 +110,15 @@ def clean_axes(axes, grid="both"):
 def panel_title(axes, name, split="", pad=4):
     """Writes the title of a panel `pad` points above it, with the split if there is one."""
     name = f"{name}, {split}" if split else name
-    axes.set_title(name, fontsize=SMALL_SIZE, color=FAINT_INK, pad=pad)
+    axes.set_title(name, fontsize=SMALL_SIZE, color=FAINT_INK, pad=pad, **PLAIN)
 
 
 def axis_labels(axes, below=None, beside=None):
     """Labels the horizontal and the vertical axis."""
     if below is not None:
-        axes.set_xlabel(below, fontsize=LABEL_SIZE, color=INK)
+        axes.set_xlabel(below, fontsize=LABEL_SIZE, color=INK, **PLAIN)
     if beside is not None:
-        axes.set_ylabel(beside, fontsize=LABEL_SIZE, color=INK)
+        axes.set_ylabel(beside, fontsize=LABEL_SIZE, color=INK, **PLAIN)
 
 
 def no_values(axes):
@@ -265,8 +274,11 @@ def legend(figure, handles):
     columns = len(handles) if sum(widths) <= room else max(1, int(room / max(widths)))
     rows = -(-len(handles) // columns)
     is_beside = rows > MOST_LEGEND_ROWS
-    figure.legend(
+    labels = [handle.get_label() for handle in handles]
+    legend = figure.legend(
         handles=handles,
+        # matplotlib leaves out what begins with an underscore.
+        labels=[f" {label}" for label in labels],
         loc="outside right center" if is_beside else "outside upper right",
         ncols=1 if is_beside else -(-len(handles) // rows),
         frameon=False,
@@ -276,3 +288,13 @@ def legend(figure, handles):
         columnspacing=1.4,
         borderaxespad=0.2,
     )
+    for text, label in zip(legend.get_texts(), labels, strict=True):
+        text.set(text=label, **PLAIN)
+
+
+def handles_of(axes):
+    """Returns what is drawn on axes under a name, for the legend, whatever the name begins with."""
+    drawn = [
+        artist for artist in axes.get_children() if isinstance(artist, (Line2D, Patch, Collection))
+    ]
+    return [one for one in (*drawn, *axes.containers) if not _UNNAMED.fullmatch(one.get_label())]

@@ -94,7 +94,8 @@ def trajectories(
                 axis.set_major_locator(MaxNLocator(nbins=4))
             _count_outside(axes, drawn[row, network], window)
             if row == 0 and network:
-                axes.set_title(network, fontsize=style.LABEL_SIZE, color=style.INK, pad=6)
+                look = {"fontsize": style.LABEL_SIZE, "color": style.INK, "pad": 6}
+                axes.set_title(network, **look, **style.PLAIN)
             style.axis_labels(axes, below="ẑ₁" if row == len(_ROWS) - 1 else None)
         style.axis_labels(grid[row, 0], beside=f"{name}\nẑ₂")
     style.legend(figure, _handles(colours, solutions is not None))

@@ -100,9 +100,12 @@ def differences(frame: Frame, column: str) -> Frame:
         name, difference = f"{names[1]} minus {names[0]}", values[names[1]] - values[names[0]]
     else:
         name, difference = "largest minus smallest", values.max(axis=1) - values.min(axis=1)
-    values.columns = pd.Index(names)
     order = difference.abs().sort_values(ascending=False, kind="stable").index
-    return values.assign(**{name: difference}).loc[order].head(MOST_ROWS).reset_index()
+    # A network may be called as a place is, or as the difference.
+    columns = [f"{one} (network)" if one in (*keys, name) else one for one in names]
+    values.columns = pd.Index(columns)
+    values.insert(len(columns), name, difference)
+    return values.loc[order].head(MOST_ROWS).reset_index()
 
 
 def _section(figure, parts, measured, epsilon):
@@ -138,8 +141,10 @@ def _finding(table, names, column):
     """Returns a sentence on the largest difference, or `None` if no place is in all networks."""
     if table.empty:
         return None
-    (row,) = table.head(1).to_dict("records")
-    values = ", ".join(f"{number_text(float(row[name]))} ({name})" for name in names)
+    places = table.columns[: -len(names) - 1]
+    (row,) = table[places].head(1).to_dict("records")
+    found = table.iloc[0, len(places) : -1]
+    values = _each(names, [number_text(float(value)) for value in found], ", ")
     where = places_text(row)
     return (
         f"The largest difference of {column.replace('_', ' ')} is "
@@ -165,5 +170,5 @@ def _caution(names, measured):
     return " ".join(dict.fromkeys(found)) or None
 
 
-def _each(names, values):
-    return "; ".join(f"{value} ({name})" for name, value in zip(names, values, strict=True))
+def _each(names, values, between="; "):
+    return between.join(f"{value} ({name})" for name, value in zip(names, values, strict=True))

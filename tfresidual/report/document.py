@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import jinja2
 
+from tfresidual.machine.console import printable
 from tfresidual.machine.files import replacing
 from tfresidual.report import tables
 from tfresidual.report.alt_text import alt_text
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 # A vector image above this size (many lines over many epochs) is embedded as pixels instead.
 _MOST_SVG_BYTES = 400_000
 _PNG_DPI = 170
+# Control characters, and bytes of names that are not UTF-8.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 # CSS pixels per inch, and the factor by which a figure may shrink at most: its smallest letters, of
 # 7.5 points, then have 9 pixels.
 _PIXELS_PER_INCH, _SMALLEST_SCALE = 96, 0.9
@@ -78,7 +82,7 @@ def _render(title, sections, summary, settings, generator):
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     source = resources.files(__package__).joinpath("report.html.jinja").read_text("utf-8")
-    return environment.from_string(source).render(
+    page = environment.from_string(source).render(
         title=title,
         generator=generator,
         summary=summary,
@@ -97,6 +101,7 @@ def _render(title, sections, summary, settings, generator):
         ],
         settings=tables.from_settings(settings),
     )
+    return _UNPRINTABLE.sub(lambda match: printable(match[0]), page)
 
 
 def _caption(section):

@@ -30,7 +30,7 @@ def from_frame(frame):
     """Converts a frame to a `Table`; the named levels of its index become columns."""
     named = [name for name in frame.index.names if name is not None]
     if named:
-        frame = frame.reset_index(level=named)
+        frame = frame.reset_index(level=named, allow_duplicates=True)
     columns, texts = [], []
     shown = frame.iloc[:MOST_ROWS]
     for place, name in enumerate(frame.columns):
