@@ -154,7 +154,7 @@ def test_what_frames_were_measured_on_is_written_beside_them(run, tmp_path):
             assert what["images"] == {"test": 32}
     # What is known of the other frames is not written over.
     (folder / "probes.json").write_text("{")
-    with pytest.raises(ValueError, match=r"probes\.json is damaged.*Remove it to probe again"):
+    with pytest.raises(ValueError, match=r"probes\.json is damaged.*move it elsewhere"):
         probing.probe(tmp_path / "two", "readout", images=5, changes=changes)
     assert (folder / "probes.json").read_text() == "{"
 

@@ -45,7 +45,7 @@ def test_a_damaged_settings_file_is_named(tmp_path, kind, job):
     message = str(raised.value)
     assert reason in message
     assert message.endswith(
-        f"Put it back, or remove the folder to start again. Received: path={str(path)!r}"
+        f"Put an intact copy back, or choose another folder. Received: path={str(path)!r}"
     )
     assert "\n" not in message
     assert path.read_bytes() == content
@@ -100,6 +100,8 @@ def test_a_damaged_record_of_probes_stays(tmp_path, content):
     (tmp_path / "model.keras").write_bytes(b"not looked at")
     (tmp_path / "probes").mkdir()
     (tmp_path / "probes" / "probes.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"probes\.json is damaged.*Remove it.*Received: path="):
+    with pytest.raises(
+        ValueError, match=r"probes\.json is damaged.*move it elsewhere.*Received: path="
+    ):
         probing.probe(tmp_path)
     assert (tmp_path / "probes" / "probes.json").read_bytes() == content

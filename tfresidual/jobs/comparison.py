@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import itertools
+import os
 import pathlib
 from typing import TYPE_CHECKING, Any
 
@@ -10,17 +13,19 @@ import pandas as pd
 
 from tfresidual import datasets, plots
 from tfresidual.arguments import checked_path
-from tfresidual.jobs.frames import read_frame, read_frames
-from tfresidual.jobs.run_folder import REMEDY, SETTINGS_FILE, read_settings, settings_of
+from tfresidual.jobs.frames import read_frames
+from tfresidual.jobs.run_folder import SETTINGS_FILE, read_settings, settings_of
 from tfresidual.jobs.settings import Settings, describe, used
-from tfresidual.machine.console import say
+from tfresidual.machine.console import printable, say
 from tfresidual.machine.files import check_folder, damaged
-from tfresidual.probes.logs import from_logs, has_blocks
+from tfresidual.probes.logs import blocks_of, from_logs
 from tfresidual.registry.comparison import Measured, comparison_sections
-from tfresidual.registry.figures import images_text
+from tfresidual.registry.figures import FIGURES, images_text
 from tfresidual.report import Section, numbers_text, write
 from tfresidual.report.findings import of_test
 from tfresidual.report.tables import from_settings
+from tfresidual.training.checkpoints import REMEDY as REMEDY_OF_LOGS
+from tfresidual.training.checkpoints import TrainingFolder, read_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,6 +37,10 @@ if TYPE_CHECKING:
 # Says in a page what wrote it, so that nothing else is replaced.
 GENERATOR = "tfresidual compare"
 _HEAD = 2000
+# Letters of the name of a run, and bytes of that of a page; a file system takes 255.
+_LONGEST, _LONGEST_FILE = 40, 180
+# The frames that the page shows.
+FRAMES = {frame for figure in FIGURES for frame in figure.frames}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +111,9 @@ def _named(runs):
     """Returns the folders of runs by short names that differ."""
     listed = [] if isinstance(runs, (str, bytes, pathlib.PurePath)) else list(runs)
     folders = [checked_path("runs", run) for run in listed]
-    if len(folders) < 2 or len({folder.resolve() for folder in folders}) < len(folders):
+    # In contrast to `resolve`, this leaves loops of links as they are.
+    parts = [pathlib.Path(os.path.realpath(folder)).parts for folder in folders]
+    if len(folders) < 2 or len(set(parts)) < len(folders):
         raise ValueError(
             "Argument `runs` must be the folders of two or more runs, each named once. "
             f"Received: runs={runs!r}"
@@ -114,16 +125,34 @@ def _named(runs):
                 f"least one complete epoch. Received: {str(folder)!r}, without {SETTINGS_FILE} or "
                 "log.csv"
             )
-    parts = [folder.resolve().parts for folder in folders]
-    length = next(n for n in range(1, 1000) if len({part[-n:] for part in parts}) == len(parts))
-    return {"/".join(part[-length:]): folder for part, folder in zip(parts, folders, strict=True)}
+    longest = max(map(len, parts))
+    length = next(n for n in range(1, longest + 1) if len({p[-n:] for p in parts}) == len(parts))
+    names: dict[str, pathlib.Path] = {}
+    for part, folder in zip(parts, folders, strict=True):
+        name = _short("/".join(part[-length:]))
+        others = itertools.chain([name], (f"{name} ({count})" for count in itertools.count(2)))
+        names[next(other for other in others if other not in names)] = folder
+    return names
+
+
+def _short(name):
+    """Returns a name as it can be printed and drawn, of at most `_LONGEST` letters."""
+    name = printable(name)
+    if len(name) <= _LONGEST:
+        return name
+    return f"{name[: _LONGEST // 2]}\N{HORIZONTAL ELLIPSIS}{name[-_LONGEST // 2 + 1 :]}"
 
 
 def _target(page, folders):
     """Returns the file to write, after checking that it is new or a page of this function."""
     if page is None:
         first = next(iter(folders.values())).absolute()
-        page = first.parent / f"compare-{'-'.join(name.replace('/', '-') for name in folders)}.html"
+        names = [name.replace("/", "-") for name in folders]
+        stem = "-".join(["compare", *names])
+        if len(stem.encode()) > _LONGEST_FILE:
+            mark = hashlib.sha256(stem.encode()).hexdigest()[:8]
+            stem = f"compare-{names[0]}-and-{len(names) - 1}-more-{mark}"
+        page = first.parent / f"{stem}.html"
     path = checked_path("page", page)
     check_folder("page", path.parent)
     if path.exists():
@@ -138,18 +167,37 @@ def _target(page, folders):
 
 def _read(folder):
     """Returns the run in a folder."""
-    settings, log = settings_of(folder), read_frame(folder / "log.csv")
-    if log.empty:
-        raise damaged(folder / "log.csv", "it has no epoch", REMEDY)
-    studied, probed = read_frames(folder / "frames"), read_frames(folder / "probes")
+    settings = settings_of(folder)
+    log = _log_in(folder, settings)
+    parts = (folder / "frames", folder / "probes")
+    studied, probed = (read_frames(part, FRAMES, blocks_of(log)) for part in parts)
     frames = {name: frame for name, (frame, _) in studied.items()}
-    if "block_metrics_by_epoch" not in frames and has_blocks(log):
+    if "block_metrics_by_epoch" not in frames and blocks_of(log):
         studied["block_metrics_by_epoch"] = (from_logs(log), None)
     measured = (
         {name: _measured(frame, record, settings) for name, (frame, record) in part.items()}
         for part in (studied, probed)
     )
     return _Run(settings, read_settings(folder), log, *measured)
+
+
+def _log_in(folder, settings):
+    """Returns the log of the run in a folder, with at least one epoch."""
+    path = folder / "log.csv"
+    log = read_log(path, ("epoch", "loss"))
+    metric = "exact_match" if describe(settings).multi_label else "accuracy"
+    missing = [name for name in ("val_loss", metric, f"val_{metric}") if name not in log]
+    done = TrainingFolder(folder, f"val_{metric}").epochs()
+    if log.empty:
+        reason = "it has no epoch"
+    elif missing:
+        reason = f"it has no column {missing[0]!r}"
+    elif not done <= len(log) <= settings.epochs:
+        most = done if len(log) < done else settings.epochs
+        reason = f"it ends after row {len(log) + 1}, and the training has {most} epochs"
+    else:
+        return log
+    raise damaged(path, reason, REMEDY_OF_LOGS)
 
 
 def _alike(runs):

@@ -4,14 +4,19 @@ import dataclasses
 import json
 from importlib import metadata
 
-import pandas as pd
-
+from tfresidual import datasets
 from tfresidual.jobs.settings import describe
 from tfresidual.machine.console import followed
 from tfresidual.machine.files import damaged, read_json, written
+from tfresidual.machine.tables import read_table
+from tfresidual.probes.columns import KEYS, REQUIRED, kind_of
 
 # Records what each frame was measured on, by the name of the frame.
 RECORD = "probes.json"
+REMEDY = "Give the command that measured it again, which replaces it"
+REMEDY_OF_RECORDS = (
+    "Put an intact copy back, or move it elsewhere and measure again what is in its folder"
+)
 
 
 def count_images(dataset):
@@ -46,37 +51,161 @@ def write_frames_and_figures(folder, frames, figures, flat=False, console=None):
 
 
 def known_records(folder):
-    """Returns the records of an earlier probe, a dict by frame name; empty if there are none."""
+    """Returns the records of an earlier probe, a dict by frame name; empty if there are none.
+
+    Raises:
+        ValueError: if their file is damaged.
+    """
     path = folder / RECORD
-    return read_json(path, "Remove it to probe again") if path.exists() else {}
+    records = read_json(path, REMEDY_OF_RECORDS) if path.exists() else {}
+    for name, what in records.items():
+        wrong = _wrong_key(what)
+        if wrong is not None:
+            reason = f"{wrong!r} is not as expected in what it says of {name!r}"
+            raise damaged(path, reason, REMEDY_OF_RECORDS)
+    return records
 
 
-def read_frames(folder):
+def _wrong_key(what):
+    """Returns the key of a record that does not hold what was written, or `None`."""
+    if not isinstance(what, dict):
+        return "network"
+    for key, is_right in _KEYS.items():
+        if key not in what and key in _OPTIONAL:
+            continue
+        if not is_right(what.get(key)):
+            return key
+    return None
+
+
+def _is_count(value):
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_dataset(name):
+    try:
+        return bool(datasets.describe(name))
+    except (ValueError, TypeError):
+        return False
+
+
+# The keys of a record, and whether they hold what they should. Earlier versions wrote no size.
+_KEYS = {
+    "network": lambda path: isinstance(path, str),
+    "data": _is_dataset,
+    "digits": lambda digits: digits in (3, 4, 5),
+    "images": lambda counts: isinstance(counts, dict) and all(map(_is_count, counts.values())),
+    "pixels": lambda pixels: pixels in datasets.PIXELS,
+    "options": lambda options: (
+        isinstance(options, dict)
+        and not any(isinstance(value, (dict, list)) for value in options.values())
+    ),
+    "rows": _is_count,
+    "columns": lambda names: (
+        isinstance(names, list) and all(isinstance(name, str) for name in names)
+    ),
+}
+_OPTIONAL = ("digits", "rows", "columns")
+
+
+def read_frames(folder, names=None, blocks=()):
     """Returns the frames in a folder with what they were measured on, pairs by name.
 
     A frame of which that is not recorded, as in earlier versions, has `None` for it.
+
+    Args:
+        folder: `pathlib.Path` of the folder.
+        names: the frames to read, if they are there; `None` for all.
+        blocks: pairs of a stage and a block of the network, which frames without a record of their
+            rows must hold.
 
     Raises:
         ValueError: if a file is damaged.
     """
     records = known_records(folder)
     return {
-        path.stem: (read_frame(path), records.get(path.stem))
+        path.stem: (read_frame(path, records.get(path.stem), blocks), records.get(path.stem))
         for path in sorted(folder.glob("*.csv"))
+        if names is None or path.stem in names
     }
 
 
-def read_frame(path):
-    """Returns a frame as it was before it was written; raises a `ValueError` if it is damaged."""
-    try:
-        frame = pd.read_csv(path)
-    except ValueError as error:
-        raise damaged(path, error, "Remove it to measure again") from error
-    if "stage" in frame and not pd.api.types.is_numeric_dtype(frame["stage"]):
-        # Beside rows of all stages together, numbers are read as text.
-        stages = [int(stage) if stage.isdigit() else stage for stage in frame["stage"]]
-        frame["stage"] = pd.Series(stages, frame.index, dtype=object)
-    return frame
+def read_frame(path, what=None, blocks=()):
+    """Returns a frame as it was before it was written.
+
+    Args:
+        path: the file.
+        what: its record, if there is one. The frame must have its rows and columns.
+        blocks: see `read_frames`.
+
+    Raises:
+        ValueError: if the file is damaged, or cut short.
+    """
+    frame = read_table(path, lambda texts: {name: kind_of(name) for name in texts}, REMEDY)
+    for column in REQUIRED.get(path.stem, ()):
+        if column not in frame:
+            raise damaged(path, f"row 1 does not name the column {column!r}", REMEDY)
+    keys = [key for key in KEYS if key in frame]
+    twice = frame.duplicated(keys if keys else None)
+    if twice.any():
+        reason = f"row {twice.argmax() + 2} has the same {', '.join(keys)} as an earlier row"
+        raise damaged(path, reason, REMEDY)
+    for key in ("split", "stage", "block", "epoch"):
+        if key in frame and frame[key].isna().any():
+            row = frame[key].isna().argmax() + 2
+            raise damaged(path, f"row {row} has no {key}", REMEDY)
+    if "epoch" in frame and not frame["epoch"].is_monotonic_increasing:
+        row = (frame["epoch"].diff() < 0).argmax() + 2
+        raise damaged(path, f"row {row} is of an earlier epoch than row {row - 1}", REMEDY)
+    what = what or {}
+    unknown = set(frame.get("split", ())) - set(what.get("images", ())) if what else set()
+    if unknown:
+        row = frame["split"].isin(unknown).argmax() + 2
+        reason = f"row {row} is of a split that {RECORD} does not name"
+    elif what.get("columns", list(frame)) != list(frame):
+        reason = f"its columns are not the {len(what['columns'])} that {RECORD} names for it"
+    elif what.get("rows", len(frame)) != len(frame):
+        reason = f"it ends after row {len(frame) + 1}; {RECORD} says row {what['rows'] + 1}"
+    elif "rows" not in what and (place := _missing(frame, blocks)) is not None:
+        reason = f"it ends after row {len(frame) + 1}, and has no {place}, or more of others"
+    else:
+        return frame
+    raise damaged(path, reason, REMEDY)
+
+
+def _missing(frame, blocks):
+    """Returns what a frame lacks, judging by its own rows and the blocks of the network.
+
+    A frame without a record of its rows has every block as often as the others, in every split
+    and epoch. `None` if nothing is missing, or if blocks have rows of their own kinds.
+    """
+    if {"part", "role", "lipschitz"} & set(frame):
+        return None
+    places = [key for key in ("along", "basis", "stage", "block") if key in frame]
+    within = [key for key in ("split", "epoch") if key in frame]
+    if "stage" not in places:
+        return None
+    counts = frame.groupby([*within, *places], sort=False).size()
+    if within:
+        counts = counts.unstack(within, fill_value=0)
+        place = (counts.ne(counts.max(axis=1), axis=0)).any(axis=1)
+        if place.any():
+            return _place_text(places, place.idxmax())
+        counts = counts.iloc[:, 0]
+    for _, group in counts.groupby("along") if "along" in places else [(None, counts)]:
+        if group.nunique() > 1:
+            return _place_text(places, group.idxmin())
+    if "block" in places and "along" not in places:
+        found = set(zip(frame["stage"], frame["block"], strict=True))
+        for stage, block in blocks:
+            if (stage, block) not in found:
+                return _place_text(("stage", "block"), (stage, block))
+    return None
+
+
+def _place_text(keys, place):
+    values = place if isinstance(place, tuple) else (place,)
+    return ", ".join(f"{key} {value}" for key, value in zip(keys, values, strict=True))
 
 
 def described(network, settings, counts, pixels, options):
@@ -100,8 +229,13 @@ def described(network, settings, counts, pixels, options):
     }
 
 
+def size_of(frame):
+    """Returns the rows and columns of a frame, as its record holds them beside `described`."""
+    return {"rows": len(frame), "columns": list(frame)}
+
+
 def record(folder, records):
-    """Writes what frames were measured on, a dict by name of what `described` returns.
+    """Writes what frames were measured on, and their sizes, a dict by name.
 
     Returns:
         The path of the file.

@@ -17,6 +17,7 @@ from tfresidual.jobs.frames import (
     described,
     known_records,
     record,
+    size_of,
     write_frames_and_figures,
 )
 from tfresidual.jobs.targets import check_fit, folder_of, network_of, settings_for, whole_series
@@ -179,13 +180,14 @@ def _run(asked, console):
             paths |= dict.fromkeys(written_now)
             frames |= measured
             if not asked.is_series:
-                known |= dict.fromkeys(measured, what)
+                known |= {name: what | size_of(frame) for name, frame in measured.items()}
                 paths[record(asked.folder, known)] = None
     if asked.is_series:
         figures = study_figures(_by_epoch(frames), options.epsilon)
         paths |= dict.fromkeys(write_frames_and_figures(written_to, {}, figures, flat=True))
         paths = {path.replace(asked.folder / path.name): None for path in paths}
-        paths[record(asked.folder, known | dict.fromkeys(frames, what))] = None
+        known |= {name: what | size_of(frame) for name, frame in frames.items()}
+        paths[record(asked.folder, known)] = None
         # Files that an interrupted run of other probes left there stay.
         with contextlib.suppress(OSError):
             written_to.rmdir()

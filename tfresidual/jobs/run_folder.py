@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 SETTINGS_FILE = "settings.json"
 MODEL_FILE = "model.keras"
-REMEDY = "Put it back, or remove the folder to start again"
+REMEDY = "Put an intact copy back, or choose another folder"
+_PARTS = ("settings", "search", "versions", "machine")
 PACKAGES: tuple[str, ...] = (
     "tfresidual",
     "tensorflow",
@@ -189,15 +190,39 @@ def _installed(packages):
 
 
 def _check_known(folder, content, name, kind):
-    """Raises a `ValueError` unless a group of settings holds only fields of a dataclass."""
+    """Raises a `ValueError` unless a group of settings holds fields of a dataclass, of its types.
+
+    What else the file holds must be flat: the versions, the machine.
+    """
     path, group = pathlib.Path(folder) / SETTINGS_FILE, content.get(name)
     if not isinstance(group, dict):
         raise damaged(path, f"it does not hold the {name} of the run", REMEDY)
-    unknown = set(group) - {field.name for field in dataclasses.fields(kind)}
+    types = {field.name: field.type for field in dataclasses.fields(kind)}
+    unknown = set(group) - set(types) or set(content) - {*_PARTS, name}
     if unknown:
         names = ", ".join(map(repr, sorted(unknown)))
         reason = f"it has settings that this version of tfresidual does not know: {names}"
         raise damaged(path, reason, REMEDY)
+    for key, value in group.items():
+        if not any(_is_of(value, expected) for expected in types[key].split(" | ")):
+            reason = f"`{key}` must be {types[key].replace(' | ', ' or ')}, not {value!r}"
+            raise damaged(path, reason, REMEDY)
+    for part in ("versions", "machine"):
+        known = content.get(part, {})
+        if not isinstance(known, dict) or not all(isinstance(v, str) for v in known.values()):
+            raise damaged(path, f"{part!r} must be texts by name", REMEDY)
+
+
+def _is_of(value, expected):
+    """Returns whether a value of JSON fits a type as it is written in a dataclass."""
+    if expected == "None":
+        return value is None
+    if expected.startswith("tuple["):
+        return isinstance(value, list) and all(_is_of(part, "int") for part in value)
+    if expected == "bool" or isinstance(value, bool):
+        return expected == "bool" and isinstance(value, bool)
+    # All other types are names of a choice.
+    return isinstance(value, {"int": int, "float": (int, float)}.get(expected, str))
 
 
 def _plain(part):

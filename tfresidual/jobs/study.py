@@ -21,6 +21,7 @@ from tfresidual.jobs.frames import (
     count_images,
     described,
     record,
+    size_of,
     write_frames_and_figures,
 )
 from tfresidual.jobs.run_folder import MODEL_FILE, read_settings
@@ -29,7 +30,7 @@ from tfresidual.jobs.training import IMAGES_PER_EPOCH, batches_of, train_locked
 from tfresidual.machine.console import say
 from tfresidual.machine.locks import locked
 from tfresidual.plots.style import RIGHT, WRONG
-from tfresidual.probes.logs import has_blocks
+from tfresidual.probes.logs import blocks_of
 from tfresidual.registry import ENTRIES, ProbeOptions, possible
 from tfresidual.registry.figures import images_text, study_figures, study_sections
 from tfresidual.report import Section, findings, write
@@ -152,15 +153,15 @@ def _probe(folder, result, data, settings, console):
                 frames[key] = frame
                 # A frame without splits was measured on the weights alone.
                 read = counts if "split" in frame else {}
-                records[key] = described(network, settings, read, "standardized", changed)
-    if has_blocks(result.log):
+                what = described(network, settings, read, "standardized", changed)
+                records[key] = what | size_of(frame)
+    if blocks_of(result.log):
         # The log of a training on another backend has no metrics of the blocks.
         frames["block_metrics_by_epoch"] = probes.from_logs(result.log)
         probed = data.validation.take(batches_of(IMAGES_PER_EPOCH, settings))
         read = {"validation": count_images(probed)}
-        records["block_metrics_by_epoch"] = described(
-            network, settings, read, "standardized", options
-        )
+        what = described(network, settings, read, "standardized", options)
+        records["block_metrics_by_epoch"] = what | size_of(frames["block_metrics_by_epoch"])
     return frames | {"log": result.log}, records
 
 

@@ -249,12 +249,21 @@ def read_json(path, remedy):
     """
     text = pathlib.Path(path).read_bytes()
     try:
-        content = json.loads(text)
+        content = json.loads(text, object_pairs_hook=_once)
         reason = "its content is not a dict"
     except (ValueError, RecursionError) as error:
         content, reason = None, f"it is not JSON, {error}"
     if not isinstance(content, dict):
         raise damaged(path, reason, remedy)
+    return content
+
+
+def _once(pairs):
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"it has {twice!r} twice")
     return content
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from tfresidual.machine.tables import NUMBER, Kind, read_table, whole
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
@@ -55,10 +57,10 @@ def block_logs(frame: Frame, names: Iterable[str], prefix: str = "") -> dict[str
     }
 
 
-def has_blocks(log: Frame) -> bool:
-    """Returns whether a frame with one row per epoch holds numbers of blocks."""
-    matches = map(KEY.fullmatch, log.columns)
-    return any(match is not None and match["block"] is not None for match in matches)
+def blocks_of(log: Frame) -> list[tuple[int, int]]:
+    """Returns the blocks, pairs of stage and index, that a frame with a row per epoch tells of."""
+    matches = [match for match in map(KEY.fullmatch, log.columns) if match and match["block"]]
+    return list(dict.fromkeys((int(m["stage"]), int(m["block"])) for m in matches))
 
 
 def from_logs(history: keras.callbacks.History | dict[str, Any] | Frame | StrPath) -> Frame:
@@ -73,9 +75,16 @@ def from_logs(history: keras.callbacks.History | dict[str, Any] | Frame | StrPat
         `stage`, `block` and one column per metric. Epochs without measurements are left out.
 
     Raises:
-        ValueError: if the history holds no numbers of blocks.
+        ValueError: if the history holds no numbers of blocks, or an epoch twice, or its file is
+            damaged.
     """
     table = _table(history)
+    twice = table["epoch"].duplicated()
+    if twice.any():
+        raise ValueError(
+            "Argument `history` must have one row per epoch. Received: several rows of epoch "
+            f"{table.loc[twice, 'epoch'].iloc[0]}"
+        )
     rows: dict[tuple[Any, ...], dict[str, float]] = {}
     for key in table.columns:
         match = KEY.fullmatch(key)
@@ -95,6 +104,12 @@ def from_logs(history: keras.callbacks.History | dict[str, Any] | Frame | StrPat
     return frame if frame["split"].notna().any() else frame.drop(columns="split")
 
 
+def _kinds(texts):
+    """Returns what the columns of a log hold: callbacks of a user may have logged texts."""
+    kinds = {name: NUMBER if KEY.fullmatch(name) else Kind("a text", str) for name in texts}
+    return kinds | ({"epoch": whole(0)} if "epoch" in texts else {})
+
+
 def _table(history):
     if hasattr(history, "history"):
         history = history.history
@@ -103,5 +118,5 @@ def _table(history):
     elif isinstance(history, dict):
         table = pd.DataFrame(history)
     else:
-        table = pd.read_csv(history)
+        table = read_table(history, _kinds, "Put an intact copy back")
     return table if "epoch" in table else table.assign(epoch=range(len(table)))

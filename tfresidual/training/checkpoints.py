@@ -1,7 +1,5 @@
 """Log and networks of a training run on disk, so that it can be killed and resumed."""
 
-import csv
-import io
 import json
 import pathlib
 import re
@@ -13,13 +11,56 @@ import pandas as pd
 from tfresidual.machine import backends
 from tfresidual.machine.archives import RefusedFileError, check_model_file
 from tfresidual.machine.files import damaged, remove_unfinished, replacing
+from tfresidual.machine.tables import NUMBER, Kind, read_table, whole
 
 CHECKPOINT = re.compile(r"epoch-(\d+)\.keras")
 # Keras does not save the states of random generators (of dropout) in a .keras file.
 GENERATORS = "tfresidual-generators.json"
 # Nor those of generators that belong to no network.
 OTHER_GENERATORS = "tfresidual-torch-generators.json"
-REMEDY = "Put it back, or remove the folder to train from scratch"
+REMEDY = "Put an intact copy back, or train in another folder"
+_ANYTHING = Kind("a text", lambda text: text or None)
+
+
+def read_log(path, columns):
+    """Returns the log of a training, a row per epoch, from 0 on.
+
+    Args:
+        path: the file.
+        columns: names of columns that must be there and hold numbers.
+
+    Raises:
+        ValueError: if the file is damaged.
+    """
+
+    def kinds(texts):
+        for name in columns:
+            if name not in texts:
+                raise damaged(path, f"it has no column {name!r}", REMEDY)
+        return {name: _kind(name, texts[name], texts) for name in texts}
+
+    def _kind(name, texts, header):
+        if name == "epoch":
+            return whole(0)
+        # A callback may log text, but then it does so in every epoch.
+        is_metric = name in columns or "/" in name or name.startswith("val_")
+        is_metric = is_metric or f"val_{name}" in header
+        return _ANYTHING if not is_metric and all(map(_is_text, texts)) else NUMBER
+
+    log = read_table(path, kinds, REMEDY)
+    wrong = log.index != log["epoch"]
+    if wrong.any():
+        row = wrong.argmax()
+        reason = f"row {row + 2} is of epoch {log['epoch'].iloc[row]} (from 0), not of epoch {row}"
+        raise damaged(path, reason, REMEDY)
+    return log
+
+
+def _is_text(text):
+    try:
+        return not isinstance(NUMBER.value(text), (int, float))
+    except ValueError:
+        return True
 
 
 class TrainingFolder:
@@ -65,37 +106,11 @@ class TrainingFolder:
         """Returns the log as a `pandas.DataFrame`, without rows if there is no log.
 
         Raises:
-            ValueError: if the log is damaged. (pandas would silently fill a truncated row.)
+            ValueError: if the log is damaged.
         """
         if not self.log_path.exists():
             return pd.DataFrame()
-        try:
-            text = self.log_path.read_bytes().decode()
-            # pandas raises an error for an empty file. Which of its versions reads a number to its
-            # last digit differs, so the numbers are read as text.
-            texts = pd.read_csv(self.log_path, dtype=str)
-            header, *rows = csv.reader(io.StringIO(text, newline=""), strict=True)
-        except (ValueError, csv.Error) as error:
-            raise damaged(self.log_path, error, REMEDY) from error
-        widths = {len(row) for row in rows}
-        if widths - {len(header)} or not text.endswith("\n"):
-            raise damaged(self.log_path, "a row is cut short", REMEDY)
-        for column in ("epoch", self.monitor):
-            if column not in texts:
-                raise damaged(self.log_path, f"it has no column {column!r}", REMEDY)
-        log = {}
-        for column in texts:
-            values = texts[column]
-            numbers = pd.to_numeric(values, errors="coerce").notna()
-            is_text = values.notna() & ~numbers
-            # A callback may log text, but then it does so in every epoch.
-            if is_text.any() and (numbers.any() or column in ("epoch", self.monitor)):
-                raise damaged(self.log_path, f"there is text in the column {column!r}", REMEDY)
-            if not is_text.any():
-                is_whole = values.str.fullmatch(r"[+-]?\d{1,18}", na=False).all()
-                values = values.astype("int64" if is_whole else float)
-            log[column] = values
-        return pd.DataFrame(log)
+        return read_log(self.log_path, ("epoch", self.monitor))
 
     def best_epoch(self, log):
         """Returns the epoch with the highest monitored value, the earliest if there are several."""
@@ -123,7 +138,7 @@ class TrainingFolder:
             if self.model_path.exists() or len(self.log()) > 1:
                 raise ValueError(
                     "There is a training, but no checkpoint of it. Put the newest one back, or "
-                    "remove the folder to train from scratch. "
+                    "train in another folder. "
                     f"Received: path={str(self.checkpoints)!r}"
                 )
             self.checkpoints.mkdir(parents=True, exist_ok=True)
