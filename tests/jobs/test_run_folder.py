@@ -100,8 +100,6 @@ def test_a_damaged_record_of_probes_stays(tmp_path, content):
     (tmp_path / "model.keras").write_bytes(b"not looked at")
     (tmp_path / "probes").mkdir()
     (tmp_path / "probes" / "probes.json").write_bytes(content)
-    with pytest.raises(
-        ValueError, match=r"probes\.json is damaged.*move it elsewhere.*Received: path="
-    ):
+    with pytest.raises(ValueError, match=r"probes\.json is damaged.*move it elsewhere.*Received:"):
         probing.probe(tmp_path)
     assert (tmp_path / "probes" / "probes.json").read_bytes() == content

@@ -455,9 +455,7 @@ def test_a_checkpoint_that_keras_cannot_open_is_named(tmp_path, data, uninterrup
     (path,) = (folder / "checkpoints").iterdir()
     changed_archive(path, name, content)
     before = contents(folder)
-    with pytest.raises(
-        ValueError, match=r"epoch-0002\.keras is damaged: .*another folder"
-    ) as raised:
+    with pytest.raises(ValueError, match=r"epoch-0002\.keras is damaged: .* another f") as raised:
         train(folder, data)
     assert str(raised.value).endswith(f"Received: path={str(path)!r}")
     assert "\n" not in str(raised.value)
