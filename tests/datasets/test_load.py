@@ -204,7 +204,7 @@ def test_a_damaged_folder_is_named(tmp_path, undamaged, kind):
     folder = tmp_path / "digitclutter" / "digits3-16-8-8-seed0" / "1.0.0"
     DAMAGED[kind](folder)
     before = {path: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(ValueError, match=r" is damaged: .* Remove the folder and prep") as raised:
+    with pytest.raises(ValueError, match=r" is damaged: .* Move the folder elsewhere") as raised:
         load("digitclutter", **options)
     message = str(raised.value)
     assert str(folder).startswith(message.split("Received: path=")[1].strip("'"))

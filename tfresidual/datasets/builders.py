@@ -76,6 +76,10 @@ def folder_of(data_dir, *names):
     return pathlib.Path(data_dir or tfds.core.constants.DATA_DIR).expanduser().joinpath(*names)
 
 
+# The data may be intact and the libraries not fit for it, so nothing is to be removed.
+_REMEDY = "Move the folder elsewhere and prepare the data again"
+
+
 @contextlib.contextmanager
 def _damaged(path):
     """Reports errors of tensorflow-datasets on reading a folder as damaged or unreadable data."""
@@ -86,7 +90,7 @@ def _damaged(path):
     except Exception as error:
         # tensorflow-datasets passes on errors of many kinds from its dependencies.
         reason = re.sub(r"{{.*}}|\[Op:.*", "", getattr(error, "message", str(error)))
-        raise damaged(path, reason, "Remove the folder and prepare the data again") from error
+        raise damaged(path, reason, _REMEDY) from error
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # What the file says that it is, under HEADER.
 HEADER, FORMAT, VERSION = "tfresidual", "images of tfresidual", 1
-REMEDY = "Write it again with `tfresidual data NAME --to FILE.npz`"
+REMEDY = "Write a new one with `tfresidual data NAME --to FILE.npz`"
 # The settings that limit the number of images of the splits.
 SIZES = {"train": "train_size", "validation": "validation", "test": "test_size"}
 

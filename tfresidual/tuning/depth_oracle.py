@@ -531,8 +531,8 @@ class DepthOracle(keras_tuner.Oracle):
             lost = self._lost()
         if lost:
             raise ValueError(
-                "The folder of the search must hold all of its trials. Restore them, or give "
-                f"`overwrite=True`. Received: folder={str(path.parent)!r} without trial "
+                "The folder of the search must hold all of its trials. Put them back, or search "
+                f"in another folder. Received: folder={str(path.parent)!r} without trial "
                 f"{', '.join(dict.fromkeys(lost))}"
             )
         # The space is that of the current program, plus the hyperparameters its trials asked for.
@@ -555,8 +555,8 @@ class DepthOracle(keras_tuner.Oracle):
         folder = path.parent
         if "depth_search" not in state:
             raise ValueError(
-                "The folder holds a search of another kind. Choose another `project_name`, or give "
-                f"`overwrite=True`. Received: folder={str(folder)!r}"
+                "The folder holds a search of another kind. Choose another `project_name`. "
+                f"Received: folder={str(folder)!r}"
             )
         with reading(path):
             stages = len(state["depth_search"]["start"])
@@ -564,14 +564,14 @@ class DepthOracle(keras_tuner.Oracle):
         if stages != len(self.start):
             raise ValueError(
                 "Argument `start` must name as many stages as the search in the folder has, "
-                f"{stages}, or `overwrite=True` must be given. Received: start={self.start}, "
+                f"{stages}, or `project_name` be another. Received: start={self.start}, "
                 f"folder={str(folder)!r}"
             )
         for name, value in self.settings.items():
             if before.get(name, value) != value:
                 raise ValueError(
                     f"Argument `{name}` must be what it was when the search in the folder began, "
-                    f"{before[name]!r}, or `overwrite=True` must be given. Received: "
+                    f"{before[name]!r}, or `project_name` be another. Received: "
                     f"{name}={value!r}, folder={str(folder)!r}"
                 )
 
