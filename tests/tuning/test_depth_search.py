@@ -10,6 +10,7 @@ Not covered: GPUs; how good a search is, see `experiments/`.
 import gc
 import json
 import pathlib
+import resource
 import shutil
 import sys
 
@@ -278,6 +279,23 @@ class TestFinished:
         fit(anew)
         assert anew.trace()["blocks"].tolist() == [1]
         assert len(list(tmp_path.glob("search/trial_*"))) == 1
+
+
+def test_a_full_disk(tmp_path, capfd):
+    """The error is told once, nothing half-written stays, and the search resumes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(OSError, match=r"checkpoint\.weights\.h5' could not be written: "):
+            searched(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "Traceback" not in "".join(capfd.readouterr())
+    files = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert files == {"oracle.json", "trial.json"}
+    assert not [path for path in tmp_path.rglob(".*")]
+    searched(tmp_path)
+    assert len([*tmp_path.rglob("checkpoint.weights.h5")]) == 1
 
 
 class TestDamaged:

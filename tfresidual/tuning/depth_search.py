@@ -19,7 +19,7 @@ from keras_tuner.engine.tuner import maybe_distribute
 from tfresidual import probes, sources
 from tfresidual.arguments import check_int, check_number
 from tfresidual.machine.archives import RefusedFileError, check_weights_file
-from tfresidual.machine.files import damaged, replacing
+from tfresidual.machine.files import check_room, damaged, replacing
 from tfresidual.machine.first_step import build_optimizer, traced_once
 from tfresidual.machine.locks import LOCK, locked
 from tfresidual.probes.logs import log_key
@@ -70,6 +70,14 @@ ACCURACY_METRICS = (
     "categorical_accuracy",
     "sparse_categorical_accuracy",
 )
+
+
+# What HDF5 writes beside each variable, in bytes.
+HEADER_BYTES = 4096
+
+
+class TrialFileError(errors.FatalError, OSError):
+    """A file that a trial needs cannot be read or written; other depths will not help."""
 
 
 class DepthSearch(keras_tuner.Tuner):
@@ -197,7 +205,8 @@ class DepthSearch(keras_tuner.Tuner):
             ValueError: if there are no images for the measurements, or a further hyperparameter has
                 infinitely many values.
             ConnectionError: in a worker, if no chief answers.
-            OSError: if another process searches in the same folder.
+            OSError: if another process searches in the same folder, or a file cannot be read or
+                written, for example because the disk is full; the search can be resumed.
             SearchError: if too many trials failed in a row.
         """
         if self.probe_data is None and fit_kwargs.get("validation_data") is None:
@@ -271,6 +280,11 @@ class DepthSearch(keras_tuner.Tuner):
             return
         try:
             super()._run_and_update_trial(trial, *args, **kwargs)
+        except OSError as error:
+            if isinstance(error, (errors.FatalError, ConnectionError)):
+                raise
+            # keras-tuner would count the trial as failed, and print where.
+            raise TrialFileError(str(error)) from error
         except PROGRAM_ERRORS as error:
             self._error = error
             raise
@@ -315,6 +329,8 @@ class DepthSearch(keras_tuner.Tuner):
         if worst < self._least:
             self._least = worst
             with replacing(self._get_checkpoint_fname(trial.trial_id)) as written:
+                # A process in which HDF5 finds a full disk crashes when it saves the next file.
+                check_room(written, _bytes_in_hdf5(network))
                 network.save_weights(written)
         self._execution += 1
         return measured | {"seconds": time.monotonic() - begun}
@@ -519,6 +535,13 @@ def _diverged(depths, received):
         f"The network of {depths} blocks diverged: its distances are not finite. "
         f"Received: {received}"
     )
+
+
+def _bytes_in_hdf5(network):
+    """Returns about how large the file of the weights of a compiled network becomes, at most."""
+    variables = [*network.variables, *network.optimizer.variables]
+    sizes = (math.prod(v.shape) * tf.as_dtype(v.dtype).size + HEADER_BYTES for v in variables)
+    return sum(sizes) + HEADER_BYTES
 
 
 def load_trained(network, path):
