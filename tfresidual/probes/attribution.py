@@ -32,7 +32,7 @@ from tfresidual.probes.predictions import (
 from tfresidual.routing.batches import run_over, splits_of
 from tfresidual.routing.evaluator import check_scored
 from tfresidual.routing.gradients import is_half, loss_gradients
-from tfresidual.sources.normalizations import frozen_normalizations
+from tfresidual.sources.normalizations import Setting, check_found, frozen_normalizations
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -44,6 +44,7 @@ TARGETS = (LABEL, MARGIN)
 # The parts of a logit.
 FIRST_STATE, BLOCK, HEAD = "first state", "block", "head"
 VALUES = ("attribution", "logit", "deviation")
+FROZEN = Setting("`freeze_normalization` must be False", "freeze_normalization=True")
 # The largest deviation, as a share of the sum of the sizes of all products that are added up. They
 # are computed in float64, whose rounding is 1e-16 of a number.
 ALLOWED = 1e-12
@@ -296,12 +297,9 @@ def _linearised(chain, target, per_position, is_frozen, last, labels):
 
 def _with_fixed_statistics(chain, last):
     """Returns what the head returns, with gradients for fixed statistics of normalizations."""
-    with frozen_normalizations() as found:
+    with frozen_normalizations(FROZEN) as found:
         outputs = chain.head(last)
-    if not found:
-        raise _no_normalization(
-            f"{chain.name}, whose head has no such layer that can be seen; none of a SavedModel can"
-        )
+    check_found(found, chain.name, FROZEN)
     return outputs
 
 
@@ -370,15 +368,6 @@ def _check_elsewhere(chain, elsewhere, is_known):
     is_over = ~(elsewhere <= ALLOWED_ELSEWHERE) & (is_known | ~np.isnan(elsewhere))
     if is_over.any():
         raise _no_positions(chain)
-
-
-def _no_normalization(what):
-    return ValueError(
-        "Argument `freeze_normalization` must be False unless the chain was made of a Keras model "
-        "with a layer in its head that normalizes every state by itself, such as layer or RMS "
-        "normalization; the statistics of batch normalization are always fixed here. "
-        f"Received: freeze_normalization=True for {what}"
-    )
 
 
 def _no_positions(chain):
