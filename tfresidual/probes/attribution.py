@@ -19,7 +19,7 @@ from tfresidual.probes.predictions import (
     LABEL,
     MARGIN,
     check_positions,
-    check_target,
+    checked_target,
     chosen_logit,
     frame_of,
     has_logit,
@@ -56,7 +56,9 @@ def attribution(
     chain: Chain | ChainSource,
     data: Data,
     *,
-    target: int | Literal["label", "margin"] = "label",
+    target: int
+    | Literal["label", "margin"]
+    | tuple[int | Literal["label"], int | Literal["label"]] = "label",
     freeze_normalization: bool = False,
     per_image: bool = False,
     per_position: bool = False,
@@ -127,8 +129,11 @@ def attribution(
             these by split name.
         target: which logit: `"label"`, that of the label, or the mean of those of several labels;
             `"margin"`, the lowest logit of a label minus the highest of another class, which an
-            image without a label, or without another class, does not have: it is left out; or the
-            index of a class, the same for all images.
+            image without a label, or without another class, does not have: it is left out; the
+            index of a class, the same for all images; or a pair of these for the first minus the
+            second, such as `("label", 7)`. The logit itself is the convention of Elhage et al.; the
+            difference to that of a chosen other token, which does not depend on what is added to
+            all logits, that of Wang et al. 2022.
         freeze_normalization: whether the head is linearised with the statistics of its
             normalizations held fixed, see above.
         per_image: whether to return the values of every image instead of their means.
@@ -151,9 +156,10 @@ def attribution(
 
     Reference:
         Elhage et al. 2021, "A mathematical framework for transformer circuits", on direct effects
-        on the logits.
+        on the logits; Wang et al. 2022, https://arxiv.org/abs/2211.00593, section 3, on
+        differences of logits.
     """
-    check_target(target, TARGETS)
+    target = checked_target(target, TARGETS)
     check_bool("freeze_normalization", freeze_normalization)
     check_bool("per_image", per_image)
     check_bool("per_position", per_position)
