@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from tfresidual.routing import Chain
-    from tfresidual.types import Data
+    from tfresidual.types import Data, OnError
 
 
 class Attribution(ProbeCallback):
@@ -54,8 +54,9 @@ class Attribution(ProbeCallback):
         | tuple[int | Literal["label"], int | Literal["label"]] = "label",
         freeze_normalization: bool = False,
         every: int = 1,
+        on_error: OnError = "warn",
     ) -> None:
-        super().__init__(data, every=every)
+        super().__init__(data, every=every, on_error=on_error)
         self.target = checked_target(target, TARGETS)
         check_bool("freeze_normalization", freeze_normalization)
         self.freeze_normalization: bool = freeze_normalization

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from tfresidual.routing import Chain
-    from tfresidual.types import Data
+    from tfresidual.types import Data, OnError
 
 PUBLISHED = ("cross_entropy", "rank", "probability", "kl")
 
@@ -45,9 +45,14 @@ class Lens(ProbeCallback):
     counts_errors = True
 
     def __init__(
-        self, data: Data, *, normalize: Literal["own", "final"] = "own", every: int = 1
+        self,
+        data: Data,
+        *,
+        normalize: Literal["own", "final"] = "own",
+        every: int = 1,
+        on_error: OnError = "warn",
     ) -> None:
-        super().__init__(data, every=every)
+        super().__init__(data, every=every, on_error=on_error)
         check_choice("normalize", normalize, (OWN, FINAL))
         self.normalize: Literal["own", "final"] = normalize
 
