@@ -59,7 +59,9 @@ MAIN = "import sys, tfresidual_cli; tfresidual_cli.main(sys.argv[1:])"
 
 def warm(*arguments, cwd=None):
     """What `tfresidual` returns, from a process that has TensorFlow loaded."""
-    return processes.run(MAIN, *arguments, cwd=cwd, env=environment())
+    # What the command silences before it loads TensorFlow.
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    return processes.run(MAIN, *arguments, cwd=cwd, env=environment() | quiet)
 
 
 def assert_no_noise(text):

@@ -136,7 +136,10 @@ def text(path, content):
     return lambda: pathlib.Path(path).write_text(content)
 
 
-def binary(path, content=bytes(range(256))):
+EVERY_BYTE = bytes(range(256))
+
+
+def binary(path, content=EVERY_BYTE):
     def damage():
         for found in list(pathlib.Path().glob(path)) or [pathlib.Path(path)]:
             found.write_bytes(content)

@@ -231,7 +231,7 @@ def test_borderline_is_that_of_the_probe(one_split):
 @pytest.mark.system
 def test_every_key_from_the_first_epoch_on(kind, two_splits):
     history = two_splits.values(kind)
-    table = pd.read_csv(two_splits.path)
+    table = pd.read_csv(two_splits.path, float_precision="round_trip")
     own = list(history)
     assert table["epoch"].tolist() == [0, 1, 2, 3]
     assert table.loc[[0, 2], own].isna().all(axis=None)

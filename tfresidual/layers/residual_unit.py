@@ -448,7 +448,7 @@ class ResidualUnit(keras.layers.Layer):
 
     def _inference_vectors(self, factors):
         """Returns the vectors for the norms at inference: the stored ones if still valid."""
-        parts = [ops.reshape(ops.cast(part, self.known.dtype), -1) for part in self._bounding()]
+        parts = [ops.reshape(ops.cast(part, self.known.dtype), (-1,)) for part in self._bounding()]
         current = ops.concatenate(parts)
 
         def kept():
