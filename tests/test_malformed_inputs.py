@@ -39,6 +39,7 @@ pytestmark = pytest.mark.system
 SECONDS = 20
 HUGE = "99999999999999999999"
 EPOCHS = 3
+RUNS = ("run", "done")
 SIZES = ["--train-size", "64", "--validation", "40", "--test-size", "40", "--batch-size", "32"]
 TINY = [*SIZES, "--depth", "8", "--width", "4", "--data-dir", "data"]
 DATA = ["--data", "digitclutter", *SIZES, "--data-dir", "data"]
@@ -251,6 +252,10 @@ def cut_log():
     path.write_text(content[: content.rstrip().rindex(",") - 30])
 
 
+def first_rows(path, count):
+    return "".join(pathlib.Path(path).read_text().splitlines(keepends=True)[:count])
+
+
 OPTIONS = {
     "unknown command": Command("stduy", "No such command"),
     "unknown option": Command("study --epoch-count 3", "--epoch-count"),
@@ -400,7 +405,7 @@ DAMAGED = {
         damage,
     )
     for name, damage in SETTINGS.items()
-    for command in ([*TRAIN, "done"], ["probe", "done", "--probe", "readout"])
+    for command in ([*TRAIN, "done"], ["probe", "done", "--probe", "readout"], ["compare", *RUNS])
 }
 LOGS = {
     "empty": text("run/log.csv", ""),
@@ -418,9 +423,13 @@ LOGS = {
     "a folder": made_a_folder("run/log.csv"),
 }
 DAMAGED |= {
-    f"train: log {name}": Command([*TRAIN, "run"], "log.csv", damage)
+    f"{command[0]}: log {name}": Command(command, "log.csv", damage)
     for name, damage in LOGS.items()
+    for command in ([*TRAIN, "run"], ["compare", *RUNS])
 }
+DAMAGED["compare: log cut between its rows"] = Command(
+    ["compare", *RUNS], "log.csv", lambda: text("run/log.csv", first_rows("run/log.csv", 2))()
+)
 CHECKPOINT = "run/checkpoints/epoch-0001.keras"
 CHECKPOINTS = {
     "cut": cut(CHECKPOINT),

@@ -16,6 +16,7 @@ from tfresidual.jobs import comparison, probing, training
 from tfresidual.jobs.comparison import compare
 from tfresidual.jobs.frames import read_frame, read_frames
 from tfresidual.jobs.settings import Settings
+from tfresidual.machine.console import printable
 
 pytestmark = pytest.mark.system
 
@@ -172,6 +173,174 @@ def test_runs_that_cannot_be_compared(runs, tmp_path):
     with pytest.raises(ValueError, match=r"log.csv is damaged: .*Received:"):
         compare(runs)
     assert sorted(os.listdir(runs[0].parent)) == ["gated", "plain"]
+
+
+def in_json(**changes):
+    """A function that changes what a JSON file says of the read-outs, or of the run."""
+
+    def change(text):
+        content = json.loads(text)
+        (content.get("readout") or content).update(changes)
+        return json.dumps(content)
+
+    return change
+
+
+def with_cell(row, column, value):
+    """A function that puts a value into a row of a table; the header is row 1."""
+
+    def change(text):
+        rows = [line.split(",") for line in text.splitlines()]
+        rows[row - 1][rows[0].index(column)] = value
+        return "".join(",".join(cells) + "\n" for cells in rows)
+
+    return change
+
+
+def rows(*chosen):
+    """A function that takes rows of a table, in this order."""
+    return lambda text: "".join(text.splitlines(keepends=True)[row - 1] for row in chosen)
+
+
+def cut(share):
+    return lambda text: text[: int(len(text) * share)]
+
+
+LOG, READOUT, RECORD = "log.csv", "probes/readout.csv", "probes/probes.json"
+SETTINGS, NESTED = "settings.json", '{"a": ' * 20_000
+# What is done to a file of the second run, and what the message says of the place.
+DAMAGED = [
+    *((name, cut(0.6), "row [1-4] ") for name in (LOG, READOUT)),
+    *((name, lambda text: text[:-1], "without an end") for name in (LOG, READOUT)),
+    *((name, lambda text: text.replace("block", "b", 1), ".*") for name in (READOUT,)),
+    *((name, rows(1, 1, 2, 3), "row 2 ") for name in (LOG, READOUT)),
+    *((name, lambda text: text.replace(",", "", 1), "row ") for name in (LOG, READOUT)),
+    (LOG, rows(1, 2), "ends after row 2"),
+    (LOG, rows(1, 2, 2), "row 3 is of epoch 0"),
+    (LOG, rows(1, 3, 2), "row 2 is of epoch 1"),
+    (LOG, lambda text: text + text.splitlines()[-1].replace("1", "2", 1) + "\n", "row 4"),
+    (LOG, with_cell(3, "epoch", ""), "row 3 .*'epoch'"),
+    (LOG, with_cell(3, "val_loss", "good"), "row 3 .*'val_loss'"),
+    (LOG, with_cell(3, "stage1/block0/l2_ratio", "good"), "row 3 .*'stage1/block0/l2_ratio'"),
+    (LOG, lambda text: text.replace("val_exact_match", "exact"), "'val_exact_match'"),
+    (READOUT, rows(1, 2, 3), "ends after row 3"),
+    (READOUT, rows(1, 2, 3, 4, 4), "row 5 has the same .* as an earlier row"),
+    (READOUT, with_cell(3, "error", "1.5"), "row 3 .*'error'"),
+    (READOUT, with_cell(3, "stage", "nan"), "row 3 .*'stage'"),
+    (READOUT, with_cell(3, "split", ""), "row 3 has no split"),
+    (READOUT, with_cell(3, "split", "train"), "row 3 is of a split"),
+    (READOUT, lambda text: text.replace("entropy", "e"), "columns"),
+    (READOUT, lambda text: text.replace("error", "e"), "row 1 .*'error'"),
+    (RECORD, cut(0.5), "not JSON"),
+    (RECORD, lambda text: NESTED, "not JSON"),
+    (RECORD, lambda text: "[]", "not a dict"),
+    (RECORD, lambda text: text.replace('"rows"', '"columns"'), "'columns' twice"),
+    (RECORD, in_json(images=[3]), "'images' .*'readout'"),
+    (RECORD, in_json(images={"test": -1}), "'images' .*'readout'"),
+    (RECORD, in_json(data=["mnist"]), "'data' .*'readout'"),
+    (RECORD, in_json(pixels={}), "'pixels' .*'readout'"),
+    (RECORD, in_json(options=None), "'options' .*'readout'"),
+    (RECORD, in_json(options={"times": [3]}), "'options' .*'readout'"),
+    (RECORD, in_json(rows="3"), "'rows' .*'readout'"),
+    (RECORD, in_json(digits=[3]), "'digits' .*'readout'"),
+    (RECORD, lambda text: '{"readout": null}', "'network' .*'readout'"),
+    (SETTINGS, in_json(versions=NESTED[:50]), "'versions'"),
+    (SETTINGS, in_json(machine={"system": {}}), "'machine'"),
+    (SETTINGS, in_json(colour=3), "'colour'"),
+    (SETTINGS, lambda text: text.replace('"width": 4', '"width": [4]'), "`width`"),
+    (SETTINGS, lambda text: text.replace('"width": 4', '"width": true'), "`width`"),
+    (SETTINGS, lambda text: text.replace('"width": 4', '"width": NaN'), "`width`"),
+    (SETTINGS, lambda text: text.replace('"width"', '"depth"'), "'depth' twice"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(DAMAGED)))
+def test_damaged_files_are_named_with_the_place(runs, number):
+    name, change, place = DAMAGED[number]
+    path = runs[1] / name
+    path.write_text(change(path.read_text()))
+    before = {file: file.read_bytes() for file in runs[0].parent.rglob("*") if file.is_file()}
+    with pytest.raises(ValueError, match=rf"^{path.name} is damaged: .*{place}") as raised:
+        compare(runs)
+    assert "\n" not in str(raised.value)
+    assert str(raised.value).endswith(f"Received: path={str(path)!r}")
+    assert "emove" not in str(raised.value)
+    assert before == {f: f.read_bytes() for f in runs[0].parent.rglob("*") if f.is_file()}
+
+
+UNRECORDED = {"a block less": rows(1, 2, 3), "a block twice": rows(1, 2, 3, 4, 2)}
+
+
+@pytest.mark.parametrize("name", UNRECORDED)
+def test_frames_without_a_record_have_the_blocks_of_the_network(runs, name):
+    (runs[1] / "probes/probes.json").unlink()
+    path = runs[1] / READOUT
+    text = path.read_text()
+    path.write_text(UNRECORDED[name](text))
+    with pytest.raises(ValueError, match=r"readout.csv is damaged: .* row "):
+        compare(runs)
+    # Neither what a spreadsheet adds nor what another system ends lines with is damage.
+    path.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+    assert "Reading out early" in text_of(compare(runs))
+
+
+@pytest.mark.parametrize("counts", [(3, 3, 2), (2, 3, 3)])
+def test_frames_without_a_record_have_every_stage_as_often(tmp_path, counts):
+    """Cut at the end, or without a row of its middle."""
+    frame = pd.DataFrame(
+        {"stage": stage, "repetition": repetition, "error": 0.5, "distance": 1.0}
+        for stage, count in enumerate(counts, start=1)
+        for repetition in range(count)
+    )
+    frame.to_csv(tmp_path / "repeat_last_block.csv", index=False)
+    with pytest.raises(ValueError, match=rf"stage {1 + counts.index(2)}, or more of others"):
+        read_frame(tmp_path / "repeat_last_block.csv")
+
+
+NAMES = {
+    "mathematics and hidden": ("$x$", "_hidden"),
+    "columns of tables": ("position", "stage"),
+    "headings of tables": ("setting", "value"),
+    "markup": ("[b]", "<b>&amp;"),
+    "letters that nothing prints": ("a\nb", "\x1b[31m"),
+    "no UTF-8": (os.fsdecode(b"\xff"), "\\udcff"),
+    "long": ("x" * 200, "x" * 199 + "y"),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_runs_of_any_name(runs, name):
+    named = [
+        folder.rename(folder.with_name(to)) for folder, to in zip(runs, NAMES[name], strict=True)
+    ]
+    page = compare(named)
+    text = text_of(page)
+    assert page.name.isprintable()
+    if name == "long":
+        assert "xxx\N{HORIZONTAL ELLIPSIS}xxx" in text and len(page.name) < 200
+    elif name == "no UTF-8":
+        assert "\\udcff and \\udcff (2) compared" in text
+    else:
+        shown = [printable(to) for to in NAMES[name]]
+        assert " ".join(f"{shown[0]} and {shown[1]} compared".split()) in text
+    # The largest difference has a place and the values of both.
+    assert re.search(r"largest difference of error is [\d.]+ at stage \d, block \d: \d", text)
+
+
+def test_many_runs_have_a_page_of_a_short_name(runs, tmp_path):
+    many = [shutil.copytree(runs[0], tmp_path / f"a-long-name-{seed}") for seed in range(15)]
+    for folder in many:
+        shutil.rmtree(folder / "probes")
+    pages = {compare(some).name for some in (many, many[1:])}
+    assert len(pages) == 2
+    assert all(re.fullmatch(r"compare-a-long-name-\d+-and-1\d-more-\w{8}.html", p) for p in pages)
+
+
+def test_links_that_lead_nowhere(runs, tmp_path):
+    for name, to in (("one", "two"), ("two", "one")):
+        (tmp_path / name).symlink_to(to)
+    with pytest.raises(ValueError, match=r"^Argument `runs` must be folders .*Received: .*one'"):
+        compare([runs[0], tmp_path / "one"])
 
 
 def test_frames_are_read_as_they_were_written(tmp_path):

@@ -44,9 +44,7 @@ def test_a_damaged_settings_file_is_named(tmp_path, kind, job):
         jobs[job]()
     message = str(raised.value)
     assert reason in message
-    assert message.endswith(
-        f"Put an intact copy back, or choose another folder. Received: path={str(path)!r}"
-    )
+    assert message.endswith(f"Put it back, or choose another folder. Received: path={str(path)!r}")
     assert "\n" not in message
     assert path.read_bytes() == content
     assert sorted(path.name for path in tmp_path.rglob("*")) == [

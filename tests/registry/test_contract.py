@@ -10,6 +10,7 @@ import tensorflow as tf
 from reference.random_network import random_batch, random_network
 
 import tfresidual as tfr
+from tfresidual.jobs.frames import read_frame, size_of
 from tfresidual.registry import ENTRIES, ProbeOptions, possible
 
 OPTIONS = ProbeOptions(times=2, at_chance="nan", epsilon=0.1, seed=0)
@@ -71,8 +72,8 @@ def test_compiled_it_measures_what_it_does_operation_by_operation(name, net):
 
 @pytest.mark.eager
 @every_probe
-def test_splits_are_measured_one_by_one_and_the_network_is_left_as_it_was(name, net):
-    """Nothing is printed unless progress is asked for, which changes no number."""
+def test_splits_are_measured_one_by_one_and_the_network_is_left_as_it_was(name, net, tmp_path):
+    """Nothing is printed unless progress is asked for, which changes no number; files keep all."""
     before = [variable.numpy() for variable in net.variables]
     parts = {"train": random_batch(net, images=3), "test": random_batch(net, images=4, seed=9)}
     said = io.StringIO()
@@ -91,6 +92,12 @@ def test_splits_are_measured_one_by_one_and_the_network_is_left_as_it_was(name, 
             pd.testing.assert_frame_equal(
                 frame.reset_index(drop=True), alone[frame_name], rtol=1e-5, atol=1e-5
             )
+    for frame_name, frame in together.items():
+        path = tmp_path / f"{frame_name}.csv"
+        frame.to_csv(path, index=False)
+        blocks = [(block.stage, block.index) for block in tfr.chain(net).blocks]
+        for read in (read_frame(path, blocks=blocks), read_frame(path, size_of(frame))):
+            pd.testing.assert_frame_equal(read, frame, check_dtype=False, rtol=0, atol=0)
     for variable, value in zip(net.variables, before, strict=True):
         if variable.path.split("/")[-1].startswith(("vector_of_", "known_weights")):
             continue  # of the power iteration, which a look may bring on

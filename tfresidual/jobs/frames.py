@@ -14,9 +14,7 @@ from tfresidual.probes.columns import KEYS, REQUIRED, kind_of
 # Records what each frame was measured on, by the name of the frame.
 RECORD = "probes.json"
 REMEDY = "Give the command that measured it again, which replaces it"
-REMEDY_OF_RECORDS = (
-    "Put an intact copy back, or move it elsewhere and measure again what is in its folder"
-)
+REMEDY_OF_RECORDS = "Put it back, or move it elsewhere and measure again what is in its folder"
 
 
 def count_images(dataset):
@@ -148,8 +146,8 @@ def read_frame(path, what=None, blocks=()):
     keys = [key for key in KEYS if key in frame]
     twice = frame.duplicated(keys if keys else None)
     if twice.any():
-        reason = f"row {twice.argmax() + 2} has the same {', '.join(keys)} as an earlier row"
-        raise damaged(path, reason, REMEDY)
+        row, same = twice.argmax() + 2, ", ".join(keys) or "numbers"
+        raise damaged(path, f"row {row} has the same {same} as an earlier row", REMEDY)
     for key in ("split", "stage", "block", "epoch"):
         if key in frame and frame[key].isna().any():
             row = frame[key].isna().argmax() + 2
@@ -158,7 +156,8 @@ def read_frame(path, what=None, blocks=()):
         row = (frame["epoch"].diff() < 0).argmax() + 2
         raise damaged(path, f"row {row} is of an earlier epoch than row {row - 1}", REMEDY)
     what = what or {}
-    unknown = set(frame.get("split", ())) - set(what.get("images", ())) if what else set()
+    unknown = set(frame["split"]) if "split" in frame and "images" in what else set()
+    unknown -= set(what.get("images", ()))
     if unknown:
         row = frame["split"].isin(unknown).argmax() + 2
         reason = f"row {row} is of a split that {RECORD} does not name"

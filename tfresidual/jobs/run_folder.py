@@ -10,7 +10,7 @@ import platform
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from tfresidual.jobs.settings import SOURCES, Settings, check
+from tfresidual.jobs.settings import SOURCES, Settings, check, used
 from tfresidual.machine.backends import BACKEND
 from tfresidual.machine.files import check_folder, damaged, read_json, replacing
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SETTINGS_FILE = "settings.json"
 MODEL_FILE = "model.keras"
-REMEDY = "Put an intact copy back, or choose another folder"
+REMEDY = "Put it back, or choose another folder"
 _PARTS = ("settings", "search", "versions", "machine")
 PACKAGES: tuple[str, ...] = (
     "tfresidual",
@@ -175,6 +175,7 @@ def settings_of(folder: StrPath) -> Settings:
     try:
         settings = Settings(**content)
         check(settings)
+        used(settings)
     except (TypeError, ValueError) as error:
         raise damaged(pathlib.Path(folder) / SETTINGS_FILE, error, REMEDY) from error
     return settings

@@ -118,5 +118,5 @@ def _table(history):
     elif isinstance(history, dict):
         table = pd.DataFrame(history)
     else:
-        table = read_table(history, _kinds, "Put an intact copy back")
+        table = read_table(history, _kinds, "Put it back")
     return table if "epoch" in table else table.assign(epoch=range(len(table)))

@@ -18,7 +18,7 @@ CHECKPOINT = re.compile(r"epoch-(\d+)\.keras")
 GENERATORS = "tfresidual-generators.json"
 # Nor those of generators that belong to no network.
 OTHER_GENERATORS = "tfresidual-torch-generators.json"
-REMEDY = "Put an intact copy back, or train in another folder"
+REMEDY = "Put it back, or train in another folder"
 _ANYTHING = Kind("a text", lambda text: text or None)
 
 
@@ -213,7 +213,10 @@ def _random_state_in(path):
     with zipfile.ZipFile(path) as archive:
         if backends.BACKEND != "torch" or OTHER_GENERATORS not in archive.namelist():
             return None
-        return json.loads(archive.read(OTHER_GENERATORS))
+        try:
+            return json.loads(archive.read(OTHER_GENERATORS))
+        except ValueError as error:
+            raise damaged(path, error, REMEDY) from error
 
 
 def opened(path, remedy=REMEDY):

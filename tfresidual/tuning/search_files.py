@@ -13,6 +13,9 @@ TRIAL_FILE, FAILURE_FILE = "trial.json", "failure.txt"
 # What to do about a damaged file.
 REMEDY = "Replace it by an intact copy, or search in another folder"
 
+# What Python and keras-tuner raise for a file that holds something else than was written.
+_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError)
+
 
 def is_begun(path):
     """Returns whether a folder contains a search.
@@ -58,7 +61,7 @@ def reading(path):
     """
     try:
         yield
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
+    except _UNREADABLE as error:
         raise damaged(path, f"{type(error).__name__}: {error}", REMEDY) from error
 
 
