@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("epoch", "step", "stage", "block", *METRICS)
 HEADER = (",".join(COLUMNS) + "\n").encode()
+HEADER_BESIDE = b"epoch,steps\n"
 
 
 class StepTable:
@@ -45,15 +46,30 @@ class StepTable:
         self.path, self.every = path, every
         self.beside = path.with_name(f"{path.stem}.epochs.csv")
         # How many bytes of the file are kept when rows are added.
-        self._size, last = self._kept_until(epoch) if path.exists() else (0, None)
-        self._epochs = self._epochs_until(epoch) if self._size and self.beside.exists() else {}
+        self._size, steps = self._kept_until(epoch) if path.exists() else (0, [])
+        self._has_beside = self.beside.exists() and self._is_own()
+        self._epochs = self._epochs_until(epoch) if self._size and self._has_beside else {}
         self.steps: int | None = self._epochs.get(epoch - 1)
-        if self.steps is None and not self._epochs and last is not None and last[0] == epoch - 1:
-            self.steps = last[1] + 1
+        is_every = steps[-1] - steps[0] == 1 if len(steps) > 1 else every == 1
+        if steps and is_every and not self._epochs:
+            self.steps = steps[-1] + 1
+
+    def _is_own(self):
+        with self.beside.open("rb") as file:
+            is_own = file.readline() == HEADER_BESIDE
+        if not is_own and self.every > 1:
+            raise ValueError(
+                "Argument `csv` must be a path beside which `StepMetrics` can write a second file. "
+                f"Received: csv={str(self.path)!r}, where {self.beside.name} is another file"
+            )
+        return is_own
 
     def _kept_until(self, epoch):
-        """Returns the size of the rows before an epoch, and the epoch and step of the last one."""
-        last = None
+        """Returns the size of the rows before an epoch, and the last two steps in them.
+
+        There are no such steps if the last of these epochs has no rows.
+        """
+        steps, last = [], None
         with self.path.open("rb") as file:
             if file.readline() != HEADER:
                 raise ValueError(
@@ -69,8 +85,10 @@ class StepTable:
                 if int(known) >= epoch:
                     break
                 size += len(line)
-                last = int(known), int(step)
-        return (size if epoch else 0), last
+                last = int(known)
+                if steps[-1:] != [int(step)]:
+                    steps = [*steps[-1:], int(step)]
+        return (size if epoch else 0), (steps if last == epoch - 1 else [])
 
     def _epochs_until(self, epoch):
         try:
@@ -93,7 +111,8 @@ class StepTable:
             rows = pd.DataFrame({"epoch": self._epochs.keys(), "steps": self._epochs.values()})
             with written(self.beside) as beside:
                 rows.to_csv(beside, index=False, lineterminator="\n")
-        else:
+            self._has_beside = True
+        elif self._has_beside:
             self.beside.unlink(missing_ok=True)
         with written(self.path) as beside, beside.open("wb") as file:
             if self._size:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from tfresidual.arguments import check_int, checked_path
+from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.order import warn_of_earlier
 from tfresidual.callbacks.probe_callback import (
     ProbeCallback,
@@ -35,14 +36,14 @@ if TYPE_CHECKING:
     import pathlib
     from typing import Any
 
-    from tfresidual.types import StrPath
+    from tfresidual.types import OnError, StrPath
 
 # What comes first in the keys, where those of probes have the name of a split.
 STEP = "step"
 _CALL = keras.losses.Loss.__call__
 
 
-class StepMetrics(keras.callbacks.Callback):
+class StepMetrics(GoesOn, keras.callbacks.Callback):
     """Measures the blocks in the training steps, which compute all states and gradients anyway.
 
     Publishes `"step/stage1/block0/cosine_loss"`, `".../l2_ratio"`, `".../gradient_norm"` and
@@ -108,6 +109,8 @@ class StepMetrics(keras.callbacks.Callback):
         tensorboard: path of a folder for the single steps as scalars of TensorBoard, such as
             `"logs/steps"` beside the `"logs/train"` of `keras.callbacks.TensorBoard`, or `None`.
             They are written at the end of every epoch.
+        on_error: what happens if a file cannot be written at the end of an epoch: `"warn"`, a
+            warning for each cause, and the training goes on; or `"raise"`, an error.
 
     Raises:
         ValueError: if an argument is invalid; when training begins, if the model is one in which
@@ -130,8 +133,10 @@ class StepMetrics(keras.callbacks.Callback):
         every: int = 1,
         csv: StrPath | None = None,
         tensorboard: StrPath | None = None,
+        on_error: OnError = "warn",
     ) -> None:
         super().__init__()
+        self.set_on_error(on_error)
         self.images: int = check_int("images", images, at_least=1)
         self.every: int = check_int("every", every, at_least=1)
         self.csv: pathlib.Path | None = None if csv is None else checked_path("csv", csv)
@@ -143,7 +148,9 @@ class StepMetrics(keras.callbacks.Callback):
     def _forget(self):
         """Sets everything that belongs to one training."""
         self._chain = self._step = self._files = self._table = self._function = None
-        self._read, self._read_at, self._is_checked = [], 0, False
+        self._read, self._read_at = [], 0
+        self._is_checked, self._check_at = False, 1
+        self.warned_of = set()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._forget()
@@ -177,13 +184,16 @@ class StepMetrics(keras.callbacks.Callback):
                 *([self._table] if self._table else []),
                 *([StepEvents(self.tensorboard)] if self.tensorboard else []),
             ]
-            self._step.begin(self._steps_before(epoch))
+            done = self._steps_before(epoch)
+            self._step.begin(done)
+            # After the first step that is measured.
+            self._check_at = -done % self.every + 1
         self._read, self._read_at = [], 0
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         # Reading waits for the device, so it is done seldom. (A callback that defines
         # `on_train_batch_end` makes Keras wait for the end of every batch.)
-        is_first = batch and not self._is_checked
+        is_first = batch >= self._check_at and not self._is_checked
         if is_first or batch + self.model.steps_per_execution - self._read_at > ROWS * self.every:
             self._read += self._step.read()
             self._read_at = batch
@@ -201,13 +211,15 @@ class StepMetrics(keras.callbacks.Callback):
         logs.update(dict(zip(self.keys(), self._means(values), strict=True)))
         frame = self._frame(epoch, steps, values)
         for file in self._files or []:
-            file.add(epoch, frame, self._step.done)
+            with self.going_on("the steps of this epoch in a file"):
+                file.add(epoch, frame, self._step.done)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self._function.undo()
         for file in self._files or []:
             if isinstance(file, StepEvents):
-                file.close()
+                with self.going_on("the last steps in a file"):
+                    file.close()
         self._forget()
 
     def keys(self) -> list[str]:
@@ -312,27 +324,24 @@ def _kept(model):
     return vars(model).setdefault("_tfresidual_steps", _Measured())
 
 
-def _key(model, before, placed, images, every):
-    """Returns what a measured step depends on, to be compared; it holds all that it compares."""
+def _key(model, before, chain, images, every):
+    """Returns what a measured step depends on, to be compared."""
     return (
         before,
+        # Made again when anything of the model has changed but this:
+        chain,
+        [layer.trainable for layer in model._flatten_layers()],
         images,
         every,
         model.steps_per_execution,
         model.run_eagerly,
-        tuple((one.before, one.after, one.block.keeps_shape) for one in placed),
-        tuple(
-            (layer, layer.trainable, getattr(layer, "quantization_mode", None))
-            for layer in model._flatten_layers()
-        ),
-        tuple(map(id, model.trainable_variables)),
     )
 
 
 def _measuring(model, chain, placed, images, every):
     """Makes a model train with a `MeasuredStep`; returns that and the `_Replaced`."""
     replaced, kept = _Replaced(model), _kept(model)
-    key = _key(model, replaced.before, placed, images, every)
+    key = _key(model, replaced.before, chain, images, every)
     if kept.key != key:
         kept.key = kept.step = kept.function = None
         kept.step = MeasuredStep(model, chain.loss, placed, images, every)

@@ -8,6 +8,7 @@ import contextlib
 import copy
 import gc
 import math
+import shutil
 import weakref
 
 import keras
@@ -218,7 +219,7 @@ def of_plane(images, labels, weights=1):
     return metrics(states, after, np.expand_dims(weights, -1) * (after - labels) @ jacobian)
 
 
-WEIGHTS = np.array([2, 0.5, 1, 0, 3, 0, 0, 0, 1, 0.25])
+WEIGHTS = np.array([2, 0, 1, 0.5, 0, 0, 0, 5, 1, 0.25])
 CLASS_WEIGHTS = {0: 3.0, 1: 0.5}
 
 
@@ -587,9 +588,9 @@ def test_every_row_is_of_the_batch_of_its_step(tmp_path, kind, course, every, st
 
 
 @pytest.mark.eager
-@pytest.mark.parametrize("text", ["epoch,loss\n0,1.0\n", "torn", "number"])
+@pytest.mark.parametrize("text", ["epoch,loss\n0,1.0\n", "torn", "number", "beside"])
 def test_another_file_is_refused(tmp_path, text):
-    path = tmp_path / "steps.csv"
+    path, every = tmp_path / "steps.csv", 2 if text == "beside" else 1
     net = compiled(random_network(blocks=1))
     data = random_batch(net, images=2)
     fit(net, data, [callbacks.StepMetrics(csv=path)])
@@ -597,12 +598,41 @@ def test_another_file_is_refused(tmp_path, text):
         path.write_bytes(path.read_bytes()[:-3])
     elif text == "number":
         path.write_text(path.read_text().replace("\n0,", "\nzero,"))
+    elif text == "beside":
+        path.with_name("steps.epochs.csv").write_text("of somebody else")
     else:
         path.write_text(text)
     before = path.read_bytes()
     with pytest.raises(ValueError, match=r"`csv`.*Received: csv=|steps.csv is damaged"):
-        fit(net, data, [callbacks.StepMetrics(csv=path)], epochs=2, initial_epoch=1)
+        fit(net, data, [callbacks.StepMetrics(csv=path, every=every)], epochs=2, initial_epoch=1)
     assert path.read_bytes() == before
+
+
+class FolderLost(keras.callbacks.Callback):
+    """Puts a file in the place of a folder in the second epoch."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            shutil.rmtree(self.folder)
+            self.folder.touch()
+
+
+@pytest.mark.eager
+def test_a_training_goes_on_without_its_file(tmp_path):
+    model, folder = plane_model(), tmp_path / "steps"
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    steps = callbacks.StepMetrics(images=2, csv=folder / "steps.csv")
+    with pytest.warns(UserWarning, match="goes on without the steps"):
+        history = fit(model, PLANE, [steps, FolderLost(folder)], epochs=3)
+    assert values_of(history, "l2_ratio", 0) == [0.5] * 3
+    folder.unlink()
+    steps = callbacks.StepMetrics(csv=folder / "steps.csv", on_error="raise")
+    with pytest.raises(OSError, match="steps"):
+        fit(model, PLANE, [steps, FolderLost(folder)], epochs=3)
 
 
 @pytest.mark.eager
@@ -923,7 +953,8 @@ def test_a_logger_before_it_is_warned_of(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("images", 0), ("every", 1.5), ("csv", ""), ("tensorboard", 3)]
+    ("name", "value"),
+    [("images", 0), ("every", 1.5), ("csv", ""), ("tensorboard", 3), ("on_error", "stop")],
 )
 def test_bad_arguments(name, value):
     with pytest.raises(ValueError, match=rf"`{name}`.*Received: {name}="):
