@@ -228,7 +228,7 @@ DAMAGED = [
     (READOUT, with_cell(3, "error", "1.5"), "row 3 .*'error'"),
     (READOUT, with_cell(3, "stage", "nan"), "row 3 .*'stage'"),
     (READOUT, with_cell(3, "split", ""), "row 3 has no split"),
-    (READOUT, with_cell(3, "split", "train"), "row 3 is of a split"),
+    (READOUT, with_cell(3, "split", "train"), "row 4, .* other splits .*'train'"),
     (READOUT, lambda text: text.replace("entropy", "e"), "columns"),
     (READOUT, lambda text: text.replace("error", "e"), "row 1 .*'error'"),
     (RECORD, cut(0.5), "not JSON"),

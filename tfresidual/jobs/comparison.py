@@ -171,9 +171,10 @@ def _read(folder):
     log = _log_in(folder, settings)
     parts = (folder / "frames", folder / "probes")
     studied, probed = (read_frames(part, FRAMES, blocks_of(log)) for part in parts)
-    frames = {name: frame for name, (frame, _) in studied.items()}
-    if "block_metrics_by_epoch" not in frames and blocks_of(log):
-        studied["block_metrics_by_epoch"] = (from_logs(log), None)
+    if blocks_of(log):
+        # The log is what a study made its frame of.
+        _, what = studied.get("block_metrics_by_epoch", (None, None))
+        studied["block_metrics_by_epoch"] = (from_logs(log), what)
     measured = (
         {name: _measured(frame, record, settings) for name, (frame, record) in part.items()}
         for part in (studied, probed)

@@ -156,11 +156,9 @@ def read_frame(path, what=None, blocks=()):
         row = (frame["epoch"].diff() < 0).argmax() + 2
         raise damaged(path, f"row {row} is of an earlier epoch than row {row - 1}", REMEDY)
     what = what or {}
-    unknown = set(frame["split"]) if "split" in frame and "images" in what else set()
-    unknown -= set(what.get("images", ()))
-    if unknown:
-        row = frame["split"].isin(unknown).argmax() + 2
-        reason = f"row {row} is of a split that {RECORD} does not name"
+    splits = list(dict.fromkeys(frame["split"])) if "split" in frame else []
+    if splits and sorted(splits) != sorted(what.get("images", splits)):
+        reason = f"up to row {len(frame) + 1}, it has other splits than {RECORD} says: {splits}"
     elif what.get("columns", list(frame)) != list(frame):
         reason = f"its columns are not the {len(what['columns'])} that {RECORD} names for it"
     elif what.get("rows", len(frame)) != len(frame):
@@ -180,6 +178,8 @@ def _missing(frame, blocks):
     """
     if {"part", "role", "lipschitz"} & set(frame):
         return None
+    if frame.empty:
+        return "row"
     places = [key for key in ("along", "basis", "stage", "block") if key in frame]
     within = [key for key in ("split", "epoch") if key in frame]
     if "stage" not in places:

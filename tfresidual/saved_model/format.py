@@ -27,6 +27,7 @@ PARTS = ("apply", "branch", "join")
 # damaged.
 UNREADABLE = (
     *(OSError, ValueError, KeyError, AttributeError, IndexError, TypeError),
+    *(ArithmeticError, RecursionError),
     *(tf.errors.OpError, DecodeError),
 )
 SERVE = "serving_default"
@@ -132,7 +133,7 @@ def layout_of(path):
     except PermissionError:
         # An unreadable file is not necessarily damaged.
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except UNREADABLE as error:
         raise damaged(path, error) from error
     if version > FORMAT:
         raise ValueError(
