@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -492,4 +493,6 @@ def test_wrong_arguments_write_nothing(settings, tmp_path, change, search, messa
         )
     with pytest.raises(ValueError, match=r"`workers` must .*Received: workers=0"):
         depth_study.run(tmp_path / "new", settings, SEARCH, workers=0)
+    with pytest.raises(ValueError, match=r"`folder` must be a path in UTF-8.*Received: folder="):
+        depth_study.run(tmp_path / os.fsdecode(b"\xff"), settings, SEARCH)
     assert list(tmp_path.iterdir()) == []

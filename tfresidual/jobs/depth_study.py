@@ -152,6 +152,7 @@ def run(
     check(settings)
     check_any_depth(settings)
     folder = checked_path("folder", folder)
+    _check_name(folder)
     _check_search(settings, search)
     # The chief holds the folder, not its workers.
     with contextlib.nullcontext() if is_worker() else _locked_run(folder):
@@ -394,6 +395,17 @@ def _summary(settings, outcome, trace, error, seconds):
     took = f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"
     tiles.append(("Time", took, "of this run of the command"))
     return tiles
+
+
+def _check_name(folder):
+    """Raises a `ValueError` for a folder in which keras-tuner cannot write."""
+    try:
+        str(folder.absolute()).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            "Argument `folder` must be a path in UTF-8: keras-tuner writes to no other. Received: "
+            f"folder={str(folder)!r}"
+        ) from error
 
 
 def _check_search(settings, search):
