@@ -46,6 +46,7 @@ class StepTable:
         self.path, self.every = path, every
         self.beside = path.with_name(f"{path.stem}.epochs.csv")
         # How many bytes of the file are kept when rows are added.
+        self._size: int
         self._size, steps = self._kept_until(epoch) if path.exists() else (0, [])
         self._has_beside = self.beside.exists() and self._is_own()
         self._epochs = self._epochs_until(epoch) if self._size and self._has_beside else {}
@@ -79,7 +80,7 @@ class StepTable:
                 )
             size = file.tell()
             for line in file:
-                known, step, *_ = *line.split(b","), b""
+                known, step = [*line.split(b","), b""][:2]
                 if not (known.isdigit() and step.isdigit() and line.endswith(b"\n")):
                     raise damaged(self.path, f"a row is {line[:80]!r}", "Move it away")
                 if int(known) >= epoch:
