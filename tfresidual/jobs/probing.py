@@ -65,10 +65,10 @@ def probe(
             the others (`line_element` and `patching`).
         folder: where to write; by default `probes` in the folder of the run or of the series, or
             `probes/NAME` beside any other network. The file `probes.json` there records what each
-            frame was measured on. The frames of a series have the column `epoch`, counted from 0
-            (-1 is before the first epoch), and its figures are those of the last network and
-            those over the epochs. Until a series is complete, its files are in the subfolder
-            `unfinished`, and those of an earlier probe stay in place.
+            frame was measured on, and its rows and columns. The frames of a series have the column
+            `epoch`, counted from 0 (-1 is before the first epoch), and its figures are those of
+            the last network and those over the epochs. Until a series is complete, its files are
+            in the subfolder `unfinished`, and those of an earlier probe stay in place.
         splits: `"train"`, `"test"` or both.
         images: int, number of images of each split, rounded up to whole batches; by default all
             test images, and the same number of training images.

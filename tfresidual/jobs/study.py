@@ -58,8 +58,8 @@ def run(
     - `log.csv`: the losses, metrics and block metrics of every epoch (a training on another
       backend than TensorFlow, which is taken on when it is finished, has no block metrics);
     - `model.keras`: the network of the best epoch;
-    - `frames/*.csv`: the frames that the probes returned, and `frames/probes.json`: the number of
-      images of each split that they were measured on;
+    - `frames/*.csv`: the frames that the probes returned, and `frames/probes.json`: for each, the
+      number of images of each split that it was measured on, and its rows and columns;
     - `figures/*.png`: the figures;
     - `report.html`: all results on one page.
 
