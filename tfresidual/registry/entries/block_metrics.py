@@ -3,6 +3,7 @@
 import pandas as pd
 
 from tfresidual import plots, probes
+from tfresidual.probes.stopping_rule import depth_for
 from tfresidual.registry.entry import HAUSER, INFERENCE, LINES, Entry, Figure, Study
 from tfresidual.report import findings
 
@@ -15,7 +16,7 @@ def run(chain, data, options, progress):
     in_stages = distances[distances["stage"] != probes.ALL_STAGES]
     measured = in_stages["blocks"] > 0
     asked_for = pd.Series(
-        probes.stopping_rule.depth_for(in_stages.loc[measured, "scaled_distance"], options.epsilon),
+        depth_for(in_stages.loc[measured, "scaled_distance"], options.epsilon),
         index=in_stages.index[measured],
     )
     distances["depth_asked_for"] = asked_for.reindex(distances.index).astype("Int64")
