@@ -268,39 +268,32 @@ def _shares(weights, size, reduction, numbers):
 
 def _entry(operation):
     """Returns the name of the method that Keras calls in the end to call an operation."""
-    if getattr(operation, "_remat_mode", None) is not None:
-        return "rematerialized_call"
     return "call" if getattr(operation, "quantization_mode", None) is None else "quantized_call"
 
 
 def _with_places(method, places, passed):
-    """Returns a method like that of an operation, whose results pass `passed`.
+    """Returns a method whose results pass `passed`.
 
     Args:
-        method: `call`, or what takes its place, see `_entry`.
+        method: that of an operation, see `_entry`.
         places: dict from `(call, output)` to the keyword arguments of `passed`.
         passed: function of a state, of a place, and of these arguments.
     """
     calls, thread = [], threading.get_ident()
 
-    def with_results(function):
-        def call(*args, **kwargs):
-            # Other threads may call the model meanwhile.
-            if threading.get_ident() != thread:
-                return function(*args, **kwargs)
-            results = keras.tree.flatten(result := function(*args, **kwargs))
-            for output, state in enumerate(results):
-                place = len(calls), output
-                if place in places:
-                    results[output] = passed(state, (id(method), *place), **places[place])
-            calls.append(None)
-            return keras.tree.pack_sequence_as(result, results)
+    def call(*args, **kwargs):
+        # Other threads may call the model meanwhile.
+        if threading.get_ident() != thread:
+            return method(*args, **kwargs)
+        results = keras.tree.flatten(result := method(*args, **kwargs))
+        for output, state in enumerate(results):
+            place = len(calls), output
+            if place in places:
+                results[output] = passed(state, (id(method), *place), **places[place])
+        calls.append(None)
+        return keras.tree.pack_sequence_as(result, results)
 
-        return call
-
-    if method.__name__ == "rematerialized_call":
-        return lambda function, *args, **kwargs: with_results(method(function, *args, **kwargs))
-    return with_results(method)
+    return call
 
 
 def reduction_of(model):

@@ -781,6 +781,22 @@ def test_blocks_before_the_first_trained_weight_are_nan():
         fit(compiled(net), random_batch(net, images=4), [callbacks.StepMetrics()])
 
 
+@pytest.mark.eager
+def test_a_weight_beside_the_trunk_does_not_lead_to_the_states_before_it_is_read():
+    inputs, beside = keras.Input((2,)), keras.Input((2,))
+    frozen = [layers.Dense(2, trainable=False) for _ in range(3)]
+    read = layers.Dense(2)(beside)
+    state = frozen[0](inputs)
+    state = layers.Add()([state, frozen[1](layers.Concatenate()([state, read]))])
+    state = layers.Add()([state, frozen[2](state)])
+    model = keras.Model([inputs, beside], state)
+    model.compile("sgd", "mse")
+    data = np.random.default_rng(0).normal(size=(3, 4, 2))
+    history = fit(model, (list(data[:2]), data[2]), [callbacks.StepMetrics()])
+    found = [values_of(history, "gradient_norm", block)[0] for block in range(2)]
+    assert math.isnan(found[0]) and np.isfinite(found[1])
+
+
 class Look(keras.callbacks.Callback):
     """Saves and copies the model in training."""
 
@@ -887,6 +903,11 @@ def masked():
     return keras.Model(inputs, state)
 
 
+class WholeLoss(keras.losses.MeanSquaredError):
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        return keras.ops.max(self.call(y_true, y_pred))
+
+
 REFUSED = {
     "own step": (own_step, {}, "its own `train_step`"),
     "subclassed": (OwnCall, {}, "not built"),
@@ -896,6 +917,7 @@ REFUSED = {
     "padding": (masked, {}, "without padding"),
     "XLA": (plane_model, {"jit_compile": True}, "jit_compile=False"),
     "weighted": (plane_model, {"loss_weights": 2.0}, "one loss without a weight"),
+    "own call": (plane_model, {"loss": WholeLoss()}, "its own `__call__`"),
     "reduction": (
         plane_model,
         {"loss": keras.losses.MeanSquaredError(reduction=None)},
