@@ -1,6 +1,7 @@
 """Callbacks of the lens and of attribution in real fits; `test_callbacks.py` covers the rest."""
 
 import keras
+import numpy as np
 import pytest
 from reference.random_network import random_batch, random_network
 
@@ -35,6 +36,31 @@ def test_they_publish_what_the_probes_measure():
     read = probes.from_logs(history)
     assert {"lens_kl", "attribution"} <= set(read.columns)
     assert read["attribution"].notna().sum() == 4
+
+
+def test_they_publish_what_was_chosen():
+    keras.utils.set_random_seed(0)
+    inputs = state = keras.Input((4,))
+    for _ in range(2):
+        state = keras.layers.add([state, keras.layers.Dense(4, "tanh")(state)])
+    state = keras.layers.LayerNormalization()(state)
+    net = keras.Model(inputs, keras.layers.Dense(3)(state))
+    net.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    data = np.random.default_rng(0).normal(size=(6, 4)).astype("float32"), np.arange(6) % 3
+    lens, target = {"normalize": "final"}, {"target": ("label", 1), "freeze_normalization": True}
+    chosen = [callbacks.Lens(data, **lens), callbacks.Attribution(data, **target)]
+    logs = net.fit(*data, verbose=0, callbacks=chosen).history
+    chain = tfr.chain(net)
+    found = [probes.lens(chain, data, **lens)["kl"], probes.attribution(chain, data, **target)]
+    expected = {
+        "stage1/block0/lens_kl": found[0].iloc[1],
+        "stage1/block0/attribution": found[1]["attribution"].iloc[1],
+    }
+    for key, value in expected.items():
+        assert logs[key][-1] == pytest.approx(value, rel=1e-4)
+    for kind, name in ((callbacks.Lens, "normalize"), (callbacks.Attribution, "target")):
+        with pytest.raises(ValueError, match=rf"`{name}` must .*Received: "):
+            kind(data, **{name: "none"})
 
 
 def test_values_are_refused():

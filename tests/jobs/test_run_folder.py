@@ -74,6 +74,35 @@ def test_a_value_that_is_no_setting(tmp_path):
         probing.probe(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("left", "missing"),
+    [
+        ("log.csv", "settings.json"),
+        ("checkpoints/epoch-0000.keras", "settings.json"),
+        ("search/oracle.json", "settings.json"),
+        ("settings.json frames/readout.csv", "checkpoints"),
+        ("settings.json report.html", "checkpoints"),
+        ("settings.json outcome.json", "search"),
+    ],
+)
+def test_half_a_run_is_not_made_anew(tmp_path, left, missing):
+    settings, jobs = Settings(network="hauser"), [training.train, study.run]
+    parts = {"settings": settings}
+    if missing == "search":
+        jobs, parts = [depth_study.run], {**parts, "search": depth_study.SearchSettings()}
+    for name in left.split():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    if "settings" in left:
+        (tmp_path / "settings.json").unlink()
+        claim(tmp_path, parts)
+    before = sorted(tmp_path.rglob("*"))
+    for job in jobs:
+        with pytest.raises(FileNotFoundError, match=rf"not its {missing}\. .*Received: folder="):
+            job(tmp_path, settings)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_search_whose_settings_are_damaged(tmp_path):
     parts = {"settings": Settings(), "search": depth_study.SearchSettings()}
     claim(tmp_path, parts)

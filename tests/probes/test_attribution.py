@@ -31,6 +31,9 @@ def weights_of_target(target, labels, logits):
         lowest = np.where(hot > 0, logits, np.inf).argmin(axis=1)
         highest = np.where(hot > 0, -np.inf, logits).argmax(axis=1)
         return np.eye(logits.shape[1])[lowest] - np.eye(logits.shape[1])[highest]
+    if isinstance(target, tuple):
+        first, second = (weights_of_target(one, labels, logits) for one in target)
+        return first - second
     return np.eye(logits.shape[1])[[target] * len(labels)]
 
 
@@ -40,7 +43,7 @@ def weights_of_target(target, labels, logits):
         pytest.param(*case.values, target, marks=case.marks, id=f"{case.id}, {target}")
         for case, target in zip(
             [*sample(NETWORKS, every=3), *constrained("shared")],
-            ["label", "margin", 2, "margin", "label", "label", "label"],
+            ["label", "margin", 2, ("label", 1), "label", (2, 0), "label"],
             strict=True,
         )
     ],
@@ -172,7 +175,13 @@ def test_a_linear_head_by_hand():
 def test_targets_by_hand():
     chain = linear_chain(DOUBLED, MOVED)
     # The states are (16, 108) and (12, 96): the logits are (17, 216, 0) and (13, 192, 0).
-    for target, wanted in (("margin", [17 - 216, 192 - 13]), (2, [0, 0]), (np.int64(0), [17, 13])):
+    for target, wanted in (
+        ("margin", [17 - 216, 192 - 13]),
+        (2, [0, 0]),
+        (np.int64(0), [17, 13]),
+        (("label", 2), [17, 192]),
+        (("label", 0), [0, 179]),
+    ):
         frame = probes.attribution(chain, POINTS, target=target, per_image=True)
         assert frame["logit"].iloc[:2].tolist() == wanted
     several = dataclasses.replace(chain, outputs="label_logits")
@@ -235,6 +244,9 @@ def test_what_is_refused():
         ({"target": -1}, "target"),
         ({"target": True}, "target"),
         ({"target": 5}, "target"),
+        ({"target": (0, 5)}, "target"),
+        ({"target": ("label", "label")}, "target"),
+        ({"target": ("label", "source label")}, "target"),
     ):
         with pytest.raises(ValueError, match=rf"`{name}` must .*Received: "):
             probes.attribution(net, batch, **settings)

@@ -253,6 +253,95 @@ def test_a_logit_of_minus_infinity_is_a_probability_of_zero():
         assert np.isfinite(losses.numpy()).all() == (hot[0, 1] == 0)
 
 
+# Statistics of the last state
+
+
+def normalized_model(norm, positions=(), epsilon=0.1, width=5, classes=4):
+    """Two blocks h + tanh(K h), a normalization and a matrix, with random weights."""
+    inputs = keras.Input((*positions, width))
+    state = inputs
+    for _ in range(2):
+        state = keras.layers.add([state, keras.layers.Dense(width, "tanh")(state)])
+    state = norm(epsilon=epsilon)(state)
+    model = keras.Model(inputs, keras.layers.Dense(classes)(state))
+    rng = np.random.default_rng(0)
+    model.set_weights([rng.normal(size=weight.shape) for weight in model.get_weights()])
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("norm", "positions"),
+    [(keras.layers.LayerNormalization, ()), (keras.layers.RMSNormalization, (3,))],
+)
+def test_statistics_of_the_last_state_equal_numpy(norm, positions):
+    model = normalized_model(norm, positions)
+    rng = np.random.default_rng(1)
+    images = rng.normal(1, 2, (4, *positions, 5)).astype("float32")
+    labels = rng.integers(0, 4, (4, *positions))
+    weights = [np.asarray(weight, "float64") for weight in model.get_weights()]
+    states = [images.astype("float64")]
+    for kernel, bias in (weights[:2], weights[2:4]):
+        states.append(states[-1] + np.tanh(states[-1] @ kernel + bias))
+    is_centred = len(weights) == 8
+    scale, shift = weights[4], weights[5] if is_centred else 0
+
+    def centred(state):
+        return state - state.mean(-1, keepdims=True) if is_centred else state
+
+    def logits_of(state, of):
+        divisor = np.sqrt((centred(of) ** 2).mean(-1, keepdims=True) + 0.1)
+        return (centred(state) / divisor * scale + shift) @ weights[-2] + weights[-1]
+
+    frames = {
+        normalize: probes.lens(
+            model, (images, labels), normalize=normalize, **{f"per_{unit}": True}
+        )
+        for unit in ["position" if positions else "image"]
+        for normalize in ("own", "final")
+    }
+    final = logits_of(states[-1], states[-1])
+    for normalize, frame in frames.items():
+        for block, state in enumerate(states, start=-1):
+            logits = logits_of(state, states[-1] if normalize == "final" else state)
+            rows = frame[frame["block"] == block]
+            wanted = [
+                lens_metrics(logits[place], final[place], labels[place])
+                for place in np.ndindex(labels.shape)
+            ]
+            for name in METRICS:
+                expected = [row[name] for row in wanted]
+                np.testing.assert_allclose(rows[name], expected, rtol=1e-3, atol=2e-5)
+    assert (frames["own"]["kl"] - frames["final"]["kl"]).abs().max() > 0.01
+
+
+@pytest.mark.compiled
+def test_statistics_of_the_last_state_by_hand():
+    # States (1, 3) and (1, 7): less their means (-1, 1) and (-3, 3), of which the last is divided
+    # by 3. The first is then (-1, 1) by its own statistics and (-1, 1) / 3 by those of the last.
+    inputs = keras.Input((2,))
+    state = keras.layers.add([inputs, keras.layers.Dense(2, use_bias=False)(inputs)])
+    state = keras.layers.LayerNormalization(epsilon=1e-9)(state)
+    model = keras.Model(inputs, keras.layers.Dense(2)(state))
+    model.layers[1].set_weights([np.diag([0.0, 4 / 3])])
+    model.layers[-1].set_weights([np.eye(2), np.array([0.5, 0])])
+    data = np.array([[1, 3], [1, 3]], "float32"), np.array([0, 1])
+    for normalize, size in (("own", 1), ("final", 1 / 3)):
+        frame = probes.lens(model, data, normalize=normalize, per_image=True)
+        margins = [2 * size - 0.5, 2 - 0.5]
+        wanted = [1 / (1 + np.exp(sign * m)) for m in margins for sign in (1, -1)]
+        np.testing.assert_allclose(frame["probability"], wanted, rtol=1e-5)
+    # A last state without differences does not show what it is divided by.
+    frame = probes.lens(model, (np.array([[7, 3]], "float32"), [0]), normalize="final")
+    assert frame["kl"].isna().tolist() == [True, False]
+    with pytest.raises(ValueError, match=r"`normalize` must be one of .*Received: "):
+        probes.lens(model, data, normalize="last")
+    net = random_network(blocks=1, widths=(4,))
+    for chain, batch in ((net, random_batch(net)), (Decoder().chain(), Decoder().batch())):
+        with pytest.raises(ValueError, match=r"`normalize` must be 'own' .*Received: "):
+            probes.lens(chain, batch, normalize="final")
+
+
 def test_what_is_refused():
     net = random_network(blocks=1, widths=(4,))
     images, labels = random_batch(net)

@@ -280,12 +280,97 @@ def test_targets():
         "source label": [z[rows, wanted] for z in (logits, of_others)],
         "margin": [margin(z) for z in (logits, of_others)],
         3: [z[:, 3] for z in (logits, of_others)],
+        ("label", "source label"): [z[rows, labels] - z[rows, wanted] for z in (logits, of_others)],
+        ("label", 3): [z[rows, labels] - z[:, 3] for z in (logits, of_others)],
+        (np.int64(2), 0): [z[:, 2] - z[:, 0] for z in (logits, of_others)],
     }.items():
         frame = probes.patching(
             net, (images, labels), (others, wanted), target=target, per_image=True
         )
         found = frame[["logit", "source_logit"]].to_numpy()[:3]
         np.testing.assert_allclose(found, np.transpose(pair), rtol=1e-4, atol=1e-5)
+
+
+def softmax(logits):
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize("metric", ["probability", "kl"])
+def test_probabilities_and_divergences_equal_numpy(metric):
+    net = random_network(blocks=(2,), widths=(4,), classifier_activation=None)
+    (images, labels), (others, _) = random_batch(net), random_batch(net, seed=3)
+    wanted = (labels + 1) % 5
+    run, source = Images(net, images, labels), Images(net, others, wanted)
+    of_source = softmax(source.logits)
+
+    def value_of(logits):
+        p = softmax(logits)
+        if metric == "kl":
+            return np.sum(of_source * np.log(of_source / p), axis=-1)
+        return p[range(3), labels] - p[range(3), wanted]
+
+    target = {} if metric == "kl" else {"target": ("label", "source label")}
+    settings = {"what": "addition", "metric": metric, "per_image": True} | target
+    frame = probes.patching(net, (images, labels), (others, wanted), **settings)
+    own, of_other = value_of(run.logits), value_of(source.logits)
+    names = [metric, f"source_{metric}", f"patched_{metric}", "difference", "effect"]
+    assert frame.columns.tolist() == ["stage", "block", "image", *names]
+    for block, rows in frame.groupby("block"):
+        state = run.states[1, block - 1] + source.states[1, block] - source.states[1, block - 1]
+        patched = value_of(run.lead_on(state, 1, block))
+        expected = [own, of_other, patched, patched - own, (patched - own) / (of_other - own)]
+        np.testing.assert_allclose(rows[names], np.transpose(expected), rtol=2e-3, atol=1e-5)
+    means = probes.patching(
+        net, (images, labels), (others, wanted), **settings | {"per_image": False}
+    )
+    np.testing.assert_allclose(means[metric], own.mean(), rtol=1e-3)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("metric", ["probability", "kl"])
+def test_measured_per_position_equal_numpy(metric):
+    model = Decoder()
+    (inputs, labels), source = model.batch(images=4), model.batch(images=4, seed=5)
+    others = inputs | {"ids": source[0]["ids"]}
+    frame = probes.patching(
+        model.chain(), (inputs, labels), (others, labels), positions=[0, 3], metric=metric
+    )
+    states = [model.run(one["ids"], inputs["mask"])[0] for one in (inputs, others)]
+    of_source = softmax(model.logits(states[1][-1]))
+    is_counted = (labels >= 0) & inputs["mask"][:, :1]
+    for block, rows in frame.groupby("block"):
+        put_in = states[0][block + 1].copy()
+        chosen_ones = np.isin(np.arange(7), [0, 3]) & inputs["mask"]
+        put_in[chosen_ones] = states[1][block + 1][chosen_ones]
+        q = softmax(model.run(None, inputs["mask"], block + 1, put_in)[1])
+        values = np.sum(of_source * np.log(of_source / q), axis=-1)
+        if metric == "probability":
+            values = np.take_along_axis(q, np.maximum(labels, 0)[..., None], axis=-1)[..., 0]
+        wanted = np.mean([row[own].mean() for row, own in zip(values, is_counted, strict=True)])
+        assert rows[f"patched_{metric}"].iloc[0] == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+
+
+def test_metrics_by_hand():
+    # z + z / 2 for the last state of the source (0, 6) and of the data (4, 0) in one block; put in
+    # after it, the logits are those of the source.
+    chain = dataclasses.replace(anchored_chain(0.5, 1), outputs="logits")
+    data, source = (np.log([[[[4.0, 1]]]]).astype("float32") * 2 / 3, np.zeros((1, 1, 1, 2)))
+    batches = (data, [0]), (source.astype("float32"), [1])
+    frame = probes.patching(chain, *batches, metric="probability")
+    np.testing.assert_allclose(frame["probability"], 0.8, rtol=1e-5)
+    np.testing.assert_allclose(frame["source_probability"], 0.5, rtol=1e-5)
+    # Half of p log(p / q) for each class, with p = 1/2 and q = 4/5, 1/5.
+    frame = probes.patching(chain, *batches, metric="kl")
+    np.testing.assert_allclose(frame["kl"], (np.log(5 / 8) + np.log(5 / 2)) / 2, rtol=1e-5)
+    assert frame["source_kl"].tolist() == [0, 0]
+    several = dataclasses.replace(chain, outputs="label_logits", compiled={})
+    batches = [(images, np.array([[1, 0]])) for images, _ in batches]
+    frame = probes.patching(several, *batches, metric="kl")
+    wanted = (np.log(5 / 8) + np.log(5 / 2)) / 2
+    np.testing.assert_allclose(frame["kl"], wanted, rtol=1e-5)
+    frame = probes.patching(chain, *batches, target=("label", 1))
+    np.testing.assert_allclose(frame["logit"], np.log(4), rtol=1e-5)
 
 
 def test_an_anchor_stays_that_of_the_data():
@@ -343,6 +428,12 @@ def test_what_is_refused():
         ({"what": "branch"}, "what"),
         ({"target": "logit"}, "target"),
         ({"target": 5}, "target"),
+        ({"target": ("label", 5)}, "target"),
+        ({"target": ("label", "margin")}, "target"),
+        ({"target": (1, 1)}, "target"),
+        ({"target": ("label", 1, 2)}, "target"),
+        ({"target": 1, "metric": "kl"}, "target"),
+        ({"metric": "loss"}, "metric"),
         ({"positions": 0}, "positions"),  # not of states with four axes
         ({"positions": "all"}, "positions"),
         ({"positions": [-1]}, "positions"),

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from reference import numpy_network
+from reference import numpy_network, sequences
 from reference.plane import at, plane_chain
 from reference.random_network import random_batch, random_network, sample
 from reference.route_probes import (
@@ -165,6 +165,40 @@ def test_scaled_by_hand():
     np.testing.assert_allclose(away["cosine_loss"], [-1, 1], rtol=1e-6)
 
 
+def test_a_layer_of_an_mlp_and_an_attention_equals_numpy():
+    chain, (tokens, labels) = sequences.sequence_chain("encoder"), sequences.batch("encoder")
+    frame = probes.repeat_last_block(chain, (tokens, labels), times=2, scale=0.5, blocks=2)
+    weights = sequences.random_weights()
+    for times, row in enumerate(frame.to_dict("records")):
+        route = [(0, 1.0), (1, 1.0), (2, 1.0), *[(1, 0.5), (2, 0.5)] * times]
+        found = []
+        for sequence, label in zip(sequences.SEQUENCES, labels, strict=True):
+            states = sequences.walk(weights, "encoder", weights["embedding"][sequence], route)
+            before, change = states[-3], states[-1] - states[-3]
+            g = sequences.gradient(
+                lambda h, label=label, last=tuple(route[-2:]): sequences.loss(
+                    weights, "encoder", sequences.walk(weights, "encoder", h, last)[-1], label
+                ),
+                before,
+            )
+            loss = sequences.loss(weights, "encoder", states[-1], label)
+            cosine = sequences.cosine(change.ravel(), g.ravel())
+            found.append([loss, cosine, np.linalg.norm(change) / np.linalg.norm(before)])
+        names = ["cross_entropy", "cosine_loss", "l2_ratio"]
+        np.testing.assert_allclose([row[n] for n in names], np.mean(found, axis=0), rtol=1e-3)
+
+
+def test_blocks_that_are_repeated_together_by_hand():
+    # Plus (1, 0), and twice as much: from (0, 1) to (1, 1), (2, 2), (3, 2), (6, 4).
+    chain = plane_chain(lambda h: np.array([1, 0], "float32") + 0 * h, lambda h: h)
+    for blocks, last in ((1, [4, 4]), (2, [6, 4])):
+        route = tfr.routes.repeat_last_block(chain, 1, 1, blocks=blocks)
+        followed = tfr.routes.follow(chain, route)
+        _, state = followed.walk(at(0, 1)[0])
+        assert np.ravel(state).tolist() == last
+    assert str(route) == "stage 1 blocks 0 and 1 applied 1 more time: 0 1 0 1"
+
+
 def test_gradient_goes_through_what_follows():
     # A block of the second stage mirrors the plane at the diagonal. The step (1, 0) of the first
     # stage is a step along (0, 1) there; nothing else differs from a chain of one stage.
@@ -256,6 +290,7 @@ def test_network_of_float64():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("blocks", 0),
         ("times", 0),
         ("times", -1),
         ("times", 1.0),
@@ -276,6 +311,11 @@ def test_bad_arguments(name, value):
 
 
 def test_nothing_to_repeat():
+    net = random_network(blocks=2, widths=(4,))
+    with pytest.raises(ValueError, match=r"`chain` must have a stage whose last 3 blocks keep"):
+        probes.repeat_last_block(net, random_batch(net), blocks=3)
+    with pytest.raises(ValueError, match=r"`stage` must be a stage of .* with 3 blocks"):
+        tfr.routes.repeat_last_block(tfr.chain(net), 1, 1, blocks=3)
     chain = counting_chain(lambda n: n[:, 0] * 0, 2, changes=[(1, 1)])
     with pytest.raises(ValueError, match=r"`chain` must have a stage.*Received: counting"):
         probes.repeat_last_block(chain, counted([0, 1]))

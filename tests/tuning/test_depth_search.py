@@ -9,8 +9,12 @@ Not covered: GPUs; how good a search is, see `experiments/`.
 
 import gc
 import json
+import os
 import pathlib
+import resource
 import shutil
+import socket
+import subprocess
 import sys
 
 import keras
@@ -45,9 +49,8 @@ def network(blocks, widths=(2,), metrics=("accuracy",), rate=0.02, **compiled):
     net = networks.ResidualNetwork((8, 8, 1), 3, blocks=blocks, widths=widths)
     net.compile(
         keras.optimizers.SGD(rate, momentum=0.9),
-        "sparse_categorical_crossentropy",
         metrics=list(metrics),
-        **{"run_eagerly": True, **compiled},
+        **{"loss": "sparse_categorical_crossentropy", "run_eagerly": True, **compiled},
     )
     return net
 
@@ -237,7 +240,7 @@ class TestFinished:
         folder = pathlib.Path(finished.project_dir)
         expected = [trial.trial_id for trial in finished.oracle.in_order()]
         assert sorted(path.name for path in folder.iterdir()) == sorted(
-            ["oracle.json", *(f"trial_{name}" for name in expected)]
+            ["network.json", "oracle.json", *(f"trial_{name}" for name in expected)]
         )
         for name in expected:
             files = {path.name for path in (folder / f"trial_{name}").iterdir()}
@@ -280,6 +283,23 @@ class TestFinished:
         assert len(list(tmp_path.glob("search/trial_*"))) == 1
 
 
+def test_a_full_disk(tmp_path, capfd):
+    """The error is told once, nothing half-written stays, and the search resumes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(OSError, match=r"checkpoint\.weights\.h5' could not be written: "):
+            searched(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "Traceback" not in "".join(capfd.readouterr())
+    files = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert files == {"oracle.json", "trial.json"}
+    assert not [path for path in tmp_path.rglob(".*")]
+    searched(tmp_path)
+    assert len([*tmp_path.rglob("checkpoint.weights.h5")]) == 1
+
+
 class TestDamaged:
     """What stands in the files of the oracle is tested with `test_depth_oracle.py`."""
 
@@ -320,6 +340,185 @@ class TestDamaged:
         (tmp_path / "search" / "tuner0.json").write_text('{"')
         options = {"epsilon": 0.6, "max_blocks": 12, "max_trials": None}
         assert tuner_in(tmp_path, **options).outcome() == small.outcome()
+
+
+OPTIONS = {"epsilon": 0.6, "max_blocks": 12, "max_trials": None}
+
+
+def functional(factor=2.0, size=2, loss="mse", seed=None, optimizer="sgd", **dense):
+    """A function that builds networks of Keras' layers, one of them a `Lambda`."""
+
+    def build(hp):
+        state = inputs = keras.Input((8, 8, 1))
+        for _ in range(tuning.blocks(hp)[0]):
+            branch = keras.layers.Conv2D(1, size, padding="same", **dense)(state)
+            branch = keras.layers.Dropout(0.1, seed=seed)(branch)
+            state = keras.layers.Add()(
+                [state, keras.layers.Lambda(lambda value: factor * value)(branch)]
+            )
+        outputs = keras.layers.Dense(3, "softmax")(keras.layers.Flatten()(state))
+        net = keras.Model(inputs, outputs)
+        net.compile(optimizer, loss)
+        return net
+
+    return build
+
+
+def weighted(factor):
+    def loss(labels, outputs):
+        return factor * keras.losses.sparse_categorical_crossentropy(labels, outputs)
+
+    return loss
+
+
+OTHERS = {
+    "width": (lambda hp: network(tuning.blocks(hp), (3,)), "network widths"),
+    "metrics only": (lambda hp: network(tuning.blocks(hp), metrics=()), None),
+    "compiled": (lambda hp: network(tuning.blocks(hp), run_eagerly=False), None),
+    "rate": (lambda hp: network(tuning.blocks(hp), rate=0.1), "optimizer learning_rate"),
+    "kind": (functional(), "class"),
+    "loss": (
+        lambda hp: network(tuning.blocks(hp), loss=weighted(2)),
+        "loss",
+    ),
+}
+
+SAME = functional()
+FUNCTIONAL = {
+    "again": (functional(), None),
+    "Lambda": (functional(3.0), "computes"),
+    "seed": (functional(seed=1), "seed"),
+    "regularizer": (functional(kernel_regularizer="l2"), "kernel_regularizer"),
+    "frozen": (functional(trainable=False), "trainable"),
+    "kernel": (functional(size=3), "kernel_size"),
+    "loss": (functional(loss=weighted(2)), "loss"),
+    "clipping": (
+        functional(optimizer={"class_name": "SGD", "config": {"clipnorm": 1.0}}),
+        "clipnorm",
+    ),
+    "policy": (functional(dtype="bfloat16"), "dtype"),
+}
+
+
+class TestSameSearch:
+    """A folder holds one search: of the same networks, trained in the same way."""
+
+    @pytest.fixture
+    def folder(self, small, tmp_path):
+        shutil.copytree(small.project_dir, tmp_path / "search")
+        return tmp_path
+
+    @pytest.mark.parametrize("name", OTHERS)
+    def test_another_build_function(self, folder, small, name):
+        other, differs = OTHERS[name]
+        before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        if differs is None:
+            assert tuner_in(folder, other, **OPTIONS).outcome() == small.outcome()
+        else:
+            with pytest.raises(
+                ValueError, match=rf"`hypermodel` must .*`project_name`.* Received: .*{differs}"
+            ):
+                tuner_in(folder, other, **OPTIONS)
+        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+        anew = tuner_in(folder, other, **OPTIONS, overwrite=True)
+        assert not anew.oracle.trials
+
+    @pytest.mark.parametrize("name", FUNCTIONAL)
+    def test_networks_of_keras(self, tmp_path, name):
+        other, differs = FUNCTIONAL[name]
+        with pytest.raises(keras_tuner.errors.FatalRuntimeError):
+            # It has begun, and has no trial.
+            fit(tuner_in(tmp_path, Untrained(SAME), epsilon=0.6))
+        # Other names in the same process.
+        functional()(tuner_in(tmp_path / "other", SAME).oracle.get_space())
+        if differs is None:
+            tuner_in(tmp_path, other, epsilon=0.6)
+            return
+        with pytest.raises(ValueError, match=rf"`hypermodel` must .* Received: .*{differs}"):
+            tuner_in(tmp_path, other, epsilon=0.6)
+
+    def test_other_starts_and_bounds(self, folder, small):
+        tuner = tuner_in(folder, epsilon=0.6, start=(2,), min_blocks=2, max_blocks=9)
+        assert len(tuner.oracle.trials) == len(small.oracle.trials)
+
+    @pytest.mark.parametrize(
+        ("name", "given"),
+        {
+            "epochs": {"epochs": 2},
+            "batch_size": {"batch_size": 8},
+            "class_weight": {"class_weight": {0: 2.0, 1: 1.0, 2: 1.0}},
+            "validation_data": {"validation_data": PROBED},
+        }.items(),
+    )
+    def test_other_trainings(self, folder, name, given):
+        with pytest.raises(ValueError, match=rf"Argument `{name}` must be what it was .* Received"):
+            fit(tuner_in(folder, **OPTIONS), **given)
+        fit(tuner_in(folder, **OPTIONS))
+
+    def test_other_data(self, folder):
+        with pytest.raises(ValueError, match=r"Argument `x` must be what it was"):
+            tuner_in(folder, **OPTIONS).search(
+                TRAIN[0] + 1, TRAIN[1], validation_data=HELD_OUT, batch_size=16, verbose=0
+            )
+        with pytest.raises(ValueError, match=r"Argument `probe_data` must be what it was"):
+            fit(tuner_in(folder, **OPTIONS, probe_data=PROBED))
+
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+    def test_a_folder_of_an_earlier_version(self, folder, small):
+        (folder / "search" / "network.json").unlink()
+        path = folder / "search" / "oracle.json"
+        state = json.loads(path.read_text())
+        kept = {"warm_start", "seed", "executions_per_trial"}
+        settings = state["depth_search"]["settings"]
+        state["depth_search"]["settings"] = {name: settings[name] for name in kept}
+        path.write_text(json.dumps(state))
+        # Its weights are intact, though they are those of another network.
+        wider = tuner_in(folder, lambda hp: network(tuning.blocks(hp), (3,)), **OPTIONS)
+        with pytest.raises(ValueError, match=r"Argument `hypermodel` must .* do not fit .*path="):
+            wider.get_best_models()
+        with pytest.warns(UserWarning, match="earlier version, which did not record what networks"):
+            again = fit(tuner_in(folder, **OPTIONS))
+        assert again.outcome() == small.outcome()
+        with pytest.raises(ValueError, match="`hypermodel` must build the networks"):
+            tuner_in(folder, lambda hp: network(tuning.blocks(hp), (3,)), **OPTIONS)
+
+    def test_a_worker_with_another_build_function(self, tmp_path, monkeypatch):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        environment = {
+            "KERASTUNER_ORACLE_IP": "127.0.0.1",
+            "KERASTUNER_ORACLE_PORT": str(port),
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        }
+        chief = subprocess.Popen(
+            [sys.executable, __file__, "chief", tmp_path],
+            env={**os.environ, **environment, "KERASTUNER_TUNER_ID": "chief"},
+        )
+        try:
+            for name, value in {**environment, "KERASTUNER_TUNER_ID": "worker0"}.items():
+                monkeypatch.setenv(name, value)
+            wider = tuner_in(
+                tmp_path, lambda hp: network(tuning.blocks(hp), (3,)), chief_timeout=60
+            )
+            with pytest.raises(
+                keras_tuner.errors.FatalValueError, match=r"`hypermodel` must .*network widths"
+            ):
+                fit(wider)
+            same = tuner_in(tmp_path, chief_timeout=60)
+            with pytest.raises(keras_tuner.errors.FatalValueError, match="`epochs` must be what"):
+                fit(same, epochs=2)
+        finally:
+            chief.kill()
+            chief.wait()
+
+
+class Untrained(Untrainable):
+    """Builds what a function builds."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.build = function
 
 
 class TestMaxTrials:
@@ -709,6 +908,14 @@ class TestRefused:
         ):
             searched(tmp_path, build)
 
+    @pytest.mark.parametrize("kind", [tuning.DepthSearch, tuning.DepthOracle])
+    def test_an_objective(self, kind):
+        given = {"hypermodel": build} if kind is tuning.DepthSearch else {}
+        with pytest.raises(
+            ValueError, match=r"`objective` must not be given.* Received: objective='val_loss'$"
+        ):
+            kind(**given, start=(1,), objective="val_loss")
+
     def test_keras_distribution(self, tmp_path):
         keras.distribution.set_distribution(keras.distribution.DataParallel(devices=["cpu:0"]))
         try:
@@ -887,4 +1094,7 @@ class TestDevices:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1] == "chief":
+        fit(tuner_in(sys.argv[2]))
+    else:
+        main(*sys.argv[1:])

@@ -36,10 +36,12 @@ from tfresidual.jobs.data import prepare
 from tfresidual.jobs.probing import write_frames_and_figures
 from tfresidual.jobs.run_folder import (
     MODEL_FILE,
+    RESULTS,
     SETTINGS_FILE,
     claim,
     read_settings,
     refuse_other_settings,
+    refuse_remains,
     settings_of,
 )
 from tfresidual.jobs.settings import MOST_BLOCKS, Settings, check, describe, stages_of, used
@@ -130,7 +132,7 @@ def run(
     Raises:
         ValueError: if a setting or the environment cannot be used, or the folder holds a run with
             other settings.
-        FileNotFoundError: if the dataset is not on the disk.
+        FileNotFoundError: if the dataset is not on the disk, or parts of the run are missing.
         tfresidual.machine.locks.FolderInUseError: if another process is writing to the folder.
         ConnectionError: in a worker without a chief.
         tfresidual.tuning.SearchError: if too many trials fail in a row, or workers die.
@@ -162,6 +164,8 @@ def run(
 def _run(folder, settings, search, console, workers):
     parts = {"settings": settings, "search": search}
     refuse_other_settings(folder, parts, MAY_CHANGE)
+    if not (folder / PROJECT).exists():
+        refuse_remains(folder, RESULTS, PROJECT)
     watch = _Watch(folder / PROJECT, console)
     # Make sure that the network can be built and trained before anything is written.
     check_training_fits(build(settings, _depths(search.start, settings)), settings)

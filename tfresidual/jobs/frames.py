@@ -7,7 +7,7 @@ from importlib import metadata
 from tfresidual import datasets
 from tfresidual.jobs.settings import describe
 from tfresidual.machine.console import followed
-from tfresidual.machine.files import damaged, read_json, written
+from tfresidual.machine.files import damaged, read_json, replacing
 from tfresidual.machine.tables import read_table
 from tfresidual.probes.columns import KEYS, REQUIRED, kind_of
 
@@ -26,7 +26,7 @@ def write_frames_and_figures(folder, frames, figures, flat=False, console=None):
     """Writes frames as CSV and figures as PNG; existing files are replaced one by one.
 
     Args:
-        folder: where to write; created if it does not exist.
+        folder: where to write. It must exist: one that was removed is not made anew.
         frames: `pandas.DataFrame`s by name.
         figures: `matplotlib.figure.Figure`s by name.
         flat: whether all files go into the folder itself instead of its subfolders `frames` and
@@ -37,13 +37,15 @@ def write_frames_and_figures(folder, frames, figures, flat=False, console=None):
         The list of the `pathlib.Path`s written.
     """
     paths = []
+    for subfolder in () if flat else ("frames", "figures"):
+        (folder / subfolder).mkdir(exist_ok=True)
     for name, frame in frames.items():
         paths.append(folder / ("" if flat else "frames") / f"{name}.csv")
-        with written(paths[-1]) as path:
+        with replacing(paths[-1]) as path:
             frame.to_csv(path, index=False)
     for name, figure in followed(figures.items(), "writing the figures", console):
         paths.append(folder / ("" if flat else "figures") / f"{name}.png")
-        with written(paths[-1]) as path:
+        with replacing(paths[-1]) as path:
             figure.savefig(path, dpi=160)
     return paths
 
@@ -240,6 +242,6 @@ def record(folder, records):
         The path of the file.
     """
     path = folder / RECORD
-    with written(path) as beside:
+    with replacing(path) as beside:
         beside.write_text(json.dumps(records, indent=2) + "\n", "utf-8")
     return path

@@ -176,6 +176,8 @@ def _run(asked, console):
             if epoch is not None:
                 measured = _with_epoch(measured, epoch, frames)
             # Written at once, so that an interruption loses only the current probe.
+            if asked.is_series:
+                written_to.mkdir(exist_ok=True)
             written_now = write_frames_and_figures(written_to, measured, figures, flat=True)
             paths |= dict.fromkeys(written_now)
             frames |= measured

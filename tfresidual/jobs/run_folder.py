@@ -15,13 +15,16 @@ from tfresidual.machine.backends import BACKEND
 from tfresidual.machine.files import check_folder, damaged, read_json, replacing
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
+    from collections.abc import Container, Iterable, Mapping
     from typing import Any
 
     from tfresidual.types import StrPath
 
 SETTINGS_FILE = "settings.json"
 MODEL_FILE = "model.keras"
+# What shows that a run has ended, and that one has begun.
+RESULTS = ("frames", "report.html", "outcome.json")
+TRAININGS = ("log.csv", MODEL_FILE, "checkpoints", "search")
 REMEDY = "Put it back, or choose another folder"
 _PARTS = ("settings", "search", "versions", "machine")
 PACKAGES: tuple[str, ...] = (
@@ -50,11 +53,13 @@ def refuse_other_settings(
 
     Raises:
         NotADirectoryError: if it cannot be a folder.
+        FileNotFoundError: if it holds parts of a run without its settings file.
         ValueError: if it holds a run of another kind or with other settings, or its settings file
             is damaged.
     """
     check_folder("folder", folder)
     if not (folder / SETTINGS_FILE).exists():
+        refuse_remains(folder, (*RESULTS, *TRAININGS), SETTINGS_FILE)
         return
     content = read_settings(folder)
     if set(parts) - set(content):
@@ -79,6 +84,21 @@ def refuse_other_settings(
             + ", ".join(f"{key} was {before[key]!r}" for key in changed)
             + f". Received: folder={str(folder)!r} with "
             + ", ".join(f"{key}={changed[key]!r}" for key in changed)
+        )
+
+
+def refuse_remains(folder: pathlib.Path, names: Iterable[str], missing: str) -> None:
+    """Raises a `FileNotFoundError` if a folder holds parts of a run, of which others are missing.
+
+    Args:
+        folder: `pathlib.Path` of the folder.
+        names: names of the parts, one of which is enough.
+        missing: the name of what is missing.
+    """
+    if remains := [name for name in names if (folder / name).exists()]:
+        raise FileNotFoundError(
+            f"The folder holds parts of a run, {', '.join(remains)}, but not its {missing}. "
+            f"{REMEDY}. Received: folder={str(folder)!r}"
         )
 
 

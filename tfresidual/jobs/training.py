@@ -19,7 +19,13 @@ from tfresidual.jobs.building import (
     nothing_to_couple,
 )
 from tfresidual.jobs.data import prepare
-from tfresidual.jobs.run_folder import claim, refuse_other_backend, refuse_other_settings
+from tfresidual.jobs.run_folder import (
+    RESULTS,
+    claim,
+    refuse_other_backend,
+    refuse_other_settings,
+    refuse_remains,
+)
 from tfresidual.jobs.settings import Settings, check, describe
 from tfresidual.machine.backends import BACKEND
 from tfresidual.machine.console import say
@@ -73,7 +79,7 @@ def train(
         ValueError: if a setting cannot be used, the folder holds a run with other settings or one
             that another backend has not finished, or a file in it is damaged.
         tfresidual.machine.locks.FolderInUseError: if another process is writing to the folder.
-        FileNotFoundError: if the dataset is not on the disk.
+        FileNotFoundError: if the dataset is not on the disk, or parts of the run are missing.
     """
     settings, folder = settings or Settings(), checked_path("folder", folder)
     check(settings)
@@ -96,6 +102,8 @@ def train_locked(folder, settings, console, callbacks=None):
         raise nothing_to_couple(settings, f"network={network.name}")
     description = describe(settings)
     done = TrainingFolder(folder, "").epochs()
+    if not done:
+        refuse_remains(folder, RESULTS, "checkpoints")
     refuse_other_backend(folder, done, settings.epochs)
     data = _Data(*prepare(settings, console), description)
     # The settings are valid, so the folder now belongs to this run.

@@ -226,6 +226,20 @@ def is_full(error):
     )
 
 
+def check_room(path, size):
+    """Raises the error of a full disk unless a file of a size can be written; empties the file.
+
+    Args:
+        path: the path of the file.
+        size: int, its number of bytes.
+    """
+    with open(path, "wb") as file:
+        # Not every system can tell.
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+        file.truncate(0)
+
+
 def no_room(path, error):
     """Returns the error for a file or folder that was not written, for example on a full disk."""
     codes = [code for code in DISK_FULL if os.strerror(code) in str(error)]

@@ -52,6 +52,7 @@ def locked(folder, argument="folder", beside=False, wait=False):
     Raises:
         FolderInUseError: if another process, or another thread of this one, holds the folder.
         NotADirectoryError: if the path cannot be a folder.
+        FileNotFoundError: if the folder is removed while it is held.
         OSError: if its file system has no locks, or cannot be written to.
     """
     folder = pathlib.Path(folder)
@@ -76,19 +77,42 @@ def locked(folder, argument="folder", beside=False, wait=False):
                 f"Argument `{argument}` must be a folder on a file system that can lock files; "
                 f"this one reports: {error.strerror}. Received: {argument}={str(folder)!r}"
             ) from error
+        held = path.stat()
         try:
             if is_first:
                 # A full disk must raise an error when the results are written, not here.
                 with contextlib.suppress(OSError):
                     _sign(path)
-            yield
+            try:
+                yield
+            except Exception as error:
+                if not _is_there(path, held):
+                    raise _removed(folder, argument) from error
+                raise
+            if not _is_there(path, held):
+                raise _removed(folder, argument)
         finally:
-            if is_first:
+            if is_first and _is_there(path, held):
                 # A process that opened the file and waits for it notices that it is gone, and
                 # creates another. On Windows, releasing the lock removes the file.
                 with contextlib.suppress(OSError):
                     path.unlink()
             lock.release()
+
+
+def _is_there(path, held):
+    """Returns whether a locked file is still the one that was locked."""
+    try:
+        return os.path.samestat(path.stat(), held)
+    except OSError:
+        return False
+
+
+def _removed(folder, argument):
+    return FileNotFoundError(
+        "The folder was removed while this process was writing to it, with what it had written. "
+        f"Received: {argument}={str(folder)!r}"
+    )
 
 
 def remove_abandoned(folder):

@@ -19,7 +19,7 @@ from tfresidual.probes.predictions import (
     LABEL,
     MARGIN,
     check_positions,
-    check_target,
+    checked_target,
     chosen_logit,
     frame_of,
     has_logit,
@@ -32,7 +32,7 @@ from tfresidual.probes.predictions import (
 from tfresidual.routing.batches import run_over, splits_of
 from tfresidual.routing.evaluator import check_scored
 from tfresidual.routing.gradients import is_half, loss_gradients
-from tfresidual.sources.normalizations import frozen_normalizations
+from tfresidual.sources.normalizations import Setting, check_found, frozen_normalizations
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -44,6 +44,7 @@ TARGETS = (LABEL, MARGIN)
 # The parts of a logit.
 FIRST_STATE, BLOCK, HEAD = "first state", "block", "head"
 VALUES = ("attribution", "logit", "deviation")
+FROZEN = Setting("`freeze_normalization` must be False", "freeze_normalization=True")
 # The largest deviation, as a share of the sum of the sizes of all products that are added up. They
 # are computed in float64, whose rounding is 1e-16 of a number.
 ALLOWED = 1e-12
@@ -55,7 +56,9 @@ def attribution(
     chain: Chain | ChainSource,
     data: Data,
     *,
-    target: int | Literal["label", "margin"] = "label",
+    target: int
+    | Literal["label", "margin"]
+    | tuple[int | Literal["label"], int | Literal["label"]] = "label",
     freeze_normalization: bool = False,
     per_image: bool = False,
     per_position: bool = False,
@@ -126,8 +129,11 @@ def attribution(
             these by split name.
         target: which logit: `"label"`, that of the label, or the mean of those of several labels;
             `"margin"`, the lowest logit of a label minus the highest of another class, which an
-            image without a label, or without another class, does not have: it is left out; or the
-            index of a class, the same for all images.
+            image without a label, or without another class, does not have: it is left out; the
+            index of a class, the same for all images; or a pair of these for the first minus the
+            second, such as `("label", 7)`. The logit itself is the convention of Elhage et al.; the
+            difference to that of a chosen other token, which does not depend on what is added to
+            all logits, that of Wang et al. 2022.
         freeze_normalization: whether the head is linearised with the statistics of its
             normalizations held fixed, see above.
         per_image: whether to return the values of every image instead of their means.
@@ -150,9 +156,10 @@ def attribution(
 
     Reference:
         Elhage et al. 2021, "A mathematical framework for transformer circuits", on direct effects
-        on the logits.
+        on the logits; Wang et al. 2022, https://arxiv.org/abs/2211.00593, section 3, on
+        differences of logits.
     """
-    check_target(target, TARGETS)
+    target = checked_target(target, TARGETS)
     check_bool("freeze_normalization", freeze_normalization)
     check_bool("per_image", per_image)
     check_bool("per_position", per_position)
@@ -296,12 +303,9 @@ def _linearised(chain, target, per_position, is_frozen, last, labels):
 
 def _with_fixed_statistics(chain, last):
     """Returns what the head returns, with gradients for fixed statistics of normalizations."""
-    with frozen_normalizations() as found:
+    with frozen_normalizations(FROZEN) as found:
         outputs = chain.head(last)
-    if not found:
-        raise _no_normalization(
-            f"{chain.name}, whose head has no such layer that can be seen; none of a SavedModel can"
-        )
+    check_found(found, chain.name, FROZEN)
     return outputs
 
 
@@ -370,15 +374,6 @@ def _check_elsewhere(chain, elsewhere, is_known):
     is_over = ~(elsewhere <= ALLOWED_ELSEWHERE) & (is_known | ~np.isnan(elsewhere))
     if is_over.any():
         raise _no_positions(chain)
-
-
-def _no_normalization(what):
-    return ValueError(
-        "Argument `freeze_normalization` must be False unless the chain was made of a Keras model "
-        "with a layer in its head that normalizes every state by itself, such as layer or RMS "
-        "normalization; the statistics of batch normalization are always fixed here. "
-        f"Received: freeze_normalization=True for {what}"
-    )
 
 
 def _no_positions(chain):

@@ -10,7 +10,7 @@ import pandas as pd
 import tensorflow as tf
 
 from tfresidual import sources
-from tfresidual.arguments import check_bool
+from tfresidual.arguments import check_bool, check_choice
 from tfresidual.probes.measure import check_blocks
 from tfresidual.probes.predictions import (
     COUNTED,
@@ -25,11 +25,22 @@ from tfresidual.probes.predictions import (
 )
 from tfresidual.routing.batches import run_over, splits_of
 from tfresidual.routing.evaluator import check_scored
+from tfresidual.sources.normalizations import (
+    Setting,
+    check_found,
+    frozen_normalizations,
+    with_statistics,
+)
 
 if TYPE_CHECKING:
+    from typing import Literal
+
     from tfresidual.routing import Chain
     from tfresidual.types import ChainSource, Data, Frame
 
+# Whose statistics the normalizations of the head use.
+OWN, FINAL = "own", "final"
+SETTING = Setting(f"`normalize` must be {OWN!r}", f"normalize={FINAL!r}")
 METRICS = ("cross_entropy", "rank", "probability", "kl", "agreement", "entropy")
 
 
@@ -37,6 +48,7 @@ def lens(
     chain: Chain | ChainSource,
     data: Data,
     *,
+    normalize: Literal["own", "final"] = "own",
     per_image: bool = False,
     per_position: bool = False,
     progress: bool = False,
@@ -73,6 +85,14 @@ def lens(
     Logits of a softmax or sigmoid are read before it, if Keras stores them. The network runs in
     inference mode and is not changed.
 
+    With `normalize="own"`, the head normalizes each state by the statistics of that state: the
+    convention of nostalgebraist's logit lens. With `normalize="final"`, the number that layer or
+    RMS normalization in the head divides a state by is that of the last state, for every state of
+    the same image and position: the convention of the accumulated residual of TransformerLens, in
+    which the logits are sums of what the blocks add (here with the biases of the head). The mean of
+    a state is subtracted either way. The predictions of early states, which are mostly smaller, are
+    then less certain.
+
     Example:
 
     >>> frame = lens(tfresidual.chain(net), test)
@@ -83,6 +103,10 @@ def lens(
         chain: a chain, or anything that `tfresidual.chain` accepts.
         data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
             these by split name.
+        normalize: `"own"` or `"final"`, whose statistics the normalizations in the head use, see
+            above. `"final"` needs a chain of a Keras model with layer or RMS normalization in the
+            head, see `attribution`; metrics are NaN where the last state is constant, so that
+            nothing shows what it is divided by.
         per_image: whether to return the values of every image instead of their means; of outputs
             per position, the means over the positions of the image.
         per_position: whether to return the values of every position that is not left out.
@@ -96,12 +120,15 @@ def lens(
         comes after `block`; with `per_position`, `image` and `position`.
 
     Raises:
-        ValueError: if an argument cannot be used, or the outputs of the network are not classes.
+        ValueError: if an argument cannot be used, or the outputs of the network are not classes;
+            with `normalize="final"`, if no normalization of every state by itself is seen in the
+            head, as in SavedModels and chains by hand.
 
     Reference:
         nostalgebraist 2020, "interpreting GPT: the logit lens"; Jastrzebski et al. 2018, section
         4.2 and fig. 5, for the last stage of a network for images.
     """
+    check_choice("normalize", normalize, (OWN, FINAL))
     check_bool("per_image", per_image)
     check_bool("per_position", per_position)
     check_bool("progress", progress)
@@ -111,7 +138,8 @@ def lens(
     # The kind of outputs is part of the name, since a copy of a chain that declares another kind
     # shares what is compiled.
     name = f"lens of {chain.outputs}{' per position' if per_position else ''}"
-    function = functools.partial(_batch_values, chain, per_position)
+    name += f" with {normalize} statistics" if normalize != OWN else ""
+    function = functools.partial(_batch_values, chain, per_position, normalize)
     frames = {}
     for split, part in splits_of(data).items():
         values = run_over(chain, name, function, part, progress, check=label_check(chain))
@@ -131,14 +159,16 @@ def _places(chain):
     return pd.DataFrame(rows, columns=["stage", "block"])
 
 
-def _batch_values(chain, per_position, images, labels):
+def _batch_values(chain, per_position, normalize, images, labels):
     """Returns all metrics of a batch, each `(images, [positions,] states)`, by name."""
     chain = chain.given(images)
     pairs, last = chain.walk(chain.stem(images))
     states = []
     for block, (before, after) in zip(chain.blocks, pairs, strict=True):
         states += [before, after] if block.index == 0 else [after]
-    final = chain.head(last)
+    final, head = chain.head(last), chain.head
+    if normalize == FINAL:
+        head = _with_statistics_of(chain, last)
     logits, has_several = logits_of(chain.outputs, final)
     check_positions(per_position, logits)
     read = labels_of(chain, labels, final, logits, has_several)
@@ -147,7 +177,7 @@ def _batch_values(chain, per_position, images, labels):
     of_network = network.metrics(network)
 
     def metrics_of(state):
-        return kind(logits_of(chain.outputs, chain.head(state))[0], read).metrics(network)
+        return kind(logits_of(chain.outputs, head(state))[0], read).metrics(network)
 
     # The head has been applied to the last state.
     others = [
@@ -175,6 +205,19 @@ def _batch_values(chain, per_position, images, labels):
     if not per_position:
         table = over_positions(table, read.counted)
     return dict(zip(METRICS, tf.unstack(table, axis=-2), strict=True)) | {COUNTED: read.counted}
+
+
+def _with_statistics_of(chain, last):
+    """Returns the head with the statistics of normalizations that it has at the last state."""
+    with frozen_normalizations(SETTING) as found:
+        chain.head(last)
+    check_found(found, chain.name, SETTING)
+
+    def head(state):
+        with with_statistics(found):
+            return chain.head(state)
+
+    return head
 
 
 class _Softmax:

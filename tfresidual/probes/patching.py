@@ -20,14 +20,16 @@ from tfresidual.probes.predictions import (
     LABEL,
     MARGIN,
     SOURCE_LABEL,
-    check_target,
+    checked_target,
     chosen_logit,
+    divergence,
     has_logit,
     joined_splits,
     label_check,
     labels_of,
     logits_of,
     over_positions,
+    probabilities_of,
     weighted_mean,
 )
 from tfresidual.routing.agreement import check_run
@@ -54,6 +56,8 @@ TARGETS = (LABEL, MARGIN, SOURCE_LABEL)
 EACH = "each"
 # What is put in.
 STATE, ADDITION = "state", "addition"
+# What a run is measured by, and the columns of the runs if it is the logit.
+LOGIT, PROBABILITY, KL = METRICS = ("logit", "probability", "kl")
 RUNS = ("logit", "source_logit", "patched_logit")
 
 
@@ -64,7 +68,12 @@ def patching(
     *,
     what: Literal["state", "addition"] = "state",
     positions: int | Sequence[int] | Array | Literal["each"] | None = None,
-    target: int | Literal["label", "margin", "source label"] = "label",
+    target: int
+    | Literal["label", "margin", "source label"]
+    | tuple[int | Literal["label", "source label"], int | Literal["label", "source label"]] = (
+        "label"
+    ),
+    metric: Literal["logit", "probability", "kl"] = "logit",
     per_image: bool = False,
     progress: bool = False,
 ) -> Frame:
@@ -100,6 +109,19 @@ def patching(
     probability p, or log(p / (1 - p)) for outputs that are labels. A single output z that decides
     between two classes stands for the logits -z/2 and z/2.
 
+    With `metric="probability"`, the columns are `probability`, `source_probability` and
+    `patched_probability`, those of the target: of the label, say, or the difference of two. With
+    `metric="kl"`, they are `kl`, `source_kl` and `patched_kl`, the Kullback-Leibler divergence of
+    the prediction of the run from that of the run on the source, the sum over the classes of
+    p log(p / q) with p of the source, in nats (with several labels, summed over them): 0 for the
+    run on the source itself, so that the effect is the share of the divergence that the state takes
+    away.
+
+    The logit of the label is the convention of direct effects (Elhage et al. 2021); the difference
+    of the logits of two tokens, `target=("label", "source label")`, that of circuit analysis (Wang
+    et al. 2022); the probability of the label that of causal tracing (Meng et al. 2022); the
+    divergence compares all classes (Zhang and Nanda 2023).
+
     All blocks are patched in one pass over the network, in which the patched runs are a growing
     batch: every block is compiled once, and costs as much as all blocks before it were patched.
 
@@ -125,19 +147,21 @@ def patching(
         target: which logit: `"label"`, that of the label of the data, or the mean of those of
             several labels; `"source label"`, that of the label of the source; `"margin"`, the
             lowest logit of a label minus the highest of another class, in each run (an image
-            without a label, or without another class, is left out); or the index of a class.
+            without a label, or without another class, is left out); the index of a class; or a
+            pair of these for the first minus the second, such as `("label", "source label")`.
+        metric: `"logit"`, `"probability"` or `"kl"`, see above.
         per_image: whether to return the values of every image instead of their means.
         progress: whether to show a progress bar.
 
     Returns:
         A `pandas.DataFrame` with the columns `stage` (from 1), `block` (from 0, and -1 for the
         state before the first block), `logit`, `source_logit`, `patched_logit`, `difference` and
-        `effect`. With `what="addition"`, there is no block -1, and the last three are NaN for
-        blocks that change the shape of the state. If `data` is a dict, `split` is the first column.
-        With `positions="each"`, `position` comes after `block`; a position that is padding in an
-        image or in its source is left out for that image. (Otherwise, an image is left out, and
-        has NaN, if all positions put in are.) With `per_image`, `image` follows (from 0, in the
-        order of the data).
+        `effect`; the first three are called after the metric. With `what="addition"`, there is no
+        block -1, and the last three are NaN for blocks that change the shape of the state. If
+        `data` is a dict, `split` is the first column. With `positions="each"`, `position` comes
+        after `block`; a position that is padding in an image or in its source is left out for that
+        image. (Otherwise, an image is left out, and has NaN, if all positions put in are.) With
+        `per_image`, `image` follows (from 0, in the order of the data).
 
     Raises:
         ValueError: if an argument cannot be used, the outputs of the network are not classes, its
@@ -146,10 +170,17 @@ def patching(
 
     Reference:
         Vig et al. 2020, https://arxiv.org/abs/2004.12265; Meng et al. 2022,
-        https://arxiv.org/abs/2202.05262, section 2.
+        https://arxiv.org/abs/2202.05262, section 2; Wang et al. 2022,
+        https://arxiv.org/abs/2211.00593; Zhang and Nanda 2023, https://arxiv.org/abs/2309.16042.
     """
     check_choice("what", what, (STATE, ADDITION))
-    check_target(target, TARGETS)
+    target = checked_target(target, TARGETS)
+    check_choice("metric", metric, METRICS)
+    if metric == KL and target != LABEL:
+        raise ValueError(
+            f"Argument `target` must be left out with metric={KL!r}, which compares predictions of "
+            f"all classes. Received: target={target!r}"
+        )
     if positions is not None and not (isinstance(positions, str) and positions == EACH):
         positions = check_ints("positions", [positions] if is_int(positions) else positions, 0)
     check_bool("per_image", per_image)
@@ -167,19 +198,24 @@ def patching(
         )
     frames = {}
     for split, part in parts.items():
-        values = _values_of(chain, part, others.get(split), what, positions, target, progress)
-        frames[split] = _frame(chain, values, what, positions == EACH, per_image)
+        values = _values_of(
+            chain, part, others.get(split), what, positions, (target, metric), progress
+        )
+        frame = _frame(chain, values, what, positions == EACH, per_image)
+        frames[split] = frame.rename(columns={run: run.replace(LOGIT, metric) for run in RUNS})
     return joined_splits(frames)
 
 
-def _values_of(chain, data, source, what, positions, target, progress):
+def _values_of(chain, data, source, what, positions, measured, progress):
     """Returns the values of all images, arrays `(images, [positions,] states)` by name.
+
+    Runs are measured by a pair of target and metric; whatever it is, it is called logit.
 
     `counted` says which images have a logit, `(images,)`, and `valid` for which of them a state is
     put in, `(images, 1)`, or for which positions, `(images, positions)`.
     """
     at_once = max(1, MOST_IMAGES // (len(chain.blocks) + 2))
-    check, compiled, parts = label_check(chain, target), None, []
+    check, compiled, parts = label_check(chain, measured[0]), None, []
     chosen = tf.constant((), tf.int32) if positions in (None, EACH) else tf.constant(positions)
     with progress_bar("patching" if progress else None, None) as advance:
         for batch in _pairs(chain, data, source, at_once):
@@ -189,7 +225,7 @@ def _values_of(chain, data, source, what, positions, target, progress):
                 check_run(chain, images)
                 if positions is not None:
                     _check_positions(chain, sliced(images, slice(1)), positions)
-                compiled = _compiled(chain, what, positions, target, batch)
+                compiled = _compiled(chain, what, positions, measured, batch)
             check(images, labels)
             check(source_images, source_labels)
             values = {name: value.numpy() for name, value in compiled(*batch, chosen).items()}
@@ -323,18 +359,18 @@ def _other_padding(chain):
     )
 
 
-def _compiled(chain, what, positions, target, batch):
+def _compiled(chain, what, positions, measured, batch):
     signature = [*map(spec_of, batch), tf.TensorSpec([None], tf.int32)]
     kind = positions if positions in (None, EACH) else "some"
-    key = ("patching", chain.outputs, what, kind, target, *key_of(signature))
+    key = ("patching", chain.outputs, what, kind, *measured, *key_of(signature))
     if key not in chain.compiled:
-        function = functools.partial(_batch_values, chain, what, kind, target)
+        function = functools.partial(_batch_values, chain, what, kind, measured)
         chain.compiled[key] = tf.function(function, input_signature=signature, autograph=False)
     return chain.compiled[key]
 
 
 def _batch_values(
-    chain, what, kind, target, images, labels, source_images, source_labels, positions
+    chain, what, kind, measured, images, labels, source_images, source_labels, positions
 ):
     """Returns the logits of all runs of a batch by name, see `RUNS`, and masks.
 
@@ -344,6 +380,7 @@ def _batch_values(
     The patched logits are `(images, positions, states)` if every position is put in on its own,
     otherwise `(images, states)`; the others are `(images,)`.
     """
+    target, metric = measured
     source, chain = chain.given(source_images), chain.given(images)
     first = source.stem(source_images)
     pairs, last = source.walk(first)
@@ -353,11 +390,15 @@ def _batch_values(
         labels_of(given, rows, outputs, logits, has_several)
         for given, rows in ((chain, labels), (source, source_labels))
     )
-    sets = (of_source if target == SOURCE_LABEL else read).sets
     is_counted = has_logit(target, read) & of_source.counted
 
-    def logit_of(logits):
-        return over_positions(chosen_logit(target, logits, sets), is_counted)
+    def logit_of(others):
+        if metric == KL:
+            return over_positions(divergence(logits, others, has_several), is_counted)
+        if metric == PROBABILITY:
+            others = probabilities_of(others, has_several)
+        chosen = chosen_logit(target, others, read.sets, of_source.sets)
+        return over_positions(chosen, is_counted)
 
     def logit_at(state):
         return logit_of(logits_of(chain.outputs, chain.head(state))[0])

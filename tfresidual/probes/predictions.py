@@ -135,7 +135,7 @@ def label_check(chain, target=None):
     def check(images, labels):
         shape = shape_of_outputs(chain, images)
         classes = 2 if is_binary(chain.outputs, shape[-1]) else shape[-1]
-        if is_int(target) and target >= classes:
+        if any(is_int(one) and one >= classes for one in _parts(target)):
             raise ValueError(
                 f"Argument `target` must be a class from 0 to {classes - 1}. "
                 f"Received: target={target!r}"
@@ -145,20 +145,36 @@ def label_check(chain, target=None):
     return check
 
 
-def check_target(target, choices):
-    """Raises a `ValueError` unless a logit can be chosen by `target`.
+def checked_target(target, choices):
+    """Returns what a logit is chosen by; raises a `ValueError` if it cannot be chosen by that.
 
     Args:
-        target: one of the choices, or the index of a class.
-        choices: names.
+        target: one of the choices, the index of a class, or a pair of two different ones of these
+            whose difference is meant.
+        choices: names, of which `"margin"` is a difference already.
+
+    Returns:
+        The target; a pair as a tuple.
     """
-    is_class = is_int(target) and target >= 0
-    if not (is_class or (isinstance(target, str) and target in choices)):
+    parts, allowed = _parts(target), choices
+    if len(parts) == 2:
+        allowed = [choice for choice in choices if choice != MARGIN]
+    are_known = [
+        (is_int(one) and one >= 0) or (isinstance(one, str) and one in allowed) for one in parts
+    ]
+    if not all(are_known) or len(parts) > 2 or len(set(parts)) < len(parts):
         listed = ", ".join(map(repr, choices))
         raise ValueError(
-            f"Argument `target` must be one of {listed} or the index of a class, 0 or more. "
+            f"Argument `target` must be one of {listed} or the index of a class, 0 or more; or, "
+            f"for a difference, a pair of different ones of these, without {MARGIN!r}. "
             f"Received: target={target!r}"
         )
+    return parts if len(parts) == 2 else target
+
+
+def _parts(target):
+    """Returns the two of a pair as a tuple, or what is no pair as a tuple of one."""
+    return tuple(target) if isinstance(target, (tuple, list)) and len(target) == 2 else (target,)
 
 
 def has_logit(target, read):
@@ -176,17 +192,23 @@ def has_logit(target, read):
     return read.counted & some & ~every
 
 
-def chosen_logit(target, logits, sets):
+def chosen_logit(target, logits, sets, source_sets=None):
     """Returns the logit of every example that is chosen by `target`, `(...)`.
 
     Args:
         target: `"label"`, the logit of the label, with several labels the mean of theirs, 0
-            without any;
+            without any; `"source label"`, the same of the label of the source;
             `"margin"`, the lowest logit of a label minus the highest of another class, 0 without
-            one of them; or the index of a class.
-        logits: `(..., classes)`.
+            one of them; the index of a class; or a pair, for the first minus the second.
+        logits: `(..., classes)`; or other numbers of classes, such as probabilities.
         sets: bool, which classes are the labels, `(..., classes)`.
+        source_sets: the same of the source.
     """
+    if isinstance(target, tuple):
+        first, second = (chosen_logit(one, logits, sets, source_sets) for one in target)
+        return first - second
+    if target == SOURCE_LABEL:
+        sets = source_sets
     if is_int(target):
         return logits[..., int(target)]
     if target == MARGIN:
@@ -198,6 +220,29 @@ def chosen_logit(target, logits, sets):
     chosen = tf.reduce_sum(tf.where(sets, logits, tf.zeros_like(logits)), axis=-1)
     # 0 without a label: a quotient that is NaN would make all gradients NaN.
     return tf.math.divide_no_nan(chosen, tf.reduce_sum(tf.cast(sets, logits.dtype), axis=-1))
+
+
+def probabilities_of(logits, has_several):
+    """Returns the probabilities of classes that exclude one another, or of several labels."""
+    return tf.sigmoid(logits) if has_several else tf.nn.softmax(logits)
+
+
+def divergence(logits, others, has_several):
+    """Returns the Kullback-Leibler divergence of other logits' prediction from that of logits.
+
+    That is the sum of p log(p / q), in nats, 0 or more, with p of `logits` and q of `others`, for
+    every example; of several labels, that of every label, yes or no, summed over them.
+    """
+    if has_several:
+        pairs = [(sign * logits, sign * others) for sign in (1, -1)]
+        logs = [tuple(-tf.nn.softplus(-z) for z in pair) for pair in pairs]
+    else:
+        logs = [(tf.nn.log_softmax(logits), tf.nn.log_softmax(others))]
+    # A class of probability 0 has no share.
+    terms = (tf.math.multiply_no_nan(p - q, tf.exp(p)) for p, q in logs)
+    found = sum(tf.reduce_sum(term, axis=-1) for term in terms)
+    # Not below 0 by rounding.
+    return tf.where(found < 0, tf.zeros_like(found), found)
 
 
 def over_positions(values, counted):

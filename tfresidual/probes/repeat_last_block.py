@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfresidual import sources
-from tfresidual.arguments import check_bool
+from tfresidual.arguments import check_bool, check_int
 from tfresidual.metrics import change_of, cosine, norm, ratio
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.probes.measure import counting, standard_error
@@ -42,11 +42,18 @@ def repeat_last_block(
     *,
     times: int = 16,
     scale: float = 1.0,
+    blocks: int = 1,
     block_metrics: bool = True,
     memory_limit: float = MEMORY_LIMIT,
     progress: bool = False,
 ) -> Frame:
     """Measures the predictions of the network when the last block of a stage is repeated.
+
+    With `blocks=1`, the last block alone is repeated, the convention of the papers below. An opened
+    transformer has two blocks per layer, attention and MLP: `blocks=2` repeats the pair, a whole
+    layer, as in looped transformers. (A decoder with cross-attention has three, and a layer that is
+    one block as a whole has one.) Everything that is said below of an application is then said of
+    all these blocks together.
 
     One stage is changed at a time, with every number of repetitions from 0 (the unperturbed
     network) to `times`. The metrics are those of `evaluate_routes`; the distance is that of the
@@ -62,7 +69,7 @@ def repeat_last_block(
     `cosine_loss_se` is the standard error of the mean cosine over the images. At repetition 0,
     these numbers are those of `block_metrics`. All three are NaN if numbers overflow. They are
     measured on 64 images at a time, whatever the memory limit. A stage whose last block changes
-    the shape of the state has no rows.
+    the shape of the state, or one of whose last `blocks` does, has no rows.
 
     Example:
 
@@ -75,6 +82,7 @@ def repeat_last_block(
         times: int, the largest number of extra applications, 1 or more.
         scale: float, the factor by which the branch of the block is multiplied in the extra
             applications.
+        blocks: int, how many blocks at the end of a stage are repeated, one after the other.
         block_metrics: whether to measure the cosine and the ratio of each application, which takes
             a backward pass.
         memory_limit: MiB that the evaluator may use, about 25 or more; results do not depend on it.
@@ -96,10 +104,11 @@ def repeat_last_block(
     check_bool("block_metrics", block_metrics)
     check_bool("progress", progress)
     chain = sources.chain(chain)
-    rows = rows_of(chain, times, scale)
+    rows = rows_of(chain, times, scale, blocks)
     if not rows:
+        last = "last block keeps" if blocks == 1 else f"last {blocks} blocks keep"
         raise ValueError(
-            "Argument `chain` must have a stage whose last block keeps the shape of the state. "
+            f"Argument `chain` must have a stage whose {last} the shape of the state. "
             f"Received: {chain.name}, where no stage has one"
         )
     tables = {"repeat_last_block": rows}
@@ -107,43 +116,44 @@ def repeat_last_block(
     if not block_metrics:
         return frame
     measured = [
-        _application_metrics(chain, stage, times, scale, part, progress)
+        _application_metrics(chain, stage, times, scale, blocks, part, progress)
         for part in splits_of(data).values()
-        for stage in _stages(chain)
+        for stage in _stages(chain, blocks)
     ]
     for name in ("cosine_loss", "l2_ratio", "cosine_loss_se"):
         frame[name] = [value for values in measured for value in values[name]]
     return frame
 
 
-def rows_of(chain, times, scale=1.0):
+def rows_of(chain, times, scale=1.0, blocks=1):
     """Returns pairs of the place columns of a row of the frame and its route."""
     check_times(times)
     check_scale(scale)
+    check_int("blocks", blocks, at_least=1)
     rows = []
-    for stage in _stages(chain):
+    for stage in _stages(chain, blocks):
         for repetition in range(times + 1):
             route = unperturbed(chain)
             if repetition:
-                route = routes.repeat_last_block(chain, stage.index, repetition, scale)
+                route = routes.repeat_last_block(chain, stage.index, repetition, scale, blocks)
             place = {"stage": stage.index, "repetition": repetition, "scale": float(scale)}
             rows.append((place, route))
     return rows
 
 
-def _stages(chain):
-    """Returns the stages whose last block can be repeated."""
-    return [stage for stage in chain.stages if stage.can_repeat]
+def _stages(chain, blocks):
+    """Returns the stages whose last blocks can be repeated."""
+    return [stage for stage in chain.stages if stage.can_repeat_last(blocks)]
 
 
-def _application_metrics(chain, stage, times, scale, data, progress):
+def _application_metrics(chain, stage, times, scale, blocks, data, progress):
     """Returns a dict of the means over the images and the standard error of the cosine.
 
     Each value has one entry per application, of which the first is the trained one.
     """
     scales = [1.0] + [float(scale)] * times
-    function = functools.partial(_batch_values, chain, stage, scales)
-    name = f"stage {stage.index} block {stage.blocks[-1].index} x{times} scaled {scale}"
+    function = functools.partial(_batch_values, chain, stage, scales, blocks)
+    name = f"stage {stage.index} last {blocks} x{times} scaled {scale}"
     values = run_over(chain, name, function, data, progress, at_once=IMAGES_AT_ONCE)
     valid, counted = masks_of(values)
     check_any_counts(counted)
@@ -155,18 +165,20 @@ def _application_metrics(chain, stage, times, scale, data, progress):
     return means | {"cosine_loss_se": standard_error(values["cosine_loss"])}
 
 
-def _batch_values(chain, stage, scales, images, labels):
+def _batch_values(chain, stage, scales, blocks, images, labels):
     """Returns both metrics of all applications on a batch, each `(images, applications)`."""
     chain = chain.given(images)
-    block = chain.stages[stage.index - 1].blocks[-1]
-    state, anchor = chain.lead_to(chain.stem(images), block.stage, block.index)
+    repeated = chain.stages[stage.index - 1].blocks[-blocks:]
+    state, anchor = chain.lead_to(chain.stem(images), stage.index, repeated[0].index)
     rest = dataclasses.replace(chain, stages=chain.stages[stage.index :])
     clean, shapes = without_padding(chain), []
 
     def apply(index, state, cosines, ratios):
         with tf.GradientTape(persistent=is_half(state), watch_accessed_variables=False) as tape:
             tape.watch(state)
-            after = block(state, anchor, tf.gather(scales, index))
+            after = state
+            for block in repeated:
+                after = block(after, anchor, tf.gather(scales, index))
             _, last = rest.walk(after)
             outputs = chain.head(last)
             losses = chain.loss(labels, outputs)

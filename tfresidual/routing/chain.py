@@ -134,7 +134,12 @@ class Stage:
     @property
     def can_repeat(self) -> bool:
         """Whether the last block of the stage can be applied again."""
-        return bool(self.blocks) and self.blocks[-1].keeps_shape
+        return self.can_repeat_last(1)
+
+    def can_repeat_last(self, count: int) -> bool:
+        """Returns whether the last blocks of the stage, so many, can be applied again together."""
+        last = self.blocks[-count:]
+        return len(last) == count and all(block.keeps_shape for block in last)
 
 
 @dataclasses.dataclass(frozen=True)

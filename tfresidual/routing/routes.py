@@ -139,8 +139,10 @@ def readout(chain: Chain, stage: int, after: int) -> Route:
     return _replaced(chain, stage, kept, f"stage {stage} read out after block {after}")
 
 
-def repeat_last_block(chain: Chain, stage: int, times: int, scale: float = 1.0) -> Route:
-    """Returns the route that applies the last block of a stage again.
+def repeat_last_block(
+    chain: Chain, stage: int, times: int, scale: float = 1.0, blocks: int = 1
+) -> Route:
+    """Returns the route that applies the last block of a stage, or the last ones, again.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
@@ -148,31 +150,37 @@ def repeat_last_block(chain: Chain, stage: int, times: int, scale: float = 1.0) 
         times: int, the number of extra applications of the block, 1 or more.
         scale: float, the factor by which the branch of the block is multiplied in the extra
             applications.
+        blocks: int, how many blocks at the end of the stage are repeated, one after the other: 2
+            for a layer of attention and MLP.
 
     Returns:
         A `Route`.
 
     Raises:
-        ValueError: if there is no such stage, its last block changes the shape of the state, or
-            `times` or `scale` cannot be used.
+        ValueError: if there is no such stage, it has fewer blocks, one of these blocks changes the
+            shape of the state, or `times` or `scale` cannot be used.
 
     Reference:
         Jastrzebski et al. 2018, section 4.4; "Iterative convergent computation is not a useful
         inductive bias for ResNets", section 3.3 and fig. 2a.
     """
     chain = checked_chain(chain)
-    blocks = _stage(chain, stage).blocks
+    own = _stage(chain, stage).blocks
     check_times(times)
     check_scale(scale)
-    if not blocks:
+    check_int("blocks", blocks, at_least=1)
+    if len(own) < blocks:
         raise ValueError(
-            f"Argument `stage` must be a stage of {chain.name} with a block. "
-            f"Received: stage={stage}"
+            f"Argument `stage` must be a stage of {chain.name} with "
+            f"{'a block' if blocks == 1 else f'{blocks} blocks'}. Received: stage={stage}"
         )
-    _movable(chain, "stage", stage, blocks[-1].index, "repeated", f"stage={stage}")
-    extra = (Application(blocks[-1].index, float(scale)),) * times
-    name = f"stage {stage} block {blocks[-1].index} applied {_counted(times, 'more time')}"
-    name += "" if scale == 1 else f", scaled by {scale:g}"
+    repeated = own[-blocks:]
+    for block in reversed(repeated):
+        _movable(chain, "stage", stage, block.index, "repeated", f"stage={stage}")
+    extra = tuple(Application(block.index, float(scale)) for block in repeated) * times
+    names = " and ".join(str(block.index) for block in repeated)
+    name = f"stage {stage} block{'s' if blocks > 1 else ''} {names} applied "
+    name += _counted(times, "more time") + ("" if scale == 1 else f", scaled by {scale:g}")
     return _replaced(chain, stage, unperturbed(chain).stages[stage - 1] + extra, name)
 
 

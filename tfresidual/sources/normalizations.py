@@ -16,6 +16,7 @@ d(h). Both are verified on random states before a layer is taken for a normaliza
 """
 
 import contextlib
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -32,8 +33,33 @@ LARGE = 1e3
 ROWS, POSITIONS = 16, 4
 
 
+class Setting(NamedTuple):
+    """How errors call the argument that asks for fixed statistics.
+
+    Attributes:
+        advice: str, what the argument must be otherwise.
+        received: str, the argument.
+    """
+
+    advice: str
+    received: str
+
+
+class _Statistics(NamedTuple):
+    """What a normalization made of the states that it was given.
+
+    Attributes:
+        is_centred: bool, whether it subtracts the mean of a state.
+        multiple: the number per state that f(h) is multiplied by, see the top of this file; NaN
+            where f(h) is 0 and does not show it.
+    """
+
+    is_centred: bool
+    multiple: tf.Tensor
+
+
 @contextlib.contextmanager
-def frozen_normalizations():
+def frozen_normalizations(setting):
     """Holds the statistics of normalizations fixed in what is called inside the context.
 
     The parts of a chain that come from a Keras model return the same values, bit for bit if run
@@ -41,38 +67,98 @@ def frozen_normalizations():
     Normalizations are layers, or operations of `keras.ops`; one that is written out, operation by
     operation, is not seen.
 
+    Args:
+        setting: a `Setting`.
+
     Yields:
-        A list, to which the names of the normalizations are added as they are called.
+        A dict, to which the statistics of the normalizations are added as they are called, for
+        `with_statistics`.
 
     Raises:
         ValueError: inside the context, if a layer may hold a normalization that is not of the form
             above.
     """
-    found = []
+    found = {}
 
     def call(node, values):
         made = node.applied(values)
         if not _may_normalize(node.operation):
             return made
-        taken = {id(tensor): values[id(tensor)] for tensor in node.arguments}
-
-        def function(*states):
-            return node.applied(dict(zip(taken, states, strict=True)))
-
-        kind = _kind_of(node, tuple(taken.values()), function)
+        function, given = _function_of(node, values)
+        kind = _kind_of(node, given, function, setting)
         if kind == PROPORTIONAL:
             return made
-        found.append(node.operation.name)
-        frozen = _frozen(function, *taken.values(), made, kind == CENTRED)
-        if getattr(made, "_keras_mask", None) is not None:
-            frozen._keras_mask = made._keras_mask
-        return frozen
+        frozen, multiple = _frozen(function, *given, made, kind == CENTRED)
+        found[id(node)] = _Statistics(kind == CENTRED, multiple)
+        return _masked_like(made, frozen)
 
+    with _calling(call):
+        yield found
+
+
+@contextlib.contextmanager
+def with_statistics(found):
+    """Gives normalizations the statistics of other states in what is called inside the context.
+
+    Args:
+        found: what `frozen_normalizations` yielded for the same part of a chain. States have the
+            shape of those that it was called on.
+    """
+
+    def call(node, values):
+        if id(node) not in found:
+            return node.applied(values)
+        function, (state,) = _function_of(node, values)
+        linear, _ = _linear(function, state, found[id(node)].is_centred)
+        made = function(state)
+        changed = tf.cast(found[id(node)].multiple * linear, made.dtype)
+        return _masked_like(made, function(tf.zeros_like(state)) + changed)
+
+    with _calling(call):
+        yield
+
+
+def check_found(found, name, setting):
+    """Raises a `ValueError` if no normalization was found.
+
+    Args:
+        found: what `frozen_normalizations` yielded for the head of a chain.
+        name: str, the name of the chain.
+        setting: a `Setting`.
+    """
+    if not found:
+        raise ValueError(
+            f"Argument {setting.advice} unless the chain was made of a Keras model with a layer in "
+            "its head that normalizes every state by itself, such as layer or RMS normalization; "
+            "the statistics of batch normalization are always fixed here. Received: "
+            f"{setting.received} for {name}, whose head has no such layer that can be seen; none "
+            "of a SavedModel can"
+        )
+
+
+@contextlib.contextmanager
+def _calling(call):
     token = CALLER.set(call)
     try:
-        yield found
+        yield
     finally:
         CALLER.reset(token)
+
+
+def _function_of(node, values):
+    """Returns an operation as a function of the tensors among its arguments, and these tensors."""
+    taken = {id(tensor): values[id(tensor)] for tensor in node.arguments}
+
+    def function(*states):
+        return node.applied(dict(zip(taken, states, strict=True)))
+
+    return function, tuple(taken.values())
+
+
+def _masked_like(made, other):
+    if getattr(made, "_keras_mask", None) is not None:
+        other._keras_mask = made._keras_mask
+    return other
 
 
 def _may_normalize(operation):
@@ -86,7 +172,7 @@ def _may_normalize(operation):
     return kind.__module__.partition(".")[0] != "keras" or "Norm" in kind.__name__
 
 
-def _kind_of(node, given, function):
+def _kind_of(node, given, function, setting):
     """Returns what an operation does to the state that it is given, see `_kind`.
 
     Raises a `ValueError` for an operation of no such kind.
@@ -98,11 +184,11 @@ def _kind_of(node, given, function):
             kind = _kind(function, given[0], getattr(node.operation, "compute_dtype", None))
     if kind is None:
         raise ValueError(
-            "Argument `freeze_normalization` must be False for a network with a layer in its head "
-            "that may hold a normalization, unless the layer divides every state by a number that "
-            "belongs to this state, as layer and RMS normalization do, and is linear apart from "
-            f"that. Received: freeze_normalization=True and the layer {node.operation.name} of "
-            f"type {type(node.operation).__name__}"
+            f"Argument {setting.advice} for a network with a layer in its head that may hold a "
+            "normalization, unless the layer divides every state by a number that belongs to this "
+            "state, as layer and RMS normalization do, and is linear apart from that. Received: "
+            f"{setting.received} and the layer {node.operation.name} of type "
+            f"{type(node.operation).__name__}"
         )
     return kind
 
@@ -179,10 +265,14 @@ def _multiple(changed, linear):
 
 
 def _frozen(function, state, made, is_centred):
-    """Returns what a normalization made of a state, with the gradient of the linear part."""
+    """Returns what a normalization made of a state, with the gradient of the linear part.
+
+    It returns the number per state that this part is multiplied by, too, see `_Statistics`.
+    """
     linear, is_zero = _linear(function, state, is_centred)
-    linear = tf.stop_gradient(_multiple(_changed(function, state), linear)) * linear
-    linear = tf.cast(linear, made.dtype)
+    multiple = tf.stop_gradient(_multiple(_changed(function, state), linear))
+    linear = tf.cast(multiple * linear, made.dtype)
     frozen = tf.stop_gradient(made) + (linear - tf.stop_gradient(linear))
+    unknown = tf.constant(np.nan, multiple.dtype)
     # Where c(h) is 0, the divisor does not change with the state.
-    return tf.where(is_zero, made, frozen)
+    return tf.where(is_zero, made, frozen), tf.where(is_zero, unknown, multiple)

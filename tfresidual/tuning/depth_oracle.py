@@ -142,6 +142,7 @@ class DepthOracle(keras_tuner.Oracle):
         max_trials: int | None = None,
         **kwargs: Any,
     ) -> None:
+        check_no_objective(kwargs)
         self.start: tuple[int, ...] = check_ints("start", start, at_least=1)
         depth_for(0, epsilon)
         # A NumPy number is converted as it prints.
@@ -567,13 +568,7 @@ class DepthOracle(keras_tuner.Oracle):
                 f"{stages}, or `project_name` be another. Received: start={self.start}, "
                 f"folder={str(folder)!r}"
             )
-        for name, value in self.settings.items():
-            if before.get(name, value) != value:
-                raise ValueError(
-                    f"Argument `{name}` must be what it was when the search in the folder began, "
-                    f"{before[name]!r}, or `project_name` be another. Received: "
-                    f"{name}={value!r}, folder={str(folder)!r}"
-                )
+        check_same_settings(before, self.settings, folder)
 
     def _lost(self):
         """Returns the ids of trials that the search has had and whose files are gone."""
@@ -647,6 +642,27 @@ class DepthOracle(keras_tuner.Oracle):
             self._run_times.pop(trial_id, None)
             self._retry_queue.append(trial_id)
         self.end_order = [trial_id for trial_id in self.end_order if trial_id not in retried]
+
+
+def check_no_objective(given):
+    """Raises a `ValueError` if a user gives the objective of a tuner of keras-tuner."""
+    if "objective" in given:
+        raise ValueError(
+            "Argument `objective` must not be given: a search for depth has its own, the fewest "
+            "blocks with which every stage meets the rule of `epsilon`. "
+            f"Received: objective={given['objective']!r}"
+        )
+
+
+def check_same_settings(before, settings, folder):
+    """Raises a `ValueError` if a setting is not what it was in the search in a folder."""
+    for name, value in settings.items():
+        if before.get(name, value) != value:
+            raise ValueError(
+                f"Argument `{name}` must be what it was when the search in the folder began, "
+                f"{before[name]!r}, or `project_name` be another. Received: "
+                f"{name}={value!r}, folder={str(folder)!r}"
+            )
 
 
 def _in_one_paragraph(text):

@@ -7,6 +7,7 @@ import math
 import pathlib
 import shutil
 import time
+import warnings
 from typing import TYPE_CHECKING
 
 import keras
@@ -19,22 +20,32 @@ from keras_tuner.engine.tuner import maybe_distribute
 from tfresidual import probes, sources
 from tfresidual.arguments import check_int, check_number
 from tfresidual.machine.archives import RefusedFileError, check_weights_file
-from tfresidual.machine.files import damaged, replacing
+from tfresidual.machine.files import check_room, damaged, read_json, replacing
 from tfresidual.machine.first_step import build_optimizer, traced_once
 from tfresidual.machine.locks import LOCK, locked
 from tfresidual.probes.logs import log_key
 from tfresidual.probes.perturbation import ALL_STAGES
 from tfresidual.routing.batches import batches_of
 from tfresidual.routing.images import check_images
+from tfresidual.tuning import fingerprint
 from tfresidual.tuning.depth_oracle import (
     KEPT_DISTANCE,
     OBJECTIVE,
     SOURCE,
     DepthOracle,
     blocks,
+    check_no_objective,
+    check_same_settings,
     is_served,
 )
-from tfresidual.tuning.search_files import FAILURE_FILE, REMEDY
+from tfresidual.tuning.search_files import (
+    FAILURE_FILE,
+    NETWORK_FILE,
+    ORACLE_FILE,
+    REMEDY,
+    reading,
+    write_json,
+)
 from tfresidual.tuning.supervision import end_with_supervisor, was_started_before
 from tfresidual.tuning.trace import DEVIATION, STAGE_METRICS, outcomes_of, read_search, trace_of
 from tfresidual.tuning.warm_start import interleave
@@ -72,6 +83,14 @@ ACCURACY_METRICS = (
 )
 
 
+# What HDF5 writes beside each variable, in bytes.
+HEADER_BYTES = 4096
+
+
+class TrialFileError(errors.FatalError, OSError):
+    """A file that a trial needs cannot be read or written; other depths will not help."""
+
+
 class DepthSearch(keras_tuner.Tuner):
     """Tuner that searches for the fewest blocks per stage that meet the stopping rule.
 
@@ -83,7 +102,9 @@ class DepthSearch(keras_tuner.Tuner):
 
     The seed of a trial is determined by its depths: a repeated search gives the same result if the
     data has the same order. An interrupted search resumes when the same program runs again:
-    finished trials are kept, and an unfinished one is started again.
+    finished trials are kept, and an unfinished one is started again. A program that builds other
+    networks, or trains them on other data or for another number of epochs, is refused in the same
+    folder.
 
     Example:
 
@@ -122,7 +143,7 @@ class DepthSearch(keras_tuner.Tuner):
             other arguments of `keras_tuner.Tuner`.
 
     Raises:
-        ValueError: if an argument is invalid.
+        ValueError: if an argument is invalid, or the folder holds a search of other networks.
 
     Reference:
         Hauser 2019, "On residual networks learning a perturbation from identity", sections 2.3
@@ -147,6 +168,7 @@ class DepthSearch(keras_tuner.Tuner):
         **kwargs: Any,
     ) -> None:
         check_environment()
+        check_no_objective(kwargs)
         _check_devices(kwargs.get("distribution_strategy"))
         seed = check_int("seed", seed, at_least=0, at_most=2**31 - 1)
         chief_timeout = check_number("chief_timeout", chief_timeout, over=0)
@@ -175,6 +197,7 @@ class DepthSearch(keras_tuner.Tuner):
         self.probe_data: Images | None = probe_data
         self.chief_timeout: float = chief_timeout
         self._asked = False
+        self._is_compared = False
         self._execution, self._least = 0, math.inf
         self._error = None
         if kwargs.pop("overwrite", False) and not self._is_worker() and not was_started_before():
@@ -182,6 +205,8 @@ class DepthSearch(keras_tuner.Tuner):
         super().__init__(oracle, hypermodel, **kwargs)
         if self._is_worker():
             wait_for_chief(self.oracle, chief_timeout)
+        elif self.oracle.is_begun() and pathlib.Path(self.project_dir, NETWORK_FILE).exists():
+            self._compare_network()
 
     # Search
 
@@ -194,10 +219,12 @@ class DepthSearch(keras_tuner.Tuner):
                 `validation_data`, unless `probe_data` was given.
 
         Raises:
-            ValueError: if there are no images for the measurements, or a further hyperparameter has
-                infinitely many values.
+            ValueError: if there are no images for the measurements, a further hyperparameter has
+                infinitely many values, or the search in the folder began with other networks,
+                data or epochs.
             ConnectionError: in a worker, if no chief answers.
-            OSError: if another process searches in the same folder.
+            OSError: if another process searches in the same folder, or a file cannot be read or
+                written, for example because the disk is full; the search can be resumed.
             SearchError: if too many trials failed in a row.
         """
         if self.probe_data is None and fit_kwargs.get("validation_data") is None:
@@ -219,10 +246,18 @@ class DepthSearch(keras_tuner.Tuner):
                     raise
             return
         self.oracle.combinations()
+        settings = fingerprint.of_fit(fit_args, fit_kwargs, self.probe_data)
         with locked(self.project_dir, "project_name"):
-            if self.oracle.is_begun():
-                # Another process may have continued the search since this tuner was created.
-                self.oracle.reload()
+            begun = self.oracle.settings
+            self.oracle.settings = begun | settings
+            try:
+                if self.oracle.is_begun():
+                    # Another process may have continued the search since this tuner was created.
+                    self.oracle.reload()
+                self._compare_network()
+            except BaseException:
+                self.oracle.settings = begun
+                raise
             self.save()
             if "verbose" in fit_kwargs:
                 self.oracle.verbose = fit_kwargs["verbose"]
@@ -271,6 +306,11 @@ class DepthSearch(keras_tuner.Tuner):
             return
         try:
             super()._run_and_update_trial(trial, *args, **kwargs)
+        except OSError as error:
+            if isinstance(error, (errors.FatalError, ConnectionError)):
+                raise
+            # keras-tuner would count the trial as failed, and print where.
+            raise TrialFileError(str(error)) from error
         except PROGRAM_ERRORS as error:
             self._error = error
             raise
@@ -293,6 +333,8 @@ class DepthSearch(keras_tuner.Tuner):
         super().on_trial_end(trial)
 
     def _build_and_fit_model(self, trial, *args, **kwargs):
+        if self._is_worker() and not self._is_compared:
+            self._compare_with_chief(args, kwargs)
         begun = time.monotonic()
         depths = blocks(trial.hyperparameters)
         keras.utils.set_random_seed(self._seed_of(depths))
@@ -315,9 +357,64 @@ class DepthSearch(keras_tuner.Tuner):
         if worst < self._least:
             self._least = worst
             with replacing(self._get_checkpoint_fname(trial.trial_id)) as written:
+                # A process in which HDF5 finds a full disk crashes when it saves the next file.
+                check_room(written, _bytes_in_hdf5(network))
                 network.save_weights(written)
         self._execution += 1
         return measured | {"seconds": time.monotonic() - begun}
+
+    def _compare_with_chief(self, fit_args, fit_kwargs):
+        """Raises an error if the chief began a search of other networks, or with other data."""
+        path = pathlib.Path(self.project_dir, ORACLE_FILE)
+        with reading(path):
+            before = read_json(path, REMEDY)["depth_search"]["settings"]
+        settings = fingerprint.of_fit(fit_args, fit_kwargs, self.probe_data)
+        try:
+            check_same_settings(before, settings, path.parent)
+            self._compare_network()
+        except ValueError as error:
+            raise errors.FatalValueError(str(error)) from error
+
+    def _compare_network(self):
+        """Compares the network at the start of the search with the one that the folder records.
+
+        Raises:
+            ValueError: if it is another one.
+        """
+        if self._is_compared:
+            return
+        path = pathlib.Path(self.project_dir, NETWORK_FILE)
+        if self._is_worker() and not path.exists():
+            return
+        if not self._is_worker() and not (path.exists() and self.oracle.is_begun()):
+            if self.oracle.start_order:
+                warnings.warn(
+                    "The search in the folder was begun by an earlier version, which did not "
+                    "record what networks it searches. It resumes as if `hypermodel` built the "
+                    f"same ones. Received: folder={str(path.parent)!r}",
+                    stacklevel=3,
+                )
+            space = self.oracle.get_space()
+            network = fingerprint.of_network(lambda: self._build_hypermodel(space.copy()))
+            if network is not None:
+                content = {"hyperparameters": space.get_config(), "network": network}
+                write_json(path, content)
+            self._is_compared = True
+            return
+        content = read_json(path, REMEDY)
+        with reading(path):
+            space = keras_tuner.HyperParameters.from_config(content["hyperparameters"])
+            before = dict(content["network"])
+        now = fingerprint.of_network(lambda: self._build_hypermodel(space.copy()))
+        found = "its type" if now is None else fingerprint.difference(before, now)
+        if found is not None:
+            depths = " ".join(map(str, blocks(space)))
+            raise ValueError(
+                "Argument `hypermodel` must build the networks that the search in the folder "
+                f"began with, or `project_name` be another. Received: a network of {depths} "
+                f"blocks that differs in {found}, folder={str(path.parent)!r}"
+            )
+        self._is_compared = True
 
     def _seed_of(self, depths):
         """Returns the seed of a trial and execution, which does not depend on the process."""
@@ -521,6 +618,13 @@ def _diverged(depths, received):
     )
 
 
+def _bytes_in_hdf5(network):
+    """Returns about how large the file of the weights of a compiled network becomes, at most."""
+    variables = [*network.variables, *network.optimizer.variables]
+    sizes = (math.prod(v.shape) * tf.as_dtype(v.dtype).size + HEADER_BYTES for v in variables)
+    return sum(sizes) + HEADER_BYTES
+
+
 def load_trained(network, path):
     """Loads the weights and the optimizer state that a trial saved.
 
@@ -529,8 +633,8 @@ def load_trained(network, path):
         path: path of the weights of the trial.
 
     Raises:
-        ValueError: if the weights are missing or damaged, or their file leads to other files or
-            becomes many times its size.
+        ValueError: if the weights are missing or damaged, or those of another network, or their
+            file leads to other files or becomes many times its size.
     """
     if not pathlib.Path(path).exists():
         raise errors.FatalValueError(
@@ -539,15 +643,39 @@ def load_trained(network, path):
     build_optimizer(network)
     try:
         check_weights_file(path)
-        network.load_weights(path)
+        with warnings.catch_warnings():
+            # Keras warns of what it leaves as it was initialized.
+            warnings.simplefilter("error", UserWarning)
+            network.load_weights(path)
     except PermissionError:
         raise
     except RefusedFileError as error:
         raise errors.FatalValueError(str(error)) from error
-    except (OSError, ValueError, LookupError) as error:
+    except (OSError, ValueError, LookupError, UserWarning) as error:
         # Error messages of Keras may be very long.
         reason = str(error).strip().partition("\n")[0]
+        if _is_intact(path):
+            raise errors.FatalValueError(
+                "Argument `hypermodel` must build the networks that the search in the folder "
+                "trained, with their optimizer: the weights of a trial do not fit the network "
+                f"that it builds: {reason}. Received: path={str(path)!r}"
+            ) from error
         raise errors.FatalValueError(str(damaged(path, reason, REMEDY))) from error
+
+
+def _is_intact(path):
+    """Returns whether every array in a file of weights can be read."""
+    import h5py
+
+    try:
+        with h5py.File(path, "r") as file:
+            arrays = []
+            file.visititems(
+                lambda name, item: arrays.append(item) if hasattr(item, "shape") else None
+            )
+            return bool(arrays) and all(array[()] is not None for array in arrays)
+    except (OSError, RuntimeError, ValueError, LookupError):
+        return False
 
 
 def _clear(directory, project_name):

@@ -10,6 +10,8 @@ from tfresidual.machine.files import damaged, written
 
 # Files in the folder of a trial: its measurements, and the error message of a failed worker.
 TRIAL_FILE, FAILURE_FILE = "trial.json", "failure.txt"
+# Files in the folder of a search: the state of its oracle, and what its networks are.
+ORACLE_FILE, NETWORK_FILE = "oracle.json", "network.json"
 # What to do about a damaged file.
 REMEDY = "Replace it by an intact copy, or search in another folder"
 

@@ -1,0 +1,299 @@
+"""What the measurements of a search depend on: its networks, and how they are trained.
+
+Searches in one folder are compared by it. It does not depend on the process, the names of layers,
+or the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import platform
+import random
+import types
+import warnings
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+# Arguments of `fit` that affect what a trial measures, with their defaults.
+OF_FIT = {
+    "x": None,
+    "y": None,
+    "batch_size": None,
+    "epochs": 1,
+    "validation_split": 0.0,
+    "validation_data": None,
+    "shuffle": True,
+    "class_weight": None,
+    "sample_weight": None,
+    "initial_epoch": 0,
+    "steps_per_epoch": None,
+}
+# Arguments of `fit` that may be given by position.
+POSITIONAL = ("x", "y", "batch_size", "epochs")
+DATA = ("x", "y", "sample_weight", "validation_data", "probe_data")
+# Rows of an array that are compared, and numbers of a network's output.
+MOST_ROWS, MOST_OUTPUTS = 256, 32
+# Size that stands for an unknown one.
+UNKNOWN = 32
+TOLERANCE = {"float16": 0.05, "bfloat16": 0.1}
+# The code of a function is compared only between equal versions of Python.
+CODE = f"code in Python {'.'.join(platform.python_version_tuple()[:2])}"
+
+
+def of_fit(args, kwargs, probe_data):
+    """Returns what affects the measurements of all trials, as JSON can hold it.
+
+    Args:
+        args: positional arguments of `fit`.
+        kwargs: keyword arguments of `fit`.
+        probe_data: the images to measure on, or `None`.
+
+    Returns:
+        A dict by name of argument; data is described by its shapes and by a hash.
+    """
+    given = {**OF_FIT, **dict(zip(POSITIONAL, args, strict=False)), **kwargs}
+    given = {name: given[name] for name in OF_FIT} | {"probe_data": probe_data}
+    return _as_json({n: _of_data(v) if n in DATA else v for n, v in given.items()})
+
+
+def _of_data(data):
+    if data is None:
+        return None
+    if isinstance(data, dict):
+        return {str(name): _of_data(value) for name, value in data.items()}
+    if isinstance(data, tf.data.Dataset):
+        return f"{data.element_spec}, {int(data.cardinality())} batches"
+    if isinstance(data, (tuple, list)) and any(hasattr(part, "shape") for part in data):
+        return [_of_data(part) for part in data]
+    if isinstance(data, (tuple, list)) or (hasattr(data, "shape") and hasattr(data, "__getitem__")):
+        with contextlib.suppress(TypeError, ValueError):
+            return _of_array(data)
+    return f"of type {type(data).__name__}"
+
+
+def _of_array(data):
+    """Returns the shape of an array, and a hash of rows that are spread over it."""
+    if hasattr(data, "iloc"):
+        data = data.to_numpy()
+    count = len(data)
+    places = np.unique(np.linspace(0, max(count - 1, 0), min(count, MOST_ROWS)).astype(int))
+    rows = [np.asarray(data[int(place)]) for place in places]
+    hashed = hashlib.sha256()
+    for row in rows:
+        # The bytes of objects are where they lie in memory.
+        is_plain = row.dtype != object
+        hashed.update(np.ascontiguousarray(row).tobytes() if is_plain else f"{row!r}".encode())
+    shape = [count, *(rows[0].shape if rows else ())]
+    return f"{shape}, {rows[0].dtype if rows else None}, {hashed.hexdigest()[:16]}"
+
+
+def of_network(build):
+    """Returns the fingerprint of a network, as JSON can hold it, or `None` if it is no network.
+
+    Args:
+        build: function without arguments that returns the compiled network. It is called again if
+            the network has seeds, to find those that differ each time. The state of `random` is
+            kept.
+
+    Returns:
+        A dict with the configuration and the weights' shapes of its layers, its optimizer and loss,
+        and the outputs for fixed weights and inputs.
+    """
+    before = random.getstate()
+    try:
+        random.seed(0)
+        network = build()
+        if not isinstance(network, keras.Model):
+            return None
+        described = _described(network)
+        if '"seed": ' in json.dumps(described):
+            random.seed(1)
+            described = _common_seeds(described, _described(build()))
+    finally:
+        random.setstate(before)
+    return described | {"output": _response(network), "precision": network.compute_dtype}
+
+
+def _described(network):
+    with warnings.catch_warnings():
+        # Keras warns that a lambda cannot be loaded safely.
+        warnings.simplefilter("ignore")
+        return _as_json(_plain(_configuration(network)))
+
+
+def _configuration(network):
+    layers = [layer for layer in network._flatten_layers(include_self=False) if _is_leaf(layer)]
+    described = {
+        "class": type(network).__name__,
+        "network": {k: v for k, v in _config(network).items() if not k.endswith("layers")},
+        "layers": [{"class": type(layer).__name__, **_config(layer)} for layer in layers],
+        "weights": [f"{w.shape}, {w.dtype}, {w.trainable}" for w in network.weights],
+        "input": [f"{tensor.shape}, {tensor.dtype}" for tensor in _inputs(network)],
+    }
+    if network.compiled:
+        described["optimizer"] = {
+            "class": type(network.optimizer).__name__,
+            **_config(network.optimizer),
+        }
+        described["loss"] = _of_loss(network.loss)
+        with contextlib.suppress(TypeError, ValueError, AttributeError, NotImplementedError):
+            described["loss_weights"] = network.get_compile_config().get("loss_weights")
+    return described
+
+
+def _is_leaf(layer):
+    return next(iter(layer._flatten_layers(include_self=False)), None) is None
+
+
+def _config(thing):
+    try:
+        return dict(thing.get_config())
+    except (NotImplementedError, TypeError, ValueError, AttributeError):
+        return {}
+
+
+def _of_loss(loss):
+    if isinstance(loss, dict):
+        return {str(name): _of_loss(part) for name, part in loss.items()}
+    if isinstance(loss, (tuple, list)):
+        return [_of_loss(part) for part in loss]
+    if isinstance(loss, types.FunctionType):
+        return {"name": loss.__name__, **_of_function(loss)}
+    if isinstance(loss, keras.losses.Loss):
+        function = getattr(loss, "fn", None)
+        return {"class": type(loss).__name__, **_config(loss), **_of_function(function)}
+    return str(loss) if callable(loss) else loss
+
+
+def _of_function(function):
+    """Returns the code of a function that is not part of Keras, without its place in a file."""
+    if not isinstance(function, types.FunctionType) or function.__module__.startswith("keras."):
+        return {"function": getattr(function, "__name__", None)}
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    values = [v for v in (*cells, *(function.__defaults__ or ())) if _is_plain(v)]
+    return {"function": function.__name__, "values": values, CODE: _of_code(function.__code__)}
+
+
+def _of_code(code):
+    constants = [c for c in code.co_consts if not isinstance(c, types.CodeType)]
+    inner = [_of_code(c) for c in code.co_consts if isinstance(c, types.CodeType)]
+    parts = repr((code.co_code, code.co_names, constants, inner))
+    return hashlib.sha256(parts.encode()).hexdigest()[:16]
+
+
+def _is_plain(value):
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _plain(value, keeps_name=False):
+    """Returns a configuration without names, origins and what is unset."""
+    if isinstance(value, dict):
+        kind = str(value.get("class_name", ""))
+        if kind == "__lambda__" or value.keys() == {"value"}:
+            # The code of a lambda contains its place in a file. What it does shows in the outputs.
+            return "lambda"
+        left_out = {"module", "registered_name", "build_config", "shared_object_id"}
+        left_out |= set() if keeps_name else {"name"}
+        return {
+            str(name): _plain(part, kind.endswith("DTypePolicy"))
+            for name, part in value.items()
+            if part is not None and name not in left_out
+        }
+    if isinstance(value, (tuple, list, set, frozenset)):
+        return [_plain(part) for part in value]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
+    return value if _is_plain(value) else type(value).__name__
+
+
+def _common_seeds(described, other):
+    """Leaves out the seeds that differ between two networks that one function built."""
+    if isinstance(described, dict):
+        return {
+            name: _common_seeds(part, other.get(name))
+            for name, part in described.items()
+            if name != "seed" or part == other.get(name)
+        }
+    if isinstance(described, list):
+        return [_common_seeds(a, b) for a, b in zip(described, other, strict=True)]
+    return described
+
+
+def _inputs(network):
+    return list(getattr(network, "inputs", None) or ())
+
+
+def _response(network):
+    """Returns outputs for fixed weights and inputs, which tell layers with one configuration apart.
+
+    The weights of the network are overwritten.
+    """
+    rng = np.random.default_rng(0)
+    for weight in network.weights:
+        if "float" in weight.dtype:
+            fan_in = max(math.prod(weight.shape[:-1]), 1)
+            drawn = rng.normal(size=weight.shape) / math.sqrt(fan_in)
+            weight.assign(drawn if len(weight.shape) > 1 else 1 + 0.1 * drawn)
+    inputs = []
+    for tensor in _inputs(network):
+        shape = [2, *(UNKNOWN if size is None else size for size in tensor.shape[1:])]
+        numbers = rng.normal(size=shape) if "float" in tensor.dtype else rng.integers(0, 2, shape)
+        inputs.append(tf.cast(numbers, tensor.dtype))
+    if not inputs:
+        return None
+    names = [tensor.name for tensor in _inputs(network)]
+    structure = getattr(network, "_inputs_struct", None)
+    if isinstance(structure, dict):
+        by_name = dict(zip(names, inputs, strict=True))
+        inputs = {key: by_name[tensor.name] for key, tensor in structure.items()}
+    elif len(inputs) == 1:
+        (inputs,) = inputs
+    outputs = tf.nest.flatten(network(inputs, training=False))
+    numbers = np.concatenate([np.ravel(tf.cast(output, tf.float32)) for output in outputs])
+    return [float(v) if math.isfinite(v) else None for v in numbers[:MOST_OUTPUTS]]
+
+
+def difference(before, now):
+    """Returns in which way two fingerprints of networks differ, as text, or `None`."""
+    before, now = dict(before), dict(now)
+    outputs = before.pop("output", None), now.pop("output", None)
+    found = _first_difference(before, now)
+    if found is not None or None in outputs:
+        return found
+    limit = TOLERANCE.get(before.get("precision"), 1e-3)
+    largest = max((abs(v) for v in outputs[0] if v is not None), default=0.0)
+    for old, new in zip(*outputs, strict=True):
+        if (old is None) != (new is None) or (old is not None and abs(old - new) > limit * largest):
+            return f"what it computes with the same weights ({old} before, {new} now)"
+    return None
+
+
+def _first_difference(before, now, place=""):
+    if isinstance(before, dict) and isinstance(now, dict):
+        for name in {**before, **now}:
+            if name in before and name in now:
+                found = _first_difference(before[name], now[name], f"{place} {name}".strip())
+                if found is not None:
+                    return found
+            elif not name.startswith("code in Python"):
+                old, new = before.get(name, "not set"), now.get(name, "not set")
+                return f"{place} {name} ({old} before, {new} now)".strip()
+        return None
+    if isinstance(before, list) and isinstance(now, list):
+        if len(before) != len(now):
+            return f"the number of {place} ({len(before)} before, {len(now)} now)"
+        for number, (old, new) in enumerate(zip(before, now, strict=True)):
+            found = _first_difference(old, new, f"{place} {number}".strip())
+            if found is not None:
+                return found
+        return None
+    return None if before == now else f"{place} ({before} before, {now} now)"
+
+
+def _as_json(value):
+    return json.loads(json.dumps(value, default=str))
