@@ -65,3 +65,26 @@ def test_numbers_of_stages_and_of_the_network_are_left_out():
 def test_history_without_blocks():
     with pytest.raises(ValueError, match=r"`history` must hold keys.*Received: "):
         from_logs({"loss": [1.0]})
+
+
+LOG = "epoch,loss,stage1/block0/l2_ratio\r\n0,2.0,0.5\r\n1,1.0,NA\r\n"
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        (LOG[:-1], "row 3 "),
+        (LOG.replace(",NA", ""), "row 3 has 2 cells"),
+        (LOG.replace("NA", "low"), "row 3 .*'stage1/block0/l2_ratio'"),
+        (LOG.replace("1,1.0", "0,1.0"), "several rows of epoch 0"),
+        (LOG.replace("\r\n1", "\r\n"), "row 3 .*'epoch'"),
+    ],
+)
+def test_a_damaged_log(tmp_path, changed, says):
+    path = tmp_path / "log.csv"
+    path.write_bytes(LOG.encode())
+    assert from_logs(path)["l2_ratio"].tolist() == [0.5]
+    path.write_bytes(changed.encode())
+    with pytest.raises(ValueError, match=says) as raised:
+        from_logs(path)
+    assert "Received: " in str(raised.value) and "\n" not in str(raised.value)
