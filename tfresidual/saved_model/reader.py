@@ -26,6 +26,7 @@ from tfresidual.saved_model.format import (
     transition_name,
 )
 from tfresidual.saved_model.inputs import flat, names_of, of_context, of_images, specs_of
+from tfresidual.saved_model.loading import load
 
 if TYPE_CHECKING:
     from tfresidual.types import StrPath
@@ -49,7 +50,7 @@ def saved_model_chain(path: StrPath) -> Chain:
     path = pathlib.Path(path)
     layout = layout_of(path)
     try:
-        root = tf.saved_model.load(str(path))
+        root = load(str(path))
         pieces = {name: _Piece(root, name) for name in layout["pieces"]}
         parameters = [root.parameters[place] for place in range(layout["parameters"])]
         return _chain(layout, pieces, parameters, root)
