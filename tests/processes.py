@@ -57,7 +57,9 @@ def run(program, *arguments, cwd=None, env=None, timeout=500):
 def _server():
     """The process that forks, until this one ends."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    server = subprocess.Popen([sys.executable, "-P", __file__], bufsize=0, **pipes)
+    # TensorFlow reads its level once.
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    server = subprocess.Popen([sys.executable, "-P", __file__], bufsize=0, env=environment, **pipes)
     atexit.register(server.communicate)
     return server
 

@@ -551,6 +551,7 @@ def test_the_settings_of_all_frames_are_kept():
 
 
 @pytest.mark.system
+@pytest.mark.nightly
 def test_a_figure_from_one_command(tmp_path):
     """What was trained and measured is not trained again; a lost frame is measured again."""
 

@@ -120,8 +120,8 @@ def test_figures_show_something(done):
         with Image.open(path) as image:
             assert image.format == "PNG"
             assert min(image.size) > 200
-            pixels = np.asarray(image.convert("RGB")).reshape(-1, 3)
-        assert len(np.unique(pixels, axis=0)) > 20, path
+            colours = image.convert("RGB").getcolors(maxcolors=2**24)
+        assert len(colours) > 20, path
 
 
 def test_log(done):
@@ -263,6 +263,7 @@ def late(tmp_path_factory, settings):
     return folder
 
 
+@pytest.mark.nightly
 def test_effective_parameters_of_late_coupling(late, tmp_path):
     net = chain(late / "model.keras")
     expected = probes.effective_parameters(net, first_block=1)
@@ -422,6 +423,7 @@ study.run(sys.argv[1], Settings(**eval(sys.argv[2])))
 """
 
 
+@pytest.mark.nightly
 def test_a_killed_study_goes_on(tmp_path, done, settings):
     result = processes.run(INTERRUPTED, tmp_path, repr(dataclasses.asdict(settings)), cwd=tmp_path)
     assert result.returncode == -signal.SIGKILL, result.stderr

@@ -320,6 +320,7 @@ def lives_ended_by_files(seed):
     return [*({"kill_at": rng.randint(1, 40), "events": "all"} for _ in range(KILLS)), {}]
 
 
+@pytest.mark.nightly
 def test_killed_at_random_file_operations(tmp_path, live, never_killed):
     lives = live(tmp_path / "search", lives_ended_by_files(0))
     assert_nothing_lost_or_doubled(tmp_path / "search", lives)
@@ -336,6 +337,7 @@ def assert_survives_every_moment(tmp_path, live, expected, events, size):
         assert result_of(folder) == expected, moment
 
 
+@pytest.mark.nightly
 def test_killed_before_and_after_every_move_of_a_file(tmp_path, live, never_killed):
     expected = result_of(never_killed("small"))
     moments = assert_survives_every_moment(tmp_path, live, expected, "moves", "small")

@@ -387,6 +387,7 @@ def assert_each_ran_once(begun, trials, but=()):
 # Chief and workers
 
 
+@pytest.mark.nightly
 def test_two_workers_that_wait_for_their_chief(cluster, answer):
     cluster.start("worker0")
     cluster.start("worker1")
@@ -399,6 +400,7 @@ def test_two_workers_that_wait_for_their_chief(cluster, answer):
     assert len(cluster.begun("worker1")) >= 3
 
 
+@pytest.mark.nightly
 def test_a_search_that_is_over(cluster, answer):
     cluster.start("alone")
     cluster.wait("alone")
@@ -425,6 +427,7 @@ def test_a_killed_worker_gets_its_trial_back(cluster, answer):
     assert_each_ran_once(cluster.begun(), trials, but=[lost])
 
 
+@pytest.mark.nightly
 def test_the_trial_of_a_worker_that_stays_away(cluster, answer):
     cluster.start("chief", lease=2)
     cluster.start("worker0", sleep=30)
@@ -438,6 +441,7 @@ def test_the_trial_of_a_worker_that_stays_away(cluster, answer):
     assert_each_ran_once(cluster.begun(), trials, but=[lost])
 
 
+@pytest.mark.nightly
 def test_a_trial_that_takes_long(cluster, answer):
     # Five times as long as a worker may be silent.
     cluster.start("chief", lease=1)
@@ -448,6 +452,7 @@ def test_a_trial_that_takes_long(cluster, answer):
     assert_each_ran_once(cluster.begun(), assert_complete(cluster.folder, answer))
 
 
+@pytest.mark.nightly
 def test_a_worker_killed_after_its_report(cluster, answer):
     cluster.start("chief")
     cluster.start("worker0", die_after_report=True)
@@ -458,6 +463,7 @@ def test_a_worker_killed_after_its_report(cluster, answer):
     assert_each_ran_once(cluster.begun(), assert_complete(cluster.folder, answer))
 
 
+@pytest.mark.nightly
 def test_a_killed_chief(cluster, answer):
     for name in ("chief", "worker0", "worker1"):
         cluster.start(name, sleep=0.2)
@@ -498,6 +504,7 @@ def assert_survived(cluster, answer):
 
 # The files of the search, a trial that begins, its measurements, and its end, each twice.
 @pytest.mark.parametrize("moment", range(1, 8))
+@pytest.mark.nightly
 def test_a_chief_killed_at_a_move_of_a_file(cluster, answers, moment):
     assert survive(cluster, moment, "small")
     assert_survived(cluster, answers["small"])
@@ -520,6 +527,7 @@ def test_a_chief_killed_at_every_move_of_a_file(tmp_path, launcher, answers):
 
 # A trial that begins, its measurements, its end, and the one that follows.
 @pytest.mark.parametrize("moment", [2, 3, 4, 5])
+@pytest.mark.nightly
 def test_a_chief_without_space_on_the_disk(cluster, answers, moment):
     cluster.start("chief", full_disk_at=moment, size="small")
     cluster.start("worker0", sleep=0, size="small")
@@ -533,6 +541,7 @@ def test_a_chief_without_space_on_the_disk(cluster, answers, moment):
     assert_survived(cluster, answers["small"])
 
 
+@pytest.mark.nightly
 def test_a_worker_without_a_chief(cluster):
     begun = time.monotonic()
     cluster.start("worker0", chief_timeout=2)
@@ -545,6 +554,7 @@ def test_a_worker_without_a_chief(cluster):
     assert "Received: KERASTUNER_TUNER_ID='worker0', KERASTUNER_ORACLE_IP='127.0.0.1'" in output
 
 
+@pytest.mark.nightly
 def test_a_worker_whose_chief_stays_away(cluster):
     cluster.start("chief")
     cluster.start("worker0", chief_timeout=2, sleep=0.3)
@@ -555,6 +565,7 @@ def test_a_worker_whose_chief_stays_away(cluster):
     assert time.monotonic() - begun < 15
 
 
+@pytest.mark.nightly
 def test_two_searches_in_one_folder(cluster):
     from tfresidual import tuning
 
@@ -582,6 +593,7 @@ def test_two_searches_in_one_folder(cluster):
     cluster.wait("alone")
 
 
+@pytest.mark.nightly
 def test_overwriting_by_chief_and_workers(cluster, answer):
     cluster.start("alone", size="small")
     cluster.wait("alone")
@@ -595,6 +607,7 @@ def test_overwriting_by_chief_and_workers(cluster, answer):
     assert_each_ran_once(cluster.begun()[len(old) :], trials)
 
 
+@pytest.mark.nightly
 def test_two_chiefs_on_one_port(cluster, tmp_path, launcher, answer):
     cluster.start("chief")
     cluster.start("worker0", sleep=30)
@@ -615,6 +628,7 @@ def test_two_chiefs_on_one_port(cluster, tmp_path, launcher, answer):
         second.close()
 
 
+@pytest.mark.nightly
 def test_trials_that_fail_at_a_worker(cluster):
     cluster.start("chief")
     cluster.start("worker0", all_fail=True)
@@ -1044,6 +1058,7 @@ def test_a_supervised_chief_that_is_killed(tmp_path, answer, left_running):
     )
 
 
+@pytest.mark.nightly
 def test_a_search_ends_with_its_supervisor(cluster, tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -1063,6 +1078,7 @@ os.read(0, 1)
 """
 
 
+@pytest.mark.nightly
 def test_the_input_of_a_member_ends_with_its_supervisor(cluster, left_running):
     """What `end_with_supervisor` waits for. The members are programs without TensorFlow."""
     member = [sys.executable, "-S", "-c", MEMBER, str(cluster.folder)]
