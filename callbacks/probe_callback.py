@@ -259,10 +259,10 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
         few = {}
         for split, batch in self._first.items():
             with _in_split(split):
-                images, labels = next(batches_of(batch, chain, with_labels=False)[0])
+                images, labels, _ = next(batches_of(batch, chain, with_labels=False)[0])
                 check_images(chain, images)
                 if is_read:
-                    _, prepared = next(batches_of(batch, chain)[0])
+                    _, prepared, _ = next(batches_of(batch, chain)[0])
                     self._check_labels(chain, images, prepared, batch[1])
                 few[split] = sliced((images, labels), slice(TRIED))
         warn_of_earlier(self, ProbeCallback, self.keys(chain))

@@ -29,7 +29,7 @@ from tfresidual.probes.predictions import (
     logits_of,
     over_positions,
 )
-from tfresidual.routing.batches import run_over, splits_of
+from tfresidual.routing.batches import WEIGHTS, run_over, splits_of
 from tfresidual.routing.evaluator import check_scored
 from tfresidual.routing.gradients import is_half, loss_gradients
 from tfresidual.sources.normalizations import Setting, check_found, frozen_normalizations
@@ -176,13 +176,13 @@ def attribution(
     for split, part in splits_of(data).items():
         check = label_check(chain, target)
         values = run_over(chain, name, function, part, progress, check=check)
-        counted, size = values.pop(COUNTED), values.pop("size")
+        counted, weights, size = (values.pop(name) for name in (COUNTED, WEIGHTS, "size"))
         is_there = counted if per_position else counted.reshape(len(counted), -1).any(axis=1)
         # The logits of a network that explodes are not sums of anything.
         is_finite = np.isfinite(values["logit"][..., 0])
         _check_deviation(chain, values["deviation"][..., 0], size, is_there & is_finite)
         _check_elsewhere(chain, values.pop("elsewhere"), is_there & is_finite)
-        frames[split] = frame_of(_places(chain), values, counted, per_image, per_position)
+        frames[split] = frame_of(_places(chain), values, counted, weights, per_image, per_position)
     return joined_splits(frames)
 
 

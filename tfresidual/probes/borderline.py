@@ -10,6 +10,7 @@ import pandas as pd
 from tfresidual import sources
 from tfresidual.arguments import check_bool, check_choice, check_int, check_number
 from tfresidual.probes.evaluate_routes import places_of
+from tfresidual.probes.measure import weighted_mean
 from tfresidual.routing import evaluate
 from tfresidual.routing.batches import splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT
@@ -160,7 +161,7 @@ def borderline(
                 place |= (
                     _of_images(values, index, members, chain.outputs) | columns
                     if per_image
-                    else _of_groups(columns, members)
+                    else _of_groups(columns, members, values.weights)
                 )
                 frames.append(pd.DataFrame(place))
             begin += len(curve)
@@ -244,15 +245,11 @@ def _columns(values, route, before):
     return columns | dict(zip(COMPARED, compared, strict=True))
 
 
-def _of_groups(columns, members):
+def _of_groups(columns, members, weights):
     """Returns the means of columns over the images of every group, as columns."""
     means = {"group": list(GROUPS), "images": [int(members[name].sum()) for name in GROUPS]}
     for name, column in columns.items():
-        with np.errstate(invalid="ignore"):
-            means[name] = [
-                column[members[group]].mean(dtype=float) if members[group].any() else np.nan
-                for group in GROUPS
-            ]
+        means[name] = [weighted_mean(column, weights * members[group]) for group in GROUPS]
     return means
 
 

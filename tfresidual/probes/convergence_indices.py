@@ -13,6 +13,7 @@ from tfresidual.arguments import check_bool, check_choice, is_number
 from tfresidual.probes.drop_blocks import rows_of as drop_rows
 from tfresidual.probes.drop_blocks import with_unperturbed_error
 from tfresidual.probes.evaluate_routes import frames_of_rows
+from tfresidual.probes.measure import weighted_mean
 from tfresidual.probes.readout import rows_of as readout_rows
 from tfresidual.probes.repeat_last_block import rows_of as repeat_rows
 from tfresidual.routing.evaluator import MEMORY_LIMIT
@@ -171,7 +172,7 @@ def convergence_frames(
     if at_chance == "raise":
         # Checked before the long evaluation, not after it.
         for split, part in frames_of_rows(chain, data, {}, memory_limit)[1].items():
-            error = float(part.wrong[0].mean(dtype=float))
+            error = float(weighted_mean(part.wrong[0], part.weights))
             _refuse_chance(error, chance_error(chance, part), split)
     frames, values = frames_of_rows(chain, data, tables, memory_limit, progress)
     chances = {split: chance_error(chance, part) for split, part in values.items()}
@@ -348,9 +349,11 @@ def chance_error(choice, values):
         return float(choice)
     labels = values.label_sets
     if choice == "largest class":
-        _, numbers = np.unique(labels, axis=0, return_counts=True)
-        return 1 - float(numbers.max()) / len(labels)
+        _, sets = np.unique(labels, axis=0, return_inverse=True)
+        shares = np.bincount(sets.ravel(), values.weights) / values.weights.sum()
+        return 1 - float(shares.max())
     # A single output for two classes always predicts exactly one of them.
     has_row = labels.shape[1] == values.classes
     counts = labels.sum(axis=1).tolist() if has_row else [1] * len(labels)
-    return 1 - float(np.mean([1 / math.comb(values.classes, count) for count in counts]))
+    guessed = np.array([1 / math.comb(values.classes, count) for count in counts])
+    return 1 - float(weighted_mean(guessed, values.weights))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tfresidual import sources
 from tfresidual.probes.evaluate_routes import frames_of_rows
+from tfresidual.probes.measure import weighted_mean
 from tfresidual.routing.evaluator import MEMORY_LIMIT
 from tfresidual.routing.routes import drop
 
@@ -68,7 +69,9 @@ def rows_of(chain):
 
 def with_unperturbed_error(frame, values):
     """Returns the frame with the error of the whole network, the first route of the values."""
-    errors = {split: float(part.wrong[0].mean(dtype=float)) for split, part in values.items()}
+    errors = {
+        split: float(weighted_mean(part.wrong[0], part.weights)) for split, part in values.items()
+    }
     if "split" in frame:
         return frame.assign(unperturbed_error=frame["split"].map(errors))
     return frame.assign(unperturbed_error=errors[None])

@@ -9,6 +9,7 @@ import pandas as pd
 
 from tfresidual import sources
 from tfresidual.arguments import check_bool
+from tfresidual.probes.measure import weighted_mean
 from tfresidual.routing import evaluate
 from tfresidual.routing.batches import splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT
@@ -184,7 +185,8 @@ def _means(values):
     """Returns the means over examples, in float64; infinite and NaN values are kept."""
     with np.errstate(invalid="ignore"):
         return {
-            name: column.mean(axis=1, dtype=np.float64) for name, column in _columns(values).items()
+            name: weighted_mean(np.moveaxis(column, 1, 0), values.weights)
+            for name, column in _columns(values).items()
         }
 
 

@@ -15,10 +15,10 @@ from tfresidual.arguments import check_bool
 from tfresidual.machine.console import progress_bar
 from tfresidual.metrics import change_of, norm, ratio
 from tfresidual.probes.drop_blocks import rows_of
-from tfresidual.probes.measure import block_places, check_blocks, counting, repeated
+from tfresidual.probes.measure import block_places, check_blocks, repeated, weighted_mean
 from tfresidual.probes.predictions import label_check
 from tfresidual.routing import evaluate
-from tfresidual.routing.batches import batches_of, run_over, splits_of
+from tfresidual.routing.batches import WEIGHTS, batches_of, run_over, splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT, check_memory_limit, check_scored
 from tfresidual.routing.gradients import walk_with_gradients
 from tfresidual.routing.positions import (
@@ -115,13 +115,12 @@ def first_order(
     check_blocks(chain)
     frames = []
     for split, part in splits_of(data).items():
-        values, counted = _values_of(chain, part, memory_limit, progress)
+        values, weights = _values_of(chain, part, memory_limit, progress)
         if per_image:
             images = np.arange(len(values["first_order"]))
             frame = repeated(block_places(chain), {"image": images}, values)
         else:
-            values = {name: counting(value, counted) for name, value in values.items()}
-            frame = _means(chain, values)
+            frame = _means(chain, values, weights)
         if split is not None:
             frame.insert(0, "split", split)
         frames.append(frame)
@@ -129,11 +128,10 @@ def first_order(
 
 
 def _values_of(chain, data, memory_limit, progress):
-    """Returns the values of all images, and which of them count.
+    """Returns the values of all images, and their weights, 0 for those that do not count.
 
     Returns:
-        A dict of float64 arrays `(images, blocks)`, and a bool array `(images,)`, or `None` if all
-        images count.
+        A dict of float64 arrays `(images, blocks)`, and an array `(images,)`.
     """
     routes = [route for _, route in rows_of(chain)]
     asked = [unperturbed(chain), *(route for route in routes if route is not None)]
@@ -142,7 +140,7 @@ def _values_of(chain, data, memory_limit, progress):
     check, parts = label_check(chain), []
     with progress_bar("first order" if progress else None, count) as advance:
         # Both see a batch before the next one is read, since data may be shuffled every time.
-        for batch in batches:
+        for *batch, weights in batches:
             values = run_over(chain, "first order", function, batch, check=check)
             is_counted = values.get(COUNTED_IMAGES, np.ones(len(batch[1]), bool))
             losses = np.full((len(asked), len(is_counted)), np.nan)
@@ -150,18 +148,17 @@ def _values_of(chain, data, memory_limit, progress):
             if is_counted.any():
                 found = evaluate(chain, batch, asked, memory_limit=memory_limit, with_losses=True)
                 losses[:, is_counted] = found.losses[:, is_counted]
-            parts.append(values | {"loss_change": _changes(routes, losses)})
+            values["loss_change"] = _changes(routes, losses)
+            parts.append(values | {WEIGHTS: weights.numpy() * is_counted})
             advance(1)
     if not parts:
         raise ValueError(
             f"Argument `data` must hold at least one batch with images. Received: data={data!r}"
         )
-    counted = None
-    if COUNTED_IMAGES in parts[0]:
-        counted = np.concatenate([part[COUNTED_IMAGES] for part in parts])
-        check_any_counts(counted)
-    values = {name: np.concatenate([part[name] for part in parts]).astype(float) for name in VALUES}
-    return values, counted
+    names = (*VALUES, WEIGHTS)
+    values = {name: np.concatenate([part[name] for part in parts]).astype(float) for name in names}
+    check_any_counts(values[WEIGHTS])
+    return values, values.pop(WEIGHTS)
 
 
 def _changes(routes, losses):
@@ -207,18 +204,20 @@ def _product(left, right):
     return ops.sum(products, axis=tuple(range(1, len(products.shape))))
 
 
-def _means(chain, values):
+def _means(chain, values, weights):
     """Returns the frame of the means over the images and what compares the values of a block."""
-    changes = values["loss_change"]
+    is_counted = weights > 0
+    changes = values["loss_change"][is_counted]
     # Means of networks that explode.
     with np.errstate(divide="ignore", invalid="ignore"):
-        columns = {name: values[name].mean(axis=0) for name in VALUES}
+        columns = {name: weighted_mean(values[name], weights) for name in VALUES}
         mean_change = columns["loss_change"]
         for term, suffix in zip(TERMS, ("", "_after"), strict=True):
             quotients = columns[term] / mean_change
             columns[f"ratio{suffix}"] = np.where(mean_change == 0, np.nan, quotients)
             columns[f"rank_correlation{suffix}"] = [
-                rank_correlation(*pair) for pair in zip(values[term].T, changes.T, strict=True)
+                rank_correlation(*pair)
+                for pair in zip(values[term][is_counted].T, changes.T, strict=True)
             ]
     return block_places(chain).assign(**columns)
 

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from tfresidual import sources
 from tfresidual.metrics import change_of, norm
-from tfresidual.probes.measure import counting
-from tfresidual.routing.batches import run_over, splits_of
+from tfresidual.probes.measure import counted_weights, weighted_mean
+from tfresidual.routing.batches import WEIGHTS, run_over, splits_of
 from tfresidual.routing.positions import (
     check_any_counts,
     masks_of,
@@ -103,17 +103,17 @@ def fixed_point(
         values = run_over(chain, name, function, part, progress, with_labels=False)
         valid, _ = masks_of(values)
         check_any_counts(valid)
-        values = {name: counting(value, valid) for name, value in values.items()}
+        weights = counted_weights(values.pop(WEIGHTS), valid)
         for index, stage in enumerate(stages):
             of_stage = {name: value[:, index] for name, value in values.items()}
             frame = pd.DataFrame({"stage": stage.index, "repetition": range(times + 1)})
-            frames.append(frame.assign(**means_of(**of_stage)))
+            frames.append(frame.assign(**means_of(**of_stage, weights=weights)))
             if split is not None:
                 frames[-1].insert(0, "split", split)
     return pd.concat(frames, ignore_index=True)
 
 
-def means_of(change, distance, smallest):
+def means_of(change, distance, smallest, weights=None):
     """Returns the means over the images of the changes, contractions and distances of a stage.
 
     Args:
@@ -121,25 +121,33 @@ def means_of(change, distance, smallest):
         distance: array `(images, repetitions)`.
         smallest: array `(images, repetitions)`; if a change is at most this, the next contraction
             is noise.
+        weights: array `(images,)`; images of weight 0 do not count. By default, all are 1.
 
     Returns:
         A dict of arrays `(repetitions,)` by the names in `METRICS`.
     """
+    weights = np.ones(len(change)) if weights is None else weights
+    is_counted = weights > 0
+    change, distance, smallest = (
+        values[is_counted].astype(float) for values in (change, distance, smallest)
+    )
+    weights = weights[is_counted]
     # Values outside the range of the floats have no size.
     change, distance = (
-        np.where(np.isfinite(values), values, np.nan).astype(float) for values in (change, distance)
+        np.where(np.isfinite(values), values, np.nan) for values in (change, distance)
     )
     before, after = change[:, :-1], change[:, 1:]
     is_noise = before <= smallest[:, :-1]
     is_left = ~is_noise.all(axis=0)
     quotients = np.divide(after, before, out=np.zeros_like(after), where=~is_noise)
-    counts = np.maximum((~is_noise).sum(axis=0), 1)
+    shares = weights[:, None] * ~is_noise
+    shares = shares / np.where(is_left, shares.sum(axis=0), 1)
     of_first = [np.nan]
     return {
-        "change": change.mean(axis=0),
-        "contraction": np.append(of_first, np.where(is_left, quotients.sum(0) / counts, np.nan)),
+        "change": weighted_mean(change, weights),
+        "contraction": np.append(of_first, np.where(is_left, (quotients * shares).sum(0), np.nan)),
         "largest_contraction": np.append(of_first, np.where(is_left, quotients.max(0), np.nan)),
-        "distance": distance.mean(axis=0),
+        "distance": weighted_mean(distance, weights),
     }
 
 

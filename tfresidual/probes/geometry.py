@@ -31,7 +31,7 @@ from tfresidual.metrics import change_of, norm
 from tfresidual.probes.eigenvalues import largest_eigenvalues, linearized, push_and_pull
 from tfresidual.probes.measure import by_split, measure
 from tfresidual.probes.perturbation import ALL_STAGES
-from tfresidual.routing.batches import run_over, splits_of
+from tfresidual.routing.batches import WEIGHTS, run_over, splits_of
 from tfresidual.routing.images import is_alike, is_shape
 from tfresidual.routing.positions import (
     check_any_counts,
@@ -358,9 +358,12 @@ def line_between(
 
 def _run_over(chain, name, function, data, progress):
     """Runs a function that reads no labels, or takes something else in their place."""
-    return run_over(
+    values = run_over(
         chain, name, function, data, progress, at_once=IMAGES_AT_ONCE, with_labels=False
     )
+    # Nothing here is a mean over images.
+    del values[WEIGHTS]
+    return values
 
 
 def _checked_chain(chain, stage, block):

@@ -23,7 +23,7 @@ from tfresidual.probes.predictions import (
     logits_of,
     over_positions,
 )
-from tfresidual.routing.batches import run_over, splits_of
+from tfresidual.routing.batches import WEIGHTS, run_over, splits_of
 from tfresidual.routing.evaluator import check_scored
 from tfresidual.sources.normalizations import (
     Setting,
@@ -143,8 +143,8 @@ def lens(
     frames = {}
     for split, part in splits_of(data).items():
         values = run_over(chain, name, function, part, progress, check=label_check(chain))
-        counted = values.pop(COUNTED)
-        frames[split] = frame_of(_places(chain), values, counted, per_image, per_position)
+        of_examples = values.pop(COUNTED), values.pop(WEIGHTS)
+        frames[split] = frame_of(_places(chain), values, *of_examples, per_image, per_position)
     return joined_splits(frames)
 
 

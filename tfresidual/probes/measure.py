@@ -9,18 +9,19 @@ import numpy as np
 import pandas as pd
 
 from tfresidual.arguments import check_bool
-from tfresidual.routing.batches import run_over, splits_of
+from tfresidual.routing.batches import WEIGHTS, run_over, splits_of
 from tfresidual.routing.chain import VALID_POSITIONS
 from tfresidual.routing.labels import check_prepared
 from tfresidual.routing.positions import check_any_counts, masks_of, shape_of_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Any
 
     import tensorflow as tf
 
     from tfresidual.routing import Chain
-    from tfresidual.types import Data, Frame
+    from tfresidual.types import Array, ArrayLike, Data, Frame
 
 
 def measure(
@@ -39,7 +40,8 @@ def measure(
     """Measures values per image and block and puts them into a frame.
 
     The function is compiled once per chain and shape of the images. Results are averaged over
-    images, batches of any size count as what they are.
+    images, with the sample weights of the data, if it has some; batches of any size count as what
+    they are.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
@@ -79,24 +81,25 @@ def measure(
         masks = masks_of(values)
         for mask in masks:
             check_any_counts(mask)
-        examples = {"image": np.arange(len(next(iter(values.values()))))}
+        weights = values.pop(WEIGHTS)
+        examples = {"image": np.arange(len(weights))}
         if per_position:
             is_shown = values.pop(VALID_POSITIONS)
             values = {name: value[is_shown] for name, value in values.items()}
             examples = dict(zip(("image", "position"), np.nonzero(is_shown), strict=True))
             masks = [None if mask is None else mask[examples["image"]] for mask in masks]
+            weights = weights[examples["image"]]
         frame = block_places(chain)
         if per_image:
             frame = repeated(frame, examples, values)
         else:
-            valid, counted = masks
-            values = {
-                name: counting(value, valid if name in of_states else counted)
-                for name, value in values.items()
-            }
+            of_states_alone, of_loss = (counted_weights(weights, mask) for mask in masks)
+            shares = {name: of_states_alone if name in of_states else of_loss for name in values}
             frame = frame.assign(
-                **{name: value.mean(axis=0, dtype=np.float64) for name, value in values.items()},
-                **{f"{name}_se": standard_error(values[name]) for name in with_errors},
+                **{name: weighted_mean(value, shares[name]) for name, value in values.items()},
+                **{
+                    f"{name}_se": standard_error(values[name], shares[name]) for name in with_errors
+                },
             )
         if split is not None:
             frame.insert(0, "split", split)
@@ -145,23 +148,48 @@ def by_split(frame, function):
     return pd.concat(parts, ignore_index=True)
 
 
-def standard_error(values):
-    """Returns the standard errors of the means over images of an array `(images, ...)`, in float64.
+def counted_weights(weights: Array, is_counted: Array | None) -> Array:
+    """Returns weights of images, 0 for those that do not count; all count if the mask is `None`."""
+    return weights if is_counted is None else weights * is_counted
 
-    A standard error is the standard deviation over the images (with n - 1 degrees of freedom for n
-    images) divided by the square root of their number. It is NaN for a single image and where a
-    value is NaN.
+
+def weighted_mean(values: ArrayLike, weights: Array) -> Any:
+    """Returns the means over the first axis, in float64, without values whose weight is 0.
+
+    Args:
+        values: array `(examples, ...)`.
+        weights: array of numbers of 0 or more, `(examples,)`.
+
+    Returns:
+        An array `(...)`, or a float; NaN if all weights are 0.
     """
-    values = np.asarray(values, np.float64)
-    images = len(values)
+    is_counted = weights > 0
+    weights, values = weights[is_counted], np.asarray(values, np.float64)[is_counted]
+    if not len(weights):
+        return np.full(values.shape[1:], np.nan)[()]
+    # Infinite values of networks that explode.
+    with np.errstate(invalid="ignore"):
+        if (weights == weights[0]).all():
+            return values.mean(axis=0)
+        return np.tensordot(weights / weights.sum(), values, axes=1)[()]
+
+
+def standard_error(values: ArrayLike, weights: Array) -> Any:
+    """Returns the standard errors of `weighted_mean` of an array `(images, ...)`, in float64.
+
+    With n equal weights, a standard error is the standard deviation over the images (with n - 1
+    degrees of freedom) divided by the square root of n; otherwise it is sqrt(n / (n - 1) times the
+    sum of w^2 (value - mean)^2), for weights w whose sum is 1. It is NaN for a single image and
+    where a value is NaN.
+    """
+    is_counted = weights > 0
+    weights, values = weights[is_counted], np.asarray(values, np.float64)[is_counted]
+    images = len(weights)
     if images < 2:
-        return np.full(values.shape[1:], np.nan)
-    return values.std(axis=0, ddof=1) / np.sqrt(images)
-
-
-def counting(values, is_counted):
-    """Returns the rows of an array that count; all of them if the mask is `None`."""
-    return values if is_counted is None else values[is_counted]
+        return np.full(values.shape[1:], np.nan)[()]
+    shares = (weights / weights.sum()).reshape(-1, *[1] * (values.ndim - 1))
+    squares = (shares * (values - weighted_mean(values, weights))) ** 2
+    return np.sqrt(images / (images - 1) * squares.sum(axis=0))
 
 
 def block_places(chain):

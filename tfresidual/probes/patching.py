@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfresidual import sources
 from tfresidual.arguments import check_bool, check_choice, check_ints, is_int
 from tfresidual.machine.console import progress_bar
-from tfresidual.probes.measure import block_places, check_blocks, repeated
+from tfresidual.probes.measure import block_places, check_blocks, repeated, weighted_mean
 from tfresidual.probes.predictions import (
     FIRST,
     LABEL,
@@ -30,10 +30,16 @@ from tfresidual.probes.predictions import (
     logits_of,
     over_positions,
     probabilities_of,
-    weighted_mean,
 )
 from tfresidual.routing.agreement import check_run
-from tfresidual.routing.batches import batches_of, rebatched, splits_of
+from tfresidual.routing.batches import (
+    WEIGHTS,
+    batches_of,
+    chosen_of,
+    concatenated,
+    rebatched,
+    splits_of,
+)
 from tfresidual.routing.evaluator import MOST_IMAGES, check_scored
 from tfresidual.routing.images import check_images, joined, key_of, sliced, spec_of
 from tfresidual.routing.positions import (
@@ -215,34 +221,36 @@ def _values_of(chain, data, source, what, positions, measured, progress):
     put in, `(images, 1)`, or for which positions, `(images, positions)`.
     """
     at_once = max(1, MOST_IMAGES // (len(chain.blocks) + 2))
-    check, compiled, parts = label_check(chain, measured[0]), None, []
+    check, compiled, parts = label_check(chain, measured[0]), {}, []
     chosen = tf.constant((), tf.int32) if positions in (None, EACH) else tf.constant(positions)
     with progress_bar("patching" if progress else None, None) as advance:
         for batch in _pairs(chain, data, source, at_once):
+            *batch, weights = batch
             images, labels, source_images, source_labels = batch
-            if compiled is None:
+            key = key_of(batch)
+            if key not in compiled:
                 check_images(chain, images)
                 check_run(chain, images)
                 if positions is not None:
                     _check_positions(chain, sliced(images, slice(1)), positions)
-                compiled = _compiled(chain, what, positions, measured, batch)
+                compiled[key] = _compiled(chain, what, positions, measured, batch)
             check(images, labels)
             check(source_images, source_labels)
-            values = {name: value.numpy() for name, value in compiled(*batch, chosen).items()}
+            values = {name: value.numpy() for name, value in compiled[key](*batch, chosen).items()}
             if not values.pop("can_replace").all():
                 raise _other_padding(chain)
-            parts.append(values)
+            parts.append(values | {WEIGHTS: weights.numpy()})
             advance(1)
     if not parts:
         raise ValueError(
             f"Argument `data` must hold at least one batch with images. Received: data={data!r}"
         )
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return {name: concatenated([part[name] for part in parts]) for name in parts[0]}
 
 
 def _pairs(chain, data, source, at_once):
-    """Yields images and labels of the data, and images and labels of the source for them."""
-    batches, _ = batches_of(data, chain)
+    """Yields images and labels of the data, those of the source for them, and weights."""
+    batches, _ = batches_of(data, chain, with_all=source is not None)
     if source is None:
         yield from rebatched(_with_next(chain, batches), at_once)
         return
@@ -260,12 +268,15 @@ def _pairs(chain, data, source, at_once):
                 "Argument `source` must hold images and labels of the shapes and dtypes of those "
                 f"of `data`. Received: {specs[1]} for {specs[0]}"
             )
-        yield *own, *other
+        # A pair of which one has the weight 0 is not there.
+        pairs = chosen_of((*own[:2], *other[:2], own[2]), (own[2] > 0) & (other[2] > 0))
+        if len(pairs[-1]):
+            yield pairs
 
 
 def _batches_of_source(chain, source):
     try:
-        yield from batches_of(source, chain)[0]
+        yield from batches_of(source, chain, with_all=True)[0]
     except ValueError as error:
         said = str(error).replace("`data`", "`source`").replace("data=", "source=")
         raise ValueError(said) from error
@@ -277,14 +288,14 @@ def _with_next(chain, batches):
     A batch of one image, such as the last one may be, follows on the batch before it.
     """
     before = None
-    for images, labels in batches:
+    for images, labels, weights in batches:
         check_images(chain, images)
         among, number = (images, labels), _are_sources(chain, images, labels).sum()
-        if number == 1 and before is not None:
+        if number == 1 and before is not None and key_of(before) == key_of(among):
             among = joined([before, among])
         places = places_of_next(chain, *among)[-len(labels) :]
         gather = functools.partial(tf.gather, indices=places)
-        yield images, labels, *keras.tree.map_structure(gather, among)
+        yield images, labels, *keras.tree.map_structure(gather, among), weights
         before = (images, labels) if number else before
 
 
@@ -509,7 +520,7 @@ def _frame(chain, values, what, is_each, per_image):
     patched = patched.transpose(0, 2, 1) if is_each else patched[..., None]
     patched[~np.broadcast_to(valid[:, None], patched.shape)] = np.nan
     is_there = values["counted"]
-    weights = (valid & is_there[:, None]).astype(float)
+    weights = values[WEIGHTS][:, None] * (valid & is_there[:, None])
     check_any_counts(weights)
     patched[~is_there] = np.nan
     logits = [np.where(is_there, values[name], np.nan)[:, None, None] for name in RUNS[:2]]

@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras import backend
 
 from tfresidual.arguments import is_int
-from tfresidual.probes.measure import repeated
+from tfresidual.probes.measure import repeated, weighted_mean
 from tfresidual.routing.labels import check_prepared
 from tfresidual.routing.outputs import LOGITS, OUTPUTS, is_binary, named_outputs
 from tfresidual.routing.positions import (
@@ -275,7 +275,7 @@ def check_positions(per_position, logits):
         )
 
 
-def frame_of(places, values, counted, per_image=False, per_position=False):
+def frame_of(places, values, counted, weights, per_image=False, per_position=False):
     """Returns a frame with a row per place, of means or of the values of examples.
 
     Args:
@@ -283,6 +283,7 @@ def frame_of(places, values, counted, per_image=False, per_position=False):
         values: dict of arrays `(images, places)`; `(images, positions, places)` with
             `per_position`.
         counted: bool, which examples count, `(images,)` or `(images, positions)`.
+        weights: those of the images, `(images,)`.
         per_image: whether every image has rows of its own.
         per_position: whether every position that counts has.
 
@@ -297,24 +298,13 @@ def frame_of(places, values, counted, per_image=False, per_position=False):
     if per_position:
         examples = dict(zip(("image", "position"), np.nonzero(counted), strict=True))
         return repeated(places, examples, {name: value[counted] for name, value in values.items()})
-    weights = counted.reshape(len(counted), -1).sum(axis=1).astype(float)
+    counts = counted.reshape(len(counted), -1).sum(axis=1)
     if per_image:
-        is_there = weights[:, None] > 0
+        is_there = counts[:, None] > 0
         values = {name: np.where(is_there, value, np.nan) for name, value in values.items()}
         return repeated(places, {"image": np.arange(len(counted))}, values)
-    columns = {name: weighted_mean(value, weights) for name, value in values.items()}
+    columns = {name: weighted_mean(value, weights * counts) for name, value in values.items()}
     return places.assign(**columns)
-
-
-def weighted_mean(values, weights):
-    """Returns the means over the first axis, in float64, without values whose weight is 0."""
-    is_counted = weights > 0
-    weights, values = weights[is_counted], np.asarray(values[is_counted], np.float64)
-    if not len(weights):
-        return np.full(values.shape[1:], np.nan)
-    # Infinite values of networks that explode.
-    with np.errstate(invalid="ignore"):
-        return np.tensordot(weights / weights.sum(), values, axes=1)
 
 
 def joined_splits(frames):

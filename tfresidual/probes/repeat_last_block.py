@@ -13,9 +13,9 @@ from tfresidual import sources
 from tfresidual.arguments import check_bool, check_int
 from tfresidual.metrics import change_of, cosine, norm, ratio
 from tfresidual.probes.evaluate_routes import frames_of_rows
-from tfresidual.probes.measure import counting, standard_error
+from tfresidual.probes.measure import counted_weights, standard_error, weighted_mean
 from tfresidual.routing import routes
-from tfresidual.routing.batches import run_over, splits_of
+from tfresidual.routing.batches import WEIGHTS, run_over, splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT
 from tfresidual.routing.gradients import is_half, known_gradients, loss_gradients
 from tfresidual.routing.positions import (
@@ -158,11 +158,13 @@ def _application_metrics(chain, stage, times, scale, blocks, data, progress):
     valid, counted = masks_of(values)
     check_any_counts(counted)
     masks = {"cosine_loss": counted, "l2_ratio": valid}
-    values = {name: counting(value, masks[name]) for name, value in values.items()}
+    weights = values.pop(WEIGHTS)
+    shares = {name: counted_weights(weights, masks[name]) for name in values}
     # Values outside the range of the floats have no direction and no size.
     values = {name: np.where(np.isfinite(value), value, np.nan) for name, value in values.items()}
-    means = {name: value.mean(axis=0, dtype=float) for name, value in values.items()}
-    return means | {"cosine_loss_se": standard_error(values["cosine_loss"])}
+    means = {name: weighted_mean(value, shares[name]) for name, value in values.items()}
+    name = "cosine_loss"
+    return means | {f"{name}_se": standard_error(values[name], shares[name])}
 
 
 def _batch_values(chain, stage, scales, blocks, images, labels):

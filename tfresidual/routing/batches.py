@@ -1,5 +1,6 @@
 """Runs a compiled function of a chain over a dataset, batch by batch. TensorFlow only."""
 
+import warnings
 from collections.abc import Mapping
 
 import keras
@@ -24,28 +25,34 @@ from tfresidual.routing.images import (
 from tfresidual.routing.labels import prepared_labels
 
 BATCH_SIZE = 128
+# From more shapes on in one pass over data, there is a warning.
+MOST_SHAPES = 4
+# Under this name, `run_over` returns the weights of the images.
+WEIGHTS = "weights"
 # Under this name, functions return which images their plain sums are right for, bool, `(images,)`.
 IN_RANGE = "in_range"
 
 
-def batches_of(data, chain=None, with_labels=True):
+def batches_of(data, chain=None, with_labels=True, with_all=False):
     """Returns the data as batches.
 
     Args:
         data: a `tf.data.Dataset` or `keras.utils.PyDataset` of batches `(images, labels)`, or a
-            pair of arrays `(images, labels)`. Sample weights after the labels are ignored, except
-            for weights of positions, see `tfresidual.routing.labels.prepared_labels`. For a
+            pair of arrays `(images, labels)`, with sample weights after the labels or not. For a
             network with several inputs, images are a dict, tuple or list of arrays.
         chain: the `tfresidual.routing.Chain` that the images are for, whose `input_dtype` says
             which of them stay integers; by default none do. It also says which positions are left
             out of the labels.
         with_labels: whether the labels are read; if not, they are returned as they are.
+        with_all: whether images of weight 0 are yielded, too.
 
     Returns:
-        A tuple `(batches, count)`. `batches` is an iterator of `(images, labels)`, tensors that
-        have the same dtype and, except for the number of images, the same shape in all batches;
-        batches without images are left out. `count` is the number of batches of the data, or
-        `None` if it is not known in advance. Integer images become float32, as in `predict`,
+        A tuple `(batches, count)`. `batches` is an iterator of `(images, labels, weights)`, tensors
+        that have the same dtype in all batches, and perhaps other shapes; batches without images
+        are left out, and so are images of weight 0. Weights are those of images, `(images,)`, 1
+        if the data has none; those of positions are in the labels, see
+        `tfresidual.routing.labels.prepared_labels`. `count` is the number of batches of the data,
+        or `None` if it is not known in advance. Integer images become float32, as in `predict`,
         unless the network takes integers.
 
     Raises:
@@ -54,7 +61,7 @@ def batches_of(data, chain=None, with_labels=True):
     """
     check_data(data)
     batches, count = _raw_batches(data)
-    return _checked(batches, chain, with_labels), count
+    return _checked(batches, chain, with_labels, with_all), count
 
 
 def _raw_batches(data):
@@ -206,7 +213,8 @@ def run_over(
 ):
     """Applies a function of a chain to every batch and concatenates the values of the images.
 
-    The function is compiled once per chain and image shape, whatever the batch size.
+    The function is compiled once per chain and shape of the images, whatever the batch size. If the
+    data holds batches of several shapes, values per position are filled up to the longest.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
@@ -224,7 +232,8 @@ def run_over(
             `IN_RANGE`; from the first batch on in which an image is not, `function` is used.
 
     Returns:
-        A dict of arrays whose first axis is the image.
+        A dict of arrays whose first axis is the image, with the weights of the images under
+        `WEIGHTS`.
 
     Raises:
         ValueError: if the data holds no batch, or images that the chain does not accept.
@@ -233,12 +242,13 @@ def run_over(
     if chain.prepare is not None:
         chain.prepare()
     batches, count = batches_of(data, chain, with_labels)
-    parts = []
+    parts, shapes = [], set()
     if at_once is not None:
         batches, count = rebatched(batches, at_once), None
     with progress_bar(name if progress else None, count) as advance:
-        for images, labels in batches:
-            if not parts:
+        for images, labels, weights in batches:
+            if key_of(images) not in shapes:
+                shapes.add(key_of(images))
                 check_images(chain, images)
                 check_run(chain, images)
             if check is not None:
@@ -250,19 +260,33 @@ def run_over(
                     found, plain = None, None
             if found is None:
                 found = _compiled(chain, name, function, images, labels)(images, labels)
-            parts.append(found)
+            parts.append(found | {WEIGHTS: weights})
             advance(1)
     if not parts:
         raise ValueError(f"Argument `data` must hold at least one batch. Received: data={data!r}")
-    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    return {key: concatenated([part[key].numpy() for part in parts]) for key in parts[0]}
 
 
-def _checked(batches, chain=None, with_labels=False):
-    """Yields batches as tensors and leaves out those without images.
+def concatenated(parts):
+    """Returns arrays as one; the second axis, of positions, is filled up if there are several."""
+    most = max((part.shape[1] for part in parts if part.ndim > 1), default=0)
+    filled = []
+    for part in parts:
+        if part.ndim > 1 and part.shape[1] < most:
+            fill = np.nan if part.dtype.kind == "f" else 0
+            width = [(0, 0), (0, most - part.shape[1]), *[(0, 0)] * (part.ndim - 2)]
+            part = np.pad(part, width, constant_values=fill)
+        filled.append(part)
+    return np.concatenate(filled)
 
-    Raises a `ValueError` if the dtype or the shape of a batch differs from the first one.
+
+def _checked(batches, chain=None, with_labels=False, with_all=False):
+    """Yields batches as tensors, with weights, and leaves out those without images.
+
+    Raises a `ValueError` if the dtype of a batch, or its number of axes, differs from the first
+    one. Warns if there are many shapes.
     """
-    first = None
+    first, shapes = None, set()
     for images, labels, weights in batches:
         images, labels = _images_of(images, chain), _tensor_of("labels", labels)
         for part in keras.tree.flatten(images):
@@ -270,16 +294,66 @@ def _checked(batches, chain=None, with_labels=False):
                 raise _other_count(len(part), len(labels))
         specs = spec_of(images), spec_of(labels)
         first = specs if first is None else first
-        if specs != first:
+        if _kinds(specs) != _kinds(first):
             raise ValueError(
-                "Argument `data` must hold batches of the same dtype and shape, except for the "
-                f"number of images. Received: images and labels as {_listed(first)}, and then as "
-                f"{_listed(specs)}"
+                "Argument `data` must hold batches of the same dtypes and numbers of axes. "
+                f"Received: images and labels as {_listed(first)}, and then as {_listed(specs)}"
             )
+        shapes.add(key_of(specs))
+        of_images, weights = _weights_of(weights, labels)
+        if not with_all and not (of_images.numpy() > 0).all():
+            given = (images, labels, of_images, weights)
+            images, labels, of_images, weights = chosen_of(given, of_images > 0)
         if len(labels):
             if with_labels and chain is not None:
                 labels = prepared_labels(chain, images, labels, weights)
-            yield images, labels
+            yield images, labels, of_images
+    if len(shapes) > MOST_SHAPES:
+        warnings.warn(
+            f"The data holds batches of {len(shapes)} shapes, and probes are compiled for each of "
+            "them. Padded to a few lengths, they take less time.",
+            stacklevel=2,
+        )
+
+
+def chosen_of(batch, is_chosen):
+    """Returns the images of a batch for which a mask `(images,)` is true; keeps `None`s."""
+    return keras.tree.map_structure(
+        lambda tensor: None if tensor is None else tf.boolean_mask(tensor, is_chosen), batch
+    )
+
+
+def _kinds(specs):
+    """Returns the structure, the dtypes and the numbers of axes of specs of batches."""
+    return keras.tree.map_structure(lambda spec: (spec.dtype.name, len(spec.shape)), specs)
+
+
+def _weights_of(weights, labels):
+    """Returns the weights of the images of a batch, `(images,)`, and those of positions, or `None`.
+
+    Those of images are 1 if there are none.
+    """
+    same = tf.ones([len(labels)], tf.float64)
+    if weights is None:
+        return same, None
+    weights = tf.convert_to_tensor(weights)
+    if weights.shape.rank == 2 and weights.shape[1] == 1:
+        weights = weights[:, 0]
+    if len(weights) != len(labels):
+        raise _other_weights(f"{len(weights)} weights for {len(labels)} images")
+    if weights.shape.rank > 1:
+        return same, weights
+    weights = tf.cast(weights, tf.float64)
+    if not np.isfinite(weights).all() or not (weights.numpy() >= 0).all():
+        raise _other_weights(f"weights from {weights.numpy().min()} to {weights.numpy().max()}")
+    return weights, None
+
+
+def _other_weights(what):
+    return ValueError(
+        "Argument `data` must hold one sample weight of 0 or more per image, if it holds weights. "
+        f"Received: {what}"
+    )
 
 
 def _images_of(images, chain):
@@ -337,12 +411,23 @@ def _listed(specs):
 
 
 def rebatched(batches, size):
-    """Yields the same images and labels in batches of another size; the last may be smaller."""
+    """Yields the same images, labels and so on in batches of another size.
+
+    The last one may be smaller, and the last one before others of another shape.
+
+    Args:
+        batches: an iterable of structures of tensors.
+        size: int, or a function that returns it for a batch.
+    """
+    size_of = size if callable(size) else lambda batch: size
     waiting, count = [], 0
     for batch in batches:
+        if count and key_of(batch) != key_of(waiting[0]):
+            yield joined(waiting)
+            waiting, count = [], 0
         waiting.append(batch)
         count += len(batch[1])
-        while count >= size:
+        while count >= (size := size_of(batch)):
             whole = joined(waiting)
             yield sliced(whole, slice(size))
             waiting, count = [sliced(whole, slice(size, None))], count - size

@@ -82,6 +82,7 @@ class RouteValues:
         is_finite: bool, whether the outputs are finite; outputs that are not predict no class.
         labels: the labels of the examples as in the data, without an axis of routes.
         classes: int, the number of classes; 2 if a single output decides between two classes.
+        weights: those of the images of the examples, over 0.
         image: int, the image of every example, from 0, in the order of the data.
         images: int, the number of images in the data, with those that do not count.
         position: int, the position of every example in its image, from 0; `None` if examples are
@@ -102,6 +103,7 @@ class RouteValues:
     is_finite: np.ndarray
     labels: np.ndarray
     classes: int
+    weights: np.ndarray
     image: np.ndarray
     images: int
     position: np.ndarray | None
@@ -173,37 +175,43 @@ def evaluate(
         raise ValueError(
             f"Argument `data` must hold at least one batch with images. Received: data={data!r}"
         )
-    runner = _Runner(chain, plan, with_losses, *first)
-    of_image = (1 + RUNTIME_SHARE) * runner.bytes_per_image / MIB
-    at_once = int(min(MOST_IMAGES, (memory_limit - RUNTIME_MIB) / of_image))
-    if at_once < 1:
-        raise ValueError(
-            f"Argument `memory_limit` must be {math.ceil(RUNTIME_MIB + of_image)} MiB or more: "
-            f"one image needs that much. Received: memory_limit={memory_limit!r}"
-        )
-    parts, all_labels, is_counted = [], [], []
+    runners: dict[Any, _Runner] = {}
+
+    def runner_of(batch):
+        """Returns the runner for batches of such shapes."""
+        key = key_of(batch)
+        if key not in runners:
+            runners[key] = _Runner(chain, plan, with_losses, memory_limit, *batch[:2])
+        return runners[key]
+
+    batches = itertools.chain([first], batches)
+    parts, all_labels, all_weights, places, images_before = [], [], [], [], 0
     with progress_bar("routes" if progress else None, count) as advance:
-        for images, labels in rebatched(itertools.chain([first], batches), at_once):
+        for batch in rebatched(batches, lambda batch: runner_of(batch).at_once):
+            (images, labels, weights), runner = batch, runner_of(batch)
             share = len(labels) / len(first[1]) / len(plan.steps)
             advance_share = functools.partial(advance, share)
             parts.append(runner.run(images, labels, with_outputs, advance_share))
-            if len(parts) == 1:
+            if not runner.is_compared:
                 found = {name: part[:COMPARED] for name, part in runner.unperturbed.items()}
                 check_agreement(chain, sliced(images, slice(COMPARED)), found)
+                runner.is_compared = True
             all_labels.append(labels.numpy()[runner.is_counted])
-            is_counted.append(runner.is_counted)
+            image, *position = np.nonzero(runner.is_counted)
+            places.append((image + images_before, *position))
+            all_weights.append(weights.numpy()[image])
+            images_before += len(labels)
     # The routes of the plan begin with the unperturbed one. Routes with the same path share one
     # result.
-    places: dict[tuple[Any, ...], int] = {}
+    paths: dict[tuple[Any, ...], int] = {}
     for index, route in enumerate(plan.routes):
-        places.setdefault(route.stages, index)
-    chosen = [places[route.stages] for route in routes]
+        paths.setdefault(route.stages, index)
+    chosen = [paths[route.stages] for route in routes]
     joined: dict[str, Any] = {
         name: np.concatenate([part[name] for part in parts], axis=1)[chosen] for name in parts[0]
     }
-    examples = np.concatenate(is_counted)
-    check_any_counts(examples)
-    image, *position = np.nonzero(examples)
+    image, *position = map(np.concatenate, zip(*places, strict=True))
+    check_any_counts(np.bincount(image, minlength=images_before))
     joined = {
         "outputs": None,
         "predicted": None,
@@ -212,8 +220,9 @@ def evaluate(
         "classes": runner.classes,
         "kind": chain.outputs,
         "width": runner.outputs,
+        "weights": np.concatenate(all_weights),
         "image": image,
-        "images": len(examples),
+        "images": images_before,
         "position": position[0] if position else None,
     } | joined
     return RouteValues(**joined)
@@ -243,8 +252,10 @@ def check_memory_limit(memory_limit):
 class _Runner:
     """The compiled functions of a plan and the memory they need."""
 
-    def __init__(self, chain, plan, with_losses, images, labels):
+    def __init__(self, chain, plan, with_losses, memory_limit, images, labels):
         check_images(chain, images)
+        # Whether the unperturbed route was compared with the network.
+        self.is_compared = False
         self.plan, self.chain = plan, chain
         self.stages = len(chain.stages)
         # The number of positions, for outputs per position.
@@ -280,6 +291,13 @@ class _Runner:
                 self.classes = 2 if is_binary(chain.outputs, self.outputs) else self.outputs
         sizes = {place: _bytes(spec) for place, spec in specs.items()}
         self.bytes_per_image = sizes[-1] + _bytes(context) + plan.most_held(sizes, inner)
+        of_image = (1 + RUNTIME_SHARE) * self.bytes_per_image / MIB
+        self.at_once = int(min(MOST_IMAGES, (memory_limit - RUNTIME_MIB) / of_image))
+        if self.at_once < 1:
+            raise ValueError(
+                f"Argument `memory_limit` must be {math.ceil(RUNTIME_MIB + of_image)} MiB or more: "
+                f"one image needs that much. Received: memory_limit={memory_limit!r}"
+            )
 
     def counted(self, labels, context):
         """Returns which examples of some images count, bool, `(images,)` or `(images, positions)`.

@@ -23,24 +23,28 @@ from tfresidual.routing.positions import (
 def prepared_labels(chain, images, labels, weights=None):
     """Returns the labels of a batch in which all positions are left out that do not count.
 
-    Labels are returned as they are, and weights ignored, unless both outputs and labels are per
-    position.
+    Labels are returned as they are unless both outputs and labels are per position.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
         images: the images of the batch, as tensors.
         labels: their labels, a tensor.
-        weights: their sample weights as in the data, or `None`. Weights of images, with a single
-            axis, are ignored.
+        weights: the weights of their positions, `(images, positions)`, or `None`.
 
     Raises:
-        ValueError: if there are weights of positions other than 0 and 1.
+        ValueError: if there are weights of positions other than 0 and 1, or labels are not per
+            position and there are such weights.
     """
-    if labels.shape.rank < 2 or not _are_numbers(labels):
-        return labels
-    check_images(chain, images)
-    shape = shape_of_outputs(chain, images)
-    if not are_per_position(labels, shape):
+    is_read, shape = labels.shape.rank > 1 and _are_numbers(labels), ()
+    if is_read:
+        check_images(chain, images)
+        shape = shape_of_outputs(chain, images)
+    if not (is_read and are_per_position(labels, shape)):
+        if weights is not None:
+            raise ValueError(
+                "Argument `data` must hold one sample weight per image. "
+                f"Received: weights of shape {tuple(weights.shape)}"
+            )
         return labels
     is_weighted = _checked_weights(weights, labels)
     if chain.context is None:
@@ -138,9 +142,6 @@ def _are_numbers(labels):
 def _checked_weights(weights, labels):
     """Returns which weights of positions are not 0; `None` if there are none of positions."""
     if weights is None:
-        return None
-    weights = tf.convert_to_tensor(weights)
-    if weights.shape.rank < 2:
         return None
     if weights.shape.rank == 3 and weights.shape[-1] == 1:
         weights = weights[:, :, 0]

@@ -459,7 +459,7 @@ class DepthSearch(keras_tuner.Tuner):
             )
         data, name = self._images(fit_kwargs)
         try:
-            images, _ = next(iter(batches_of(data)[0]))
+            images, *_ = next(iter(batches_of(data)[0]))
             check_images(chain, images)
         except (ValueError, StopIteration) as error:
             raise errors.FatalValueError(_of_images(name, data, error)) from error
