@@ -289,3 +289,24 @@ def test_plain_sums_are_used_until_an_image_leaves_their_range():
     distances = probes.perturbation(chain, data, per_image=True)
     assert kinds_of_passes(chain) >= {"perturbation, plain", "perturbation"}
     np.testing.assert_allclose(distances["perturbation"], frame["perturbation"], rtol=1e-6)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("probe", [probes.block_metrics, probes.signal_propagation])
+def test_gradients_do_not_vanish_in_float16(probe):
+    """Those of images that are predicted with confidence are below the numbers of float16."""
+    settings = {"input_shape": (16, 16, 3), "blocks": 2, "widths": (4, 8)}
+    half, full = (random_network(dtype=one, **settings) for one in ("mixed_float16", "float32"))
+    half.set_weights(full.get_weights())
+    images, _ = random_batch(full, images=6)
+    outputs = full.predict(images, verbose=0)
+    for net in (half, full):
+        # A margin of about 20 between the logits of the first class and of the others.
+        net.layers[-1].bias.assign([20.0, *np.zeros(outputs.shape[1] - 1)])
+        net.compile("sgd", "sparse_categorical_crossentropy")
+    data = images, np.zeros(6)
+    found, expected = (probe(net, data) for net in (half, full))
+    assert (expected.filter(like="gradient_norm").min() < 1e-6).all()
+    for name in expected.filter(regex="gradient|cosine_loss$|shortcut"):
+        scale = np.nanmax(np.abs(expected[name]))
+        np.testing.assert_allclose(found[name], expected[name], rtol=0.02, atol=0.02 * scale)

@@ -786,11 +786,11 @@ WRONG_DATA = {
     "complex images": ((IMAGES.astype(complex), INDICES), "images of numbers"),
     "too few": (Batches((IMAGES, INDICES[:4])), "as many labels as images"),
     "too many": (Batches((IMAGES[:4], INDICES)), "as many labels as images"),
-    "other shape": (Batches(SMALL, (IMAGES, INDICES[:, None])), "the same dtype and shape"),
-    "rows then": (Batches(SMALL, (IMAGES, ROWS)), "the same dtype and shape"),
-    "floats then": (Batches(SMALL, (IMAGES, INDICES / 1)), "the same dtype and shape"),
-    "double images": (Batches(SMALL, (np.float64(IMAGES), INDICES)), "the same dtype and shape"),
-    "other size": (Batches(SMALL, (IMAGES[:, :3], INDICES)), "the same dtype and shape"),
+    "other shape": (Batches(SMALL, (IMAGES, INDICES[:, None])), "of shape"),
+    "rows then": (Batches(SMALL, (IMAGES, ROWS)), "the same dtypes"),
+    "floats then": (Batches(SMALL, (IMAGES, INDICES / 1)), "the same dtypes"),
+    "double images": (Batches(SMALL, (np.float64(IMAGES), INDICES)), "the same dtypes"),
+    "other size": (Batches(SMALL, (IMAGES[:, :3], INDICES)), "of shape"),
     "nothing": (Batches((IMAGES[:0], INDICES[:0])), "at least one batch"),
 }
 

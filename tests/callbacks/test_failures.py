@@ -1,0 +1,211 @@
+"""Callbacks that fail: what fails for good is refused at the beginning, what fails later is said.
+
+Not covered here: a lack of memory, which is an error like any other.
+"""
+
+import errno
+import itertools
+import math
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+from reference.random_network import random_batch, random_network
+
+from tfresidual import callbacks, probes
+
+pytestmark = pytest.mark.eager
+
+KEY = "stage1/block0/l2_ratio"
+
+
+@pytest.fixture
+def net():
+    net = random_network(blocks=1, widths=(4,))
+    net.compile("sgd", "sparse_categorical_crossentropy")
+    return net
+
+
+def fit(net, chosen, epochs=3, **settings):
+    images, labels = random_batch(net, images=8)
+    return net.fit(
+        images, labels, batch_size=4, epochs=epochs, verbose=0, callbacks=chosen, **settings
+    ).history
+
+
+def data_that_changes(net, later):
+    """Data that is another from its third reading on; it comes from a Python function."""
+    images, labels = random_batch(net, images=4)
+    readings = itertools.count()
+
+    def batches():
+        yield (images, labels) if next(readings) < 3 else (images, later(labels))
+
+    spec = (tf.TensorSpec(images.shape, tf.float32), tf.TensorSpec([4], tf.int64))
+    return tf.data.Dataset.from_generator(batches, output_signature=spec)
+
+
+def other_labels(labels):
+    return labels + 100
+
+
+def no_file(labels):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("later", [other_labels, no_file], ids=lambda later: later.__name__)
+@pytest.mark.parametrize("kind", [callbacks.BlockMetrics, callbacks.DropBlocks])
+def test_what_fails_later_is_said_once_and_training_goes_on(net, kind, later):
+    probe = kind(data_that_changes(net, later))
+    with pytest.warns(UserWarning, match=rf"{kind.__name__} failed.*Cause: ") as said:
+        history = fit(net, [probe])
+    assert sum("Cause: " in str(one.message) for one in said) == 1 and len(history["loss"]) == 3
+    for key in probe.keys(probe._chain):
+        assert math.isfinite(history[key][0]) and np.isnan(history[key][1:]).all()
+    with pytest.raises((ValueError, tf.errors.OpError)):
+        fit(net, [kind(data_that_changes(net, later), on_error="raise")])
+
+
+def test_what_fails_for_good_is_refused_when_training_begins(net):
+    """Nothing of its gradient can be known before the probe has run."""
+    inputs = keras.Input((6,))
+    state = layers.Dense(4)(inputs)
+    state = layers.Add()([state, layers.Dense(4)(state)])
+    outputs = layers.Dense(3)(keras.ops.stop_gradient(state))
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    before = [weight.numpy() for weight in model.weights]
+    data = np.zeros((4, 6), "float32"), np.zeros(4)
+    with pytest.raises(ValueError, match="a loss with a gradient at its states"):
+        model.fit(*data, verbose=0, callbacks=[callbacks.BlockMetrics(data)])
+    for one, other in zip(before, model.weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+class Full(keras.callbacks.Callback):
+    """Makes the folder of exports one in which nothing can be written, after the first epoch."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            (self.folder / "epoch0002").write_text("in the way")
+
+
+def test_an_export_that_fails_later(net, tmp_path):
+    series = callbacks.ExportForProbing(tmp_path)
+    with pytest.warns(UserWarning, match="ExportForProbing failed.*without the export"):
+        history = fit(net, [series, Full(tmp_path)])
+    assert len(history["loss"]) == 3
+    assert (tmp_path / "epoch0002").read_text() == "in the way"
+    for epoch in (1, 3):
+        assert len(probes.readout(tmp_path / f"epoch000{epoch}", random_batch(net, images=2)))
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("rate", [1e6, 1e12])
+def test_a_training_that_diverges_goes_on(rate):
+    net = random_network(blocks=2, widths=(4,), layout="original")
+    net.compile(keras.optimizers.SGD(rate), "sparse_categorical_crossentropy")
+    data = random_batch(net, images=4)
+    kinds = (callbacks.BlockMetrics, callbacks.Readout, callbacks.DropBlocks)
+    with warnings.catch_warnings():
+        # A network of which nothing can be measured may be said once.
+        warnings.simplefilter("ignore", UserWarning)
+        history = fit(net, [kind(data) for kind in kinds], epochs=4)
+    assert len(history["loss"]) == 4 and len(history[KEY]) == 4
+
+
+def test_bad_on_error():
+    with pytest.raises(ValueError, match=r"`on_error` must be one of.*Received: on_error='stop'"):
+        callbacks.BlockMetrics((np.zeros((1, 4)), np.zeros(1)), on_error="stop")
+
+
+# Data that can be read once
+
+
+def of_one_iterator(images, labels):
+    one = iter([(images[:2], labels[:2]), (images[2:], labels[2:])])
+    return lambda: one
+
+
+def of_new_iterators(images, labels):
+    return lambda: iter([(images[:2], labels[:2]), (images[2:], labels[2:])])
+
+
+@pytest.mark.parametrize("change", ["as it is", "prefetched", "shuffled"])
+def test_data_that_can_be_read_once_is_refused_when_training_begins(net, change):
+    images, labels = random_batch(net, images=4)
+    spec = (tf.TensorSpec([2, 8, 8, 3], tf.float32), tf.TensorSpec([2], tf.int64))
+
+    def data(make):
+        found = tf.data.Dataset.from_generator(make(images, labels), output_signature=spec)
+        changed = {"prefetched": lambda: found.prefetch(1), "shuffled": lambda: found.shuffle(4, 1)}
+        return changed.get(change, lambda: found)()
+
+    with pytest.raises(ValueError, match=r"must begin with the same batch.*Received: "):
+        fit(net, [callbacks.BlockMetrics(data(of_one_iterator))])
+    if change != "shuffled":
+        published = fit(net, [callbacks.BlockMetrics(data(of_new_iterators))])[KEY]
+        expected = probes.block_metrics(net, (images, labels))["l2_ratio"][0]
+        assert published[-1] == pytest.approx(expected, rel=1e-5)
+
+
+# Losses that training does not minimize
+
+
+@keras.saving.register_keras_serializable("tests")
+class OwnStep(keras.Model):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+@keras.saving.register_keras_serializable("tests")
+class OwnLoss(keras.Model):
+    def compute_loss(self, *args, **kwargs):
+        return 2 * super().compute_loss(*args, **kwargs)
+
+
+@keras.saving.register_keras_serializable("tests")
+class Added(layers.Layer):
+    def call(self, state):
+        self.add_loss(keras.ops.mean(state**2))
+        return state
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss"),
+    [(OwnStep, "mse"), (OwnLoss, "mse"), (keras.Model, None), (keras.Model, "mse")],
+    ids=["train_step", "compute_loss", "add_loss alone", "compiled"],
+)
+def test_the_loss_that_is_measured_is_said_if_training_may_minimize_another(kind, loss):
+    inputs = keras.Input((6,))
+    state = layers.Dense(4)(inputs)
+    state = Added()(layers.Add()([state, layers.Dense(4)(state)]))
+    model = kind(inputs, layers.Dense(3)(state))
+    model.compile("sgd", loss)
+    data = np.ones((4, 6), "float32"), np.eye(3)[[0, 1, 2, 0]].astype("float32")
+    chosen = [callbacks.BlockMetrics(data), callbacks.Perturbation(data)]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        history = model.fit(*data, epochs=2, verbose=0, callbacks=chosen).history
+    said = [str(one.message) for one in said if "loss of the probes" in str(one.message)]
+    assert len(said) == (kind is not keras.Model or loss is None)
+    # It is the loss of `compile`, of each image, without what layers add.
+    head = model.layers[-1]
+    with tf.GradientTape() as tape:
+        before = model.layers[1](data[0])
+        tape.watch(before)
+        after = before + model.layers[2](before)
+        outputs = head(after)
+        if loss is None:
+            losses = keras.losses.categorical_crossentropy(data[1], outputs, from_logits=True)
+        else:
+            losses = keras.losses.mean_squared_error(data[1], outputs)
+    norms = np.linalg.norm(tape.gradient(losses, before), axis=1)
+    assert history["stage1/block0/gradient_norm"][-1] == pytest.approx(norms.mean(), rel=1e-5)
