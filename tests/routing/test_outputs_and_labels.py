@@ -786,7 +786,7 @@ WRONG_DATA = {
     "complex images": ((IMAGES.astype(complex), INDICES), "images of numbers"),
     "too few": (Batches((IMAGES, INDICES[:4])), "as many labels as images"),
     "too many": (Batches((IMAGES[:4], INDICES)), "as many labels as images"),
-    "other shape": (Batches(SMALL, (IMAGES, INDICES[:, None])), "of shape"),
+    "other shape": (Batches(SMALL, (IMAGES, INDICES[:, None])), "the same dtypes"),
     "rows then": (Batches(SMALL, (IMAGES, ROWS)), "the same dtypes"),
     "floats then": (Batches(SMALL, (IMAGES, INDICES / 1)), "the same dtypes"),
     "double images": (Batches(SMALL, (np.float64(IMAGES), INDICES)), "the same dtypes"),
