@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfresidual import sources
 from tfresidual.arguments import check_int
@@ -20,8 +21,6 @@ from tfresidual.routing.batches import batches_of, check_data, first_batch, spli
 from tfresidual.routing.evaluator import check_scored
 from tfresidual.routing.images import check_images, sliced
 from tfresidual.routing.labels import check_prepared
-from tfresidual.routing.losses import takes_signs
-from tfresidual.routing.outputs import check_labels
 from tfresidual.routing.positions import has_positions, shape_of_outputs
 from tfresidual.sources.origin import settings_of
 
@@ -298,10 +297,10 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
                 f"Received: labels of dtype {all_labels.dtype}"
             )
         shape = shape_of_outputs(chain, images)
-        if has_positions(shape):
+        if len(shape) == 1:
+            labels = tf.convert_to_tensor(all_labels)
+        if len(shape) == 1 or has_positions(shape):
             check_prepared(chain, labels, shape)
-        elif len(shape) == 1:
-            check_labels(chain.outputs, all_labels, shape[-1], takes_signs(chain.loss))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ProbeCallback:
         """Returns a copy without a model, which shares the data, since data is only read."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 import pandas as pd
 from catalogue import (
     Network,
@@ -289,7 +290,8 @@ def _(frames):
         near = row["shortcut-only gate, bias -6"] - row["identity"]
         best = row["exclusive gate, bias -6"]
         others = [row[f"exclusive gate, bias {bias}"] for bias in (0, -10)]
-        return gain > 2 and near <= 1 and best < min(others) and max(others) - best > 2, gain
+        is_best = best < np.min(others) and np.max(others) - best > 2
+        return gain > 2 and near <= 1 and is_best, gain
 
     return cases_of(errors, judged)
 

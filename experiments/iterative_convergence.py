@@ -619,8 +619,9 @@ def _(frames):
             steps.append(changes.max())
             way = values[0] - values[-1]
             # A stage that is final after its first block, to two points, has no way to go.
-            most.append(-changes.min() / way if way > 0.02 else 0.0)
-        found.append(Case(max(most) < 0.5 and max(steps) < 0.02, max(most), f"seed {seed}"))
+            most.append(0.0 if way <= 0.02 else -changes.min() / way)
+        largest = np.max(most)
+        found.append(Case(largest < 0.5 and np.max(steps) < 0.02, largest, f"seed {seed}"))
     return found
 
 
@@ -951,7 +952,7 @@ def _(frames):
     def judged(row):
         gains = {name: row["standard", name] - row["gamma 0.1", name] for name in COUPLINGS}
         gain = gains.pop("coupling 0.9")
-        return gain > 0 and max(gains.values()) <= 0, gain
+        return gain > 0 and np.max([*gains.values()]) <= 0, gain
 
     return cases_of(table, judged)
 

@@ -740,7 +740,7 @@ def _(frames):
         is_deep = rows["network"].isin(["ResNet-110", "average pooling"])
         deep = rows.loc[is_deep, "cosine_loss"].max()
         others = rows.loc[~is_deep, "cosine_loss"].min()
-        return deep < min(others, 0), deep - others
+        return deep < np.min([others, 0]), deep - others
 
     return per_seed(lowest, judged)
 
@@ -821,7 +821,7 @@ def _(frames):
             of_group(rows, name, "entropy")[-1] < of_group(rows, name, "entropy")[0]
             for name in ("borderline", "correct", "all")
         )
-        ratio = rises["borderline"] / max(abs(rises["all"]), 1e-3)
+        ratio = rises["borderline"] / np.maximum(abs(rises["all"]), 1e-3)
         return ratio > 3 and falls, ratio
 
     return cases(frames["borderline"].query("along == 'blocks'"), judged)
@@ -1045,8 +1045,9 @@ def _(frames):
         order = [
             row[name] for name in ("ResNet-110", "ResNet-56", "110 UBN", "ResNet-38", "ResNet-32")
         ]
-        gain = row["110 UBN"] - min(row["146 UBN"], row["182 UBN"])
-        return order == sorted(order) and gain < 0.005, 100 * (row["ResNet-38"] - row["110 UBN"])
+        gain = row["110 UBN"] - np.min([row["146 UBN"], row["182 UBN"]])
+        is_so = (np.diff(order) >= 0).all() and gain < 0.005
+        return is_so, 100 * (row["ResNet-38"] - row["110 UBN"])
 
     return cases_of(test, judged)
 

@@ -392,7 +392,7 @@ def _(frames):
             halves.append(
                 values[:half].mean() > values[-half:].mean()
                 if stage < 3
-                else min(thirds[0], thirds[2]) > thirds[1]
+                else np.min([thirds[0], thirds[2]]) > thirds[1]
             )
         return all(halves)
 

@@ -34,6 +34,22 @@ def test_otherwise(name, change):
     assert verdict_of(cases(name, **change)) != "holds"
 
 
+@pytest.mark.parametrize(
+    ("name", "network"),
+    [
+        ("II-T1", "ResNet-110"),
+        ("II-T1", "182 UBN"),
+        ("IM-T1g", "exclusive gate, bias -10"),
+    ],
+)
+def test_an_error_that_is_not_known_is_not_in_order(name, network):
+    frames = TOLD[name].frames()
+    frame = frames["summary"]
+    is_first = (frame["network"] == network) & (frame["seed"] == frame["seed"].min())
+    frames["summary"] = frame.assign(error=frame["error"].mask(is_first))
+    assert verdict_of(list(STATEMENTS[name].cases(frames))) == "mixed"
+
+
 def test_every_statement_is_told():
     assert set(TOLD) == set(STATEMENTS)
 

@@ -1,6 +1,7 @@
 """Attributions against NumPy versions of the head's gradient, and cases solved by hand."""
 
 import dataclasses
+import functools
 import itertools
 
 import numpy as np
@@ -189,6 +190,41 @@ def test_targets_by_hand():
     for target, wanted in (("label", [(17 + 216) / 2, 13 / 2]), ("margin", [17, 0 - 192])):
         frame = probes.attribution(several, (POINTS[0], rows), target=target, per_image=True)
         assert frame["logit"].iloc[:2].tolist() == wanted
+
+
+def test_a_margin_needs_a_label_and_another_class():
+    """What has none is not there, in `attribution` and in `patching`."""
+    chain = changed(linear_chain(DOUBLED, MOVED), outputs="label_logits")
+    images = np.concatenate([POINTS[0], POINTS[0]])
+    rows = np.array([[1, 1, 0], [0, 0, 0], [1, 1, 1], [1, 0, 1]])
+    few, source = [0, 3], images[::-1]
+    runs = [
+        functools.partial(probes.attribution, chain),
+        lambda data, **settings: probes.patching(
+            chain, data, (source[few] if len(data[0]) == 2 else source, data[1]), **settings
+        ),
+    ]
+    for run in runs:
+        frame = run((images, rows), target="margin", per_image=True)
+        logits = frame["logit"].to_numpy().reshape(-1, 4)
+        np.testing.assert_array_equal(logits[0], [17, np.nan, np.nan, 0 - 192])
+        assert not np.isinf(frame.select_dtypes("number")).any(axis=None)
+        means = [run((images[f], rows[f]), target="margin") for f in (few, slice(None))]
+        pd.testing.assert_frame_equal(*means)
+        with pytest.raises(ValueError, match="at least one position that counts"):
+            run((images, np.zeros_like(rows)), target="margin")
+
+
+def test_a_deviation_that_is_no_number_is_an_error():
+    """The state is infinite where the head does not read it: 0 times infinity is no part."""
+    away = Block(1, 0, True, lambda h: h * np.array([1, np.inf], "float32"))
+    chain = linear_chain(away)
+    one = changed(chain, head=lambda h: ops.stack([h[:, 0, 0, 0], -h[:, 0, 0, 0]], axis=-1))
+    with pytest.raises(ValueError, match=r"changes add up to the last state.*Received: "):
+        probes.attribution(one, POINTS)
+    # A logit that is no number itself is the one of a network that explodes.
+    frame = probes.attribution(chain, POINTS, target=1)
+    assert not np.isfinite(frame["logit"]).any()
 
 
 def test_log_probabilities_where_no_logits_are_known():

@@ -158,6 +158,15 @@ def test_indices_of_frames():
     assert of_labels.loc["mean"].tolist() == pytest.approx([1 / 2, 21 / 32, 3 / 8])
 
 
+def test_an_error_that_is_not_known_is_not_below_chance():
+    unknown = FRAMES["readout"].assign(error=FRAMES["readout"]["error"].mask(lambda e: e == 0.1))
+    frames = FRAMES | {"readout": unknown}
+    with pytest.raises(ValueError, match="must be a network whose error is below chance"):
+        indices_of(**frames, chance=0.9)
+    table = indices_of(**frames, chance=0.9, at_chance="nan")
+    assert table.loc[table["basis"] == "labels", INDEX_NAMES].isna().all(axis=None)
+
+
 @pytest.mark.parametrize(
     ("reading", "of_stages"), [("all but last", [1 / 2, 0]), ("trapezoid", [3 / 4, 1 / 6])]
 )

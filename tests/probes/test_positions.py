@@ -268,6 +268,11 @@ def test_an_image_whose_class_is_ignored_is_not_there():
         )
         columns = found.columns.drop(of_states) if name == "block_metrics" else found.columns
         pd.testing.assert_frame_equal(found[columns], expected[columns], rtol=1e-4, atol=1e-6)
+    with_keras = [
+        callbacks.DropBlocks((images, ignored)),
+        callbacks.BlockMetrics((images, ignored)),
+    ]
+    net.fit(images, ignored, verbose=0, callbacks=with_keras)
     rows = probes.lens(chain, (images, ignored), per_image=True)
     assert rows.loc[rows["image"] == 2, "kl"].isna().all()
     last = probes.lens(chain, (images, ignored))["cross_entropy"].iloc[-1]

@@ -45,6 +45,27 @@ def randomised(model):
     return model
 
 
+@pytest.mark.system
+def test_words_that_are_masked_are_no_positions():
+    """As many of them as the sequence has positions, of which some are padding."""
+    from sources import zoo  # needs keras-hub
+
+    model = zoo.build("BertMaskedLM")
+    inputs = zoo.inputs_of("BertMaskedLM", model)
+    shape = inputs["mask_positions"].shape
+    assert shape == inputs["padding_mask"].shape
+    assert not inputs["padding_mask"].all()
+    labels = np.random.default_rng(2).integers(0, zoo.VOCABULARY, shape)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    expected = loss(labels, model.predict(inputs, verbose=0))
+    for source in (model, keras.Model(model.input, model.output)):
+        chain = tfr.chain(source, inputs=inputs)
+        frame = probes.drop_blocks(chain, (inputs, labels))
+        assert len(frame) == 4
+        last = probes.lens(chain, (inputs, labels))["cross_entropy"].iloc[-1]
+        assert last == pytest.approx(float(expected), rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("block_type", "use_pre_activation"),
     [

@@ -121,7 +121,8 @@ def borderline(
         constant along a curve if the groups are fixed), `label` and `prediction` (the class, or
         with several labels per image the classes as text, such as `"3 7"`; a prediction is missing
         where the outputs are not finite) and `margin` (see `evaluate_routes`). Accuracies and
-        shares are then 1 or 0. For outputs per position, `position` comes after `image`.
+        shares are then 1 or 0. An image that does not count has no row. For outputs per position,
+        `position` comes after `image`.
 
     Raises:
         ValueError: if an argument cannot be used, or there is no next block: `groups` is

@@ -268,8 +268,11 @@ def _indices_of_basis(frames, basis, chance, is_at_chance, reading):
 
 
 def _reaches(error, chance):
-    """Returns whether an error is at chance or above, up to rounding of quotients of counts."""
-    return error > chance - 1e-9
+    """Returns whether an error is at chance or above, up to rounding of quotients of counts.
+
+    An error that is NaN is not below chance.
+    """
+    return not error <= chance - 1e-9
 
 
 def convergence_index(errors, error, chance, reading="all blocks"):

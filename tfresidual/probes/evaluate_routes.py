@@ -57,12 +57,12 @@ def evaluate_routes(
 
     If the network has outputs per position of a sequence, `(images, positions, classes)`, labels
     are per position too, and every position that counts is measured like an image: means are over
-    positions, and distances are those of the state at the position (of the whole image if the
-    stage has other positions). Left out are positions that the network masks, those with a label
-    below 0 (for rows of labels, those without a number over 0 if the classes exclude one another,
-    and otherwise those of numbers below 0), those with the class that its loss ignores, and those
-    with a sample weight of 0 (data `(images, labels, weights)` with weights of 0 and 1 per
-    position). All others count.
+    positions, and distances are those of the state at the position (of the whole image if the stage
+    has other positions). Left out are positions that the network masks (if the outputs are those of
+    the positions of the states, see `tfresidual.chain`), those with a label below 0 (for rows of
+    labels, those without a number over 0 if the classes exclude one another, and otherwise those of
+    numbers below 0), those with the class that its loss ignores, and those with a sample weight of
+    0 (data `(images, labels, weights)` with weights of 0 and 1 per position). All others count.
 
     An image without a position that counts is not there: with `per_image`, its values are NaN, and
     it is in no mean and no count. So it is, for outputs per image, with one whose positions are all

@@ -81,7 +81,8 @@ def metric_product(
         progress: whether to show a progress bar.
 
     Returns:
-        An array of the shape of `vectors`, in at least float32.
+        An array of the shape of `vectors`, in at least float32, NaN for an image that is all
+        padding.
 
     Raises:
         ValueError: if an argument cannot be used.

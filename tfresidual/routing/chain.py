@@ -186,6 +186,9 @@ class Chain:
         made_of: what the chain was made of, with a method `change(loss)` that returns in words what
             has changed since; `None` if that is not known, as in chains built by hand. A probe
             raises an error if anything has.
+        outputs_at_positions: whether outputs `(images, positions, classes)` are those of the
+            positions of the last state, in their order. If not, as for words that are gathered from
+            a sequence, padding of the states says nothing about labels, even if there are as many.
         input_dtype: the dtype that the network declares for its input, a str, or a dict, tuple or
             list of these. Integers are passed on as they are if it is an integer, and otherwise
             become float32.
@@ -205,6 +208,7 @@ class Chain:
     )
     notes: tuple[str, ...] = ()
     context: Callable[[Any], dict[str, Tensor]] | None = dataclasses.field(default=None, repr=False)
+    outputs_at_positions: bool = True
     input_dtype: Any = "float32"
     made_of: Any = dataclasses.field(default=None, repr=False, compare=False)
     # The compiled functions that functions of the chain call, by their names.

@@ -71,8 +71,8 @@ class RouteValues:
         agreement: 1.0 where the prediction is that of the unperturbed network.
         distance: `(routes, examples, stages)`, the Euclidean distance between the last state of the
             stage and that of the unperturbed network, 0 or more. For outputs per position, it is
-            that of the state at the position if the state has the same positions, and that of the
-            state of the image otherwise.
+            that of the state at the position if the state has the same positions (see
+            `Chain.outputs_at_positions`), and that of the state of the image otherwise.
         outputs: `(routes, examples, classes)`, or `None` if they were not requested.
         predicted: bool, `(routes, examples, classes)`, the predicted classes; `None` if the
             outputs were not requested.
@@ -275,7 +275,7 @@ class _Runner:
                 labels,
                 context,
                 with_losses,
-                self.positions,
+                self.positions if chain.outputs_at_positions else None,
             )
             # Weights stay as they are while the routes run, so those of a block are read once.
             if weights and weights not in bound:

@@ -90,7 +90,8 @@ def labels_within(chain, labels, outputs, is_weighted=None):
         is_counted &= tf.reduce_any(labels >= 0, axis=-1) if labels.shape.rank == 3 else labels >= 0
     valid = known_positions(chain)
     if valid is not None:
-        is_counted &= valid if fits(labels, valid) else valid_images(chain)[:, None]
+        are_same = chain.outputs_at_positions and fits(labels, valid)
+        is_counted &= valid if are_same else valid_images(chain)[:, None]
     if is_weighted is not None:
         is_counted &= is_weighted
     return kept(labels, is_counted, -1 if is_index else np.nan)

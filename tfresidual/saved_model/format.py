@@ -165,6 +165,7 @@ def _check_layout(layout):
     notes, pieces, count = layout["notes"], layout["pieces"], layout["parameters"]
     _require(_is_list(notes) and all(isinstance(note, str) for note in notes), "notes")
     _require(_is_list(pieces) and {STEM, HEAD} <= set(pieces), "pieces")
+    _require(isinstance(layout.get("outputs_at_positions", True), bool), "outputs_at_positions")
     _require(_is_count(count), "parameters")
     _require(layout["loss"] is None or isinstance(layout["loss"], dict), "loss")
     if layout["format"] > FIRST_FORMAT:

@@ -105,6 +105,7 @@ def _chain(layout, pieces, parameters, root):
         input_dtype=dtypes,
         outputs=layout["outputs"],
         notes=tuple(layout["notes"]),
+        outputs_at_positions=layout.get("outputs_at_positions", True),
         weights=tuple(parameters),
         reference=reference,
         context=None if context is None else of_images(context, shapes),

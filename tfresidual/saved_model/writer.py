@@ -255,6 +255,7 @@ def _with_probes(chain):
         "pieces": list(pieces),
         "parameters": len(parameters),
         "notes": chain.notes,
+        **({} if chain.outputs_at_positions else {"outputs_at_positions": False}),
         "loss": getattr(chain.loss, "description", None),
         **_ignored_class(chain, header),
         "stages": [

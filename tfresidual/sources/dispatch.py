@@ -109,7 +109,9 @@ def chain(
             or `"images"` for a single input without a name. `False`: all positions count. By
             default, the mask that Keras attaches to the first state or, failing that, an input
             called `padding_mask`, `encoder_padding_mask`, `decoder_padding_mask` or
-            `attention_mask`. A note of the chain says what was found.
+            `attention_mask`. A note of the chain says what was found. Padding leaves out labels
+            only if the graph shows that the outputs are those of the positions of the states, in
+            their order: not of words that are gathered from a sequence, however many.
 
     Returns:
         A `tfresidual.routing.Chain`.

@@ -50,6 +50,7 @@ class Division:
         blocks: list of the blocks on it, in order, with the gaps between them assigned.
         valid: the `keras.KerasTensor` that says which positions of the states are not padding,
             `(images, positions)`, or `None`; see `tfresidual.sources.padding`.
+        outputs_at_positions: see `tfresidual.routing.Chain`.
     """
 
     whole: Graph
@@ -57,6 +58,7 @@ class Division:
     trunk: list
     blocks: list
     valid: keras.KerasTensor | None = None
+    outputs_at_positions: bool = True
 
     @property
     def opened(self):

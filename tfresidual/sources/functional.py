@@ -70,6 +70,7 @@ def chain_of_division(model, division: Division, declared, reference, notes=()) 
         reference=reference,
         notes=(*notes, *note_of_loss(model)),
         context=context.function,
+        outputs_at_positions=division.outputs_at_positions,
         called=parts.calls.called,
         made_of=Origin(model, losses),
     )

@@ -165,24 +165,51 @@ class _Recorded(keras.Operation):
 
     def compute_output_spec(self, *args, **kwargs):
         operation = self.operation
-        known = kwargs
-        if isinstance(operation, keras.layers.Layer):
-            kwargs.pop("training", None)
-            known = dict(kwargs)
-            if "training" in inspect.signature(operation.call).parameters:
-                kwargs["training"] = False
-                # A method for the output shape need not take all arguments of the call.
-                if _takes(operation.compute_output_spec, "training"):
-                    known["training"] = False
         try:
-            return operation.compute_output_spec(*args, **known)
+            return _spec_of(operation, args, kwargs)
         except (TypeError, ValueError):
             # A layer without a method for its output shape, in mixed precision: Keras casts its
             # weights only in a call.
+            if _has_training(operation):
+                kwargs = kwargs | {"training": False}
             return keras.tree.map_structure(
                 lambda tensor: keras.KerasTensor(tensor.shape, tensor.dtype),
                 operation(*args, **kwargs),
             )
+
+
+def spec_of_call(node, tensor_of):
+    """Returns the shapes and dtypes of what an operation returns, as `keras.KerasTensor`s.
+
+    Nothing is added to a layer.
+
+    Args:
+        node: a `Node`.
+        tensor_of: function of a tensor among the arguments that returns the one in its place.
+    """
+
+    def spec(leaf):
+        if isinstance(leaf, Weight):
+            return keras.KerasTensor(leaf.variable.shape, leaf.dtype)
+        return tensor_of(leaf) if isinstance(leaf, keras.KerasTensor) else leaf
+
+    args, kwargs = keras.tree.map_structure(spec, (node.args, node.kwargs))
+    return _spec_of(node.operation, args, kwargs)
+
+
+def _spec_of(operation, args, kwargs):
+    """Returns what the method of an operation for the spec of its outputs returns."""
+    if isinstance(operation, keras.layers.Layer):
+        kwargs = {name: value for name, value in kwargs.items() if name != "training"}
+        # A method for the output shape need not take all arguments of the call.
+        if _has_training(operation) and _takes(operation.compute_output_spec, "training"):
+            kwargs["training"] = False
+    return operation.compute_output_spec(*args, **kwargs)
+
+
+def _has_training(operation):
+    is_layer = isinstance(operation, keras.layers.Layer)
+    return is_layer and "training" in inspect.signature(operation.call).parameters
 
 
 def _takes(function, name):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 from typing import TYPE_CHECKING
 
 import keras
@@ -24,7 +23,7 @@ from tfresidual.sources.notes import (
     notes_of,
     other_additions,
 )
-from tfresidual.sources.padding import check_padding, padding_of
+from tfresidual.sources.padding import check_padding, with_padding
 from tfresidual.sources.reasons import said
 from tfresidual.sources.recording import (
     check_inputs,
@@ -88,8 +87,9 @@ def chain_of_model(
     Which positions of a sequence are padding is known from the mask that Keras attaches to the
     first state or, failing that, from an input called `padding_mask`, `encoder_padding_mask`,
     `decoder_padding_mask` or `attention_mask` that has the positions of the states. For an encoder
-    and a decoder, the name must begin like that of an input that leads to the first state. A note
-    says what is padding, and also that it is not known if blocks read something beside states
+    and a decoder, the name must begin like that of an input with the positions of the first state,
+    and padding leaves out labels only if the outputs have them, see `tfresidual.sources.axes`. A
+    note says what is padding, and also that it is not known if blocks read something beside states
     with positions that depends on the inputs.
 
     Statistics that are set by `Normalization.adapt` are constants of the graph: an existing chain
@@ -165,7 +165,7 @@ def division_of(
             "its own graph, or whole layers, which `tfresidual.callbacks.use_blocks(model, "
             f"blocks=...)` chooses. Received: model={model.name}"
         )
-    return dataclasses.replace(division, valid=padding_of(division, padding)[0])
+    return with_padding(division, padding)[0]
 
 
 def _of_blocks(model, blocks, inputs, padding):
@@ -218,8 +218,7 @@ def _chain(model, division, inputs, padding, *notes):
     # The graph may have been made for one of many sizes that the model takes.
     declared = inputs_of(model) if inputs is None and has_graph(model) else whole.structure
     found = notes_of(other_additions(whole, division.blocks, division.trunk), _opaque(whole))
-    valid, of_padding = padding_of(division, padding)
-    division = dataclasses.replace(division, valid=valid)
+    division, of_padding = with_padding(division, padding)
     found += (*note_of_context(division.beside), *of_padding)
     reference = reference_of(model) if has_graph(model) else _Inference(model)
     return chain_of_division(model, division, declared, reference, (*found, *notes))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import TYPE_CHECKING
 
 import keras
 
 from tfresidual.routing.images import path_name
+from tfresidual.sources.axes import axes_of_positions, keep_positions
 from tfresidual.sources.blocks import path_to
 
 if TYPE_CHECKING:
@@ -25,6 +27,14 @@ MASK_NAMES = (
 )
 # Of a tensor without a name of its own.
 _UNNAMED = re.compile(r"keras_tensor(_\d+)?")
+_OTHER_POSITIONS = (
+    "padding is not known, so all positions count: some states have as many positions as the first "
+    "one, but not the same ones"
+)
+_OTHER_OUTPUTS = (
+    "padding leaves out no label: what the outputs are of is not shown to be the positions of the "
+    "states"
+)
 # The name of a single input that has none, as in the signatures of a SavedModel.
 _SINGLE = "images"
 
@@ -38,7 +48,39 @@ def check_padding(padding: str | Literal[False] | None) -> None:
         )
 
 
-def padding_of(
+def with_padding(
+    division: Division, padding: str | Literal[False] | None
+) -> tuple[Division, tuple[str, ...]]:
+    """Returns a division with what is known of the padding of its states, and the notes on it.
+
+    Args:
+        division: the `tfresidual.sources.division.Division` of a model.
+        padding: see `_padding_of`.
+
+    Raises:
+        ValueError: see there, and if `padding` names an input, and states have as many positions as
+            the first one that are others.
+    """
+    valid, notes = _padding_of(division, padding)
+    has_slots = len(division.whole.output.shape) == 3
+    if valid is None and not has_slots:
+        return division, notes
+    are_kept, at_outputs = keep_positions(division)
+    at_outputs = at_outputs or not has_slots
+    if valid is not None and not are_kept:
+        if padding is not None:
+            raise ValueError(
+                "Argument `padding` must be None or False for a model of which some states have as "
+                "many positions as the first one, but not the same ones. "
+                f"Received: padding={padding!r}"
+            )
+        valid, notes = None, (_OTHER_POSITIONS,)
+    if valid is not None and not at_outputs:
+        notes = (*notes, _OTHER_OUTPUTS)
+    return dataclasses.replace(division, valid=valid, outputs_at_positions=at_outputs), notes
+
+
+def _padding_of(
     division: Division, padding: str | Literal[False] | None
 ) -> tuple[keras.KerasTensor | None, tuple[str, ...]]:
     """Returns which positions of the states are not padding, and the notes on it.
@@ -122,13 +164,15 @@ def _named(whole, state, name):
 def _by_name(whole, state):
     """Returns the input whose name says that it is the padding mask, and its name, or `None`s.
 
-    What comes before "padding_mask" in the name must also begin the name of an input that leads to
-    the first state: the padding of an encoder is not that of its decoder.
+    What comes before "padding_mask" in the name must also begin the name of an input whose
+    positions are those of the first state: the padding of an encoder is not that of its decoder.
     """
     names = _inputs_by_name(whole)
-    needed = {id(tensor) for node in path_to(whole.nodes, state) for tensor in node.inputs}
-    needed.add(id(state))
-    lead = [_last(name) for name, tensor in names.items() if id(tensor) in needed]
+    lead = [
+        _last(name)
+        for name, tensor in names.items()
+        if len(tensor.shape) > 1 and 1 in axes_of_positions(whole.nodes, tensor, state)
+    ]
     for known in MASK_NAMES:
         prefix = known.removesuffix("padding_mask").removesuffix("attention_mask")
         for name, tensor in names.items():

@@ -1,0 +1,252 @@
+"""Along which axes of the tensors of a graph the positions of a state lie. TensorFlow only.
+
+Sizes that agree by chance are no proof: as many words may be gathered from a sequence as it has
+positions. An axis has the positions of another tensor if every operation between them keeps their
+order and their number, which is known of an operation that only moves values by following marks,
+and of any other from what it returns for one position less.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfresidual.sources.blocks import IDENTITY, path_to
+from tfresidual.sources.graph import Weight, is_of_keras, spec_of_call
+from tfresidual.sources.masks import KNOWN_PACKAGES
+
+if TYPE_CHECKING:
+    from tfresidual.sources.division import Division
+
+# Operations of Keras that only move values.
+_MOVING = (
+    *("Cropping1D", "ExpandDims", "Flatten", "Flip", "GetItem", "Moveaxis", "Permute", "Ravel"),
+    *("Repeat", "RepeatVector", "Reshape", "Roll", "Slice", "Split", "Squeeze", "Swapaxes"),
+    *("Take", "Tile", "Transpose", "Unstack"),
+)
+# Those that move values to places that depend on them.
+_SORTING = ("Argsort", "Sort", "TopK")
+# Those that combine values at the same places.
+_ELEMENTWISE = (
+    *("Add", "Average", "Divide", "Maximum", "Minimum", "Multiply", "Power", "Subtract"),
+    *("TrueDivide", "Where"),
+)
+# The most values that are marked.
+_MOST_VALUES = 2**24
+# The axis of the positions of a state.
+_AXIS = 1
+
+
+def keep_positions(division: Division) -> tuple[bool, bool]:
+    """Returns whether states and outputs have the positions of the first state of a division.
+
+    Returns:
+        A pair. First, whether all states of as many positions as the first one, `(images,
+        positions, ...)`, have its positions; second, whether the outputs have the positions of the
+        last state, and no other states have as many by chance.
+    """
+    nodes, blocks = division.graph.nodes, division.blocks
+    first = blocks[0].before.tensor
+    # The positions of the first state have the number 0, and those after a change the next one.
+    number, found = 0, [(_size(first), 0)]
+
+    def pass_to(place, axes):
+        nonlocal number
+        number += _AXIS not in axes
+        found.append((_size(place.tensor), number))
+
+    for block in blocks:
+        if block.transition_from is not None:
+            start, stop = block.transition_from, block.before
+            pass_to(stop, _between(nodes, start, stop, {_AXIS}))
+        axes = _between(nodes, block.before, block.begin, {_AXIS})
+        axes = _between(nodes, block.end, block.after, _after_block(nodes, block, axes))
+        pass_to(block.after, axes)
+    numbers = {}
+    for size, one in found:
+        numbers.setdefault(size, set()).add(one)
+    axes = _between(nodes, blocks[-1].after, division.trunk[-1], {_AXIS})
+    is_clear = all(len(some) == 1 for some in numbers.values())
+    return numbers[_size(first)] == {0}, _AXIS in axes and is_clear
+
+
+def _size(tensor):
+    return tensor.shape[_AXIS] if len(tensor.shape) > 2 else None
+
+
+def _after_block(nodes, block, axes):
+    """Returns the axes at the end of a block that have the positions at its beginning."""
+    inside = nodes[block.begin.index + 1 : block.end.index + 1]
+    if block.unit is not None or block.shortcut in (IDENTITY, None):
+        return axes if block.begin.tensor.shape == block.end.tensor.shape else set()
+    target = block.end.tensor if block.carried is None else block.carried
+    return _axes_at(inside, block.begin.tensor, target, axes)
+
+
+def _between(nodes, start, stop, axes):
+    return _axes_at(nodes[start.index + 1 : stop.index + 1], start.tensor, stop.tensor, axes)
+
+
+def axes_of_positions(nodes, start, target):
+    """Returns the axes of a tensor that have the positions of another, its axis 1, as a set.
+
+    Args:
+        nodes: `Node`s that lead from one to the other, in order.
+        start: `keras.KerasTensor`, `(images, positions, ...)`.
+        target: `keras.KerasTensor`.
+    """
+    return _axes_at(nodes, start, target, {_AXIS})
+
+
+def _axes_at(nodes, start, target, axes):
+    """Returns the axes of a tensor that have the positions of some axes of another, as a set."""
+    if start is target or not axes:
+        return set(axes)
+    # By the id of a tensor.
+    known, size = {id(start): set(axes)}, start.shape[min(axes)]
+    for node in path_to(nodes, target):
+        if any(known.get(id(tensor)) for tensor in node.arguments):
+            results = _results(node, known, size) or [set()] * len(node.outputs)
+            # Masks follow the results.
+            known |= {id(t): kept for t, kept in zip(node.outputs, results, strict=False)}
+    return known.get(id(target), set())
+
+
+def _results(node, known, size):
+    """Returns the axes of everything that an operation returns, `None` if they are not known.
+
+    Args:
+        node: the `Node`.
+        known: the axes of tensors by id, sets.
+        size: the number of positions.
+    """
+    operation = node.operation
+    is_sorting = any(is_of_keras(operation, name) for name in _SORTING)
+    # Such a layer returns its results from the last to the first.
+    if size in (None, 1) or is_sorting or getattr(operation, "go_backwards", False):
+        return None
+    if any(is_of_keras(operation, name) for name in _MOVING):
+        (tensor, *others) = node.arguments
+        values = math.prod(part or 1 for part in tensor.shape)
+        if others or values > _MOST_VALUES:
+            return None
+        marked = [_marked(node, tensor, axis, size) for axis in known[id(tensor)]]
+        return [set().union(*found) for found in zip(*marked, strict=True)]
+    results = _by_size(node, known, size)
+    if results is None and any(is_of_keras(operation, name) for name in _ELEMENTWISE):
+        return [_aligned(node, known)]
+    if results is not None and _is_unknown(operation):
+        results = [_tried(node, known, axes, size) for axes in results[:1]]
+    return results
+
+
+def _called(node, value):
+    """Returns the arguments of a node, with `value(tensor)` in the place of tensors."""
+
+    def replaced(leaf):
+        if isinstance(leaf, Weight):
+            return ops.cast(leaf.variable, leaf.dtype)
+        return value(leaf) if isinstance(leaf, keras.KerasTensor) else leaf
+
+    return keras.tree.map_structure(replaced, (node.args, node.kwargs))
+
+
+def _marked(node, tensor, axis, size):
+    """Returns, for every result, at which axes are the marks of an axis of the only argument."""
+    shape = [size or 1 for size in tensor.shape]
+    marks = np.arange(size).reshape([-1 if place == axis else 1 for place in range(len(shape))])
+    marks = ops.cast(np.broadcast_to(marks, shape), "int32")
+    args, kwargs = _called(node, lambda _: marks)
+    found = []
+    for result in keras.tree.flatten(node.operation(*args, **kwargs)):
+        values, places = ops.convert_to_numpy(result), set()
+        for place in range(1, values.ndim):
+            along = [-1 if other == place else 1 for other in range(values.ndim)]
+            if values.shape[place] == size and (values == np.arange(size).reshape(along)).all():
+                places.add(place)
+        found.append(places)
+    return found
+
+
+def _by_size(node, known, size):
+    """Returns the axes that have one position less if the arguments do; `None` if that fails."""
+
+    def resized(tensor):
+        axes = known.get(id(tensor), ())
+        shape = [part - (axis in axes) if part else part for axis, part in enumerate(tensor.shape)]
+        return keras.KerasTensor(shape, dtype=tensor.dtype)
+
+    try:
+        made = keras.tree.flatten(spec_of_call(node, resized))
+    except Exception:
+        # Code written by others may raise any error for another number of positions.
+        return None
+    return [
+        {
+            axis
+            for axis, sizes in enumerate(zip(tensor.shape, result.shape, strict=False))
+            if sizes == (size, size - 1) and len(tensor.shape) == len(result.shape)
+        }
+        for tensor, result in zip(node.outputs, made, strict=False)
+    ]
+
+
+def _aligned(node, known):
+    """Returns the axes of an elementwise result that are those of an argument."""
+    (result, *_) = node.outputs
+    found = set()
+    for tensor in node.arguments:
+        for axis in known.get(id(tensor), ()):
+            place = axis + len(result.shape) - len(tensor.shape)
+            if result.shape[place] == tensor.shape[axis]:
+                found.add(place)
+    return found
+
+
+def _is_unknown(operation):
+    """Returns whether an operation may do anything with the order of positions."""
+    is_known = type(operation).__module__.partition(".")[0] in KNOWN_PACKAGES
+    return not is_known or isinstance(operation, (keras.layers.Lambda, keras.Model))
+
+
+def _tried(node, known, axes, size):
+    """Returns the axes of the first result along which a position depends on the same position.
+
+    Necessary for keeping the order, and tried at both ends.
+    """
+    inputs = [tensor for tensor in node.arguments if known.get(id(tensor))]
+    rng = np.random.default_rng(0)
+    values = {
+        # Of ids, every vocabulary has 0 and 1.
+        id(tensor): rng.normal(size=[size or 1 for size in tensor.shape])
+        * keras.backend.is_float_dtype(tensor.dtype)
+        for tensor in node.arguments
+    }
+
+    def run(position=None):
+        def value(tensor):
+            given = values[id(tensor)]
+            if position is not None and any(tensor is one for one in inputs):
+                given = given.copy()
+                for axis in known[id(tensor)]:
+                    given[(slice(None),) * axis + (position,)] += 1
+            return ops.cast(given, tensor.dtype)
+
+        args, kwargs = _called(node, value)
+        if isinstance(node.operation, keras.layers.Layer):
+            kwargs = kwargs | {"training": False}
+        return ops.convert_to_numpy(keras.tree.flatten(node.operation(*args, **kwargs))[0])
+
+    try:
+        plain, kept = run(), set(axes)
+        for position in (0, size - 1):
+            changed = run(position) != plain
+            kept = {axis for axis in kept if changed.take(position, axis=axis).any()}
+    except Exception:
+        # Code written by others may raise any error for random values.
+        return set()
+    return kept
