@@ -77,8 +77,8 @@ def growth(make, images, is_probed, count=4):
     [
         (lambda: functional("tanh"), IMAGES, 2),
         # TensorFlow keeps every graph with a custom gradient, here the probe's beside Keras' own.
-        (lambda: functional("silu"), IMAGES, 8),
-        (normalized, RNG.normal(size=(8, 4, 4, 1)).astype("float32"), 8),
+        (lambda: functional("silu"), IMAGES, 6),
+        (normalized, RNG.normal(size=(8, 4, 4, 1)).astype("float32"), 4),
     ],
     ids=["tanh", "silu", "batch normalization"],
 )

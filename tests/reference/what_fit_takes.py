@@ -11,7 +11,6 @@ called one by one under a gradient tape; nothing of the package takes part in it
 
 import csv
 import dataclasses
-import itertools
 import os
 import pathlib
 import re
@@ -33,6 +32,8 @@ from tfresidual import callbacks, probes
 TABLE = pathlib.Path(__file__).with_suffix(".csv")
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "what_fit_takes.md"
 WORKS = "works"
+# Part of a note on the numbers.
+NOTED = "the loss of the probes is"
 BLOCKS, IMAGES, BATCH, FEATURES, CLASSES = 2, 12, 4, 4, 3
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(IMAGES, FEATURES)).astype("float32")
@@ -112,7 +113,10 @@ def compiled(model, optimizer="sgd", loss=LOSS, **options):
 
 
 def walk(model, images, training, seen, left_out=None):
-    """Calls the layers of a network one by one; returns its output. `seen` gets every state."""
+    """Calls the layers of a network one by one; returns its output.
+
+    `seen` gets every state, and what the block before it adds.
+    """
 
     def call(layer, value):
         takes = isinstance(layer, layers.BatchNormalization)
@@ -129,7 +133,8 @@ def walk(model, images, training, seen, left_out=None):
         for name in (f"branch{block}_norm", f"branch{block}"):
             if name in names:
                 value = call(names[name], value)
-        state = seen(state if block == left_out else state + tf.cast(value, state.dtype))
+        value = tf.cast(value, state.dtype)
+        state = seen(state if block == left_out else state + value, value)
     if "pool" in names:
         state = call(names["pool"], state)
     return call(names["head"], state)
@@ -144,21 +149,21 @@ def truth(case, batches, training=False):
     """Returns the means over the images of all batches, by name of metric and block, from 0."""
     per_image, weights = [], []
     for images, labels, weight in batches:
-        states = []
+        states, changes = [], []
 
-        def seen(state, states=states):
+        def seen(state, change=None, states=states, changes=changes):
             tape.watch(state)
             states.append(state)
+            changes.append(change)
             return state
 
         labels = np.asarray(labels)
         with tf.GradientTape() as tape:
             outputs = walk(case.model, images, training, seen)
-            loss = case.factor * tf.reduce_sum(cross_entropies(labels, outputs))
+            loss = tf.reduce_sum(cross_entropies(labels, outputs))
             if training and case.activity:
                 # Training minimizes it, too.
-                changes = [b - a for a, b in itertools.pairwise(states)]
-                loss += case.activity * tf.reduce_sum(tf.square(changes))
+                loss += case.activity * tf.reduce_sum(tf.square(changes[1:]))
             loss *= SCALE
         gradients = tape.gradient(loss, states)
         rows = {}
@@ -172,7 +177,7 @@ def truth(case, batches, training=False):
             cosine = (change * gradient).sum(1) / (sizes[1] * sizes[2])
             rows |= {("cosine_loss", block): cosine, ("l2_ratio", block): sizes[1] / sizes[0]}
             rows |= {("gradient_norm", block): sizes[2], ("perturbation", block): sizes[1]}
-            without = walk(case.model, images, False, lambda state: state, block)
+            without = walk(case.model, images, False, lambda state, change=None: state, block)
             rows["drop_cross_entropy", block] = cross_entropies(labels, without).numpy()
         per_image.append(rows)
         weights.append(np.ones(len(labels)) if weight is None else np.asarray(weight))
@@ -197,7 +202,6 @@ class Case:
         batches: list of batches `(images, labels, weights or None)`, the same data.
         steps: the batches of an epoch of training, in order.
         options: arguments of `tfresidual.chain`, or of `use_blocks`.
-        factor: what the loss is multiplied by.
         activity: factor of the activity regularizer of the blocks.
         tolerance: the largest relative difference that rounding explains.
         run: function from the case and callbacks to a `History`, by default `model.fit`.
@@ -210,7 +214,6 @@ class Case:
     batches: list = dataclasses.field(default_factory=lambda: batches_of(IMAGES))
     steps: list = dataclasses.field(default_factory=lambda: batches_of(BATCH))
     options: dict = dataclasses.field(default_factory=dict)
-    factor: float = 1.0
     activity: float = 0.0
     tolerance: float = 1e-3
     run: object = None
@@ -417,7 +420,7 @@ ROWS = {
         "several outputs": lambda: several_outputs(names=False),
         "outputs in a dict": lambda: several_outputs(names=True),
         "a `train_step` of its own": lambda: Case(compiled(functional(OwnStep))),
-        "a `compute_loss` of its own": lambda: Case(compiled(functional(OwnLoss)), factor=3.0),
+        "a `compute_loss` of its own": lambda: Case(compiled(functional(OwnLoss))),
         "activity regularizers": lambda: Case(
             compiled(functional(activity_regularizer=keras.regularizers.L2(0.1))), activity=0.1
         ),
@@ -491,7 +494,12 @@ def in_steps(case):
         case.model.set_weights(before[min(place, len(before) - 1)])
         measured.append(truth(case, [batch], training=True))
     names = (*BLOCK_KEYS, "perturbation")
-    expected = {k: np.mean([m[k] for m in measured]) for k in measured[0] if k[0] in names}
+    shares = [len(y) if weight is None else np.sum(weight) for _, y, weight in case.steps]
+    expected = {
+        key: np.average([means[key] for means in measured], weights=shares)
+        for key in measured[0]
+        if key[0] in names
+    }
     return compared({k.removeprefix("step/"): v for k, v in logs.items()}, expected, case)
 
 
@@ -559,10 +567,11 @@ def cell(row, column):
             found = COLUMNS[column](make())
         except Exception as error:
             return _first_sentence(f"{error}") or type(error).__name__
-    if found == WORKS:
-        return found
-    # What Keras says of data that ends is not the cause.
     told = [f"{w.message}" for w in caught if w.category is UserWarning]
+    if found == WORKS:
+        notes = sorted({text for text in told if NOTED in text})
+        return f"{WORKS}, and notes: {notes[0]}" if notes else WORKS
+    # What Keras says of data that ends is not the cause.
     told = [_first_sentence(text) for text in told if not text.startswith("Your input ran out")]
     return ": ".join([found, *told[:1]])
 
@@ -570,7 +579,7 @@ def cell(row, column):
 def _first_sentence(text):
     """Returns the first sentence of a message, without what differs from run to run."""
     text = " ".join(text.split()).partition(" Received: ")[0]
-    text = re.split(r"(?<=[\w`)])[.;:] ", text, maxsplit=1)[0].rstrip(".")
+    text = re.split(r"(?<=[\w`)])\. ", text, maxsplit=1)[0].rstrip(".")
     text = re.sub(r"\b([a-z_]+?)_\d+\b", r"\1", text)
     return text.replace("|", r"\|").replace("[", r"\[")
 
@@ -611,10 +620,15 @@ def page(rows):
             for text in (rows[name][column] for column in COLUMNS):
                 if text != WORKS and text not in notes:
                     notes.append(text)
-                cells.append(WORKS if text == WORKS else f"no, {notes.index(text) + 1}")
+                is_noted = text.startswith(f"{WORKS}, and notes: ")
+                shown = f"{WORKS if is_noted else 'no'}, {notes.index(text) + 1}"
+                cells.append(WORKS if text == WORKS else shown)
             parts.append(f"| {name} | {' | '.join(cells)} |\n")
     parts.append("\n## Messages\n\n")
-    parts += [f"{number}. {note}\n" for number, note in enumerate(notes, start=1)]
+    parts += [
+        f"{number}. {note.removeprefix(f'{WORKS}, and notes: ')}\n"
+        for number, note in enumerate(notes, start=1)
+    ]
     return "".join(parts)
 
 
@@ -628,7 +642,7 @@ error says why: the number is that of the message below. The trainings are in
 
 - **BlockMetrics, Perturbation, DropBlocks**: the numbers that these callbacks publish at the end of
   the last epoch. The other probe callbacks have the same base.
-- **StepMetrics**: the means over the steps of the last epoch.
+- **StepMetrics**: the means over the images of all steps of the last epoch.
 - **ExportForProbing**: `block_metrics` of the SavedModel that it writes.
 - **probes by hand**: `block_metrics` of `tfresidual.chain(model)` after training.
 """
