@@ -97,7 +97,9 @@ def test_splits_are_measured_one_by_one_and_the_network_is_left_as_it_was(name, 
         frame.to_csv(path, index=False)
         blocks = [(block.stage, block.index) for block in tfr.chain(net).blocks]
         for read in (read_frame(path, blocks=blocks), read_frame(path, size_of(frame))):
-            pd.testing.assert_frame_equal(read, frame, check_dtype=False, rtol=0, atol=0)
+            gaps = {column: float for column in frame if frame[column].dtype == "Int64"}
+            expected = frame.astype(gaps)
+            pd.testing.assert_frame_equal(read, expected, check_dtype=False, rtol=0, atol=0)
     for variable, value in zip(net.variables, before, strict=True):
         if variable.path.split("/")[-1].startswith(("vector_of_", "known_weights")):
             continue  # of the power iteration, which a look may bring on
