@@ -17,7 +17,7 @@ from tfresidual.arguments import check_int
 from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.order import warn_of_earlier
 from tfresidual.probes.measure import takes_any_labels
-from tfresidual.routing.batches import batches_of, check_data, first_batch, splits_of
+from tfresidual.routing.batches import batches_of, check_data, first_batch, labels_of, splits_of
 from tfresidual.routing.evaluator import check_scored
 from tfresidual.routing.images import check_images, sliced
 from tfresidual.routing.labels import check_prepared
@@ -66,6 +66,7 @@ def use_blocks(
     open: bool | Layers | None = None,
     inputs: Any = None,
     padding: str | Literal[False] | None = None,
+    output: str | int | None = None,
 ) -> None:
     """Sets how callbacks find the blocks of a model in training.
 
@@ -83,6 +84,7 @@ def use_blocks(
         open: see there.
         inputs: see there.
         padding: see there.
+        output: see there.
 
     Raises:
         ValueError: if `model` is not a `keras.Model`. What cannot be used otherwise is an error
@@ -94,6 +96,7 @@ def use_blocks(
             f"Received: model={model!r} of type {type(model).__name__}"
         )
     options = {"blocks": blocks, "open": open, "inputs": inputs, "padding": padding}
+    options["output"] = output
     probed = _probed(model)
     probed.options = {name: value for name, value in options.items() if value is not None}
     probed.chain = None
@@ -181,7 +184,7 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
         if self.reads_data:
             for split, part in splits_of(data).items():
                 with _in_split(split):
-                    check_data(part)
+                    check_data(part, again=True)
         self.data: Data | None = data
         self.frames: dict[str, Frame] = {}
         # The last chain, and the keys that all epochs have, once the network is known.
@@ -262,8 +265,10 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
                 check_images(chain, images)
                 if is_read:
                     _, prepared, _ = next(batches_of(batch, chain)[0])
-                    self._check_labels(chain, images, prepared, batch[1])
+                    self._check_labels(chain, images, prepared, labels_of(chain, batch))
                 few[split] = sliced((images, labels), slice(TRIED))
+                if batch[1] is None:
+                    few[split] = few[split][:1]
         warn_of_earlier(self, ProbeCallback, self.keys(chain))
         if few and self._is_tried:
             chain = self._tried(few)
@@ -301,6 +306,10 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
             labels = tf.convert_to_tensor(all_labels)
         if len(shape) == 1 or has_positions(shape):
             check_prepared(chain, labels, shape)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what is pickled: not the model, nor what was built for it."""
+        return vars(self) | dict.fromkeys(("_model", "_chain", "_first"))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ProbeCallback:
         """Returns a copy without a model, which shares the data, since data is only read."""

@@ -1,7 +1,7 @@
 """Runs a compiled function of a chain over a dataset, batch by batch. TensorFlow only."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import keras
 import numpy as np
@@ -37,9 +37,12 @@ def batches_of(data, chain=None, with_labels=True, with_all=False):
     """Returns the data as batches.
 
     Args:
-        data: a `tf.data.Dataset` or `keras.utils.PyDataset` of batches `(images, labels)`, or a
-            pair of arrays `(images, labels)`, with sample weights after the labels or not. For a
-            network with several inputs, images are a dict, tuple or list of arrays.
+        data: a `tf.data.Dataset`, `keras.utils.PyDataset` or Python generator of batches
+            `(images, labels)`, or a pair of arrays `(images, labels)`, with sample weights after
+            the labels or not. Where labels are not read, batches of images or `(images,)`, or an
+            array of images, will do. For a network with several inputs, images are a dict, tuple or
+            list of arrays, and for one with several outputs, so are labels: in all structures that
+            `fit` takes.
         chain: the `tfresidual.routing.Chain` that the images are for, whose `input_dtype` says
             which of them stay integers; by default none do. It also says which positions are left
             out of the labels.
@@ -60,35 +63,65 @@ def batches_of(data, chain=None, with_labels=True, with_all=False):
             batch cannot be used.
     """
     check_data(data)
-    batches, count = _raw_batches(data)
+    batches, count = _raw_batches(data, chain)
     return _checked(batches, chain, with_labels, with_all), count
 
 
-def _raw_batches(data):
+def _raw_batches(data, chain=None):
     if isinstance(data, tf.data.Dataset):
         count = int(data.cardinality())
         return map(_parts, without_tuning(data)), count if count >= 0 else None
     if isinstance(data, keras.utils.PyDataset):
         count = data.num_batches
         return (_parts(data[index]) for index in range(count)), count
-    images, labels, weights = _parts(data)
-    starts = range(0, len(labels), BATCH_SIZE)
-    is_weighted = weights is not None and _is_array(weights)
-    cut = sliced if _is_structure(images, labels) else _sliced_array
+    if isinstance(data, Iterator):
+        return map(_parts, data), None
+    parts = _parts(data)
+    count = _count(*parts[:2])
+    several = *_are_several(parts[0], chain), False
+    are_structures = [_is_structure(*pair, count) for pair in zip(parts, several, strict=True)]
 
     def part(start):
         chosen = slice(start, start + BATCH_SIZE)
-        return cut(images, chosen), labels[chosen], weights[chosen] if is_weighted else None
+        return tuple(
+            (sliced if is_structure else _sliced_array)(values, chosen)
+            if _is_array(values) or is_structure
+            else None
+            for values, is_structure in zip(parts, are_structures, strict=True)
+        )
 
+    starts = range(0, count, BATCH_SIZE)
     return map(part, starts), len(starts)
+
+
+def _are_several(images, chain):
+    """Returns whether lists of as many arrays as images are several inputs, and several outputs."""
+    if chain is None:
+        return False, False
+    shape, arrangement = chain.input_shape, chain.arrangement
+    has_outputs = arrangement is not None and keras.tree.is_nested(arrangement.outputs)
+    return not is_shape(shape) or _are_batches(images, shape), has_outputs
+
+
+def _are_batches(images, shape):
+    """Returns whether images in a list are arrays with an axis of images before some shape."""
+    return isinstance(images, (list, tuple)) and all(
+        isinstance(part, Mapping) or len(getattr(part, "shape", ())) == len(shape) + 1
+        for part in images
+    )
 
 
 def _sliced_array(array, part):
     return array[part]
 
 
-def check_data(data):
-    """Raises a `ValueError` unless `batches_of` accepts the data, without reading any of it."""
+def check_data(data, again=False):
+    """Raises a `ValueError` unless `batches_of` accepts the data, without reading any of it.
+
+    Args:
+        data: the data.
+        again: whether it will be read more than once.
+    """
     if isinstance(data, tf.data.Dataset):
         if data.cardinality() == tf.data.INFINITE_CARDINALITY:
             raise ValueError(
@@ -102,23 +135,36 @@ def check_data(data):
                 "Argument `data` must be finite: a probe runs over all of it. Received: "
                 f"data={data!r} with num_batches=None"
             )
-    elif isinstance(data, (list, tuple)) and len(data) in (2, 3):
-        images, labels, _ = _parts(data)
-        parts = keras.tree.flatten(images) if isinstance(images, Mapping) else [images]
-        if not (all(map(_is_array, parts)) and _is_array(labels)):
+    elif isinstance(data, Iterator):
+        if again:
             raise ValueError(
-                "Argument `data` must be a pair of arrays, if it is a tuple or a list. "
-                f"Received: {type(images).__name__} and {type(labels).__name__}"
+                "Argument `data` must be data that can be read again, since it is read in every "
+                "epoch: a generator can be read once. Pass arrays, a `keras.utils.PyDataset`, or "
+                "`tf.data.Dataset.from_generator` with the function that makes the generator. "
+                f"Received: data={data!r}"
             )
-        if _is_structure(images, labels):
-            parts = keras.tree.flatten(images)
-        for part in parts:
-            if len(part) != len(labels):
-                raise _other_count(len(part), len(labels))
+    elif _is_dense(data) or (isinstance(data, (list, tuple)) and len(data) in (1, 2, 3)):
+        images, labels, _ = _parts(data)
+        given = [images] if labels is None else [images, labels]
+        for part in given:
+            leaves = keras.tree.flatten(part) if isinstance(part, Mapping) else [part]
+            if not all(map(_is_array, leaves)):
+                raise ValueError(
+                    "Argument `data` must be a pair of arrays, if it is a tuple or a list. "
+                    f"Received: {' and '.join(type(one).__name__ for one in given)}"
+                )
+        count = _count(images, labels)
+        for part in given:
+            is_structure = _is_structure(part, False, count)
+            for leaf in keras.tree.flatten(part) if is_structure else [part]:
+                if len(leaf) != count:
+                    raise _other_count(
+                        *map(len, (leaf, labels) if part is images else (images, leaf))
+                    )
     else:
         raise ValueError(
-            "Argument `data` must be a `tf.data.Dataset` or `keras.utils.PyDataset` of batches "
-            "`(images, labels)`, or a pair of arrays. "
+            "Argument `data` must be a `tf.data.Dataset`, `keras.utils.PyDataset` or generator of "
+            "batches `(images, labels)`, or a pair of arrays. "
             f"Received: data={_short(data)} of type {type(data).__name__}"
         )
 
@@ -144,7 +190,7 @@ def first_batch(data, again=False):
         ValueError: if `batches_of` does not accept the data, or it is empty, or if it cannot be
             read again.
     """
-    check_data(data)
+    check_data(data, again)
     batch = _first_of(data)
     if batch is None:
         raise ValueError(
@@ -160,7 +206,13 @@ def first_batch(data, again=False):
                 f"data={data!r}, which {'is empty' if second is None else 'began otherwise'} when "
                 "it was read for the second time"
             )
-    return _parts(data) if isinstance(data, (list, tuple)) else batch
+    return _parts(data) if _is_dense(data) or isinstance(data, (list, tuple)) else batch
+
+
+def labels_of(chain, batch):
+    """Returns the labels in what `first_batch` returned that are those of a chain, as a tensor."""
+    images, labels, weights = batch
+    return _labels_of(labels, weights, chain, True, _count(images, labels))[0]
 
 
 def _first_of(data):
@@ -177,18 +229,45 @@ def _are_equal(some, others):
     )
 
 
-def _is_structure(images, labels):
-    """Returns whether images are several arrays: a dict, or a tuple or list of arrays.
+def _is_structure(values, several, count):
+    """Returns whether images or labels are several arrays: a dict, or a tuple or list of arrays.
 
-    A list of as many arrays as there are labels is one array of images.
+    Args:
+        values: images, labels or sample weights.
+        several: whether a list of as many arrays as there are images is several arrays; by default,
+            it is one.
+        count: int, the number of images.
     """
-    if isinstance(images, Mapping):
+    if isinstance(values, Mapping):
         return True
-    is_list = isinstance(images, (tuple, list)) and len(images) != len(labels)
-    return is_list and all(
-        isinstance(part, Mapping) or (_is_array(part) and len(part) == len(labels))
-        for part in images
+    is_list = isinstance(values, (tuple, list)) and (several or len(values) != count)
+    return is_list and all(_is_structure_or_array(part, count) for part in values)
+
+
+def _are_arrays(values, count):
+    """Returns whether something is a tuple or list of arrays with a number of rows."""
+    return isinstance(values, (tuple, list)) and all(
+        _is_dense(part) and len(part) == count for part in values
     )
+
+
+def _is_structure_or_array(part, count):
+    if isinstance(part, (list, tuple)) and len(part) != count:
+        leaves = keras.tree.flatten(part)
+        return all(_is_dense(leaf) and len(leaf) == count for leaf in leaves)
+    return isinstance(part, Mapping) or (_is_array(part) and len(part) == count)
+
+
+def _count(images, labels):
+    """Returns the number of images of arrays."""
+    for part in (labels, images):
+        if isinstance(part, Mapping) or _is_dense(part):
+            return len(keras.tree.flatten(part)[0])
+    if labels is None:
+        return len(images[0]) if all(map(_is_dense, images)) else len(images)
+    leaves = keras.tree.flatten((images, labels))
+    counts = {len(leaf) for leaf in leaves} if all(map(_is_dense, leaves)) else ()
+    return counts.pop() if len(counts) == 1 else len(labels)
 
 
 def splits_of(data):
@@ -288,7 +367,9 @@ def _checked(batches, chain=None, with_labels=False, with_all=False):
     """
     first, shapes = None, set()
     for images, labels, weights in batches:
-        images, labels = _images_of(images, chain), _tensor_of("labels", labels)
+        images = _images_of(images, chain, labels)
+        count = len(keras.tree.flatten(images)[0])
+        labels, weights = _labels_of(labels, weights, chain, with_labels, count)
         for part in keras.tree.flatten(images):
             if len(part) != len(labels):
                 raise _other_count(len(part), len(labels))
@@ -356,13 +437,22 @@ def _other_weights(what):
     )
 
 
-def _images_of(images, chain):
-    """Returns images as a tensor, or as tensors in their structure."""
+def _images_of(images, chain, labels):
+    """Returns images as a tensor, or as tensors in the structure of the inputs of a chain."""
     shape = None if chain is None else chain.input_shape
     is_structure = isinstance(images, Mapping) or (
         isinstance(images, (tuple, list))
-        and (all(tf.is_tensor(part) for part in images) if chain is None else not is_shape(shape))
+        and (
+            _are_arrays(images, _count(images, labels))
+            if chain is None
+            else not is_shape(shape) or _are_batches(images, shape)
+        )
     )
+    if chain is not None and chain.arrangement is not None:
+        if not is_structure:
+            images = _tensor_of("images", images, None)
+        images = chain.arrangement.images(images)
+        is_structure = keras.tree.is_nested(images)
     if not is_structure:
         dtype = "float32" if chain is None or not is_shape(shape) else chain.input_dtype
         return _tensor_of("images", images, dtype)
@@ -372,6 +462,31 @@ def _images_of(images, chain):
     return map_up_to(
         lambda part, dtype: _tensor_of("images", part, dtype), images, chain.input_dtype
     )
+
+
+def _labels_of(labels, weights, chain, with_labels, count):
+    """Returns the labels of the output of a chain as a tensor, and their sample weights.
+
+    Labels that are not read are those of any output, or zeros if there are none.
+    """
+    if labels is None:
+        if with_labels:
+            raise ValueError(
+                "Argument `data` must hold labels, in batches `(images, labels)`, since they are "
+                "read. Received: images alone"
+            )
+        return tf.zeros([count]), None
+    several = _are_arrays(labels, count) if chain is None else _are_several(None, chain)[1]
+    if not _is_structure(labels, several, count):
+        labels = _tensor_of("labels", labels)
+    if isinstance(weights, (list, tuple)) and not _is_structure(weights, several, count):
+        weights = _tensor_of("weights", weights)
+    if chain is not None and chain.arrangement is not None:
+        labels, weights = chain.arrangement.labels(labels, weights)
+    elif not with_labels:
+        (labels, *_) = keras.tree.flatten(labels)
+        weights = None if keras.tree.is_nested(weights) else weights
+    return _tensor_of("labels", labels), weights
 
 
 def _tensor_of(name, values, dtype="float32"):
@@ -385,7 +500,7 @@ def _tensor_of(name, values, dtype="float32"):
     else:
         is_usable = tensor.dtype.is_integer or tensor.dtype.is_bool
         # As `predict` does.
-        tensor = tf.cast(tensor, dtype_taken(dtype)) if is_usable else tensor
+        tensor = tf.cast(tensor, dtype_taken(dtype)) if is_usable and dtype else tensor
     if not is_usable or not tensor.shape.rank:
         raise _no_numbers(name, f"of shape {tuple(tensor.shape)} and dtype {tensor.dtype.name}")
     return tensor
@@ -394,7 +509,8 @@ def _tensor_of(name, values, dtype="float32"):
 def _no_numbers(name, what):
     return ValueError(
         "Argument `data` must hold arrays or dense tensors with a leading axis of images, and "
-        f"{name} of numbers. Received: {name} {what}"
+        f"{name} of numbers; `.to_tensor()` makes a dense tensor of a ragged one. "
+        f"Received: {name} {what}"
     )
 
 
@@ -437,20 +553,23 @@ def rebatched(batches, size):
 
 def _is_array(values):
     """Returns whether something has a first axis and can be sliced along it."""
-    if isinstance(values, (list, tuple)):
-        return True
+    return isinstance(values, (list, tuple)) or _is_dense(values)
+
+
+def _is_dense(values):
+    """Returns whether something is a dense array or tensor with at least one axis."""
     is_dense = not isinstance(values, (tf.RaggedTensor, tf.SparseTensor))
     return is_dense and bool(getattr(values, "shape", None)) and hasattr(values, "__getitem__")
 
 
 def _parts(batch):
-    """Returns images, labels and sample weights of a batch, `None` if it has no weights."""
-    if not isinstance(batch, (list, tuple)) or len(batch) not in (2, 3):
+    """Returns images, labels and sample weights of a batch, `None` for what it does not have."""
+    if isinstance(batch, (list, tuple)) and len(batch) not in (1, 2, 3):
         raise ValueError(
             "Argument `data` must yield batches `(images, labels)`. "
-            f"Received: a batch of type {type(batch).__name__}"
+            f"Received: a batch of type {type(batch).__name__} with {len(batch)} parts"
         )
-    return batch[0], batch[1], batch[2] if len(batch) == 3 else None
+    return keras.utils.unpack_x_y_sample_weight(batch)
 
 
 def _compiled(chain, name, function, images, labels):

@@ -13,6 +13,7 @@ from keras import ops
 if TYPE_CHECKING:
     import keras
 
+    from tfresidual.routing.arrangement import Arrangement
     from tfresidual.types import OutputKind, Tensor
 
 # The kinds of outputs that a head can return, see `Chain`.
@@ -192,6 +193,8 @@ class Chain:
         input_dtype: the dtype that the network declares for its input, a str, or a dict, tuple or
             list of these. Integers are passed on as they are if it is an integer, and otherwise
             become float32.
+        arrangement: brings inputs and labels from all structures that `fit` takes into those of the
+            chain; `None` if it takes its own structure alone.
     """
 
     name: str
@@ -210,6 +213,7 @@ class Chain:
     context: Callable[[Any], dict[str, Tensor]] | None = dataclasses.field(default=None, repr=False)
     outputs_at_positions: bool = True
     input_dtype: Any = "float32"
+    arrangement: Arrangement | None = dataclasses.field(default=None, repr=False, compare=False)
     made_of: Any = dataclasses.field(default=None, repr=False, compare=False)
     # The compiled functions that functions of the chain call, by their names.
     called: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
@@ -338,9 +342,17 @@ class Chain:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Returns the outputs of the unperturbed network."""
+        if self.arrangement is not None:
+            images = self.arrangement.images(images)
         chain = self.given(images)
         _, last = chain.walk(chain.stem(images))
         return chain.head(last)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "A chain cannot be pickled or copied: keep its network, by `tfresidual.export(chain, "
+            f"path)` or `model.save`, and make another chain. Received: a chain of {self.name}"
+        )
 
     def __str__(self) -> str:
         blocks, stages = _counted(self.blocks, "block"), _counted(self.stages, "stage")

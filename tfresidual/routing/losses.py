@@ -71,7 +71,9 @@ def loss_of(model, kind=None):
     Raises:
         ValueError: if the model was compiled with several losses.
     """
-    losses = _loss_of(model, kind)
+    losses, weight = _loss_of(model, kind), single(weights_of_losses(model))
+    if weight is not None and weight != 1:
+        losses = _weighted(losses, float(weight))
     notes = note_of_loss(model)
     return _noted(losses, *notes) if notes else losses
 
@@ -86,6 +88,25 @@ def note_of_loss(model):
     which = "the one of `compile`" if is_given else "the cross-entropy of the outputs"
     why = f"has its own `{own}`" if own else "was compiled without a loss"
     return (f"{model.name} {why}: the loss of the probes is {which}, which it may not minimize",)
+
+
+def weights_of_losses(model):
+    """Returns the `loss_weights` that a model was compiled with, `None` if there are none."""
+    compiled = getattr(model, "_compile_loss", None) if model.compiled else None
+    return getattr(compiled, "_user_loss_weights", None)
+
+
+def _weighted(losses, weight):
+    """Returns a loss times a number."""
+
+    @functools.wraps(losses)
+    def weighted(labels, outputs):
+        values = losses(labels, outputs)
+        return values * ops.cast(weight, values.dtype)
+
+    if getattr(losses, "description", None) is not None:
+        weighted.description = losses.description | {"weight": weight}
+    return weighted
 
 
 def _noted(losses, note):
@@ -131,7 +152,8 @@ def loss_from(description):
 
     Args:
         description: dict with `"loss"`, the name of a loss of Keras or of this package, and
-            `"config"`, the arguments to construct it with (`None` for a function).
+            `"config"`, the arguments to construct it with (`None` for a function); it may have the
+            `"weight"` by which the loss is multiplied.
 
     Returns:
         A function like those of `loss_of`. Its attribute `description` is the dict.
@@ -152,7 +174,7 @@ def loss_from(description):
         loss = loss if config is None else loss(**config)
         losses = _per_image(_of_images(loss), _ignored_class(loss))
     losses.description = description
-    return losses
+    return _weighted(losses, description["weight"]) if "weight" in description else losses
 
 
 def single(loss):

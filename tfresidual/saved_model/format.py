@@ -121,7 +121,9 @@ def layout_of(path):
     if not (path / LAYOUT_FILE).exists():
         raise ValueError(
             "Argument `source` must be a SavedModel that `tfresidual.export` wrote: only these "
-            f"hold what probes need. This one has no {LAYOUT_FILE}. Received: source={str(path)!r}"
+            f"hold what probes need. This one has no {LAYOUT_FILE}; `model.export` writes none. "
+            "Load the model itself and write it by `tfresidual.export(model, path)`. "
+            f"Received: source={str(path)!r}"
         )
     try:
         layout = json.loads((path / LAYOUT_FILE).read_text("utf-8"))

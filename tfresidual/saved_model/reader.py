@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
+from tfresidual.routing.arrangement import Arrangement
 from tfresidual.routing.chain import Block, Chain, Stage
 from tfresidual.routing.losses import loss_from
 from tfresidual.routing.outputs import LOGITS, OUTPUTS
@@ -109,8 +110,15 @@ def _chain(layout, pieces, parameters, root):
         weights=tuple(parameters),
         reference=reference,
         context=None if context is None else of_images(context, shapes),
+        arrangement=_arrangement(layout, shapes, dtypes),
         called={tf.compat.as_str(one.name): one for one in functions},
     )
+
+
+def _arrangement(layout, shapes, dtypes):
+    """Returns how inputs and labels are taken; `None` in SavedModels of earlier versions."""
+    description = layout.get("arrangement")
+    return description and Arrangement.from_description(description, shapes, dtypes)
 
 
 def _check_arguments(pieces, serve, inputs, context):

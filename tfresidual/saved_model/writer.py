@@ -257,6 +257,7 @@ def _with_probes(chain):
         "notes": chain.notes,
         **({} if chain.outputs_at_positions else {"outputs_at_positions": False}),
         "loss": getattr(chain.loss, "description", None),
+        "arrangement": None if chain.arrangement is None else chain.arrangement.description,
         **_ignored_class(chain, header),
         "stages": [
             _layout_of_stage(index, stage, list(parameters))

@@ -23,6 +23,7 @@ from tfresidual.sources.compiled import NOT_COMPILED, notes_of_file
 from tfresidual.sources.functional import preparation, unit_parts
 from tfresidual.sources.graph import reference_of
 from tfresidual.sources.keras_models import chain_of_model
+from tfresidual.sources.one_output import arrangement_of
 from tfresidual.sources.origin import Origin
 from tfresidual.sources.outputs import kind_of, outputs_of
 
@@ -43,6 +44,7 @@ def chain(
     open: bool | Layers | None = None,
     inputs: Any = None,
     padding: str | Literal[False] | None = None,
+    output: str | int | None = None,
 ) -> Chain:
     """Returns the chain of a network, which every probe takes.
 
@@ -112,6 +114,13 @@ def chain(
             `attention_mask`. A note of the chain says what was found. Padding leaves out labels
             only if the graph shows that the outputs are those of the positions of the states, in
             their order: not of words that are gathered from a sequence, however many.
+        output: which output of a model with several outputs is that of the chain: its key in a
+            dict of outputs (or keys and places in a nested structure, `"heads/left"`), the name of
+            the layer that returns it, or its place in a list, from 0. The loss of the chain is that
+            which the model was compiled with for this output, times its weight in `loss_weights`;
+            the losses of the other outputs, and their share of the gradient, are left out. Of
+            labels and sample weights in the structure that `fit` takes, those of the output are
+            taken.
 
     Returns:
         A `tfresidual.routing.Chain`.
@@ -123,6 +132,7 @@ def chain(
             unpacks to many times its size, or if another argument cannot be used.
     """
     options = {"blocks": blocks, "open": open, "inputs": inputs, "padding": padding}
+    options["output"] = output
     if isinstance(source, (str, os.PathLike)):
         path = pathlib.Path(source)
         if not path.is_dir():
@@ -131,8 +141,8 @@ def chain(
     given = [name for name, value in options.items() if value is not None]
     if given and not is_found:
         raise ValueError(
-            "Arguments `blocks`, `open`, `inputs` and `padding` must be left out unless blocks are "
-            "to be found in a `keras.Model`: the blocks of other sources are known. "
+            "Arguments `blocks`, `open`, `inputs`, `padding` and `output` must be left out unless "
+            "blocks are to be found in a `keras.Model`: those of other sources are known. "
             f"Received: {', '.join(given)} for source={source!r}"
         )
     if isinstance(source, Chain):
@@ -161,7 +171,7 @@ def _of_file(path, options):
     if path.suffix != ".keras":
         raise ValueError(
             "Argument `source` must be the path of a .keras file, as `model.save` writes it. "
-            f"Received: source={str(path)!r}"
+            f"{_way_out(path)}Received: source={str(path)!r}"
         )
     # Keras says that a damaged file does not exist.
     if not _is_archive(path):
@@ -169,6 +179,15 @@ def _of_file(path, options):
     model, notes = _loaded(path)
     found = chain(model, **options)
     return dataclasses.replace(found, notes=(*found.notes, *notes))
+
+
+def _way_out(path):
+    """Returns what can be done with a file of weights or of a former format, as a sentence."""
+    if path.name.endswith(".weights.h5"):
+        return "It holds weights alone: build the model, `model.load_weights`, and pass the model. "
+    if path.suffix in (".h5", ".hdf5"):
+        return "Load this one by `keras.models.load_model`, and pass the model. "
+    return ""
 
 
 def _is_archive(path):
@@ -234,6 +253,7 @@ def _of_residual_network(network):
         called=calls.called,
         notes=note_of_loss(network),
         made_of=Origin(network, losses),
+        arrangement=arrangement_of(network),
     )
 
 

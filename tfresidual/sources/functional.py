@@ -25,6 +25,7 @@ from tfresidual.routing.losses import loss_of, note_of_loss
 from tfresidual.sources.blocks import is_unit, other_anchor, path_to, shortcut_of_unit
 from tfresidual.sources.calls import SharedCalls
 from tfresidual.sources.graph import described, replay
+from tfresidual.sources.one_output import arrangement_of
 from tfresidual.sources.origin import Origin
 from tfresidual.sources.outputs import kind_of, last_operation, outputs_of
 from tfresidual.sources.weights import parameters_of, weights_by_role
@@ -73,6 +74,7 @@ def chain_of_division(model, division: Division, declared, reference, notes=()) 
         outputs_at_positions=division.outputs_at_positions,
         called=parts.calls.called,
         made_of=Origin(model, losses),
+        arrangement=arrangement_of(model),
     )
     context.check(model, sample_images(chain) if context.shared else None)
     return chain

@@ -244,8 +244,9 @@ def graph_of(model, inputs=None):
         )
     if len(model.outputs) != 1:
         raise ValueError(
-            "Argument `source` must be a model with one output tensor, such as "
-            "`keras.Model(model.input, model.outputs[0])`. "
+            "Argument `source` must be a model with one output tensor, or argument `output` must "
+            "choose one of several, as `output=0`; callbacks are told by "
+            "`tfresidual.callbacks.use_blocks(model, output=...)`. "
             f"Received: source={model.name} with {len(model.outputs)} outputs"
         )
     known = model.inputs if inputs is None else keras.tree.flatten(inputs)
@@ -290,6 +291,11 @@ def _graph_for(model, shapes):
 def inputs_of(model):
     """Returns the inputs of a model with a graph, in the structure in which it takes them."""
     return model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+
+
+def outputs_of(model):
+    """Returns the outputs of a model with a graph, in the structure in which it returns them."""
+    return model.outputs if isinstance(model, keras.Sequential) else model.output
 
 
 def described(structure):

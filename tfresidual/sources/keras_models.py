@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import dataclasses
 from typing import TYPE_CHECKING
 
 import keras
 import numpy as np
 
 from tfresidual.routing.agreement import allowed_difference, difference, sample_images
+from tfresidual.routing.losses import note_of_loss
 from tfresidual.routing.outputs import named_outputs
 from tfresidual.sources.choosing import chooser
 from tfresidual.sources.division import divided
@@ -23,6 +26,8 @@ from tfresidual.sources.notes import (
     notes_of,
     other_additions,
 )
+from tfresidual.sources.one_output import OneOutput, arrangement_of, with_output
+from tfresidual.sources.origin import Origin
 from tfresidual.sources.padding import check_padding, with_padding
 from tfresidual.sources.reasons import said
 from tfresidual.sources.recording import (
@@ -54,6 +59,7 @@ def chain_of_model(
     open: bool | Layers | None = None,
     inputs: Any = None,
     padding: str | Literal[False] | None = None,
+    output: str | int | None = None,
 ) -> Chain:
     """Returns the chain of a Keras model whose residual additions are on one trunk.
 
@@ -97,22 +103,34 @@ def chain_of_model(
     `adapt` or `compile`.
 
     Args:
-        model: a `keras.Model` with one output tensor, compiled or not.
+        model: a `keras.Model`, compiled or not.
         blocks: which layers are blocks, see `tfresidual.chain`, as for the other arguments.
         open: which layers are opened.
         inputs: a batch of inputs of the model, or `keras.KerasTensor`s in its structure.
         padding: which input says what is padding.
+        output: which output is that of the chain; needed if there are several.
 
     Returns:
         A `tfresidual.routing.Chain`.
 
     Raises:
-        ValueError: if the model has several outputs, no block, a `tfresidual.layers.ResidualUnit`
-            whose anchor is not the beginning of its stage, or if an argument cannot be used.
+        ValueError: if the model has several outputs and none is chosen, no block, a
+            `tfresidual.layers.ResidualUnit` whose anchor is not the beginning of its stage, or if
+            an argument cannot be used.
     """
     check_padding(padding)
     if inputs is not None:
         check_inputs(inputs)
+        inputs = _arranged(model, inputs)
+    if output is not None:
+        one, arrangement = with_output(model, output, inputs)
+        chain = chain_of_model(one, blocks, open, inputs, padding)
+        return dataclasses.replace(
+            chain,
+            arrangement=arrangement,
+            made_of=Origin(model, chain.loss),
+            notes=(*chain.notes, *note_of_loss(model)) if model.loss is not None else chain.notes,
+        )
     if blocks is not None and open is not None:
         raise ValueError(
             "Arguments `blocks` and `open` must not both be given: a layer is a block as a whole, "
@@ -134,12 +152,23 @@ def chain_of_model(
     raise no_block(whole, model, other_additions(whole), _opaque(whole))
 
 
+def _arranged(model, inputs):
+    """Returns inputs in the structure of those of a model, as far as Keras takes them for that."""
+    if not has_graph(model):
+        return inputs
+    # What Keras refuses has an error of its own later.
+    with contextlib.suppress(ValueError):
+        return arrangement_of(model).images(inputs)
+    return inputs
+
+
 def division_of(
     model: keras.Model,
     blocks: Layers | None = None,
     open: bool | Layers | None = None,
     inputs: Any = None,
     padding: str | Literal[False] | None = None,
+    output: str | int | None = None,
 ) -> Division:
     """Returns the division that the chain of a model is made from, if no layers are opened.
 
@@ -149,10 +178,17 @@ def division_of(
         open: see there.
         inputs: see there.
         padding: see there.
+        output: see there.
 
     Raises:
-        ValueError: if layers are opened.
+        ValueError: if layers are opened, or one of several outputs is chosen.
     """
+    if output is not None:
+        raise ValueError(
+            "Argument `model` must have one output: the training step has the gradients of all "
+            f"losses together. Received: model={model.name} with output={output!r}; "
+            "`tfresidual.callbacks.BlockMetrics` measures the loss of one output"
+        )
     whole = graph_with_masks(model, inputs)
     if blocks is not None:
         is_chosen = chooser("blocks", blocks)
@@ -231,6 +267,8 @@ class _Inference:
         self.model = model
 
     def __call__(self, images):
+        if isinstance(self.model, OneOutput):
+            return self.model.applied(images)
         return self.model(images, training=False)
 
 

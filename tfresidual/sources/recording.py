@@ -31,6 +31,7 @@ from tfresidual.sources.graph import (
     replay,
 )
 from tfresidual.sources.masks import may_mask
+from tfresidual.sources.one_output import OneOutput
 from tfresidual.sources.reasons import said
 
 # Models are built by one thread at a time.
@@ -464,13 +465,11 @@ def recorded_model(model, inputs, is_opened):
         if not model.built:
             model(drawn(*described(_symbolic(inputs)), size=1, draw=np.zeros))
     given = _symbolic(inputs, images=_unused_size(model))
+    function = functools.partial(model, training=False)
+    if isinstance(model, OneOutput):
+        function, model = model.applied, model.model
     with _explained(model):
-        return recorded(
-            functools.partial(model, training=False),
-            given,
-            lambda layer: layer is model or is_opened(layer),
-            model,
-        )
+        return recorded(function, given, lambda layer: layer is model or is_opened(layer), model)
 
 
 def graph_with_masks(model, inputs=None):

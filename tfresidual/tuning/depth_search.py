@@ -25,7 +25,7 @@ from tfresidual.machine.first_step import build_optimizer, traced_once
 from tfresidual.machine.locks import LOCK, locked
 from tfresidual.probes.logs import log_key
 from tfresidual.probes.perturbation import ALL_STAGES
-from tfresidual.routing.batches import batches_of
+from tfresidual.routing.batches import batches_of, check_data
 from tfresidual.routing.images import check_images
 from tfresidual.tuning import fingerprint
 from tfresidual.tuning.depth_oracle import (
@@ -234,7 +234,7 @@ class DepthSearch(keras_tuner.Tuner):
             )
         data, name = self._images(fit_kwargs)
         try:
-            batches_of(data)
+            check_data(data, again=True)
         except (ValueError, TypeError) as error:
             raise ValueError(_of_images(name, data, error)) from error
         end_with_supervisor()

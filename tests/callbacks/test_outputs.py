@@ -1,0 +1,120 @@
+"""Models with several outputs: one of them is chosen, with its loss, labels and weight."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import tfresidual as tfr
+from tfresidual import callbacks, probes
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(12, 6)).astype("float32")
+CLASSES, VALUES = RNG.integers(0, 3, 12), RNG.normal(size=(12, 2)).astype("float32")
+LOSSES = [keras.losses.SparseCategoricalCrossentropy(from_logits=True), "mse"]
+WEIGHTS = [0.5, 3.0]
+
+
+class Unit(layers.Layer):
+    def build(self, shape):
+        self.dense = layers.Dense(shape[-1], activation="tanh")
+        self.dense.build(shape)
+
+    def call(self, inputs):
+        return inputs + self.dense(inputs)
+
+
+class Subclassed(keras.Model):
+    """Reads one output in the middle of its trunk."""
+
+    def __init__(self):
+        super().__init__()
+        self.units = [Unit(), Unit()]
+        self.heads = [layers.Dense(3), layers.Dense(2)]
+
+    def call(self, inputs):
+        middle = self.units[0](inputs)
+        return {"a": self.heads[0](self.units[1](middle)), "b": self.heads[1](middle)}
+
+
+def functional(as_dict, is_early):
+    inputs = state = keras.Input((6,))
+    units = [Unit(), Unit()]
+    middle = units[0](state)
+    last = units[1](middle)
+    heads = [layers.Dense(3, name="a"), layers.Dense(2, name="b")]
+    outputs = [heads[0](last), heads[1](middle if is_early else last)]
+    model = keras.Model(inputs, dict(zip("ab", outputs, strict=True)) if as_dict else outputs)
+    vars(model).update(units=units, heads=heads)
+    return model
+
+
+def norms(model, number, is_early):
+    """The mean norm of the gradient of an output's weighted loss at every state, by a tape."""
+    states, found = [tf.constant(X)], []
+    for unit in model.units[: 1 if number and is_early else 2]:
+        states.append(unit(states[-1]))
+    for index in range(len(states) - 1):
+        with tf.GradientTape() as tape:
+            tape.watch(state := states[index])
+            last = state
+            for unit in model.units[index : len(states) - 1]:
+                last = unit(last)
+            outputs = model.heads[number](last)
+            if number:
+                losses = tf.reduce_mean((outputs - VALUES) ** 2, axis=-1)
+            else:
+                losses = tf.nn.sparse_softmax_cross_entropy_with_logits(CLASSES, outputs)
+            total = WEIGHTS[number] * tf.reduce_sum(losses)
+        found.append(np.linalg.norm(tape.gradient(total, state), axis=1).mean())
+    return found
+
+
+MODELS = {
+    "list": (lambda: functional(False, False), False),
+    "dict": (lambda: functional(True, False), False),
+    "early output": (lambda: functional(True, True), True),
+    "subclassed": (Subclassed, True),
+}
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("name", MODELS)
+def test_one_of_several_outputs(name, number, tmp_path):
+    build, is_early = MODELS[name]
+    model = build()
+    model(X)
+    labels, losses, weights = (
+        parts if name == "list" else dict(zip("ab", parts, strict=True))
+        for parts in ([CLASSES, VALUES], LOSSES, WEIGHTS)
+    )
+    model.compile(keras.optimizers.SGD(0.0), loss=losses, loss_weights=weights)
+    options = {"output": number if name == "list" else "ab"[number]}
+    options |= {"inputs": X} if name == "subclassed" else {}
+    chain = tfr.chain(model, **options)
+    outputs = keras.tree.flatten(model(X))[number]
+    np.testing.assert_allclose(chain(X), outputs, rtol=1e-4, atol=1e-5)
+    expected = norms(model, number, is_early)
+    path = tmp_path / "saved"
+    tfr.export(chain, path)
+    pairs = tf.data.Dataset.from_tensor_slices((X, labels if name != "list" else tuple(labels)))
+    for source, data in ((chain, (X, labels)), (chain, pairs.batch(5)), (path, (X, labels))):
+        found = probes.block_metrics(tfr.chain(source), data)["gradient_norm"]
+        np.testing.assert_allclose(found, expected, rtol=1e-3)
+    callbacks.use_blocks(model, **options)
+    metrics = callbacks.BlockMetrics((X, labels))
+    history = model.fit(X, labels, verbose=0, callbacks=[metrics]).history
+    logged = [values[0] for key, values in history.items() if key.endswith("gradient_norm")]
+    np.testing.assert_allclose(logged, expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("output", ["c", 2, -1, 0.5, True])
+def test_outputs_that_are_not_there(output):
+    with pytest.raises(ValueError, match="`output` must be an output"):
+        tfr.chain(functional(True, False), output=output)
+
+
+def test_the_way_to_choose_is_said():
+    with pytest.raises(ValueError, match="use_blocks"):
+        tfr.chain(functional(False, False))
