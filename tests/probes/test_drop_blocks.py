@@ -1,8 +1,16 @@
 """Dropped blocks against the NumPy version and by hand."""
 
+import dataclasses
+
 import numpy as np
+import pandas as pd
 import pytest
+import tensorflow as tf
 from keras import ops
+from reference import sequences
+from reference.numpy_lens import Images
+from reference.plane import anchored_chain, at, plane_chain
+from reference.random_network import random_batch, random_network
 from reference.route_probes import (
     METRICS,
     NETWORKS,
@@ -18,7 +26,8 @@ from reference.route_probes import (
     with_stage,
 )
 
-from tfresidual import probes
+import tfresidual as tfr
+from tfresidual import callbacks, probes
 
 pytestmark = pytest.mark.eager
 
@@ -71,3 +80,181 @@ def test_blocks_that_change_shape():
     # 5/8 with all three blocks: 2 of 4 images lie under it; 6/8 without one: 3 do.
     assert frame["unperturbed_error"].tolist() == [0.5] * 3
     assert frame.loc[1, "error"] == 0.75
+
+
+# What takes the place of what a block adds
+
+
+def normalized(state):
+    return state / np.sqrt(np.mean(state**2, axis=-1, keepdims=True) + 0.1)
+
+
+def post_norm_chain():
+    """The encoder of `reference.sequences`, with a normalization after every addition."""
+    chain = sequences.sequence_chain("encoder")
+
+    def after(state):
+        return state / ops.sqrt(ops.mean(state**2, axis=-1, keepdims=True) + 0.1)
+
+    blocks = tuple(
+        dataclasses.replace(
+            block,
+            apply=lambda state, context, block=block: after(block.apply(state, context)),
+            join=lambda base, branch, context: after(base + branch),
+        )
+        for block in chain.blocks
+    )
+    stage = dataclasses.replace(chain.stages[0], blocks=blocks)
+    return dataclasses.replace(chain, stages=(stage,))
+
+
+def numpy_fill(fill, added, image, order):
+    """What takes the place of what a block adds for an image, `(positions, features)`."""
+    own = added[image]
+    if fill == "zero":
+        return np.zeros_like(own)
+    if fill == "mean":
+        # Of every position, over the sequences that are as long.
+        return np.array(
+            [np.mean([one[p] for one in added if len(one) > p], axis=0) for p in range(len(own))]
+        )
+    other = added[order[(order.index(image) + 1) % len(order)]]
+    return np.array([other[p] if p < len(other) else own[p] for p in range(len(own))])
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("keep_norm", [False, True])
+@pytest.mark.parametrize("fill", ["zero", "mean", "resample"])
+def test_fills_of_post_norm_blocks_equal_numpy(fill, keep_norm):
+    chain, (tokens, labels) = post_norm_chain(), sequences.batch("encoder")
+    settings = {"fill": fill, "keep_norm": keep_norm, "seed": 3}
+    frame = probes.drop_blocks(chain, (tokens, labels), **settings)
+    weights, order = sequences.random_weights(), np.random.default_rng(3).permutation(4).tolist()
+
+    def branch(index, state):
+        return sequences.branch(weights, "encoder", index, state)
+
+    first = [weights["embedding"][np.array(one)] for one in sequences.SEQUENCES]
+    for dropped, row in enumerate(frame.to_dict("records")):
+        states = first
+        for index in range(3):
+            branches = [branch(index, state) for state in states]
+            pairs = list(zip(states, branches, strict=True))
+            plain = [normalized(state + own) for state, own in pairs]
+            if index != dropped:
+                states = plain
+                continue
+            added = branches if keep_norm else [a - b for a, b in zip(plain, states, strict=True)]
+            sums = [s + numpy_fill(fill, added, i, order) for i, s in enumerate(states)]
+            states = [normalized(one) for one in sums] if keep_norm else sums
+        losses = [
+            sequences.loss(weights, "encoder", state, label)
+            for state, label in zip(states, labels, strict=True)
+        ]
+        assert row["cross_entropy"] == pytest.approx(np.mean(losses), rel=1e-4)
+    # What is padding, how much of it, and what stands in sequences of padding alone is no matter.
+    again = probes.drop_blocks(chain, sequences.batch("encoder", length=8), **settings)
+    pd.testing.assert_frame_equal(again, frame, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("fill", ["zero", "mean", "resample"])
+def test_fills_equal_numpy(fill):
+    net, (images, labels) = network(NETWORKS["original"])
+    run, chain = Images(net, images, labels), tfr.chain(net)
+    order = np.random.default_rng(0).permutation(len(labels))
+    others = np.empty(len(labels), int)
+    others[order] = np.roll(order, -1)
+    frame = probes.drop_blocks(chain, (images, labels), fill=fill)
+    for row in frame.to_dict("records"):
+        stage, block = row["stage"], row["block"]
+        if not chain.stages[stage - 1].blocks[block].keeps_shape:
+            assert np.isnan(row["cross_entropy"])
+            continue
+        state = run.states[stage, block - 1]
+        added = run.states[stage, block] - state
+        state = state + {"zero": 0, "mean": added.mean(axis=0), "resample": added[others]}[fill]
+        logits = run.lead_on(state, stage, block)
+        p = np.exp(logits - logits.max(axis=1, keepdims=True))
+        p /= p.sum(axis=1, keepdims=True)
+        loss = -np.log(p[range(len(labels)), labels]).mean()
+        assert row["cross_entropy"] == pytest.approx(loss, rel=2e-3)
+
+
+def test_fills_by_hand():
+    # The block doubles (1, 0) and (3, 0) to (2, 0) and (6, 0): it adds (1, 0) and (3, 0).
+    chain, images = plane_chain(lambda h: h), np.array([[[[1, 0]]], [[[3, 0]]]], "float32")
+    for fill, distance in (("zero", 2), ("mean", 1), ("resample", 2)):
+        data = {"both": (images, [0, 0]), "alone": (images[[1, 1]], [0, 0])}
+        frame = probes.drop_blocks(chain, data, fill=fill)
+        wanted = [distance, 3 if fill == "zero" else 0]
+        np.testing.assert_allclose(frame["distance"], wanted, atol=1e-6)
+        # An image of weight 0 is not there.
+        weighted = images[[0, 1, 1]], np.zeros(3, int), np.array([1.0, 1, 0])
+        frame = probes.drop_blocks(chain, weighted, fill=fill)
+        assert frame["distance"].iloc[0] == pytest.approx(distance, rel=1e-6)
+    # The mean is (3 * 1 + 3) / 4, the distances 1/2 and 3/2.
+    frame = probes.drop_blocks(chain, (images, [0, 0], np.array([3.0, 1])), fill="mean")
+    assert frame["distance"].iloc[0] == pytest.approx(0.75, rel=1e-6)
+    # A last batch of one image follows on the one before it.
+    data = tf.data.Dataset.from_tensor_slices((images[[0, 0, 1]], [0, 0, 0])).batch(2)
+    frame = probes.drop_blocks(chain, data, fill="resample")
+    assert frame["distance"].iloc[0] == pytest.approx(2 / 3)
+
+
+def test_means_at_an_anchor_by_hand():
+    # x + z / 2, twice, from z = x: of 4 and 8, the states 6, 7 and 12, 14; the branches are 2, 3
+    # and 4, 6, with means of 3 and 9/2.
+    chain = anchored_chain(0.5, 2)
+    blocks = tuple(
+        dataclasses.replace(block, branch=lambda z: z / 2, join=lambda x, added: x + added)
+        for block in chain.blocks
+    )
+    stage = dataclasses.replace(chain.stages[0], blocks=blocks)
+    chain = dataclasses.replace(chain, stages=(stage,), outputs="logits")
+    images = np.array([[[[4, 0]]], [[[8, 0]]]], "float32")
+    frame = probes.drop_blocks(chain, (images, [0, 0]), fill="mean", keep_norm=True)
+    # The last states are 4 + 7 / 2 and 8 + 11 / 2, or 4 + 9 / 2 and 8 + 9 / 2.
+    np.testing.assert_allclose(frame["distance"], [0.5, 1.5], rtol=1e-6)
+
+
+def test_fills_are_compiled_once():
+    net = random_network(blocks=2, widths=(4,))
+    chain, batch = tfr.chain(net), random_batch(net)
+    for fill in ("mean", "resample"):
+        probes.drop_blocks(chain, batch, fill=fill)
+        made, _ = chain.compiled["filled", fill, False]
+        known = dict(made.compiled)
+        probes.drop_blocks(chain, random_batch(net, seed=5), fill=fill)
+        assert chain.compiled["filled", fill, False][0] is made
+        assert made.compiled == known
+
+
+def test_fills_that_are_refused():
+    net = random_network(blocks=2, widths=(4,))
+    batch = random_batch(net)
+    for settings, name in (
+        ({"fill": "median"}, "fill"),
+        ({"keep_norm": 1}, "keep_norm"),
+        ({"seed": -1}, "seed"),
+    ):
+        with pytest.raises(ValueError, match=rf"`{name}` must .*Received: "):
+            probes.drop_blocks(net, batch, **settings)
+    with pytest.raises(ValueError, match=r"`fill` must be another .*Received: a batch of 1"):
+        probes.drop_blocks(net, (batch[0][:1], batch[1][:1]), fill="resample")
+    with pytest.raises(ValueError, match=r"`keep_norm` must be False .*Received: "):
+        probes.drop_blocks(plane_chain(lambda h: h), at(1, 2), keep_norm=True)
+    with pytest.raises(ValueError, match=r"`keep_norm` must be True .*Received: "):
+        probes.drop_blocks(anchored_chain(0.5, 2), at(1, 2), fill="mean")
+
+
+def test_the_callback_publishes_what_was_chosen():
+    net = random_network(blocks=2, widths=(4,))
+    net.compile("sgd", "sparse_categorical_crossentropy")
+    batch, settings = random_batch(net), {"fill": "mean", "keep_norm": True}
+    callback = callbacks.DropBlocks(batch, **settings)
+    logs = net.fit(*batch, verbose=0, callbacks=[callback]).history
+    frame = probes.drop_blocks(net, batch, **settings)
+    found = [logs[f"stage1/block{block}/drop_cross_entropy"][0] for block in range(2)]
+    np.testing.assert_allclose(found, frame["cross_entropy"], rtol=1e-4)
+    with pytest.raises(ValueError, match=r"`fill` must .*Received: "):
+        callbacks.DropBlocks(batch, fill="none")

@@ -252,7 +252,7 @@ def _pairs(chain, data, source, at_once):
     """Yields images and labels of the data, those of the source for them, and weights."""
     batches, _ = batches_of(data, chain, with_all=source is not None)
     if source is None:
-        yield from rebatched(_with_next(chain, batches), at_once)
+        yield from rebatched(with_others(chain, batches, places_of_next), at_once)
         return
     others = rebatched(_batches_of_source(chain, source), at_once)
     for own, other in itertools.zip_longest(rebatched(batches, at_once), others):
@@ -282,24 +282,30 @@ def _batches_of_source(chain, source):
         raise ValueError(said) from error
 
 
-def _with_next(chain, batches):
-    """Yields batches with, for every image, the next one of its batch that has other labels.
+def with_others(chain, batches, places_of):
+    """Yields batches with another image of its batch, and its labels, for every image.
 
     A batch of one image, such as the last one may be, follows on the batch before it.
+
+    Args:
+        chain: a `tfresidual.routing.Chain`.
+        batches: images, labels and weights, as tensors.
+        places_of: `places_of(chain, images, labels)` returns the places of the other images, as
+            `places_of_next` does.
     """
     before = None
     for images, labels, weights in batches:
         check_images(chain, images)
-        among, number = (images, labels), _are_sources(chain, images, labels).sum()
+        among, number = (images, labels), are_sources(chain, images, labels).sum()
         if number == 1 and before is not None and key_of(before) == key_of(among):
             among = joined([before, among])
-        places = places_of_next(chain, *among)[-len(labels) :]
+        places = places_of(chain, *among)[-len(labels) :]
         gather = functools.partial(tf.gather, indices=places)
         yield images, labels, *keras.tree.map_structure(gather, among), weights
         before = (images, labels) if number else before
 
 
-def _are_sources(chain, images, labels):
+def are_sources(chain, images, labels):
     """Returns which images of a batch count, a bool array `(images,)`."""
     shape = shape_of_outputs(chain, images)
     key = ("counted images", getattr(chain.loss, "ignore_class", None), *key_of([images, labels]))
@@ -315,7 +321,7 @@ def _are_sources(chain, images, labels):
 
 def places_of_next(chain, images, labels):
     """Returns the places of the sources of the images of a batch, which are of the same batch."""
-    count, sources = len(labels), np.flatnonzero(_are_sources(chain, images, labels))
+    count, sources = len(labels), np.flatnonzero(are_sources(chain, images, labels))
     if not len(sources):
         return (np.arange(count) + 1) % count
     if len(sources) == 1:
