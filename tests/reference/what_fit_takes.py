@@ -32,8 +32,8 @@ from tfresidual import callbacks, probes
 TABLE = pathlib.Path(__file__).with_suffix(".csv")
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "what_fit_takes.md"
 WORKS = "works"
-# Part of a note on the numbers.
-NOTED = "the loss of the probes is"
+# What comes before a note on the numbers, and a part of such a note.
+AND_NOTES, NOTED = f"{WORKS}, and notes: ", "the loss of the probes is"
 BLOCKS, IMAGES, BATCH, FEATURES, CLASSES = 2, 12, 4, 4, 3
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(IMAGES, FEATURES)).astype("float32")
@@ -570,7 +570,7 @@ def cell(row, column):
     told = [f"{w.message}" for w in caught if w.category is UserWarning]
     if found == WORKS:
         notes = sorted({text for text in told if NOTED in text})
-        return f"{WORKS}, and notes: {notes[0]}" if notes else WORKS
+        return f"{AND_NOTES}{_first_sentence(notes[0])}" if notes else WORKS
     # What Keras says of data that ends is not the cause.
     told = [_first_sentence(text) for text in told if not text.startswith("Your input ran out")]
     return ": ".join([found, *told[:1]])
@@ -618,16 +618,17 @@ def page(rows):
         for name in group:
             cells = []
             for text in (rows[name][column] for column in COLUMNS):
-                if text != WORKS and text not in notes:
+                if text == WORKS:
+                    cells.append(text)
+                    continue
+                if text not in notes:
                     notes.append(text)
-                is_noted = text.startswith(f"{WORKS}, and notes: ")
-                shown = f"{WORKS if is_noted else 'no'}, {notes.index(text) + 1}"
-                cells.append(WORKS if text == WORKS else shown)
+                word = WORKS if text.startswith(AND_NOTES) else "no"
+                cells.append(f"{word}, {notes.index(text) + 1}")
             parts.append(f"| {name} | {' | '.join(cells)} |\n")
     parts.append("\n## Messages\n\n")
     parts += [
-        f"{number}. {note.removeprefix(f'{WORKS}, and notes: ')}\n"
-        for number, note in enumerate(notes, start=1)
+        f"{number}. {note.removeprefix(AND_NOTES)}\n" for number, note in enumerate(notes, start=1)
     ]
     return "".join(parts)
 
