@@ -105,7 +105,7 @@ def exported_clone(net, path):
 
 
 def lite(net, path):
-    net.export(path / "net.tflite", format="litert", verbose=False)
+    net.export(str(path / "net.tflite"), format="litert", verbose=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         interpreter = tf.lite.Interpreter(str(path / "net.tflite"))
