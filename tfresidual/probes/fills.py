@@ -156,6 +156,8 @@ def _chain_of(chain, fill, keep_norm):
             "context": lambda images: _context_with_others(chain, images, keep_norm),
             "input_shape": {IMAGES: chain.input_shape, OTHERS: chain.input_shape},
             "input_dtype": {IMAGES: chain.input_dtype, OTHERS: chain.input_dtype},
+            # The pairs are made of what the chain has arranged.
+            "arrangement": None,
             "reference": reference and (lambda images: reference(images[IMAGES])),
         }
     return dataclasses.replace(chain, **made), means
