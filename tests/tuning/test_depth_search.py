@@ -490,6 +490,7 @@ class TestSameSearch:
             "KERASTUNER_ORACLE_IP": "127.0.0.1",
             "KERASTUNER_ORACLE_PORT": str(port),
             "TF_CPP_MIN_LOG_LEVEL": "3",
+            "PYTHONPATH": os.pathsep.join(sys.path),
         }
         chief = subprocess.Popen(
             [sys.executable, __file__, "chief", tmp_path],
