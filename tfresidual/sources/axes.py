@@ -66,7 +66,7 @@ def keep_positions(division: Division) -> tuple[bool, bool]:
         axes = _between(nodes, block.before, block.begin, {_AXIS})
         axes = _between(nodes, block.end, block.after, _after_block(nodes, block, axes))
         pass_to(block.after, axes)
-    numbers = {}
+    numbers: dict[int | None, set[int]] = {}
     for size, one in found:
         numbers.setdefault(size, set()).add(one)
     axes = _between(nodes, blocks[-1].after, division.trunk[-1], {_AXIS})
