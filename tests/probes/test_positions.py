@@ -25,7 +25,7 @@ pytestmark = pytest.mark.eager
 WEIGHTS = sequences.random_weights()
 PLACES = ["stage", "block"]
 # The columns that say where a value is.
-KEYS = [*PLACES, "image", "rank", "route"]
+KEYS = [*PLACES, "image", "part", "rank", "route"]
 
 
 @pytest.fixture(scope="module", params=sequences.KINDS)
