@@ -409,7 +409,7 @@ def sliced(size):
 DATA = {
     "lists": lambda x, y: [x.tolist(), y.tolist()],
     "tensors": lambda x, y: (tf.constant(x), tf.constant(y)),
-    "with weights": lambda x, y: (x, y, np.zeros(len(y))),
+    "with weights": lambda x, y: (x, y, np.full(len(y), 3.0)),
     "batches of 1": sliced(1),
     "batches of 4": sliced(4),
     "one batch": sliced(100),
@@ -658,7 +658,7 @@ BAD_DATA = {
     "one image": ((np.zeros((8, 8, 3), "f"), np.zeros(8, int)), "images of shape"),
     "no labels": (
         tf.data.Dataset.from_tensor_slices(np.zeros((4, 8, 8, 3), "f")).batch(2),
-        "must yield",
+        "must hold labels",
     ),
     "empty": (EMPTY, "at least one batch"),
     "empty dataset": (tf.data.Dataset.from_tensor_slices(EMPTY).batch(2), "at least one batch"),
