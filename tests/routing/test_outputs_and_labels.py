@@ -779,7 +779,7 @@ WRONG_DATA = {
     "ragged": ((IMAGES, tf.ragged.constant([[1]] * 5 + [[1, 2]])), "be a pair of arrays"),
     "sparse": ((IMAGES, tf.sparse.from_dense(ROWS)), "be a pair of arrays"),
     "objects": ((IMAGES, np.array([[1]] * 5 + [[1, 2]], object)), "labels of numbers"),
-    "no labels": ((IMAGES, None), "be a pair of arrays"),
+    "no labels": ((IMAGES, None), "hold labels"),
     "one for all": (Batches((IMAGES, 3)), "labels of numbers"),
     "a dict": (Batches((IMAGES, {"a": INDICES})), "labels of numbers"),
     "images as strings": ((IMAGES.astype(str), INDICES), "images of numbers"),

@@ -33,7 +33,7 @@ def decoder():
 
 
 def prepared(chain, *data):
-    return [labels.numpy() for _, labels in batches_of(data, chain)[0]]
+    return [labels.numpy() for _, labels, _ in batches_of(data, chain)[0]]
 
 
 def test_a_wrong_shape_of_one_of_several_inputs_is_named():
@@ -64,9 +64,9 @@ def test_padding_and_weights_leave_positions_out(decoder):
     # Labels of type uint8 have no -1, and a column is as good.
     (found,) = prepared(decoder, TOKENS, labels.astype("uint8")[..., None], weights)
     np.testing.assert_array_equal(found[..., 0], expected)
-    # Weights of images are ignored, as they are for outputs per image.
+    # Weights of images leave out images.
     (found,) = prepared(decoder, TOKENS, labels, np.arange(4))
-    np.testing.assert_array_equal(found, LABELS)
+    np.testing.assert_array_equal(found, LABELS[1:])
 
 
 @pytest.mark.parametrize("fill", [np.nan, -1.0, 0.25])
@@ -102,7 +102,7 @@ def test_the_class_that_the_loss_ignores(decoder):
 def test_labels_of_images_stay_as_they_are():
     encoder = sequences.sequence_chain("encoder", WEIGHTS)
     rows = -np.ones((4, 4), "uint8")
-    (found,) = prepared(encoder, TOKENS, rows, np.zeros((4, 4)))
+    (found,) = prepared(encoder, TOKENS, rows, np.ones((4, 1)))
     assert found.dtype == np.uint8
     np.testing.assert_array_equal(found, rows)
 

@@ -57,6 +57,7 @@ def model_of(structure):
     return keras.Model(inputs, layers.Dense(2)(state))
 
 
+@pytest.mark.filterwarnings("ignore:When providing `inputs` as a dict")
 @pytest.mark.parametrize("name", MODELS)
 def test_inputs_are_those_of_predict(name):
     """Where Keras takes the data, outputs are equal; where it does not, nor do we."""

@@ -16,8 +16,9 @@ ALLOWED = {"bfloat16": 0.1, "float16": 0.02}
 ALLOWED_OTHERWISE = 1e-3
 # From these sizes on, states and what is computed of them may overflow.
 HUGE_WEIGHT, HUGE_STATE, HUGE_OTHERWISE = 1e3, {"float16": 4096.0}, 1e15
-# The number of images on which a run compares a chain with its network.
-COMPARED = 8
+# The number of images on which a run compares a chain with its network, which keeps all its states
+# while it computes.
+COMPARED = 4
 # The number of random images that a network is tried on.
 SAMPLES = 2
 # Sizes to try for axes of unknown size: the most common image size first, then smaller ones for

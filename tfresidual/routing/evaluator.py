@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfresidual.arguments import check_bool, is_number
 from tfresidual.machine.console import progress_bar
 from tfresidual.metrics import change_of, norm, plain_norms_and_cosines
-from tfresidual.routing.agreement import check_agreement
+from tfresidual.routing.agreement import COMPARED, check_agreement
 from tfresidual.routing.batches import batches_of, rebatched
 from tfresidual.routing.chain import checked_chain
 from tfresidual.routing.images import check_images, key_of, sliced, spec_of
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 # Running more images at once makes a block no faster per image.
 MOST_IMAGES = 256
 MEMORY_LIMIT = 1024
-# The number of images compared with the network itself: enough to find errors, quick to compute.
-COMPARED = 32
 MIB = 2**20
 CALL_OPERATIONS = ("PartitionedCall", "StatefulPartitionedCall")
 # What the runtime needs in addition to the tensors, measured on networks of 9 and 54 blocks:
@@ -134,9 +132,8 @@ def evaluate(
 
     Every block is compiled once per chain and image shape, whatever the routes are.
 
-    On the first images, at most 32, the unperturbed route is compared with the network itself.
-    This takes one more forward pass of these images in every call, and its compilation in the
-    first call.
+    On a few of the first images, the unperturbed route is compared with the network itself, which
+    takes one more forward pass of these images in every call.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
