@@ -75,6 +75,6 @@ def test_data_of_a_user_is_read_without_tuning():
     data = tf.data.Dataset.from_tensors((tf.zeros((4, 2)), tf.zeros(4, tf.int64)))
     batches, count = batches_of(data)
     assert count == 1
-    assert [images.shape[0] for images, _ in batches] == [4]
+    assert [images.shape[0] for images, *_ in batches] == [4]
     # The dataset itself is as it was.
     assert data.options().autotune.enabled is None
