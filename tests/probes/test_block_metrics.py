@@ -247,7 +247,7 @@ def smallest():
         (3, "must be a `tf.data.Dataset`"),
         ((np.zeros((4, 8, 8, 3), "f"), np.zeros(3, int)), "as many labels as images"),
         ((np.zeros((4, 9, 8, 3), "f"), np.zeros(4, int)), "images of shape"),
-        (tf.data.Dataset.from_tensor_slices(np.zeros((4, 8, 8, 3), "f")).batch(2), "must yield"),
+        (tf.data.Dataset.from_tensor_slices(np.zeros((4, 8, 8, 3), "f")).batch(2), "hold labels"),
         ((np.zeros((0, 8, 8, 3), "f"), np.zeros(0, int)), "at least one batch"),
         ({}, "must not be empty"),
     ],

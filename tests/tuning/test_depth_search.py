@@ -294,7 +294,7 @@ def test_a_full_disk(tmp_path, capfd):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "Traceback" not in "".join(capfd.readouterr())
     files = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert files == {"oracle.json", "trial.json"}
+    assert files == {"network.json", "oracle.json", "trial.json"}
     assert not [path for path in tmp_path.rglob(".*")]
     searched(tmp_path)
     assert len([*tmp_path.rglob("checkpoint.weights.h5")]) == 1
