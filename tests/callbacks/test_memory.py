@@ -75,10 +75,15 @@ def growth(make, images, is_probed, count=4):
 @pytest.mark.parametrize(
     ("make", "images", "most"),
     [
-        (lambda: functional("tanh"), IMAGES, 6),
+        pytest.param(lambda: functional("tanh"), IMAGES, 6, marks=pytest.mark.nightly),
         # TensorFlow keeps every graph with a custom gradient, here the probe's beside Keras' own.
         (lambda: functional("silu"), IMAGES, 8),
-        (normalized, RNG.normal(size=(8, 4, 4, 1)).astype("float32"), 8),
+        pytest.param(
+            normalized,
+            RNG.normal(size=(8, 4, 4, 1)).astype("float32"),
+            8,
+            marks=pytest.mark.nightly,
+        ),
     ],
     ids=["tanh", "silu", "batch normalization"],
 )

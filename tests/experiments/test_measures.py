@@ -46,6 +46,7 @@ def errors(trained, split, count=None):
     return np.mean(wrong), len(x)
 
 
+@pytest.mark.nightly
 def test_errors_of_a_trained_network(trained):
     summary, history = measures.summary(trained).iloc[0], measures.history(trained)
     assert len(history) == summary["epochs"] == SETTINGS.epochs

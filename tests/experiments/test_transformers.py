@@ -11,6 +11,7 @@ pytestmark = pytest.mark.system
 SCRIPT = Path(__file__).parent.parent.parent / "experiments" / "transformers.py"
 
 
+@pytest.mark.nightly
 def test_networks_are_trained_once_and_probed(tmp_path):
     for _ in range(2):
         done = processes.run(SCRIPT, "--size", "smoke", "--out", tmp_path)

@@ -327,6 +327,7 @@ def test_runs_of_any_name(runs, name):
     assert re.search(r"largest difference of error is [\d.]+ at stage \d, block \d: \d", text)
 
 
+@pytest.mark.nightly
 def test_many_runs_have_a_page_of_a_short_name(runs, tmp_path):
     many = [shutil.copytree(runs[0], tmp_path / f"a-long-name-{seed}") for seed in range(15)]
     for folder in many:

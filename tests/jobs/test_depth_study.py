@@ -64,6 +64,7 @@ def trials_written(folder):
     return {path: path.stat().st_mtime_ns for path in folder.glob("search/trial_*/*")}
 
 
+@pytest.mark.nightly
 def test_what_a_process_of_a_search_logs(tmp_path, settings, capsys):
     """Without a supervisor, such a process is the whole search."""
     search = dataclasses.replace(SEARCH, max_trials=2)
@@ -445,6 +446,7 @@ def test_workers_find_the_same(done, settings, tmp_path):
     assert compared == alone["trial"].nunique()
 
 
+@pytest.mark.nightly
 def test_networks_too_shallow_to_couple_are_trained_without(settings, tmp_path):
     coupled = dataclasses.replace(settings, coupling=0.5, epsilon=0.01)
     search = dataclasses.replace(SEARCH, start=1, max_blocks=3)

@@ -58,7 +58,13 @@ def test_images(run):
     return {"test": prepare(run[1])[2]}
 
 
-@pytest.mark.parametrize("name", FRAMES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.nightly] if place % 4 else [])
+        for place, name in enumerate(FRAMES)
+    ],
+)
 def test_frames_are_those_of_the_probe(run, test_images, tmp_path, name):
     options = registry.ProbeOptions(times=2, scale=0.5, at_chance="nan")
     frames, paths = probing.probe(run[0], [name], tmp_path / "new" / "out", options=options)
@@ -91,6 +97,7 @@ def test_frames_are_those_of_the_probe(run, test_images, tmp_path, name):
     pd.testing.assert_frame_equal(frames[FRAMES[name][0]], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_everything_by_default_beside_the_network(run, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(run[0], folder)
@@ -312,6 +319,7 @@ def test_data_of_another_rank_is_refused(run, tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.nightly
 def test_epsilon_and_seed_are_those_of_the_run(run, tmp_path):
     own, _ = probing.probe(run[0], ["block_metrics"], tmp_path)
     same = registry.ProbeOptions(epsilon=run[1].epsilon)
@@ -399,6 +407,7 @@ def series(tmp_path_factory):
     return folder, net
 
 
+@pytest.mark.nightly
 def test_a_saved_model_in_the_folder_of_its_run(run, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(run[0], folder)

@@ -371,6 +371,7 @@ def test_tile_of_indices():
     assert study._index_tile(of_frames([], [], indices=[np.nan] * 3)) == []
 
 
+@pytest.mark.nightly
 def test_the_same_command_reads_the_finished_training(done, settings):
     folder = done[0]
     before, times = contents(folder), checkpoint_times(folder)

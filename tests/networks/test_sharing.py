@@ -446,6 +446,7 @@ for name in sys.argv[2:]:
 
 
 @pytest.mark.system
+@pytest.mark.nightly
 def test_files_in_a_fresh_process(tmp_path):
     nets = {}
     for i, kwargs in enumerate(KINDS[::2]):

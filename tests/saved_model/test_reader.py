@@ -246,7 +246,10 @@ def is_exact(kind):
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("name", DEFAULT)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=[] if one == "shared" else [pytest.mark.nightly]) for one in DEFAULT],
+)
 def test_frames_of_a_saved_model_are_those_of_the_network(elsewhere, name):
     kind, dtype = DEFAULT[name]
     expected = frames_of(elsewhere.live[name], elsewhere.data)

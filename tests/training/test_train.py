@@ -638,6 +638,7 @@ def killed(tmp_path_factory, clutter, whole):
 
 
 @pytest.mark.system
+@pytest.mark.nightly
 def test_a_seeded_training_repeats_in_another_process(killed, whole):
     assert_same_training(killed / "0", whole)
 
