@@ -59,7 +59,7 @@ class ExportForProbing(GoesOn, keras.callbacks.Callback):
         overwrite: whether existing exports of the same epochs are replaced. If not, training does
             not begin when it would replace one.
         on_error: what happens if an export fails after training has begun, for example because the
-            disk is full: `"warn"`, a warning, and training goes on without it, or `"raise"`, the
+            disk is full: `"warn"`, a warning, and training continues without it, or `"raise"`, the
             error, which ends the training.
 
     Raises:

@@ -52,7 +52,7 @@ class Figures(GoesOn, keras.callbacks.Callback):
             `keras.callbacks.TensorBoard`.
         every: int, figures are drawn once every `every` epochs, if the probes run in them.
         on_error: what happens if figures cannot be drawn or written: `"warn"`, a warning, and
-            training goes on without them, or `"raise"`, the error, which ends the training.
+            training continues without them, or `"raise"`, the error, which ends the training.
 
     Raises:
         ValueError: if an argument cannot be used; when training begins, if a probe does not come

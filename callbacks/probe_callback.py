@@ -141,7 +141,7 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
     Everything is tried when training begins: the first batch of every split is read and must fit
     the network, and the probe runs on its first images. What fails then is an error. (If the first
     training batch builds the network, this follows after that batch.) What fails later, because of
-    a full disk or data that changed, is a warning: the keys are NaN, and the training goes on.
+    a full disk or data that changed, is a warning: the keys are NaN, and training continues.
 
     Reading the first batch counts as an iteration over the data, or as two if the data comes from a
     Python function: such data must begin with the same batch each time. This changes the order of a

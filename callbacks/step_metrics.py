@@ -110,7 +110,7 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
             `"logs/steps"` beside the `"logs/train"` of `keras.callbacks.TensorBoard`, or `None`.
             They are written at the end of every epoch.
         on_error: what happens if a file cannot be written at the end of an epoch: `"warn"`, a
-            warning for each cause, and the training goes on; or `"raise"`, an error.
+            warning for each cause, and training continues; or `"raise"`, an error.
 
     Raises:
         ValueError: if an argument is invalid; when training begins, if the model is one in which

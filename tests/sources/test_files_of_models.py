@@ -80,45 +80,43 @@ def test_a_whole_file(saved):
     )
 
 
+@pytest.fixture
+def copied(saved, tmp_path):
+    """A copy of the file, to be damaged."""
+    return shutil.copy(saved, tmp_path / "net.keras")
+
+
 @pytest.mark.parametrize("name", DAMAGES)
-def test_damaged_files(saved, tmp_path, name):
-    path = tmp_path / "net.keras"
-    shutil.copy(saved, path)
-    DAMAGES[name](path)
+def test_damaged_files(copied, name):
+    DAMAGES[name](copied)
     with pytest.raises(ValueError, match=r"`source` must be .* complete .*Received: source="):
-        tfr.chain(path)
+        tfr.chain(copied)
 
 
 @pytest.mark.parametrize("name", IN_WEIGHTS)
-def test_weights_that_read_other_files_or_become_gigabytes(saved, tmp_path, name):
-    path = tmp_path / "net.keras"
-    shutil.copy(saved, path)
-    change_weights(path, IN_WEIGHTS[name], with_secret(tmp_path / "secret.h5"))
+def test_weights_that_read_other_files_or_become_gigabytes(copied, name):
+    change_weights(copied, IN_WEIGHTS[name], with_secret(copied.with_name("secret.h5")))
     with pytest.raises(ValueError, match=r"net\.keras is not opened: .*Received: path="):
-        tfr.chain(path)
+        tfr.chain(copied)
 
 
 @pytest.mark.parametrize("name", IN_ARCHIVE)
-def test_archives_that_lead_out_or_become_gigabytes(saved, tmp_path, name):
+def test_archives_that_lead_out_or_become_gigabytes(copied, name):
     """Nothing of it is read, to which the memory testifies."""
-    path = tmp_path / "net.keras"
-    shutil.copy(saved, path)
-    IN_ARCHIVE[name](path)
+    IN_ARCHIVE[name](copied)
     tracemalloc.start()
     with pytest.raises(ValueError, match=r"net\.keras is not opened: .*Received: path="):
-        tfr.chain(path)
+        tfr.chain(copied)
     assert tracemalloc.get_traced_memory()[1] < 2**23
     tracemalloc.stop()
 
 
-def test_a_file_with_two_of_a_name(saved, tmp_path):
+def test_a_file_with_two_of_a_name(copied):
     """One is looked at, and another one is opened."""
-    path = tmp_path / "net.keras"
-    shutil.copy(saved, path)
-    with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
+    with zipfile.ZipFile(copied, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
         archive.writestr("config.json", archive.read("config.json"))
     with pytest.raises(ValueError, match=r"net\.keras is not opened: .*Received: path="):
-        tfr.chain(path)
+        tfr.chain(copied)
 
 
 def test_a_compressed_file_is_no_suspect(saved, tmp_path):

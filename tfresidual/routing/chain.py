@@ -233,7 +233,10 @@ class Chain:
 
     def __post_init__(self) -> None:
         # `dataclasses.replace` hands on what was compiled, perhaps for other functions.
-        own = (self.stem, self.stages, self.head, self.loss, self.outputs, self.context)
+        own = (
+            *(self.stem, self.stages, self.head, self.loss, self.context),
+            *(self.outputs, self.outputs_at_positions),
+        )
         if self.compiled_for is not None and self.compiled_for != own:
             for name in ("compiled", "compared", "output_shapes"):
                 object.__setattr__(self, name, {})
