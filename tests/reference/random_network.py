@@ -80,27 +80,30 @@ def case_id(case):
     )
 
 
-def sample(cases, every):
-    """Parameters for `pytest.mark.parametrize`, of which one in so many is no system test.
+def sample(cases, every, others=pytest.mark.system):
+    """Parameters for `pytest.mark.parametrize`, of which one in so many runs in every run.
 
     Args:
         cases: dict of cases by name, or a list of dicts.
         every: int.
+        others: the mark of the other cases.
     """
     if not isinstance(cases, dict):
         cases = {case_id(case): case for case in cases}
     return [
-        pytest.param(case, id=name, marks=[pytest.mark.system] if i % every else [])
+        pytest.param(case, id=name, marks=[others] if i % every else [])
         for i, (name, case) in enumerate(cases.items())
     ]
 
 
-def of_every_kind():
-    """`CASES` for `pytest.mark.parametrize`: a few that have everything, and system tests."""
+def of_every_kind(others=pytest.mark.system):
+    """`CASES` for `pytest.mark.parametrize`: a few that have everything, and the other ones.
+
+    Args:
+        others: the mark of the other cases.
+    """
     return [
-        pytest.param(
-            case, id=case_id(case), marks=[] if i in OF_EVERY_KIND else [pytest.mark.system]
-        )
+        pytest.param(case, id=case_id(case), marks=[] if i in OF_EVERY_KIND else [others])
         for i, case in enumerate(CASES)
     ]
 

@@ -13,7 +13,7 @@ from tfresidual.routing import Block
 pytestmark = pytest.mark.eager
 
 
-@pytest.fixture(scope="module", params=of_every_kind())
+@pytest.fixture(scope="module", params=of_every_kind(others=pytest.mark.nightly))
 def case(request):
     """A network, its chain, and images."""
     net = random_network(**request.param)
