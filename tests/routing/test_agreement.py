@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 import tfresidual as tfr
-from tfresidual import networks, probes
+from tfresidual import callbacks, networks, probes
 from tfresidual.routing import agreement, evaluate
 from tfresidual.routing.routes import follow, repeat_last_block, unperturbed
 
@@ -220,3 +220,24 @@ def test_export_refuses_a_network_that_takes_no_images_to_compare(probing, tmp_p
     expected = model.predict(IMAGES + 9, verbose=0)
     outputs = loaded.signatures["serving_default"](images=tf.constant(IMAGES + 9))["outputs"]
     np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.compiled
+@pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="a GPU computes it")
+def test_the_way_out_where_this_machine_has_no_kernel():
+    kind = {"data_format": "channels_first"}
+    inputs = keras.Input((1, 8, 8))
+    state = layers.MaxPooling2D(**kind)(layers.Conv2D(4, 3, padding="same", **kind)(inputs))
+    state = state + layers.Conv2D(4, 3, padding="same", **kind)(state)
+    model = keras.Model(inputs, layers.Dense(5)(layers.Flatten()(state)))
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    data = IMAGES.transpose(0, 3, 1, 2), LABELS
+    network = networks.ResidualNetwork((1, 8, 8), 5, blocks=1, widths=(4,), **kind)
+    for run in (
+        lambda: probes.drop_blocks(model, data),
+        lambda: probes.block_metrics(network, data),
+        lambda: probes.attribution(model, data),
+        lambda: model.fit(*data, verbose=0, callbacks=[callbacks.BlockMetrics(data)]),
+    ):
+        with pytest.raises(ValueError, match="channels_last.*Received: "):
+            run()

@@ -188,7 +188,7 @@ def patching(
             f"all classes. Received: target={target!r}"
         )
     if positions is not None and not (isinstance(positions, str) and positions == EACH):
-        positions = check_ints("positions", [positions] if is_int(positions) else positions, 0)
+        positions = _checked_positions(positions)
     check_bool("per_image", per_image)
     check_bool("progress", progress)
     chain = sources.chain(chain)
@@ -346,6 +346,18 @@ def _numbered(labels):
         rows[np.isnan(rows)] = np.nan
     numbers = {}
     return np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in rows])
+
+
+def _checked_positions(positions):
+    """Returns positions as a tuple of ints, which count from 0."""
+    listed = [positions] if is_int(positions) else positions
+    if np.iterable(listed) and any(is_int(one) and one < 0 for one in listed):
+        raise ValueError(
+            "Argument `positions` must count from 0: the last position of an image depends on its "
+            "padding. Of images of 7 positions without padding, the last one is 6. "
+            f"Received: positions={positions!r}"
+        )
+    return check_ints("positions", listed, 0)
 
 
 def _check_positions(chain, image, positions):

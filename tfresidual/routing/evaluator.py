@@ -18,7 +18,7 @@ from tfresidual.metrics import change_of, norm, plain_norms_and_cosines
 from tfresidual.routing.agreement import COMPARED, check_agreement
 from tfresidual.routing.batches import batches_of, rebatched
 from tfresidual.routing.chain import checked_chain
-from tfresidual.routing.images import check_images, key_of, sliced, spec_of
+from tfresidual.routing.images import check_images, key_of, known_kernels, sliced, spec_of
 from tfresidual.routing.labels import check_per_position, check_prepared
 from tfresidual.routing.outputs import LOGITS, OUTPUTS, is_binary, named_outputs
 from tfresidual.routing.plan import BLOCK, DISTANCE, HEAD, STEM, TRANSITION, plan_of
@@ -188,7 +188,8 @@ def evaluate(
             (images, labels, weights), runner = batch, runner_of(batch)
             share = len(labels) / len(first[1]) / len(plan.steps)
             advance_share = functools.partial(advance, share)
-            parts.append(runner.run(images, labels, with_outputs, advance_share))
+            with known_kernels(chain):
+                parts.append(runner.run(images, labels, with_outputs, advance_share))
             if not runner.is_compared:
                 found = {name: part[:COMPARED] for name, part in runner.unperturbed.items()}
                 check_agreement(chain, sliced(images, slice(COMPARED)), found)

@@ -3,6 +3,7 @@
 TensorFlow only.
 """
 
+import contextlib
 import functools
 from collections.abc import Mapping
 
@@ -103,3 +104,21 @@ def map_up_to(function, images, others):
 def joined(batches):
     """Returns batches as one."""
     return keras.tree.map_structure(lambda *parts: tf.concat(parts, axis=0), *batches)
+
+
+@contextlib.contextmanager
+def known_kernels(chain):
+    """Says what can be done where TensorFlow has no kernel for an operation of a chain."""
+    try:
+        yield
+    except (tf.errors.UnimplementedError, tf.errors.InvalidArgumentError) as error:
+        lines = str(error.message).splitlines()
+        reason = next((line for line in lines if "NHWC" in line or "NCHW" in line), None)
+        if reason is None:
+            raise
+        raise ValueError(
+            "Argument `chain` must belong to a network that can compute on this machine. Of some "
+            'layers with `data_format="channels_first"`, TensorFlow computes nothing on a CPU: use '
+            'a GPU, or build the network with `data_format="channels_last"`. TensorFlow says: '
+            f"{reason} Received: {chain.name}"
+        ) from error

@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras import ops
 
 from tfresidual.routing.chain import VALID_POSITIONS
-from tfresidual.routing.images import key_of, sliced
+from tfresidual.routing.images import key_of, known_kernels, sliced
 
 
 def shape_of_outputs(chain, images):
@@ -26,7 +26,8 @@ def shape_of_outputs(chain, images):
     """
     key = (chain.head, *key_of(images))
     if key not in chain.output_shapes:
-        outputs = chain(sliced(images, slice(1)))
+        with known_kernels(chain):
+            outputs = chain(sliced(images, slice(1)))
         chain.output_shapes[key] = tuple(outputs.shape)[1:]
     return chain.output_shapes[key]
 
