@@ -239,5 +239,5 @@ def test_the_way_out_where_this_machine_has_no_kernel():
         lambda: probes.attribution(model, data),
         lambda: model.fit(*data, verbose=0, callbacks=[callbacks.BlockMetrics(data)]),
     ):
-        with pytest.raises(ValueError, match="channels_last.*Received: "):
+        with pytest.raises(ValueError, match=r"channels_last.*Received: "):
             run()
