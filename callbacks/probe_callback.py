@@ -25,6 +25,7 @@ from tfresidual.routing.positions import has_positions, shape_of_outputs
 from tfresidual.sources.origin import settings_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any, Literal
 
     from tfresidual.routing import Chain
@@ -66,7 +67,7 @@ def use_blocks(
     open: bool | Layers | None = None,
     inputs: Any = None,
     padding: str | Literal[False] | None = None,
-    output: str | int | None = None,
+    output: str | int | Sequence[str | int] | None = None,
 ) -> None:
     """Sets how callbacks find the blocks of a model in training.
 

@@ -1,4 +1,4 @@
-"""Models with several outputs: one of them is chosen, with its loss, labels and weight."""
+"""Models with several outputs: one is chosen, with its loss, labels and weight, or several are."""
 
 import keras
 import numpy as np
@@ -52,14 +52,20 @@ def functional(as_dict, is_early):
 
 def norms(model, number, is_early):
     """The mean norm of the gradient of an output's weighted loss at every state, by a tape."""
+    count = 1 if number and is_early else 2
+    return [np.linalg.norm(one, axis=1).mean() for one in gradients(model, number, count)]
+
+
+def gradients(model, number, count):
+    """The gradient of an output's weighted loss at the state before each of some units."""
     states, found = [tf.constant(X)], []
-    for unit in model.units[: 1 if number and is_early else 2]:
+    for unit in model.units[:count]:
         states.append(unit(states[-1]))
-    for index in range(len(states) - 1):
+    for index in range(count):
         with tf.GradientTape() as tape:
             tape.watch(state := states[index])
             last = state
-            for unit in model.units[index : len(states) - 1]:
+            for unit in model.units[index:count]:
                 last = unit(last)
             outputs = model.heads[number](last)
             if number:
@@ -67,7 +73,7 @@ def norms(model, number, is_early):
             else:
                 losses = tf.nn.sparse_softmax_cross_entropy_with_logits(CLASSES, outputs)
             total = WEIGHTS[number] * tf.reduce_sum(losses)
-        found.append(np.linalg.norm(tape.gradient(total, state), axis=1).mean())
+        found.append(tape.gradient(total, state).numpy())
     return found
 
 
@@ -109,6 +115,29 @@ def test_one_of_several_outputs(name, number, tmp_path):
     np.testing.assert_allclose(logged, expected, rtol=1e-3)
 
 
+@pytest.mark.parametrize("name", ["list", "dict", "early output", "subclassed"])
+def test_several_outputs_together(name):
+    build, is_early = MODELS[name]
+    model = build()
+    model(X)
+    pairs = [CLASSES[:, None], VALUES], LOSSES, WEIGHTS
+    labels, losses, weights = (
+        parts if name == "list" else dict(zip("ab", parts, strict=True)) for parts in pairs
+    )
+    model.compile(keras.optimizers.SGD(0.0), loss=losses, loss_weights=weights)
+    options = {"output": [0, "b"] if name == "list" else ("a", "b")}
+    options |= {"inputs": X} if name == "subclassed" else {}
+    callbacks.use_blocks(model, **options)
+    both = [gradients(model, 0, 2), gradients(model, 1, 1 if is_early else 2)]
+    # After a state that an output reads, there is no state on which all depends.
+    count = 1 if is_early else 2
+    expected = [np.linalg.norm(both[0][n] + both[1][n], axis=1).mean() for n in range(count)]
+    metrics = callbacks.BlockMetrics((X, labels))
+    history = model.fit(X, labels, verbose=0, callbacks=[metrics]).history
+    logged = [values[0] for key, values in history.items() if key.endswith("gradient_norm")]
+    np.testing.assert_allclose(logged, expected, rtol=1e-3)
+
+
 @pytest.mark.parametrize("output", ["c", 2, -1, 0.5, True])
 def test_outputs_that_are_not_there(output):
     with pytest.raises(ValueError, match="`output` must be an output"):
@@ -118,3 +147,23 @@ def test_outputs_that_are_not_there(output):
 def test_the_way_to_choose_is_said():
     with pytest.raises(ValueError, match="use_blocks"):
         tfr.chain(functional(False, False))
+
+
+def test_outputs_that_cannot_be_taken_together(tmp_path):
+    model = functional(True, False)
+    model.compile(loss=dict(zip("ab", LOSSES, strict=True)))
+    chain = tfr.chain(model, output=["a", "b"])
+    data = X, {"a": CLASSES, "b": VALUES}
+    probes.block_metrics(chain, data)
+    ones = np.ones(12)
+    for run in (
+        lambda: tfr.chain(model, output=["a"]),
+        lambda: tfr.chain(model, output=["a", 0]),
+        lambda: tfr.chain(functional(True, False), output=["a", "b"]),
+        lambda: probes.block_metrics(chain, (*data, {"a": ones, "b": 2 * ones})),
+        lambda: probes.block_metrics(chain, (X, {"a": CLASSES[:, None], "b": VALUES})),
+        lambda: probes.readout(chain, data),
+        lambda: tfr.export(chain, tmp_path / "saved"),
+    ):
+        with pytest.raises(ValueError, match=r"Received: "):
+            run()

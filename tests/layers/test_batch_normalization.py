@@ -593,7 +593,9 @@ def test_the_graph_of_a_function_ends_with_the_function(training):
     graph = weakref.ref(gradient.get_concrete_function(data()).graph)
     assert graph() is not None
     del gradient
-    gc.collect()
+    # What is behind generators takes Python 3.13 more than one look.
+    for _ in range(3):
+        gc.collect()
     assert graph() is None
 
 

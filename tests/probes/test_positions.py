@@ -235,7 +235,7 @@ def test_an_image_without_labels_counts_for_states_only(decoder, name):
     assert any(column in of_states for column in few)
     for column in few.columns[2:]:
         wanted = every if column in of_states else rest
-        np.testing.assert_allclose(few[column], wanted[column], rtol=1e-5, err_msg=column)
+        np.testing.assert_allclose(few[column], wanted[column], rtol=1e-4, err_msg=column)
     rows = probe(decoder, (tokens, fewer), per_image=True).query("image == 1")
     for column in few.columns[2:].intersection(rows.columns):
         assert rows[column].isna().all() == (column not in of_states)

@@ -1,6 +1,7 @@
 """Inputs and labels in the structures in which Keras takes them. TensorFlow only."""
 
 import functools
+from collections.abc import Mapping
 
 import keras
 import tensorflow as tf
@@ -56,7 +57,7 @@ class Arrangement:
         inputs = None
         if self.inputs is not None:
             inputs = [tensor.name for tensor in keras.tree.flatten(self.inputs)]
-        kept = {name: value for name, value in vars(self).items() if name in _DESCRIBED}
+        kept = {name: _plain(value) for name, value in vars(self).items() if name in _DESCRIBED}
         return {"inputs": inputs, **kept}
 
     def images(self, images):
@@ -183,6 +184,15 @@ def _tensors(shapes, dtypes):
         return {name: _tensors(shape, dtypes[name]) for name, shape in shapes.items()}
     # Not a tuple, of which Keras warns where it is given a bare array for one of one.
     return list(map(_tensors, shapes, dtypes))
+
+
+def _plain(structure):
+    """Returns a structure without the dicts and lists of Keras, which JSON does not know."""
+    if isinstance(structure, Mapping):
+        return {name: _plain(part) for name, part in structure.items()}
+    if isinstance(structure, (list, tuple)):
+        return [_plain(part) for part in structure]
+    return structure
 
 
 def _line_of(error):

@@ -28,6 +28,7 @@ from tfresidual.sources.origin import Origin
 from tfresidual.sources.outputs import kind_of, outputs_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any, Literal
 
     from tfresidual.sources.choosing import Layers
@@ -44,7 +45,7 @@ def chain(
     open: bool | Layers | None = None,
     inputs: Any = None,
     padding: str | Literal[False] | None = None,
-    output: str | int | None = None,
+    output: str | int | Sequence[str | int] | None = None,
 ) -> Chain:
     """Returns the chain of a network, which every probe takes.
 
@@ -120,7 +121,10 @@ def chain(
             which the model was compiled with for this output, times its weight in `loss_weights`;
             the losses of the other outputs, and their share of the gradient, are left out. Of
             labels and sample weights in the structure that `fit` takes, those of the output are
-            taken.
+            taken. A list or tuple of two or more includes all of these: the loss of the chain is
+            the sum of theirs, and its outputs are theirs side by side, values of which routes and
+            read-outs are not scored. Such outputs are `(images, numbers)`, with the same sample
+            weights.
 
     Returns:
         A `tfresidual.routing.Chain`.

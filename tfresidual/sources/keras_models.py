@@ -38,6 +38,7 @@ from tfresidual.sources.recording import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any, Literal
 
     from tfresidual.routing.chain import Chain
@@ -59,7 +60,7 @@ def chain_of_model(
     open: bool | Layers | None = None,
     inputs: Any = None,
     padding: str | Literal[False] | None = None,
-    output: str | int | None = None,
+    output: str | int | Sequence[str | int] | None = None,
 ) -> Chain:
     """Returns the chain of a Keras model whose residual additions are on one trunk.
 
@@ -108,7 +109,7 @@ def chain_of_model(
         open: which layers are opened.
         inputs: a batch of inputs of the model, or `keras.KerasTensor`s in its structure.
         padding: which input says what is padding.
-        output: which output is that of the chain; needed if there are several.
+        output: which output is that of the chain, or which are; needed if there are several.
 
     Returns:
         A `tfresidual.routing.Chain`.
@@ -128,6 +129,8 @@ def chain_of_model(
         return dataclasses.replace(
             chain,
             arrangement=arrangement,
+            # Several outputs side by side are no classes.
+            outputs="values" if isinstance(output, (list, tuple)) else chain.outputs,
             made_of=Origin(model, chain.loss),
             notes=(*chain.notes, *note_of_loss(model)) if model.loss is not None else chain.notes,
         )
@@ -168,7 +171,7 @@ def division_of(
     open: bool | Layers | None = None,
     inputs: Any = None,
     padding: str | Literal[False] | None = None,
-    output: str | int | None = None,
+    output: str | int | Sequence[str | int] | None = None,
 ) -> Division:
     """Returns the division that the chain of a model is made from, if no layers are opened.
 

@@ -1,8 +1,8 @@
-"""One output of a model with several."""
+"""One output of a model with several, or some of them together."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -11,7 +11,11 @@ from tfresidual.routing.arrangement import Arrangement
 from tfresidual.routing.images import path_name
 from tfresidual.routing.losses import weights_of_losses
 from tfresidual.sources.graph import has_graph, inputs_of, outputs_of
+from tfresidual.sources.joined_outputs import JoinedArrangement, JoinedOutputs, joined_loss
 from tfresidual.sources.reasons import said
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def arrangement_of(model: keras.Model, outputs: Any = None, output: int = 0) -> Arrangement:
@@ -47,29 +51,31 @@ class OneOutput(keras.Model):
 
     Args:
         model: the `keras.Model`.
-        output: the number of the output.
+        numbers: the number of the output, or those of several, which are put side by side.
     """
 
-    def __init__(self, model: keras.Model, output: int) -> None:
+    def __init__(self, model: keras.Model, *numbers: int) -> None:
         super().__init__(name=model.name)
-        self.model, self.output_number = model, output
+        self.model, self.numbers, self.join = model, numbers, JoinedOutputs()
 
     def call(self, inputs: Any) -> Any:
         return self.applied(inputs)
 
     def applied(self, inputs: Any) -> Any:
         """Returns the output at inference, without a call of this object itself."""
-        return keras.tree.flatten(self.model(inputs, training=False))[self.output_number]
+        outputs = keras.tree.flatten(self.model(inputs, training=False))
+        chosen = [outputs[number] for number in self.numbers]
+        return chosen[0] if len(chosen) == 1 else self.join(chosen)
 
 
 def with_output(
-    model: keras.Model, output: str | int, inputs: Any = None
+    model: keras.Model, output: str | int | Sequence[str | int], inputs: Any = None
 ) -> tuple[keras.Model, Arrangement]:
     """Returns a model that has one of the outputs of another model, and the loss of that.
 
     Args:
         model: a `keras.Model`.
-        output: the name or the number of the output, see `tfresidual.chain`.
+        output: the name or the number of the output, or those of several, see `tfresidual.chain`.
         inputs: a batch of inputs, for a model without a graph.
 
     Returns:
@@ -77,10 +83,45 @@ def with_output(
         inputs and labels of the whole model.
 
     Raises:
-        ValueError: if there is no such output, or it has several losses.
+        ValueError: if there is no such output, it has several losses, or some outputs cannot be
+            taken together.
     """
     structure = outputs_of(model) if has_graph(model) else _structure_of(model, inputs)
-    number = _number(model, structure, output)
+    if not isinstance(output, (list, tuple)):
+        return _of_output(model, structure, _number(model, structure, output))
+    numbers = [_number(model, structure, one) for one in output]
+    tensors = keras.tree.flatten(structure)
+    if len(set(numbers)) != len(numbers) or len(numbers) < 2:
+        raise ValueError(
+            "Argument `output` must be one output, or hold two or more different ones. "
+            f"Received: output={output!r}"
+        )
+    for number in numbers:
+        if len(tensors[number].shape) > 2 or None in tensors[number].shape[1:]:
+            raise ValueError(
+                "Argument `output` must hold outputs without positions, `(images, numbers)`, to "
+                "take them together: what of a sequence counts is known for one output alone. "
+                f"Received: output={output!r}, with shape {tuple(tensors[number].shape)}"
+            )
+    parts = [_of_output(model, structure, number) for number in numbers]
+    if not all(one.compiled for one, _ in parts):
+        raise ValueError(
+            "Argument `output` must hold outputs for which the model was compiled with a loss. "
+            f"Received: output={output!r} for {model.name}"
+        )
+    if has_graph(model):
+        joined = JoinedOutputs()([tensors[number] for number in numbers])
+        together = keras.Model(inputs_of(model), joined, name=model.name)
+    else:
+        together = OneOutput(model, *numbers)
+        together.built = True
+    arrangement = JoinedArrangement([of_output for _, of_output in parts])
+    together.compile(loss=joined_loss([one for one, _ in parts], arrangement))
+    return together, arrangement
+
+
+def _of_output(model, structure, number):
+    """Returns what `with_output` does for the number of an output."""
     if has_graph(model):
         one = keras.Model(inputs_of(model), keras.tree.flatten(structure)[number], name=model.name)
     else:
