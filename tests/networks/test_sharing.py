@@ -296,9 +296,9 @@ def test_training_lowers_the_loss(dtype):
         dtype=dtype,
     )
     rng = np.random.default_rng(0)
-    labels = rng.integers(0, 2, 32)
-    images = rng.normal(size=(32, 8, 8, 1)).astype("float32")
-    images[:, :4] += 4 * labels[:, None, None, None]
+    labels = rng.integers(0, 2, 64)
+    images = rng.normal(size=(64, 8, 8, 1)).astype("float32")
+    images[:, :4] += 2 * labels[:, None, None, None]
     net.compile(
         keras.optimizers.SGD(0.05, momentum=0.9),
         "sparse_categorical_crossentropy",
