@@ -85,7 +85,7 @@ def test_depth_of_a_stage_without_a_measured_block_is_nan():
 
 
 def test_every_key_from_the_first_epoch_on_begins_with_its_split(tmp_path):
-    net = network()
+    net = network(widths=(4,))
     data = {"train": dataset(net), "test": dataset(net, seed=2)}
     path = tmp_path / "log.csv"
     chosen = [kind(data, every=2) for kind in (callbacks.BlockMetrics, callbacks.Perturbation)]

@@ -56,8 +56,16 @@ def no_file(labels):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("later", [other_labels, no_file], ids=lambda later: later.__name__)
-@pytest.mark.parametrize("kind", [callbacks.BlockMetrics, callbacks.DropBlocks])
+@pytest.mark.parametrize(
+    ("kind", "later"),
+    [
+        (callbacks.BlockMetrics, other_labels),
+        (callbacks.DropBlocks, no_file),
+        pytest.param(callbacks.BlockMetrics, no_file, marks=pytest.mark.nightly),
+        pytest.param(callbacks.DropBlocks, other_labels, marks=pytest.mark.nightly),
+    ],
+    ids=lambda value: value.__name__,
+)
 def test_what_fails_later_is_said_once_and_training_goes_on(net, kind, later):
     probe = kind(data_that_changes(net, later))
     with pytest.warns(UserWarning, match=rf"{kind.__name__} failed.*Cause: ") as said:
@@ -97,6 +105,7 @@ class Full(keras.callbacks.Callback):
             (self.folder / "epoch0002").write_text("in the way")
 
 
+@pytest.mark.system
 def test_an_export_that_fails_later(net, tmp_path):
     series = callbacks.ExportForProbing(tmp_path)
     with pytest.warns(UserWarning, match="ExportForProbing failed.*without the export"):
@@ -108,7 +117,7 @@ def test_an_export_that_fails_later(net, tmp_path):
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("rate", [1e6, 1e12])
+@pytest.mark.parametrize("rate", [1e6, pytest.param(1e12, marks=pytest.mark.nightly)])
 def test_a_training_that_diverges_goes_on(rate):
     net = random_network(blocks=2, widths=(4,), layout="original")
     net.compile(keras.optimizers.SGD(rate), "sparse_categorical_crossentropy")
@@ -138,7 +147,9 @@ def of_new_iterators(images, labels):
     return lambda: iter([(images[:2], labels[:2]), (images[2:], labels[2:])])
 
 
-@pytest.mark.parametrize("change", ["as it is", "prefetched", "shuffled"])
+@pytest.mark.parametrize(
+    "change", ["as it is", pytest.param("prefetched", marks=pytest.mark.nightly), "shuffled"]
+)
 def test_data_that_can_be_read_once_is_refused_when_training_begins(net, change):
     images, labels = random_batch(net, images=4)
     spec = (tf.TensorSpec([2, 8, 8, 3], tf.float32), tf.TensorSpec([2], tf.int64))

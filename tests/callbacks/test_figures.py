@@ -21,7 +21,7 @@ pytestmark = pytest.mark.eager
 
 def network(rate=0.01):
     keras.utils.set_random_seed(3)
-    net = random_network(blocks=2)
+    net = random_network(blocks=2, widths=(4,))
     net.compile(keras.optimizers.SGD(rate), "sparse_categorical_crossentropy")
     return net
 
@@ -111,8 +111,21 @@ OTHERS = {
 }
 
 
-@pytest.mark.system
-@pytest.mark.parametrize("kind", OTHERS, ids=lambda kind: kind.__name__)
+# One of several figures, and one of the others.
+IN_EVERY_SUBMISSION = (callbacks.ConvergenceIndices, callbacks.Attribution)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(
+            kind,
+            marks=pytest.mark.system if kind in IN_EVERY_SUBMISSION else pytest.mark.nightly,
+        )
+        for kind in OTHERS
+    ],
+    ids=lambda kind: kind.__name__,
+)
 def test_the_figures_of_every_probe(kind, tmp_path):
     net = network()
     probe = kind(random_batch(net, images=16, seed=1))
@@ -122,6 +135,7 @@ def test_the_figures_of_every_probe(kind, tmp_path):
     assert tags - {"convergence_indices/convergence_indices"} == OTHERS[kind]
 
 
+@pytest.mark.system
 @pytest.mark.compiled
 def test_bounds(tmp_path):
     net = random_network(blocks=2, widths=(4,), lipschitz=0.9)

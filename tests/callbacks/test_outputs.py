@@ -85,8 +85,16 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("number", [0, 1])
-@pytest.mark.parametrize("name", MODELS)
+# The first two always, the third in every submission.
+CASES = [("list", 0), ("early output", 1), ("subclassed", 0), ("subclassed", 1), ("list", 1),
+         ("dict", 0), ("dict", 1), ("early output", 0)]  # fmt: skip
+MARKS = [(), (), pytest.mark.system, *[pytest.mark.nightly] * 5]
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [pytest.param(*case, marks=marks) for case, marks in zip(CASES, MARKS, strict=True)],
+)
 def test_one_of_several_outputs(name, number, tmp_path):
     build, is_early = MODELS[name]
     model = build()

@@ -116,13 +116,13 @@ def one_split(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def two_splits(tmp_path_factory):
-    """Four epochs, of which the second and the fourth are measured, with two splits."""
+    """Two epochs, of which the second is measured, with two splits."""
     keras.utils.set_random_seed(0)
     net = network()
     data = {"train": learnt(net), "held out": learnt(net, images=7, seed=5)}
     path = tmp_path_factory.mktemp("logs") / "log.csv"
     chosen = all_callbacks(data, every=2)
-    return trained(net, data, chosen, path, data["train"], epochs=4)
+    return trained(net, data, chosen, path, data["train"], epochs=2)
 
 
 def test_readout_is_that_of_the_probe(one_split):
@@ -233,16 +233,22 @@ def test_every_key_from_the_first_epoch_on(kind, two_splits):
     history = two_splits.values(kind)
     table = pd.read_csv(two_splits.path)
     own = list(history)
-    assert table["epoch"].tolist() == [0, 1, 2, 3]
-    assert table.loc[[0, 2], own].isna().all(axis=None)
+    assert table["epoch"].tolist() == [0, 1]
+    assert table.loc[0, own].isna().all()
     for key in own:
         # Groups may be empty; all else was measured.
         if not key.split("/")[-1].startswith(("borderline_", "correct_")):
-            assert table.loc[[1, 3], key].notna().all(), key
+            assert not np.isnan(table.loc[1, key]), key
         np.testing.assert_allclose(table[key], history[key], rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["one_split", "two_splits"], ids=["one split", "splits"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("one_split", id="one split"),
+        pytest.param("two_splits", id="splits", marks=pytest.mark.system),
+    ],
+)
 def test_logs_there_and_back(name, request):
     training = request.getfixturevalue(name)
     frame = probes.from_logs(training.path)
@@ -255,9 +261,9 @@ def test_logs_there_and_back(name, request):
         check_like=True,
     )
     assert frame.columns.tolist()[: 3 + len(splits)] == places
-    epochs = [1, 3] if splits else [0, 1]
+    epochs = [1] if splits else [0, 1]
     assert frame["epoch"].unique().tolist() == epochs
-    assert len(frame) == 2 * 5 * (1 + len(splits))
+    assert len(frame) == 2 * 5
     # After the last epoch the network is what it is now.
     reads, drops = (
         probe(training.chain, training.data) for probe in (probes.readout, probes.drop_blocks)
@@ -277,6 +283,7 @@ def test_logs_there_and_back(name, request):
 
 
 @all_kinds
+@pytest.mark.system
 def test_splits_begin_the_keys(kind, two_splits):
     history = two_splits.values(kind)
     data = two_splits.data
@@ -284,9 +291,10 @@ def test_splits_begin_the_keys(kind, two_splits):
     assert halves[0] + halves[1] == list(history)
     without = kind(data["held out"]).keys(two_splits.chain)
     assert [key.removeprefix("held out/") for key in halves[1]] == without
-    assert any(history[one] != history[other] for one, other in zip(*halves, strict=True))
+    assert any(history[one][-1] != history[other][-1] for one, other in zip(*halves, strict=True))
 
 
+@pytest.mark.system
 def test_no_key_is_published_twice(two_splits):
     keys = keys_of(two_splits.chosen)
     assert len(set(keys)) == len(keys)
@@ -295,6 +303,7 @@ def test_no_key_is_published_twice(two_splits):
         assert callback.probe(callback._chain).keys() == set(callback.keys(callback._chain))
 
 
+@pytest.mark.system
 def test_stage_whose_only_block_changes_the_shape():
     net = network(blocks=(2, 1))
     data = learnt(net)
@@ -314,7 +323,7 @@ def test_stage_whose_only_block_changes_the_shape():
     assert history["stage2/block0/all_images"] == [12]
 
 
-@pytest.mark.parametrize("classes", [3, 5])
+@pytest.mark.parametrize("classes", [pytest.param(3, marks=pytest.mark.nightly), 5])
 def test_indices_of_constant_predictions_are_nan(classes):
     """Of a network that always names the first class, and is not trained."""
     net = network(rate=0.0, classes=classes, blocks=(1, 2))
@@ -337,7 +346,7 @@ def test_network_is_left_as_it_was():
     histories, weights = [], []
     for with_probes in (False, True):
         keras.utils.set_random_seed(4)
-        net = network(shortcut="dropout", rate=0.01, blocks=(2, 1))
+        net = network(shortcut="dropout", rate=0.01, blocks=2, widths=(4,))
         data = random_batch(net, images=10, seed=3)
         chosen = [*all_callbacks(data), callbacks.SignalPropagation(data)] * with_probes
         histories.append(fit(net, chosen)["loss"])
@@ -351,7 +360,7 @@ def test_network_is_left_as_it_was():
 @pytest.mark.system
 @pytest.mark.compiled
 def test_nothing_is_compiled_after_the_first_epoch():
-    net = network(blocks=(1, 2))
+    net = network(blocks=2, widths=(4,))
     # Only what the callbacks compile is of interest here.
     net.run_eagerly = True
     # Batches of 5, 5 and 2.
@@ -372,7 +381,8 @@ def test_nothing_is_compiled_after_the_first_epoch():
 
 @pytest.mark.system
 def test_deep_copies_before_and_after_a_fit():
-    net, other = network(blocks=(1, 2)), network(rate=0.0, blocks=(1, 2), layout="original")
+    small = {"blocks": 2, "widths": (4,)}
+    net, other = network(**small), network(rate=0.0, layout="original", **small)
     data = learnt(net)
     chosen = [kind(data) for kind in KINDS.values()]
     early = [copy.deepcopy(callback) for callback in chosen]

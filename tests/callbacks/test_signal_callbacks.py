@@ -22,7 +22,7 @@ BOUNDS = ("estimate", "residual", "certified", "divisor")
 
 
 def network(**kwargs):
-    net = random_network(blocks=(1, 2), **kwargs)
+    net = random_network(**{"blocks": (1, 2)} | kwargs)
     net.compile(keras.optimizers.SGD(0.01), "sparse_categorical_crossentropy")
     return net
 
@@ -126,7 +126,7 @@ def test_training_is_left_as_it_was():
     weights = []
     for with_probes in (False, True):
         keras.utils.set_random_seed(4)
-        net = network(lipschitz=0.9, shortcut="dropout")
+        net = network(blocks=2, widths=(4,), lipschitz=0.9, shortcut="dropout")
         net.run_eagerly = True
         chosen = [callbacks.SignalPropagation(random_batch(net, seed=3)), callbacks.Lipschitz()]
         fit(net, chosen * with_probes, epochs=2)

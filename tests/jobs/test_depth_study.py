@@ -26,7 +26,7 @@ from tfresidual.jobs.training import train
 from tfresidual.machine.console import terminal
 from tfresidual.machine.locks import FolderInUseError, locked
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.eager, pytest.mark.system]
 
 TINY = {
     "width": 2,
@@ -139,7 +139,6 @@ def test_the_same_command_trains_nothing(done, settings):
     assert depth_study.run(folder, settings, more) == outcome
     assert trials_written(folder) == before
     assert json.loads((folder / "settings.json").read_text())["search"]["max_trials"] == 50
-    assert depth_study.run(folder, settings, SEARCH) == outcome
 
 
 @pytest.mark.parametrize("change", [{"epsilon": 0.5}, {"width": 4}, {"seed": 1}])
@@ -192,7 +191,7 @@ def test_a_folder_that_is_being_searched_is_left_alone(
     assert not (folder / "logs").exists()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_a_run_holds_its_folder(settings, tmp_path, monkeypatch, elsewhere, workers):
     """From before it writes the settings until the report is there; its processes may search."""
     looks = []
@@ -395,6 +394,7 @@ def test_warm_starts_say_where_from(settings, tmp_path):
 
 KILLED = """
 import os, signal, sys
+import tensorflow as tf
 from tfresidual.jobs import depth_study
 from tfresidual.jobs.settings import Settings
 
@@ -408,11 +408,14 @@ def watch(event, arguments):
             os.kill(os.getpid(), signal.SIGKILL)
 
 sys.addaudithook(watch)
+# As the tests do.
+tf.config.run_functions_eagerly(True)
 search = depth_study.SearchSettings(**eval(sys.argv[3]))
 depth_study.run(sys.argv[1], Settings(**eval(sys.argv[2])), search)
 """
 
 
+@pytest.mark.nightly
 def test_a_killed_search_goes_on(done, settings, tmp_path):
     folder, outcome = done
     arguments = [repr(dataclasses.asdict(part)) for part in (settings, SEARCH)]

@@ -24,6 +24,7 @@ from tfresidual import chain, datasets, probes, registry, tuning
 from tfresidual.jobs import probing, study, training
 from tfresidual.jobs.building import build
 from tfresidual.jobs.data import prepare
+from tfresidual.jobs.run_folder import claim
 from tfresidual.jobs.settings import Settings, check, used
 
 pytestmark = pytest.mark.system
@@ -387,8 +388,10 @@ def test_the_same_command_reads_the_finished_training(done, settings):
 
 
 def test_train_reads_it_too(done, settings):
+    """With a folder of data that is a path, as a script may give it."""
     before = contents(done[0])
-    result = training.train(done[0], settings)
+    path = pathlib.Path(settings.data_dir)
+    result = training.train(done[0], dataclasses.replace(settings, data_dir=path))
     assert contents(done[0]) == before
     assert len(result.log) == 2
     assert result.metric == "exact_match"
@@ -639,11 +642,9 @@ def test_a_missing_dataset_fails_at_once(tmp_path, settings):
 
 
 def test_the_data_folder_may_be_a_path(tmp_path, data_dir, settings):
-    changed = dataclasses.replace(settings, data_dir=pathlib.Path(data_dir), epochs=1)
-    training.train(tmp_path, changed)
+    claim(tmp_path, {"settings": dataclasses.replace(settings, data_dir=pathlib.Path(data_dir))})
     content = json.loads((tmp_path / "settings.json").read_text())
     assert content["settings"]["data_dir"] == data_dir
-    training.train(tmp_path, dataclasses.replace(changed, data_dir=data_dir))
 
 
 def test_a_folder_that_is_a_file(tmp_path, settings):

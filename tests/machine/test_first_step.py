@@ -18,14 +18,16 @@ IMAGES = RNG.normal(size=(24, 8, 8, 1)).astype("float32")
 LABELS = np.arange(24) % 3
 
 OPTIMIZERS = {
-    "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
     "adam": lambda: keras.optimizers.Adam(0.01),
+    "coupled": lambda: training.GradientCoupling(keras.optimizers.SGD(0.05, momentum=0.9), 0.5),
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05)),
+    "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
     "clipped, averaged, accumulated": lambda: keras.optimizers.SGD(
         0.05, momentum=0.9, clipnorm=1.0, use_ema=True, gradient_accumulation_steps=2
     ),
-    "coupled": lambda: training.GradientCoupling(keras.optimizers.SGD(0.05, momentum=0.9), 0.5),
-    "scaled": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05)),
 }
+# The first always, the next two in every submission.
+MARKS = [(), *[pytest.mark.system] * 2, *[pytest.mark.nightly] * 2]
 
 
 @keras.saving.register_keras_serializable(package="test_first_step")
@@ -60,9 +62,9 @@ def compiled(model, optimizer="momentum", metrics=("accuracy",)):
     return model, loss
 
 
-def small_network(dtype="float32"):
+def small_network(dtype="float32", blocks=1):
     keras.utils.set_random_seed(3)
-    return networks.ResidualNetwork((8, 8, 1), 3, blocks=2, widths=(2,), dtype=dtype)
+    return networks.ResidualNetwork((8, 8, 1), 3, blocks=blocks, widths=(2,), dtype=dtype)
 
 
 def stock_model(blocks=2):
@@ -95,17 +97,16 @@ def assert_same(model, other):
 class TestNetworksOfThePackage:
     @pytest.mark.parametrize(
         "optimizer",
-        [
-            pytest.param(name, marks=[] if name == "adam" else [pytest.mark.system])
-            for name in OPTIMIZERS
-        ],
+        [pytest.param(name, marks=marks) for name, marks in zip(OPTIMIZERS, MARKS, strict=True)],
     )
     def test_traced_once_with_the_numbers_of_keras(self, optimizer):
         dtype = "mixed_float16" if optimizer == "scaled" else "float32"
-        network, loss = compiled(small_network(dtype), optimizer)
+        # Coupled are at least two.
+        blocks = 2 if optimizer == "coupled" else 1
+        network, loss = compiled(small_network(dtype, blocks), optimizer)
         history = fit(network)
         assert loss.calls == 1
-        twin = small_network(dtype)
+        twin = small_network(dtype, blocks)
         twin, loss = compiled(keras.Model(twin.inputs, twin.outputs), optimizer)
         assert fit(twin) == history
         # Otherwise nothing here has to be done any more.

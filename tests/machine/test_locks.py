@@ -199,7 +199,7 @@ with locked(sys.argv[1], wait=True):
 def test_waiting(tmp_path):
     with locked(tmp_path):
         waiting = subprocess.Popen([sys.executable, "-c", WAIT, str(tmp_path)])
-        time.sleep(2)
+        time.sleep(1)
         assert waiting.poll() is None
         (tmp_path / "order").write_text("a")
     assert waiting.wait(timeout=30) == 0

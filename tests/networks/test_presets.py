@@ -33,7 +33,7 @@ def convolutions(net):
 @pytest.mark.parametrize(
     "preset, total",
     [
-        (networks.resnet110, 1_742_762),
+        pytest.param(networks.resnet110, 1_742_762, marks=pytest.mark.nightly),
         (networks.single_representation, 1_829_210),
         (networks.avg_pooling, 12_201_310),
         (networks.wide, 45_732_842),
@@ -53,9 +53,9 @@ def test_total_parameters_of_iterative_inference(preset, total):
     "depth, blocks, cifar10, cifar100",
     [
         (32, 5, 467_946, 473_796),
-        pytest.param(38, 6, 565_386, 571_236, marks=pytest.mark.system),
-        pytest.param(56, 9, 857_706, 863_556, marks=pytest.mark.system),
-        pytest.param(110, 18, 1_734_666, 1_740_516, marks=pytest.mark.system),
+        pytest.param(38, 6, 565_386, 571_236, marks=pytest.mark.nightly),
+        pytest.param(56, 9, 857_706, 863_556, marks=pytest.mark.nightly),
+        pytest.param(110, 18, 1_734_666, 1_740_516, marks=pytest.mark.nightly),
     ],
 )
 def test_trainable_parameters_of_iterative_inference(depth, blocks, cifar10, cifar100):

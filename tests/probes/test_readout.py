@@ -24,7 +24,7 @@ from tfresidual.routing import routes
 pytestmark = pytest.mark.eager
 
 
-@all_networks("bounded, several labels", "shared")
+@all_networks("bounded, several labels", "shared", mark=pytest.mark.nightly)
 def test_equals_numpy(settings):
     net, batch = network(settings)
     fixed = shape_changing(net, batch[0])

@@ -30,7 +30,7 @@ def discordant(order):
     return sum(a > b for a, b in itertools.combinations(order, 2))
 
 
-@all_networks("bounded")
+@all_networks("bounded", mark=pytest.mark.nightly)
 def test_equals_numpy(settings):
     net, batch = network(settings)
     frame = probes.shuffle_blocks(net, batch, swaps=(1, 2, 3), draws=3)

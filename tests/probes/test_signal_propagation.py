@@ -13,6 +13,7 @@ from reference.plane import anchored_chain, at, chain_of, plane_chain
 from reference.random_network import (
     CASES,
     CONSTRAINED_CASES,
+    case_id,
     random_batch,
     random_network,
     sample,
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.eager
 TOLERANCE = {"rtol": 1e-4, "atol": 2e-6}
 # Every layout, shortcut and transition; shared blocks, anchors, bounded branches; and more.
 ANCHORED = [case for case in CONSTRAINED_CASES if case["anchor"] == "input"]
-# The first one, which is no system test, has no bounds.
+# The first one, which is not nightly, has no bounds.
 ANCHORED = [*ANCHORED[7::3], *ANCHORED[1:7:3]]
 NETWORKS = {
     "gates half open": {
@@ -58,7 +59,12 @@ NETWORKS = {
 
 @pytest.mark.parametrize(
     "settings",
-    [*sample(NETWORKS, every=1), *sample(CASES[::5], every=3), *sample(ANCHORED, every=5)],
+    [
+        *sample(NETWORKS, every=1),
+        *sample(CASES[::5], every=3, others=pytest.mark.nightly),
+        pytest.param(ANCHORED[0], id=case_id(ANCHORED[0]), marks=pytest.mark.system),
+        *(pytest.param(case, id=case_id(case), marks=pytest.mark.nightly) for case in ANCHORED[1:]),
+    ],
 )
 def test_equals_numpy(settings):
     net = random_network(seed=3, **settings)
@@ -250,8 +256,10 @@ def test_columns():
         ({"shortcut": "identity"}, [1, 1, 1], True),
         ({"shortcut": "scaled"}, [1 / 8, 1 / 4, 1 / 2], False),
         # As shortcuts of dropout are at inference.
-        ({"shortcut": "dropout"}, [1 / 8, 1 / 4, 1 / 2], False),
-        ({"shortcut": "shortcut_only_gate"}, None, False),
+        pytest.param(
+            {"shortcut": "dropout"}, [1 / 8, 1 / 4, 1 / 2], False, marks=pytest.mark.nightly
+        ),
+        pytest.param({"shortcut": "shortcut_only_gate"}, None, False, marks=pytest.mark.nightly),
         # The ReLU after the addition is part of the shortcut.
         ({"layout": "original"}, None, False),
     ],
@@ -300,6 +308,7 @@ def test_leaves_the_network_as_it_was():
         np.testing.assert_array_equal(old, new)
 
 
+@pytest.mark.system
 @pytest.mark.compiled
 def test_moving_statistics_of_the_data():
     # As the docstring says it: afterwards the network does at inference what it does in training.

@@ -104,17 +104,22 @@ CONSTRAINED_NETWORKS = {
 }
 
 
-def constrained(*names):
-    """Parameters for `pytest.mark.parametrize`: constrained networks, all in system tests."""
+def constrained(*names, mark=pytest.mark.system):
+    """Parameters for `pytest.mark.parametrize`: constrained networks, all with a mark."""
     return [
-        pytest.param(CONSTRAINED_NETWORKS[name], id=f"constrained {name}", marks=pytest.mark.system)
+        pytest.param(CONSTRAINED_NETWORKS[name], id=f"constrained {name}", marks=mark)
         for name in names
     ]
 
 
-def all_networks(*names):
-    """Marks a test of `settings`: those of all networks, and of these constrained ones."""
-    return pytest.mark.parametrize("settings", [*sample(NETWORKS, every=3), *constrained(*names)])
+def all_networks(*names, mark=pytest.mark.system):
+    """Marks a test of `settings`: those of all networks, and of these constrained ones.
+
+    All but every third of the former have the mark.
+    """
+    return pytest.mark.parametrize(
+        "settings", [*sample(NETWORKS, 3, mark), *constrained(*names, mark=mark)]
+    )
 
 
 def network(settings, images=7):

@@ -114,7 +114,9 @@ def test_outputs_that_are_not_finite_agree(tmp_path):
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    "policy", [pytest.param("mixed_bfloat16", marks=pytest.mark.nightly), "mixed_float16"]
+)
 def test_rounding_is_no_difference(policy, tmp_path):
     net = small_network(dtype=policy)
     net.layers[-1].kernel.assign(net.layers[-1].kernel * 1e4)
@@ -184,6 +186,7 @@ def test_the_chain_does_not_keep_its_model():
         routed(chain)
 
 
+@pytest.mark.system
 def test_sizes_that_are_not_known_and_indices_are_found_for_an_export(tmp_path):
     keras.utils.set_random_seed(0)
     inputs = keras.Input((None,))
@@ -206,7 +209,7 @@ class Positive(layers.Layer):
             return tf.identity(inputs)
 
 
-@pytest.mark.parametrize("probing", [True, False])
+@pytest.mark.parametrize("probing", [pytest.param(True, marks=pytest.mark.system), False])
 def test_export_refuses_a_network_that_takes_no_images_to_compare(probing, tmp_path):
     inputs = keras.Input((8, 8, 1))
     model = keras.Model(inputs, functional()(Positive()(inputs)))

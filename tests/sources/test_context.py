@@ -190,7 +190,16 @@ def chain_and(kind):
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(
+            kind,
+            marks=[pytest.mark.nightly] if kind in (Network, MaskArgument, Pair) else [],
+        )
+        for kind in KINDS
+    ],
+)
 def test_routes_are_those_of_the_model(kind):
     network, model, given, chain = chain_and(kind)
     routes = [unperturbed(chain), *(drop(chain, (1, number)) for number in range(BLOCKS))]

@@ -71,8 +71,8 @@ def test_words_that_are_masked_are_no_positions():
     [
         ("basic_block", False),
         ("bottleneck_block", True),
-        pytest.param("basic_block", True, marks=pytest.mark.system),
-        pytest.param("bottleneck_block", False, marks=pytest.mark.system),
+        pytest.param("basic_block", True, marks=pytest.mark.nightly),
+        pytest.param("bottleneck_block", False, marks=pytest.mark.nightly),
     ],
 )
 def test_resnet(block_type, use_pre_activation):
@@ -131,13 +131,10 @@ BACKBONES = {
 }
 
 
-SOME = [
-    pytest.param(name, marks=[] if name in ("BERT", "GPT-2", "Gemma") else pytest.mark.system)
-    for name in BACKBONES
-]
-ONE = [
-    pytest.param(name, marks=[] if name == "GPT-2" else pytest.mark.system) for name in BACKBONES
-]
+def backbones(first, *system, names=BACKBONES):
+    """Parameters for `pytest.mark.parametrize`: one for every run, and some system tests."""
+    marks = {first: ()} | dict.fromkeys(system, pytest.mark.system)
+    return [pytest.param(name, marks=marks.get(name, pytest.mark.nightly)) for name in names]
 
 
 def inputs_for(model, images=3, positions=12):
@@ -153,7 +150,7 @@ def inputs_for(model, images=3, positions=12):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", backbones("BERT", "GPT-2", "ViT"))
 def test_additions_inside_layers(name):
     keras.utils.set_random_seed(0)
     model = BACKBONES[name]()
@@ -187,6 +184,7 @@ def test_layers_are_whole_where_they_cannot_be_opened():
         np.testing.assert_allclose(chain(inputs), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.system
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_chosen_layers_are_blocks():
     model = with_grouped_queries("Llama")
@@ -205,7 +203,7 @@ def test_chosen_layers_are_blocks():
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("name", ONE)
+@pytest.mark.parametrize("name", backbones("GPT-2", "BERT"))
 def test_a_dropped_block_is_a_branch_without_weights(name):
     keras.utils.set_random_seed(0)
     model = BACKBONES[name]()
@@ -234,7 +232,7 @@ def test_a_dropped_block_is_a_branch_without_weights(name):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("name", ["GPT-2", "Llama", "Gemma"])
+@pytest.mark.parametrize("name", backbones("GPT-2", names=["GPT-2", "Llama", "Gemma"]))
 def test_gradients_are_those_of_the_layers_after(name):
     keras.utils.set_random_seed(0)
     model = BACKBONES[name]()

@@ -5,12 +5,13 @@ import warnings
 
 import keras
 import numpy as np
+import pytest
 from keras import layers, ops
 
 import tfresidual as tfr
 from tfresidual import callbacks, networks
 
-THREADS = 8
+THREADS = 4
 IMAGES = np.random.default_rng(0).normal(size=(2, 6, 4)).astype("float32")
 IDS = np.random.default_rng(0).integers(1, 9, (2, 6))
 
@@ -84,6 +85,7 @@ def methods():
     return found, list(warnings.filters)
 
 
+@pytest.mark.system
 def test_chains_are_those_made_alone_and_others_notice_nothing():
     before = methods()
     models = {kind: kind() for kind in KINDS}

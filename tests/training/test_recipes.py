@@ -32,6 +32,14 @@ PAPERS = {
     "hauser": (200, [(0, 99, 0.1), (100, 149, 0.01), (150, 199, 0.001)]),
 }
 recipes = pytest.mark.parametrize("name", PAPERS)
+# Every third always.
+some_recipes = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.nightly] if place % 3 else [])
+        for place, name in enumerate(PAPERS)
+    ],
+)
 
 
 def close(rate):
@@ -143,7 +151,7 @@ def test_a_step_is_that_of_momentum_by_hand():
         assert float(variable.value[0]) == close(value)
 
 
-@recipes
+@some_recipes
 def test_a_learning_rate_changes_all_rates_by_the_same_factor(name):
     own = training.recipe(name)
     changed = own.with_learning_rate(np.float64(own.rates[0][1] / 8))
@@ -173,7 +181,7 @@ def test_a_network_is_compiled_with_a_learning_rate(coupling):
         training.compile_network(network, "digitclutter", 4, 2, learning_rate=0)
 
 
-@recipes
+@some_recipes
 def test_config_round_trip_of_the_optimizer(name):
     optimizer = training.recipe(name).optimizer(7, 11)
     config = json.loads(json.dumps(keras.optimizers.serialize(optimizer)))

@@ -509,8 +509,12 @@ def searches(name, stages, count, seed=0, starts=(2, 3, 4, 8), largest=300):
         yield start, found, settings, answer
 
 
+def nightly(*case):
+    return pytest.param(*case, marks=pytest.mark.nightly)
+
+
 class TestLaws:
-    @pytest.mark.parametrize("stages", [1, 2, 3, 4])
+    @pytest.mark.parametrize("stages", [nightly(1), 2, nightly(3), nightly(4)])
     @pytest.mark.parametrize("name", [*RANDOM_LAWS, "mixed"])
     def test_finds_the_fewest_blocks(self, name, stages):
         trials = collections.Counter()
@@ -523,7 +527,7 @@ class TestLaws:
             assert max(trials) <= 7
         assert max(trials) <= 12
 
-    @pytest.mark.parametrize("stages", [1, 2, 3, 4])
+    @pytest.mark.parametrize("stages", [1, 2, 3, nightly(4)])
     def test_a_constant_distance_takes_three_trials(self, stages):
         # One at the start, one with the answer, one with less. A fourth where a stage has begun
         # with its answer: it is then known to meet before the others are, and measured with one
@@ -535,7 +539,7 @@ class TestLaws:
             most[len(settings)] += 1
         assert most[4] <= 0.1 * 80
 
-    @pytest.mark.parametrize("stages", [1, 2, 3, 4])
+    @pytest.mark.parametrize("stages", [1, 2, 3, nightly(4)])
     def test_an_inverse_distance_takes_four_trials(self, stages):
         trials = [len(settings) for _, _, settings, _ in searches("inverse", stages, 100)]
         assert max(trials) <= 5
@@ -543,7 +547,9 @@ class TestLaws:
 
     # The share of 2,000 searches was 0.92, 0.79, 0.72, 0.63: stages that saturate at different
     # depths wait for one another.
-    @pytest.mark.parametrize(("stages", "share"), [(1, 0.9), (2, 0.75), (3, 0.65), (4, 0.55)])
+    @pytest.mark.parametrize(
+        ("stages", "share"), [(1, 0.9), (2, 0.75), nightly(3, 0.65), nightly(4, 0.55)]
+    )
     def test_a_saturating_distance_takes_four_trials_mostly(self, stages, share):
         trials = [len(settings) for _, _, settings, _ in searches("saturating", stages, 150)]
         assert max(trials) <= 6
@@ -571,7 +577,7 @@ class TestLaws:
 class TestNoise:
     """Distances with a standard deviation of 3 %: around the answer, chance decides."""
 
-    @pytest.mark.parametrize("stages", [1, 2, 3])
+    @pytest.mark.parametrize("stages", [1, 2, nightly(3)])
     @pytest.mark.parametrize("name", ["constant", "saturating", "inverse"])
     def test_ends_near_the_answer(self, name, stages):
         off, trials = [], []
