@@ -104,17 +104,23 @@ CONSTRAINED_NETWORKS = {
 }
 
 
-def constrained(*names):
-    """Parameters for `pytest.mark.parametrize`: constrained networks, all in system tests."""
+def constrained(*names, mark=pytest.mark.system):
+    """Parameters for `pytest.mark.parametrize`: constrained networks, all with one mark."""
     return [
-        pytest.param(CONSTRAINED_NETWORKS[name], id=f"constrained {name}", marks=pytest.mark.system)
+        pytest.param(CONSTRAINED_NETWORKS[name], id=f"constrained {name}", marks=mark)
         for name in names
     ]
 
 
-def all_networks(*names):
-    """Marks a test of `settings`: those of all networks, and of these constrained ones."""
-    return pytest.mark.parametrize("settings", [*sample(NETWORKS, every=3), *constrained(*names)])
+def all_networks(*names, others=pytest.mark.system):
+    """Marks a test of `settings`: those of all networks, and of these constrained ones.
+
+    Args:
+        others: the mark of all but the first of every three networks.
+    """
+    return pytest.mark.parametrize(
+        "settings", [*sample(NETWORKS, 3, others), *constrained(*names, mark=others)]
+    )
 
 
 def network(settings, images=7):
