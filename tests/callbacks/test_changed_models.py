@@ -126,7 +126,15 @@ CHANGES = (
 )
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def every_other(first):
+    """Every change in every run, by a training or in hand, and the rest nightly."""
+    return [
+        pytest.param(change, id=change.__name__, marks=[pytest.mark.nightly] if place % 2 else [])
+        for place, change in enumerate(CHANGES, start=first)
+    ]
+
+
+@pytest.mark.parametrize("change", every_other(0))
 def test_a_training_after_a_change_publishes_the_new_network(change):
     net = Net()
     np.testing.assert_allclose(fit_and_published(net), net.truth(), rtol=1e-5)
@@ -138,7 +146,7 @@ def test_a_training_after_a_change_publishes_the_new_network(change):
     np.testing.assert_allclose(published, truth, rtol=1e-5)
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("change", every_other(1))
 def test_a_chain_in_hand_of_a_changed_model_is_refused(change):
     net = Net()
     chain, chosen = tfr.chain(net.model), (probes.block_metrics, probes.drop_blocks)
@@ -167,6 +175,7 @@ def test_another_loss_is_another_chain_and_one_replaced_on_purpose_is_not():
     np.testing.assert_array_equal(again["gradient_norm"], twice["gradient_norm"])
 
 
+@pytest.mark.system
 def test_a_change_during_a_training(tmp_path):
     """What is published and exported is the network of each epoch."""
     net, truths = Net(), []

@@ -108,9 +108,16 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize(
-    ("paper", "name"), [(paper, name) for paper, of in PUBLISHED.items() for name in of]
+    ("paper", "name"),
+    [
+        pytest.param(
+            *(paper, name),
+            marks=pytest.mark.system if name.startswith(("single", "avg")) else pytest.mark.nightly,
+        )
+        for paper, of in PUBLISHED.items()
+        for name in of
+    ],
 )
-@pytest.mark.system
 def test_networks_of_the_size_paper_have_the_published_counts(paper, name):
     networks, _ = papers.networks_of(catalogue.entries_of(paper), "paper")
     assert build(networks[paper, name].settings).count_params() == PUBLISHED[paper][name]
@@ -190,9 +197,14 @@ def random(paper, size="small"):
     return frames_of(networks.values(), {name for of in measures.values() for name in of})
 
 
-@pytest.mark.parametrize("size", ["smoke", *catalogue.KEPT])
+@pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param(size, marks=pytest.mark.nightly if size == "small" else pytest.mark.system)
+        for size in ("smoke", *catalogue.KEPT)
+    ],
+)
 @pytest.mark.parametrize("paper", catalogue.PAPERS)
-@pytest.mark.system
 def test_every_statement_is_decided_by_the_networks_that_it_is_about(paper, size):
     frames = random(paper, size)
     for statement in catalogue.STATEMENTS.values():
@@ -216,17 +228,17 @@ def test_every_statement_is_decided_by_the_networks_that_it_is_about(paper, size
     ("name", "counted"),
     [
         # Two of the four networks.
-        ("II-2a", "4 networks, 2 seeds"),
+        pytest.param("II-2a", "4 networks, 2 seeds", marks=pytest.mark.nightly),
         ("II-6a", "2 networks, 2 seeds"),
         # 8, 16 and 24 blocks on two data sets; 24 blocks alone.
-        ("PI-2", "12 networks, 2 seeds"),
+        pytest.param("PI-2", "12 networks, 2 seeds", marks=pytest.mark.nightly),
         ("PI-3b", "4 networks, 2 seeds"),
         # Identity, three biases of one gate and two of the other.
         ("IM-T1g", "12 networks, 2 seeds"),
         # Without the algorithm, whose weights are set by hand.
         ("IC-1", "9 networks, 3 seeds"),
         # No coupling, 0.5 and 0.9 with one kernel; 0.5, 0.9 and 1 with the other.
-        ("IC-8b", "12 networks, 2 seeds"),
+        pytest.param("IC-8b", "12 networks, 2 seeds", marks=pytest.mark.nightly),
     ],
 )
 @pytest.mark.system
@@ -388,6 +400,7 @@ def test_a_shared_axis_fits_all_panels(percent, from_zero):
         assert (low == 0) == from_zero
 
 
+@pytest.mark.system
 def test_networks_trained_for_longer_on_the_page(tmp_path, monkeypatch):
     """Those statements that they decide, beside what was found before."""
     frames = {"small": random("PI"), "longer": random("PI", "longer")}

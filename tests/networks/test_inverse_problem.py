@@ -211,8 +211,8 @@ class TestNetwork:
 @pytest.mark.parametrize(
     ("kind", "error"),
     [
-        pytest.param("feedforward", 0.6, marks=pytest.mark.system),
-        pytest.param("residual", 0.05, marks=pytest.mark.system),
+        pytest.param("feedforward", 0.6, marks=pytest.mark.nightly),
+        pytest.param("residual", 0.05, marks=pytest.mark.nightly),
         ("recurrent", 0.1),
     ],
 )

@@ -10,6 +10,7 @@ from reference.random_network import (
     CASES,
     CONSTRAINED_CASES,
     case_id,
+    of_every_kind,
     random_batch,
     random_network,
     states_of,
@@ -50,11 +51,11 @@ VARIANTS = [
 
 
 def marks_of(index):
-    """A fifth of the constrained cases by default, with every layout and kind of sharing."""
+    """A fifth of the constrained cases in every run, with every layout and kind of sharing."""
     place = index + index // 6
-    if place % 5 == 0:
-        return []
-    return [pytest.mark.nightly] if place % 3 else [pytest.mark.system]
+    if place % 5:
+        return [pytest.mark.nightly]
+    return [pytest.mark.system] if place % 2 else []
 
 
 # In the second stage blocks are shared.
@@ -62,11 +63,7 @@ CONSTRAINED = [
     pytest.param(case | {"blocks": (1, 3)}, marks=marks_of(i), id=case_id(case))
     for i, case in enumerate(CONSTRAINED_CASES)
 ]
-# Half of them by default, with every layout, shortcut and transition.
-FREE = [
-    pytest.param(case, marks=[pytest.mark.system] if (i + j // 2) % 2 else [], id=case_id(case))
-    for (i, j), case in zip(np.ndindex(5, 6), CASES, strict=True)
-]
+FREE = of_every_kind(others=pytest.mark.nightly)
 
 
 @pytest.mark.parametrize("case", FREE + VARIANTS + CONSTRAINED, ids=case_id)
@@ -214,7 +211,9 @@ def test_float64():
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", [pytest.param("float32", marks=pytest.mark.nightly), "mixed_bfloat16"]
+)
 def test_training_lowers_the_loss(dtype):
     net = ResidualNetwork((8, 8, 1), 2, blocks=1, widths=(8,), dtype=dtype)
     rng = np.random.default_rng(0)

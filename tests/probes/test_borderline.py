@@ -186,7 +186,8 @@ def test_empty_groups():
     assert frame.loc[~empty, VALUES].notna().all(axis=None)
 
 
-@all_networks("bounded")
+# Here and below the other networks are nightly: what they share is in the tests of all routes.
+@all_networks("bounded", mark=pytest.mark.nightly)
 @pytest.mark.parametrize("scale", [1.0, 0.3], ids=["plain", "scaled"])
 def test_equals_numpy(settings, scale):
     net, batch = network(settings, images=12)
@@ -234,7 +235,7 @@ def names(rows, several_labels):
     return [list(row).index(1) for row in rows]
 
 
-@all_networks()
+@all_networks(mark=pytest.mark.nightly)
 def test_every_image_equals_numpy(settings):
     net, batch = network(settings, images=12)
     stage, applications = len(trained_applications(net)), trained_applications(net)[-1]
@@ -279,7 +280,10 @@ def test_every_image_equals_numpy(settings):
 
 
 @pytest.mark.parametrize(
-    "settings", sample({name: NETWORKS[name] for name in ("several labels", "original")}, every=2)
+    "settings",
+    sample(
+        {name: NETWORKS[name] for name in ("several labels", "original")}, 2, pytest.mark.nightly
+    ),
 )
 def test_groups_are_the_means_of_the_images(settings):
     net, batch = network(settings, images=12)
@@ -370,7 +374,7 @@ def test_groups_of_the_next_block():
     np.testing.assert_allclose(frame["accuracy"], frame["accuracy_before"] + gained)
 
 
-@all_networks("bounded")
+@all_networks("bounded", mark=pytest.mark.nightly)
 def test_groups_of_the_next_block_equal_numpy(settings):
     net, batch = network(settings, images=12)
     applications = trained_applications(net)[-1]

@@ -12,12 +12,12 @@ import pandas as pd
 import pytest
 import tensorflow as tf
 from reference.plane import at, plane_chain
-from reference.random_network import random_batch
+from reference.random_network import random_batch, sample
 from reference.route_probes import (
     METRICS,
     NETWORKS,
     TOLERANCE,
-    all_networks,
+    constrained,
     network,
     numpy_values,
     trained_applications,
@@ -48,7 +48,10 @@ def probe_calls(chain, data, **kwargs):
     return {name: functools.partial(call, chain, data, **kwargs) for name, call in calls.items()}
 
 
-@all_networks("bounded", "shared")
+@pytest.mark.parametrize(
+    "settings",
+    [*sample(NETWORKS, every=3), *constrained("bounded", "shared", mark=pytest.mark.nightly)],
+)
 def test_equals_numpy(settings):
     net, batch = network(settings)
     chain = tfr.chain(net)

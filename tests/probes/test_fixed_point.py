@@ -18,14 +18,14 @@ import tfresidual as tfr
 from tfresidual import probes
 from tfresidual.probes.fixed_point import METRICS, means_of
 
-# The first one, which is no system test, has no bounds.
+# The first one, which is not nightly, has no bounds.
 CONSTRAINED = [*CONSTRAINED_CASES[14::7], *CONSTRAINED_CASES[:14:7]]
 NETWORKS = {
     "only block changes shape": {"blocks": (2, 1), "widths": (4, 8), "layout": "original"},
     "channels change at once": {"blocks": 2, "widths": (4,), "stem_width": 3, "anchor": "input"},
     "float64": {"blocks": 2, "widths": (4,), "dtype": "float64", "anchor": "input"},
-    "bounded": {"blocks": 2, "widths": (4,), "anchor": "input", "lipschitz": 0.9},
 }
+BOUNDED = {"blocks": 2, "widths": (4,), "anchor": "input", "lipschitz": 0.9}
 
 
 def numpy_frame(net, batch, times):
@@ -50,7 +50,14 @@ def numpy_frame(net, batch, times):
 
 
 @pytest.mark.eager
-@pytest.mark.parametrize("settings", [*sample(NETWORKS, every=1), *sample(CONSTRAINED, every=5)])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *sample(NETWORKS, every=1),
+        pytest.param(BOUNDED, id="bounded", marks=pytest.mark.system),
+        *sample(CONSTRAINED, 5, pytest.mark.nightly),
+    ],
+)
 def test_equals_numpy(settings):
     net = random_network(seed=4, **settings)
     batch = random_batch(net, images=4)
@@ -132,7 +139,9 @@ def test_states_that_overflow():
     assert frame["distance"].isna().all()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", pytest.param("mixed_bfloat16", marks=pytest.mark.nightly)]
+)
 def test_bounded_blocks_contract(dtype):
     net = random_network(
         blocks=2, widths=(4,), lipschitz=0.5, anchor="input", layout="original", dtype=dtype

@@ -186,14 +186,18 @@ OTHERS = {
 
 
 NAMES = sorted({*ENTRIES, *OTHERS} - READING_NO_DATA)
-# The rest are system tests.
-BY_DEFAULT = {
-    "decoder": {*ENTRIES, "per position", "eigenvalues"},
-    "encoder": {*ENTRIES, "routes of every image", "lens of every image", "patches of every image"},
-}
+
+
+def marks_of(place, name, kind):
+    """Every probe with one kind of network in every run: with the other one it is nightly."""
+    if kind != sequences.KINDS[place % 2]:
+        return [pytest.mark.nightly]
+    return [] if name in {*ENTRIES, "per position"} else [pytest.mark.system]
+
+
 CASES = [
-    pytest.param(name, kind, marks=[] if name in BY_DEFAULT[kind] else [pytest.mark.system])
-    for name in NAMES
+    pytest.param(name, kind, marks=marks_of(place, name, kind))
+    for place, name in enumerate(NAMES)
     for kind in sequences.KINDS
 ]
 
@@ -252,33 +256,56 @@ def test_a_batch_without_labels_is_left_out(decoder):
     assert values_of(found[~is_few]).isna().all(axis=None)
 
 
-def test_an_image_whose_class_is_ignored_is_not_there():
-    """As in `evaluate` of Keras, whatever number the class has."""
+@pytest.fixture(scope="module")
+def with_an_ignored_class():
+    """A network whose loss ignores a class, and data in which it is that of image 2."""
     net = random_network(blocks=(2,), widths=(3,), classifier_activation=None)
     images, labels = random_batch(net, images=4)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=255)
     net.compile("sgd", loss)
-    chain, ignored = tfr.chain(net), np.where(np.arange(4) == 2, 255, labels).astype("uint8")
-    few, of_states = [0, 1, 3], ["perturbation", "scaled_perturbation", "l2_ratio"]
-    named = ["attribution", "borderline", "convergence_indices", "drop_blocks", "first_order"]
-    for name in (*named, "lens", "patching", "readout", "block_metrics"):
+    return net, images, np.where(np.arange(4) == 2, 255, labels).astype("uint8")
+
+
+# Of gradients, of routes, and of what reads the classes itself, the first in every run.
+READING_LABELS = ["block_metrics", "drop_blocks", "attribution"]
+LIKE_THEM = ["first_order", "borderline", "convergence_indices", "readout", "lens", "patching"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*READING_LABELS, *(pytest.param(name, marks=pytest.mark.nightly) for name in LIKE_THEM)],
+)
+def test_an_image_whose_class_is_ignored_is_not_there(with_an_ignored_class, name):
+    """Whatever number the class has."""
+    net, images, ignored = with_an_ignored_class
+    chain, few, of_states = tfr.chain(net), [0, 1, 3], ["perturbation", "scaled_perturbation"]
+    found, expected = (
+        ENTRIES[name].run(chain, data, OPTIONS, False)[name]
+        for data in ((images, ignored), (images[few], ignored[few]))
+    )
+    if name == "block_metrics":
         found, expected = (
-            ENTRIES[name].run(chain, data, OPTIONS, False)[name]
-            for data in ((images, ignored), (images[few], ignored[few]))
+            frame.drop(columns=[*of_states, "l2_ratio"]) for frame in (found, expected)
         )
-        columns = found.columns.drop(of_states) if name == "block_metrics" else found.columns
-        pd.testing.assert_frame_equal(found[columns], expected[columns], rtol=1e-4, atol=1e-6)
+    pd.testing.assert_frame_equal(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_an_ignored_class_is_that_of_keras(with_an_ignored_class):
+    """As in `fit` and `evaluate`."""
+    net, images, ignored = with_an_ignored_class
     with_keras = [
         callbacks.DropBlocks((images, ignored)),
         callbacks.BlockMetrics((images, ignored)),
     ]
     net.fit(images, ignored, verbose=0, callbacks=with_keras)
+    chain = tfr.chain(net)
     rows = probes.lens(chain, (images, ignored), per_image=True)
     assert rows.loc[rows["image"] == 2, "kl"].isna().all()
     last = probes.lens(chain, (images, ignored))["cross_entropy"].iloc[-1]
     assert last == pytest.approx(net.evaluate(images, ignored, verbose=0), rel=1e-4)
 
 
+@pytest.mark.nightly
 def test_where_nothing_counts_of_an_encoder():
     chain = sequences.sequence_chain("encoder", WEIGHTS)
     tokens, labels = sequences.batch("encoder")
@@ -389,7 +416,7 @@ def causal_network(mask_zero=False):
     return net
 
 
-@pytest.mark.parametrize("mask_zero", [False, pytest.param(True, marks=pytest.mark.system)])
+@pytest.mark.parametrize("mask_zero", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_callbacks_in_a_fit(mask_zero):
     net = causal_network(mask_zero)
     tokens, labels = sequences.batch("decoder", fill=0)

@@ -277,7 +277,7 @@ def test_the_algorithm_approaches_and_stays():
 
 @pytest.mark.system
 @pytest.mark.compiled
-@pytest.mark.parametrize("kind", ["residual", "recurrent"])
+@pytest.mark.parametrize("kind", [pytest.param("residual", marks=pytest.mark.nightly), "recurrent"])
 def test_a_trained_residual_network_approaches_and_does_not_stay(kind):
     x, z = datasets.inverse_problem(1024)
     network = networks.InverseProblemNetwork(kind)

@@ -88,7 +88,7 @@ def log_probabilities(outputs, labels):
     return -np.log(np.float64(outputs)[np.arange(len(labels)), labels])
 
 
-@pytest.mark.parametrize("name", SOFTMAXES)
+@pytest.mark.parametrize("name", sample({name: name for name in SOFTMAXES}, every=2))
 def test_a_softmax_however_it_is_written(name):
     model = network(SOFTMAXES[name])
     chain = tfr.chain(model)
@@ -177,7 +177,7 @@ def test_an_activation_that_fails_on_other_sizes_tells_nothing():
 # Values that are no classes
 
 
-@pytest.mark.parametrize("outputs", [1, pytest.param(3, marks=pytest.mark.system)])
+@pytest.mark.parametrize("outputs", [1, pytest.param(3, marks=pytest.mark.nightly)])
 def test_routes_are_not_scored_on_values(outputs, tmp_path):
     targets = np.random.default_rng(1).normal(size=(6, outputs))
     model = network(dense(outputs=outputs), "mse", blocks=2)
@@ -250,7 +250,7 @@ BINARY_NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("case", sample(BINARY_NETWORKS, every=6))
+@pytest.mark.parametrize("case", sample(BINARY_NETWORKS, every=6, others=pytest.mark.nightly))
 def test_frames_of_two_classes(case, tmp_path):
     model = network(*case)
     tfr.export(model, tmp_path / "net")
@@ -306,7 +306,13 @@ def test_values_of_routes_through_a_network_of_two_classes():
     assert values.classes == 2
 
 
-@pytest.mark.parametrize("form", [lambda labels: labels, lambda labels: labels[:, None]])
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda labels: labels,
+        pytest.param(lambda labels: labels[:, None], marks=pytest.mark.nightly),
+    ],
+)
 def test_chance_of_two_classes(form):
     model = network(dense("sigmoid", 1), "binary_crossentropy")
     labels = (model.predict(IMAGES, verbose=0)[:, 0] > 0.5).astype(int)
@@ -394,10 +400,13 @@ def on_flattened(labels, outputs):
     return on_indices(ops.reshape(labels, (-1,)), outputs)
 
 
-BY_HAND = [on_rows, on_indices, on_both, on_gathered, on_flattened]
-
-
-@pytest.mark.parametrize("loss", sample({loss.__name__: loss for loss in BY_HAND}, every=2))
+@pytest.mark.parametrize(
+    "loss",
+    [
+        *(on_rows, on_gathered, pytest.param(on_both, marks=pytest.mark.system)),
+        *(pytest.param(loss, marks=pytest.mark.nightly) for loss in (on_indices, on_flattened)),
+    ],
+)
 def test_labels_of_a_loss_by_hand(loss, tmp_path):
     model = network(softmax, loss)
     tfr.export(model, tmp_path / "net")
@@ -422,6 +431,7 @@ def test_labels_of_a_loss_by_hand(loss, tmp_path):
         pd.testing.assert_frame_equal(frame, expected, rtol=1e-5)
 
 
+@pytest.mark.system
 def test_real_targets_of_a_loss_by_hand_stay_real(tmp_path):
     def squares(labels, outputs):
         return ops.square(ops.reshape(labels, (-1, 1)) - outputs)
@@ -448,7 +458,11 @@ def of_the_batch(labels, outputs):
     return ops.mean(on_indices(labels, outputs))
 
 
-@pytest.mark.parametrize("loss", [of_the_batch, OfTheBatch()], ids=["function", "class"])
+@pytest.mark.parametrize(
+    "loss",
+    [of_the_batch, pytest.param(OfTheBatch(), marks=pytest.mark.nightly)],
+    ids=["function", "class"],
+)
 def test_a_loss_of_the_whole_batch(loss, tmp_path):
     model = network(softmax, loss)
     name = "OfTheBatch" if isinstance(loss, OfTheBatch) else "of_the_batch"
@@ -613,6 +627,7 @@ def test_nothing_is_trained_where_errors_cannot_be_counted(callback):
         np.testing.assert_array_equal(weight, value)
 
 
+@pytest.mark.system
 def test_a_loss_with_a_table_and_outputs_that_are_maps(tmp_path):
     table = tf.lookup.StaticHashTable(
         tf.lookup.KeyValueTensorInitializer(tf.constant([0]), tf.constant([2.0])), 0.0

@@ -367,7 +367,18 @@ def batch_of(model, images=3, size=8):
     return rng.normal(size=(images, *shape)).astype("float32"), rng.integers(0, 5, images)
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=lambda builder: builder.__name__)
+# What `make test` leaves out: relatives of those that it tries.
+IN_SYSTEM_TESTS = (pooled_shortcut, sequential, long_skip, side_by_side)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(builder, marks=[pytest.mark.system] if builder in IN_SYSTEM_TESTS else [])
+        for builder in MODELS
+    ],
+    ids=lambda builder: builder.__name__,
+)
 def case(request):
     """A builder, its model with random weights and statistics, the states, and the chain."""
     keras.utils.set_random_seed(0)
@@ -382,6 +393,8 @@ def test_blocks_and_stages(case):
     assert [(b.stage, b.shortcut, b.keeps_shape) for b in chain.blocks] == blocks
     assert [s.index for s in chain.stages if s.transition is not None] == transitions
     assert not any(block.takes_anchor for block in chain.blocks)
+    if builder in (post_activation, pre_activation, inverted, sequential, noisy):
+        assert chain.notes == ()
 
 
 def test_unperturbed_is_predict(case):
@@ -569,8 +582,6 @@ def test_what_is_no_block_is_noted():
     assert "of several tensors, none of them the state (1: three)" in note
     (note,) = tfr.chain(long_skip()[0]).notes
     assert re.search(r"off the trunk \(1: add\w*\);", note)
-    for builder in (post_activation, pre_activation, inverted, sequential, noisy):
-        assert tfr.chain(builder()[0]).notes == ()
 
 
 def test_the_overview():
@@ -670,7 +681,7 @@ def test_a_mask_that_leads_past_the_blocks_is_context():
     np.testing.assert_allclose(chain(ids), model.predict(ids, verbose=0), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.system
+@pytest.mark.nightly
 @pytest.mark.compiled
 def test_a_network_with_bounds_is_not_kept_by_its_callbacks():
     net = random_network(blocks=1, widths=(2,), lipschitz=0.9)
@@ -739,9 +750,9 @@ def test_channels_first():
     "builder",
     [
         post_activation,
-        nested_shared,
-        pytest.param(inverted, marks=pytest.mark.system),
-        pytest.param(sequential, marks=pytest.mark.system),
+        pytest.param(nested_shared, marks=pytest.mark.system),
+        pytest.param(inverted, marks=pytest.mark.nightly),
+        pytest.param(sequential, marks=pytest.mark.nightly),
     ],
 )
 def test_mixed_precision(global_policy, builder):
@@ -791,7 +802,7 @@ NESTED = [
 ]
 
 
-@pytest.mark.parametrize("changes", sample(NESTED, every=4))
+@pytest.mark.parametrize("changes", sample(NESTED, every=4, others=pytest.mark.nightly))
 def test_a_nested_residual_network_is_its_own_chain(changes):
     net = random_network(**{"blocks": (1, 2)} | changes)
     inputs = images_input()
@@ -907,8 +918,7 @@ def test_nothing_is_left_behind():
 
     # They are kept, so that none of theirs is the place of a new one; those of other tests may go.
     before = tensors()
-    for _ in range(3):
-        tfr.chain(model)
+    tfr.chain(model)
     assert {id(tensor) for tensor in tensors()} <= {id(tensor) for tensor in before}
 
 
@@ -1002,7 +1012,14 @@ def test_the_compiled_loss():
 # Probes and callbacks
 
 
-@pytest.mark.parametrize("builder", [post_activation, pre_activation, inverted])
+@pytest.mark.parametrize(
+    "builder",
+    [
+        post_activation,
+        pytest.param(pre_activation, marks=pytest.mark.nightly),
+        pytest.param(inverted, marks=pytest.mark.system),
+    ],
+)
 def test_probes_run(builder):
     model, _ = builder()
     randomise(model)
@@ -1036,6 +1053,7 @@ def test_signal_through_two_branches_is_undefined_where_the_shape_changes():
     assert np.isfinite(signal["state_norm"]).all()
 
 
+@pytest.mark.system
 def test_a_callback_in_a_fit():
     model, _ = post_activation()
     model.compile("sgd", "sparse_categorical_crossentropy")

@@ -314,7 +314,7 @@ BRANCHES = [
 
 
 class TestScaleBranch:
-    @pytest.mark.parametrize("case", sample(BRANCHES, every=3))
+    @pytest.mark.parametrize("case", sample(BRANCHES, 3, pytest.mark.nightly))
     def test_every_branch(self, case):
         channels = case["channels"]
         unit = ResidualUnit(8, layout=case["layout"], bottleneck=case["bottleneck"])
