@@ -82,7 +82,8 @@ def data_dir(tmp_path_factory):
 )
 def test_help_is_quick(command):
     times = []
-    for _ in range(3):
+    # Something else may have slowed down the first time.
+    while min(times, default=1) >= 1 and len(times) < 3:
         begun = time.monotonic()
         result = tfresidual(*command.split(), "--help")
         times.append(time.monotonic() - begun)
@@ -329,11 +330,15 @@ WRONG = [
 
 
 @pytest.mark.parametrize("arguments", WRONG, ids=" ".join)
-def test_wrong_arguments_take_one_line(tmp_path, arguments):
-    result = tfresidual(*arguments, cwd=tmp_path)
-    assert result.returncode == 2
-    assert result.stdout == ""
-    (line,) = result.stderr.splitlines()
+def test_wrong_arguments_take_one_line(tmp_path, monkeypatch, capfd, arguments):
+    """In this process; below a backend that is not installed is refused in its own."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        tfresidual_cli.main(arguments)
+    assert stopped.value.code == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    (line,) = err.splitlines()
     assert line.startswith("tfresidual: ")
     assert "--help'" in line
     assert list(tmp_path.iterdir()) == []
@@ -491,6 +496,7 @@ def test_bounds_are_those_of_the_package():
     assert all(kind.max is not None for kind in kinds if isinstance(kind, click.IntRange))
 
 
+@pytest.mark.nightly
 def test_a_refusal_in_a_process_of_its_own(tmp_path):
     result = tfresidual("train", "--depth", "7", cwd=tmp_path)
     assert (result.returncode, result.stdout) == (2, "")
@@ -504,17 +510,18 @@ def test_a_refusal_in_a_process_of_its_own(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def studied(tmp_path_factory, data_dir):
+def trained(tmp_path_factory, data_dir):
     folder = tmp_path_factory.mktemp("work")
-    result = tfresidual("study", *TINY, "--data-dir", data_dir, cwd=folder)
+    result = tfresidual("train", *TINY, "--data-dir", data_dir, cwd=folder)
     return folder, result
 
 
-def test_study(studied, data_dir):
-    folder, result = studied
+def test_train(trained, data_dir):
+    folder, result = trained
     assert result.returncode == 0, result.stderr
-    assert result.stdout == "report: runs/resnet-digitclutter/report.html\n"
-    assert (folder / "runs/resnet-digitclutter/report.html").stat().st_size > 10_000
+    network, best = result.stdout.splitlines()
+    assert network == "network: runs/resnet-digitclutter/model.keras"
+    assert re.fullmatch(r"best epoch: [12], validation exact_match 0\.\d{4}", best)
     assert result.stderr.splitlines()[0] == LOADING
     assert_no_noise(result.stderr)
     assert "epoch   2 of 2" in result.stderr or "epoch 2 of 2" in result.stderr
@@ -523,8 +530,22 @@ def test_study(studied, data_dir):
     assert settings["settings"] | expected == settings["settings"]
 
 
-def test_train_reads_what_study_trained(studied, data_dir):
-    folder, _ = studied
+@pytest.mark.nightly
+def test_study(trained, data_dir, tmp_path):
+    """Of the network that `train` trained."""
+    run = shutil.copytree(trained[0] / "runs/resnet-digitclutter", tmp_path / "run")
+    before = (run / "log.csv").read_bytes()
+    result = tfresidual("study", *TINY, "--data-dir", data_dir, "--out", "run", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "report: run/report.html\n"
+    assert (run / "report.html").stat().st_size > 10_000
+    assert result.stderr.splitlines()[0] == LOADING
+    assert_no_noise(result.stderr)
+    assert (run / "log.csv").read_bytes() == before
+
+
+def test_train_reads_what_it_trained(trained, data_dir):
+    folder, _ = trained
     before = (folder / "runs/resnet-digitclutter/log.csv").read_bytes()
     result = warm("train", *TINY, "--data-dir", data_dir, cwd=folder)
     assert result.returncode == 0, result.stderr
@@ -536,8 +557,8 @@ def test_train_reads_what_study_trained(studied, data_dir):
     assert "epoch" not in result.stderr
 
 
-def test_other_settings_in_the_same_folder(studied, data_dir):
-    folder, _ = studied
+def test_other_settings_in_the_same_folder(trained, data_dir):
+    folder, _ = trained
     result = warm("train", *TINY, "--seed", "4", "--data-dir", data_dir, cwd=folder)
     assert (result.returncode, result.stdout) == (2, "")
     first, second = result.stderr.splitlines()
@@ -545,9 +566,9 @@ def test_other_settings_in_the_same_folder(studied, data_dir):
     assert "seed was 0" in second and "seed=4" in second
 
 
-@pytest.mark.parametrize("of", ["results", "pipe"])
-def test_results_that_cannot_be_printed(studied, of):
-    folder, _ = studied
+@pytest.mark.parametrize("of", ["results", pytest.param("pipe", marks=pytest.mark.nightly)])
+def test_results_that_cannot_be_printed(trained, of):
+    folder, _ = trained
     command = [str(COMMAND), "probe", "runs/resnet-digitclutter", "--probe", "effective_parameters"]
     command += ["--images", "32", "--out", f"unprinted/{of}"]
     if of == "results":
@@ -573,9 +594,15 @@ def test_results_that_cannot_be_printed(studied, of):
 STREAMS = {"all closed": "<&- >&- 2>&-", "results full": ">/dev/full", "readers gone": ""}
 
 
-@pytest.mark.parametrize("name", STREAMS)
-def test_a_training_is_finished_whoever_reads_about_it(studied, data_dir, name):
-    folder, _ = studied
+@pytest.mark.parametrize(
+    "name",
+    [
+        "readers gone",
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("all closed", "results full")),
+    ],
+)
+def test_a_training_is_finished_whoever_reads_about_it(trained, data_dir, name):
+    folder, _ = trained
     reading, gone = os.pipe()
     os.close(reading)
     to = gone if name == "readers gone" else subprocess.PIPE
@@ -599,8 +626,8 @@ def test_a_training_is_finished_whoever_reads_about_it(studied, data_dir, name):
         assert not result.stderr
 
 
-def test_probe(studied, data_dir):
-    folder, _ = studied
+def test_probe(trained, data_dir):
+    folder, _ = trained
     run = folder / "runs/resnet-digitclutter"
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     arguments = ["--probe", "readout", "--probe", "drop_blocks", "--images", "32"]
@@ -617,29 +644,29 @@ def test_probe(studied, data_dir):
     assert all(path.read_bytes() == content for path, content in before.items())
 
 
-def test_compare(studied, tmp_path):
-    run = studied[0] / "runs/resnet-digitclutter"
+def test_compare(trained, tmp_path):
+    run = trained[0] / "runs/resnet-digitclutter"
     other = shutil.copytree(run, tmp_path / "other")
     result = warm("compare", run, other, "--out", "page.html", cwd=tmp_path)
     assert (result.returncode, result.stdout) == (0, "page: page.html\n"), result.stderr
     assert_no_noise(result.stderr)
     assert (tmp_path / "page.html").stat().st_size > 100_000
-    report = (other / "report.html").read_bytes()
+    (other / "report.html").write_text("mine")
     result = warm("compare", run, other, "--out", other / "report.html")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.splitlines()[-1] == (
         "tfresidual: Option `--out` must be a new file, or a page that `tfresidual compare` wrote: "
         f"nothing else is replaced. Received: --out='{other / 'report.html'}'"
     )
-    assert (other / "report.html").read_bytes() == report
+    assert (other / "report.html").read_text() == "mine"
     result = warm("compare", run, tmp_path)
     assert result.returncode == 2
     assert "Argument `RUN RUN...` must be folders that" in result.stderr
 
 
-def test_export_and_a_probe_of_it(studied, data_dir):
+def test_export_and_a_probe_of_it(trained, data_dir):
     """Outside of the folder of the run, whose frames it gives."""
-    folder, _ = studied
+    folder, _ = trained
     run = folder / "runs/resnet-digitclutter"
     result = warm("export", run, "saved/net", cwd=folder)
     assert (result.returncode, result.stdout) == (0, ""), result.stderr
@@ -768,11 +795,12 @@ def test_a_folder_that_another_process_writes_to(tmp_path, monkeypatch, capfd, e
     from tfresidual.machine.locks import locked
 
     monkeypatch.chdir(tmp_path)
-    inputs = keras.Input((32, 32, 1))
-    outputs = keras.layers.Conv2D(1, 3, padding="same")(inputs) + inputs
-    outputs = keras.layers.Dense(10, "sigmoid")(keras.layers.Flatten()(outputs))
-    keras.Model(inputs, outputs).save("net.keras")
     arguments, option = HELD[name]
+    if "net.keras" in arguments:
+        inputs = keras.Input((32, 32, 1))
+        outputs = keras.layers.Conv2D(1, 3, padding="same")(inputs) + inputs
+        outputs = keras.layers.Dense(10, "sigmoid")(keras.layers.Flatten()(outputs))
+        keras.Model(inputs, outputs).save("net.keras")
     before = sorted(path.name for path in tmp_path.rglob("*"))
     held = locked("run", beside=arguments[0] == "export")
     with elsewhere(held), pytest.raises(SystemExit) as stopped:
@@ -830,13 +858,6 @@ def test_ctrl_c(tmp_path, data_dir):
         last,
     )
 
-    result = warm("train", *arguments, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    epochs = re.findall(r"^epoch +(\d+) of 12", result.stderr, re.M)
-    assert list(map(int, epochs)) == list(range(done + 1, 13))
-    rows = (tmp_path / "run" / "log.csv").read_text().splitlines()[1:]
-    assert [int(row.split(",")[0]) for row in rows] == list(range(12))
-
 
 COMPILING = """
 import pathlib, signal, sys
@@ -860,6 +881,7 @@ tfresidual_cli.main(sys.argv[1:])
 """
 
 
+@pytest.mark.nightly
 def test_ctrl_c_while_a_function_is_compiled(tmp_path, data_dir):
     arguments = ["train", *TINY, "--data-dir", str(data_dir), "--out", "run"]
     result = subprocess.run(

@@ -43,7 +43,7 @@ def weights_of_target(target, labels, logits):
     [
         pytest.param(*case.values, target, marks=case.marks, id=f"{case.id}, {target}")
         for case, target in zip(
-            [*sample(NETWORKS, every=3), *constrained("shared")],
+            [*sample(NETWORKS, 3, pytest.mark.nightly), *constrained("shared")],
             ["label", "margin", 2, ("label", 1), "label", (2, 0), "label"],
             strict=True,
         )

@@ -40,7 +40,7 @@ def numpy_metrics(net, images, labels):
     }
 
 
-@pytest.mark.parametrize("case", sample(CASES, every=5))
+@pytest.mark.parametrize("case", sample(CASES, 5, pytest.mark.nightly))
 def test_equals_numpy(case):
     net = random_network(seed=3, **case)
     images, labels = random_batch(net, images=4)
@@ -149,7 +149,7 @@ def error_of_mean(values):
     return (squares / (len(values) * (len(values) - 1))) ** 0.5
 
 
-@pytest.mark.parametrize("case", sample(CASES[:2], every=2))
+@pytest.mark.parametrize("case", sample(CASES[:2], 2, pytest.mark.nightly))
 def test_standard_errors_equal_numpy(case):
     net = random_network(seed=3, **case)
     images, labels = random_batch(net, images=7)

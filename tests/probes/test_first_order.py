@@ -9,6 +9,7 @@ from reference import numpy_network, numpy_routes
 from reference.plane import at, plane_chain
 from reference.random_network import random_batch, random_network, sample
 from reference.route_probes import (
+    CONSTRAINED_NETWORKS,
     NETWORKS,
     constrained,
     network,
@@ -60,7 +61,14 @@ def ranks(values):
 
 
 @pytest.mark.parametrize(
-    "settings", [*sample(NETWORKS, every=6), *constrained("bounded", "at its anchor")]
+    "settings",
+    [
+        *sample(NETWORKS, 6, pytest.mark.nightly),
+        pytest.param(
+            CONSTRAINED_NETWORKS["bounded"], id="constrained bounded", marks=pytest.mark.nightly
+        ),
+        *constrained("at its anchor"),
+    ],
 )
 def test_equals_numpy(settings):
     net, batch = network(settings)

@@ -131,7 +131,7 @@ PLACES += [(CASES[26], 1, 1)]
 PLACES = {case_id(case): (case, stage, block) for case, stage, block in PLACES}
 
 
-@pytest.mark.parametrize("place", sample(PLACES, every=2))
+@pytest.mark.parametrize("place", sample(PLACES, 2, pytest.mark.nightly))
 def test_product_equals_numpy(place):
     case, stage, block = place
     net = random_network(seed=3, blocks=2, **SMALL, **case)
@@ -145,7 +145,9 @@ def test_product_equals_numpy(place):
     assert_near(flat(product), expected, 2e-5)
 
 
-@pytest.mark.parametrize(("stage", "block"), [(1, 0), (2, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("stage", "block"), [(1, 0), pytest.param(2, 1, marks=pytest.mark.nightly), (2, 2)]
+)
 def test_product_holds_the_anchor(stage, block):
     net = random_network(seed=3, **ANCHORED)
     images, _ = random_batch(net)
@@ -177,7 +179,7 @@ def test_product_is_symmetric_and_linear():
     assert function.experimental_get_tracing_count() == 1
 
 
-@pytest.mark.parametrize("place", sample(dict(list(PLACES.items())[1::-1]), every=2))
+@pytest.mark.parametrize("place", sample(dict(list(PLACES.items())[1::-1]), 2, pytest.mark.nightly))
 def test_eigenvalues_equal_numpy(place):
     case, stage, block = place
     net = random_network(seed=3, blocks=2, **SMALL, **case)
@@ -243,13 +245,13 @@ def diagonal_chain(singular_values):
 @pytest.mark.parametrize(
     ("singular_values", "tolerance"),
     [
-        (np.linspace(2, 1, 120), 1e-3),
+        pytest.param(np.linspace(2, 1, 120), 1e-3, marks=pytest.mark.nightly),
         # Equal ones.
         ([3, 3, 3, 3, 3, 2, 2] + [1] * 60, 1e-4),
         # Less of them than are sought.
         ([5] + [0] * 70, 1e-4),
-        ([0] * 70, 1e-4),
-        (1e12 * np.linspace(2, 0, 70) ** 2, 1e-4),
+        pytest.param([0] * 70, 1e-4, marks=pytest.mark.nightly),
+        pytest.param(1e12 * np.linspace(2, 0, 70) ** 2, 1e-4, marks=pytest.mark.nightly),
         (1e-12 * np.linspace(2, 0, 70) ** 2, 1e-4),
     ],
     ids=["close", "equal", "one", "none", "large", "small"],
@@ -319,7 +321,7 @@ def numpy_line_element(states, jacobians):
     return np.array(parts)
 
 
-@pytest.mark.parametrize("case", sample([CASES[8], CASES[21]], every=2))
+@pytest.mark.parametrize("case", sample([CASES[8], CASES[21]], 2, pytest.mark.nightly))
 def test_line_element_equals_numpy(case):
     net = random_network(seed=3, blocks=2, **SMALL, **case)
     images, labels = random_batch(net)
@@ -433,15 +435,15 @@ def test_line_by_hand():
 
 
 LINES = {
+    "anchor": (ANCHORED, 2, 2),
     "original": (CASES[5] | SMALL | {"dtype": "float64"}, 1, 1),
     "relu_before_addition": (CASES[16] | SMALL | {"dtype": "float64"}, 2, 0),
     "anchor at its stage's begin": (ANCHORED, 1, 0),
-    "anchor": (ANCHORED, 2, 2),
 }
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("line", sample(LINES, every=3))
+@pytest.mark.parametrize("line", sample(LINES, 4, pytest.mark.nightly))
 def test_lines_are_no_shorter_than_what_they_lead_to(line):
     settings, stage, block = line
     net = random_network(seed=5, **settings)

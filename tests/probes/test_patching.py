@@ -28,7 +28,7 @@ def chosen(logits, labels):
     return (logits * hot).sum(axis=1) / hot.sum(axis=1)
 
 
-@pytest.mark.parametrize("settings", sample(NETWORKS, every=3))
+@pytest.mark.parametrize("settings", sample(NETWORKS, 3, pytest.mark.nightly))
 def test_equals_numpy(settings):
     net, (images, labels) = network(settings)
     other = random_batch(net, images=len(labels), seed=9)[0]
@@ -101,7 +101,9 @@ class TestDecoder:
             wanted[~data[0]["mask"][:, chosen_ones].reshape(len(wanted), -1).any(axis=1)] = np.nan
             np.testing.assert_allclose(rows["patched_logit"], wanted, rtol=1e-4, atol=1e-5)
 
-    @pytest.mark.parametrize("target", ["label", "source label"])
+    @pytest.mark.parametrize(
+        "target", ["label", pytest.param("source label", marks=pytest.mark.nightly)]
+    )
     def test_positions_count_that_are_no_padding_in_either(self, target):
         data, source = self.model.batch(), self.model.batch(seed=5)
         (inputs, labels), (others, of_source) = data, source
@@ -145,7 +147,9 @@ class TestDecoder:
         np.testing.assert_allclose(means.loc[means["block"] == 1, RUNS].iloc[0], expected, 1e-5)
 
     @pytest.mark.parametrize("what", ["state", "addition"])
-    @pytest.mark.parametrize("positions", [None, [0, 5], "each"])
+    @pytest.mark.parametrize(
+        "positions", [None, [0, 5], pytest.param("each", marks=pytest.mark.nightly)]
+    )
     def test_what_stands_under_padding_changes_nothing(self, positions, what):
         data, source = self.model.batch(), self.model.batch(seed=5)
         chain = self.model.chain()

@@ -367,7 +367,7 @@ GRADIENT_CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", sample(GRADIENT_CASES, every=2))
+@pytest.mark.parametrize("case", sample(GRADIENT_CASES, 2, pytest.mark.nightly))
 def test_gradients_are_those_of_tensorflow(case):
     net = random_network(seed=4, **{"blocks": (1, 2)} | case)
     images, labels = random_batch(net)

@@ -73,7 +73,9 @@ def check_rebuilt(net, images, routes, outputs):
     scope="module",
     params=[
         {"blocks": 3, "widths": (6,), "layout": "original"},
-        {"blocks": 2, "widths": (4, 8), "transition": "convolution"},
+        pytest.param(
+            {"blocks": 2, "widths": (4, 8), "transition": "convolution"}, marks=pytest.mark.nightly
+        ),
         {"blocks": (1, 2, 2), "widths": (4, 8, 12), "transition": "projection"},
     ],
     ids=["one stage", "two stages", "three stages"],
@@ -96,7 +98,7 @@ def test_equals_compiled_networks_built_anew(routed):
     check_rebuilt(net, images, routes[::5], outputs[::5])
 
 
-@pytest.fixture(scope="module", params=of_every_kind())
+@pytest.fixture(scope="module", params=of_every_kind(pytest.mark.nightly))
 def of_a_kind(request):
     """A network, a batch, some routes, and their values."""
     net = random_network(seed=2, **request.param)
@@ -150,7 +152,9 @@ def test_equals_numpy(of_a_kind):
     check_numpy(*of_a_kind)
 
 
-@pytest.mark.parametrize("activation", ["softmax", None, "sigmoid"])
+@pytest.mark.parametrize(
+    "activation", ["softmax", pytest.param(None, marks=pytest.mark.nightly), "sigmoid"]
+)
 def test_equals_numpy_for_every_route(activation):
     net = random_network(blocks=3, classifier_activation=activation)
     chain = tfr.chain(net)
@@ -193,7 +197,7 @@ def test_routes_that_differ_later_share_the_distances_before(of_three_stages):
         np.testing.assert_array_equal(evaluate(chain, batch, [route]).distance[0], expected)
 
 
-@pytest.mark.parametrize("activation", ["softmax", None])
+@pytest.mark.parametrize("activation", ["softmax", pytest.param(None, marks=pytest.mark.nightly)])
 def test_labels_in_every_form(activation):
     net = random_network(widths=(4,), classifier_activation=activation)
     chain = tfr.chain(net)
@@ -456,6 +460,7 @@ def lowest_limit(chain, routes, data, precision):
     return high
 
 
+@pytest.mark.system
 def test_any_limit_of_memory(case):
     chain, routes, batch, expected = case
     lowest = lowest_limit(chain, routes, (batch[0][:1], batch[1][:1]), 1e-3)
@@ -499,6 +504,7 @@ def counted():
     return chain, drops, lowest_limit(chain, drops, at((0, 0)), 2**-21)
 
 
+@pytest.mark.system
 def test_takes_as_many_images_at_once_as_memory_allows(counted):
     chain, routes, lowest = counted
     # A state of an image is 8 bytes; the images and 11 states of the unperturbed route wait
@@ -524,6 +530,7 @@ def test_takes_no_more_images_at_once_than_is_of_use():
     assert sizes_at(chain, [unperturbed(chain)], 300) == [256.0] * 256 + [44.0] * 44
 
 
+@pytest.mark.system
 def test_more_routes_take_no_more_memory(counted):
     chain, drops, lowest = counted
     many = drops + [shuffle(chain, 1, seed) for seed in range(50)]

@@ -1,6 +1,6 @@
 """Chains of the published architectures in `keras.applications`, with random weights.
 
-Most are among the system tests; what is computed with them is compared in nightly tests. Not
+Most are nightly, and so is what is computed with them. Not
 covered: trained weights, which would have to be downloaded.
 """
 
@@ -59,7 +59,7 @@ IN_DEFAULT = ("ResNet50V2", "MobileNetV3Small", "ConvNeXtTiny")
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name in IN_DEFAULT else [pytest.mark.system])
+        pytest.param(name, marks=[] if name in IN_DEFAULT else [pytest.mark.nightly])
         for name in ARCHITECTURES
     ],
 )
@@ -88,12 +88,12 @@ def test_blocks(name):
     ("name", "found"),
     [
         ("VGG16", "no addition"),
-        pytest.param("DenseNet121", "no addition", marks=pytest.mark.system),
-        pytest.param("InceptionV3", "no addition", marks=pytest.mark.system),
+        pytest.param("DenseNet121", "no addition", marks=pytest.mark.nightly),
+        pytest.param("InceptionV3", "no addition", marks=pytest.mark.nightly),
         pytest.param(
             "InceptionResNetV2",
             r"no addition; .*: CustomScaleLayer \(40: custom_scale_layer, .*\)",
-            marks=pytest.mark.system,
+            marks=pytest.mark.nightly,
         ),
     ],
 )

@@ -59,8 +59,8 @@ def assert_equal_trainings(one, other):
 DATA = {"arrays": lambda: (IMAGES / 255, LABELS), "a PyDataset": augmented}
 
 
-@pytest.mark.parametrize("kind", sample({kind: kind for kind in DATA}, every=2))
 @pytest.mark.system
+@pytest.mark.parametrize("kind", sample({kind: kind for kind in DATA}, 2, pytest.mark.nightly))
 def test_a_training_that_is_interrupted_resumes_with_the_batches_of_the_whole(tmp_path, kind):
     batch_size = {"batch_size": 8} if kind == "arrays" else {}
     whole = train(tmp_path / "whole", DATA[kind](), **batch_size)
