@@ -32,7 +32,7 @@ IMAGES, LABELS = np.zeros((6, 8, 8, 3), "float32"), np.array([4, 0, 1, 2, 3, 4])
 
 
 def pairs(names):
-    """Every kind with a third of the names; the other pairs are system tests."""
+    """Every kind with one in five of the names; the other pairs are nightly tests."""
     return pytest.mark.parametrize(
         ("name", "kind"),
         [
@@ -40,7 +40,7 @@ def pairs(names):
                 name,
                 kind,
                 id=f"{name}-{kind.__name__}",
-                marks=[pytest.mark.system] if (i + j) % 3 else [],
+                marks=[pytest.mark.nightly] if (i + j) % 5 else [],
             )
             for i, name in enumerate(names)
             for j, kind in enumerate(KINDS)
@@ -296,6 +296,7 @@ def warned(net, *chosen, epochs=1):
     return [str(one.message) for one in caught if one.category is UserWarning]
 
 
+@pytest.mark.system
 @pytest.mark.compiled
 def test_loggers_that_stand_before(net, tmp_path):
     probe, data = callbacks.BlockMetrics, (IMAGES, LABELS)
@@ -311,6 +312,7 @@ def test_loggers_that_stand_before(net, tmp_path):
     assert warned(net, probe(data), callbacks.Readout(data), log) == []
 
 
+@pytest.mark.system
 @pytest.mark.compiled
 def test_a_tensorboard_that_stands_before(net, tmp_path):
     pytest.importorskip("tensorboard")

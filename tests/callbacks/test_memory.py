@@ -71,19 +71,14 @@ def growth(make, images, is_probed, count=4):
     return (psutil.Process().memory_info().rss - before) / 2**20 / count
 
 
-@pytest.mark.system
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("make", "images", "most"),
     [
-        pytest.param(lambda: functional("tanh"), IMAGES, 6, marks=pytest.mark.nightly),
+        (lambda: functional("tanh"), IMAGES, 6),
         # TensorFlow keeps every graph with a custom gradient, here the probe's beside Keras' own.
         (lambda: functional("silu"), IMAGES, 8),
-        pytest.param(
-            normalized,
-            RNG.normal(size=(8, 4, 4, 1)).astype("float32"),
-            8,
-            marks=pytest.mark.nightly,
-        ),
+        (normalized, RNG.normal(size=(8, 4, 4, 1)).astype("float32"), 8),
     ],
     ids=["tanh", "silu", "batch normalization"],
 )

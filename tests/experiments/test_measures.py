@@ -137,6 +137,7 @@ def test_what_is_measured_takes_the_images_that_it_names(trained):
     assert measure(trained) == {"train": 32, "test": 16}
 
 
+@pytest.mark.nightly
 def test_routes_and_indices_are_measured_once(trained, monkeypatch):
     asked = []
 

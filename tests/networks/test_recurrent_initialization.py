@@ -25,7 +25,7 @@ KINDS = [
     {"bottleneck": True, "shortcut": "conv1x1", "layout": "bn_after_addition"},
     {"shortcut": "dropout"},
     {"widths": (4, 8), "stem_width": 6},
-    {"lipschitz": 0.9, "anchor": "input"},
+    pytest.param({"lipschitz": 0.9, "anchor": "input"}, marks=pytest.mark.system),
     {"share_from": 1, "batch_norm": "unshared", "blocks": 4},
     {"share_from": 0, "batch_norm": "unshared_scale", "blocks": 4},
 ]
@@ -110,9 +110,16 @@ def test_training_leads_them_apart():
         assert np.any(np.asarray(first.convolution1.kernel) != second.convolution1.kernel)
 
 
-@pytest.mark.system
-def test_files_and_configurations_after_training(tmp_path):
-    net = network(blocks=2, widths=(8,), lipschitz=0.9)
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        pytest.param({}, marks=pytest.mark.system),
+        pytest.param({"lipschitz": 0.9}, marks=pytest.mark.nightly),
+    ],
+    ids=["plain", "bounded"],
+)
+def test_files_and_configurations_after_training(tmp_path, kwargs):
+    net = network(blocks=2, widths=(8,), **kwargs)
     images, labels = random_batch(net, images=8)
     net.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False)
     net.fit(images, labels, verbose=0)

@@ -293,7 +293,16 @@ def test_chain_of_one_stage(share_wrong, expected):
     np.testing.assert_allclose(rows, [expected, expected], rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("case", ["instant convergence", "all drops equal", "in between"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "in between",
+        *(
+            pytest.param(case, marks=pytest.mark.nightly)
+            for case in ("instant convergence", "all drops equal")
+        ),
+    ],
+)
 def test_agreement_of_a_chain(case):
     # Of a network that errs nowhere, the error is the disagreement.
     share_wrong, _ = SOLVED[case]
@@ -439,7 +448,9 @@ def test_network_at_chance(share):
         chance_of(np.arange(20) % 4, share=share)
 
 
-@pytest.mark.parametrize("classes", range(2, 13))
+@pytest.mark.parametrize(
+    "classes", sample({classes: classes for classes in range(2, 13)}, 4, pytest.mark.nightly)
+)
 def test_network_at_chance_of_any_number_of_classes(classes):
     # Rounding must not put the error of guessing a hair under that of chance.
     labels = np.arange(classes * 3) % classes
@@ -447,7 +458,9 @@ def test_network_at_chance_of_any_number_of_classes(classes):
         chance_of(labels, classes=classes, share=1 - 1 / classes)
 
 
-@pytest.mark.parametrize("largest", range(1, 10))
+@pytest.mark.parametrize(
+    "largest", sample({largest: largest for largest in range(1, 10)}, 4, pytest.mark.nightly)
+)
 def test_network_at_chance_of_the_largest_class(largest):
     # Ten images; the network errs just where the label is not that of the largest class.
     labels = np.array([1] * (10 - largest) + [0] * largest)
@@ -497,7 +510,15 @@ def test_bad_times(times):
 PROBED = ("only block changes shape", "original", "several labels")
 
 
-@pytest.mark.parametrize("settings", sample({name: NETWORKS[name] for name in PROBED}, every=2))
+@pytest.mark.parametrize(
+    "settings",
+    [
+        NETWORKS[PROBED[0]],
+        pytest.param(NETWORKS[PROBED[1]], marks=pytest.mark.nightly),
+        pytest.param(NETWORKS[PROBED[2]], marks=pytest.mark.system),
+    ],
+    ids=PROBED,
+)
 def test_equals_the_indices_of_the_probes(settings):
     net, batch = network(settings, images=20)
     chain = tfr.chain(net)

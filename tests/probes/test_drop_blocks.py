@@ -10,12 +10,13 @@ from keras import ops
 from reference import sequences
 from reference.numpy_lens import Images
 from reference.plane import anchored_chain, at, plane_chain
-from reference.random_network import random_batch, random_network
+from reference.random_network import random_batch, random_network, sample
 from reference.route_probes import (
+    CONSTRAINED_NETWORKS,
     METRICS,
     NETWORKS,
-    all_networks,
     assert_equals_numpy,
+    constrained,
     counted,
     counting_chain,
     network,
@@ -32,7 +33,14 @@ from tfresidual import callbacks, probes
 pytestmark = pytest.mark.eager
 
 
-@all_networks("bounded", "at its anchor")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *sample(NETWORKS, every=3, others=pytest.mark.nightly),
+        *constrained("at its anchor"),
+        pytest.param(CONSTRAINED_NETWORKS["bounded"], id="bounded", marks=pytest.mark.nightly),
+    ],
+)
 def test_equals_numpy(settings):
     net, batch = network(settings)
     fixed = shape_changing(net, batch[0])
@@ -123,8 +131,17 @@ def numpy_fill(fill, added, image, order):
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("keep_norm", [False, True])
-@pytest.mark.parametrize("fill", ["zero", "mean", "resample"])
+@pytest.mark.parametrize(
+    ("fill", "keep_norm"),
+    [
+        ("zero", False),
+        pytest.param("resample", True, marks=pytest.mark.system),
+        pytest.param("mean", False, marks=pytest.mark.system),
+        pytest.param("zero", True, marks=pytest.mark.nightly),
+        pytest.param("resample", False, marks=pytest.mark.nightly),
+        pytest.param("mean", True, marks=pytest.mark.nightly),
+    ],
+)
 def test_fills_of_post_norm_blocks_equal_numpy(fill, keep_norm):
     chain, (tokens, labels) = post_norm_chain(), sequences.batch("encoder")
     settings = {"fill": fill, "keep_norm": keep_norm, "seed": 3}
@@ -247,6 +264,7 @@ def test_fills_that_are_refused():
         probes.drop_blocks(anchored_chain(0.5, 2), at(1, 2), fill="mean")
 
 
+@pytest.mark.system
 def test_the_callback_publishes_what_was_chosen():
     net = random_network(blocks=2, widths=(4,))
     net.compile("sgd", "sparse_categorical_crossentropy")

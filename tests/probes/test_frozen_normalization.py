@@ -192,6 +192,7 @@ def test_the_logit_is_the_same_bit_for_bit():
         np.testing.assert_allclose(sums, frame["logit"].xs(0, level="block"), rtol=1e-9)
 
 
+@pytest.mark.system
 @pytest.mark.compiled
 def test_both_are_compiled_and_follow_the_weights():
     model = two_normalizations()
@@ -347,7 +348,12 @@ def task(name):
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
-    "name", ["GPT2", *(pytest.param(name, marks=pytest.mark.system) for name in ("Llama", "Gemma"))]
+    "name",
+    [
+        pytest.param("GPT2", marks=pytest.mark.system),
+        pytest.param("Llama", marks=pytest.mark.nightly),
+        pytest.param("Gemma", marks=pytest.mark.system),
+    ],
 )
 def test_language_models(name):
     model, backbone = task(name)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.eager
 TOLERANCE = {"rtol": 1e-3, "atol": 2e-5}
 
 
-@pytest.mark.parametrize("settings", sample(NETWORKS, every=3))
+@pytest.mark.parametrize("settings", sample(NETWORKS, every=3, others=pytest.mark.nightly))
 def test_equals_numpy(settings):
     net, (images, labels) = network(settings)
     run = Images(net, images, labels)

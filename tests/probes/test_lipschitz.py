@@ -20,7 +20,7 @@ from tfresidual.routing import Block, Chain, Stage
 BOUNDED = [case for case in CONSTRAINED_CASES if case["lipschitz"] is not None]
 
 
-@pytest.mark.parametrize("case", sample(BOUNDED[::5], every=4))
+@pytest.mark.parametrize("case", sample(BOUNDED[::5], every=4, others=pytest.mark.nightly))
 def test_equals_singular_values(case):
     net = random_network(seed=4, widths=(4, 8), **case)
     frame = probes.lipschitz(net)

@@ -5,7 +5,7 @@ import pytest
 from reference import numpy_network
 from reference.plane import TOLERANCE, at, plane_chain
 from reference.random_network import CASES, random_batch, random_network, sample
-from reference.route_probes import constrained
+from reference.route_probes import CONSTRAINED_NETWORKS, constrained
 
 from tfresidual import probes
 
@@ -13,7 +13,12 @@ pytestmark = pytest.mark.eager
 
 
 @pytest.mark.parametrize(
-    "settings", [*sample(CASES[::5], every=2), *constrained("bounded", "shared")]
+    "settings",
+    [
+        *sample(CASES[::5], every=2, others=pytest.mark.nightly),
+        *constrained("shared"),
+        pytest.param(CONSTRAINED_NETWORKS["bounded"], id="bounded", marks=pytest.mark.nightly),
+    ],
 )
 def test_distance_equals_numpy(settings):
     net = random_network(seed=5, **settings | {"blocks": 3})

@@ -7,6 +7,7 @@ from reference import numpy_network, sequences
 from reference.plane import at, plane_chain
 from reference.random_network import random_batch, random_network, sample
 from reference.route_probes import (
+    CONSTRAINED_NETWORKS,
     METRICS,
     NETWORKS,
     assert_equals_numpy,
@@ -87,7 +88,7 @@ def numpy_rows(net, batch, scale):
     return means, metrics
 
 
-@pytest.mark.parametrize("case", sample(CASES, every=3))
+@pytest.mark.parametrize("case", sample(CASES, every=3, others=pytest.mark.nightly))
 def test_equals_numpy(case):
     settings, scale = case
     net, batch = network(settings)
@@ -116,7 +117,25 @@ def assert_constrained_network_equals_numpy(settings):
     assert (error <= 1e-5 + 1e-3 * np.abs(cosines) + 3e-7 / ratios).all()
 
 
-@pytest.mark.parametrize("settings", constrained("bounded", "bounded, several labels", "shared"))
+# Compiling bounds takes long: in every run there are few blocks.
+BOUNDED = CONSTRAINED_NETWORKS["bounded"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *constrained("shared"),
+        pytest.param(
+            BOUNDED | {"blocks": (3,), "widths": (4,)}, id="one stage", marks=pytest.mark.system
+        ),
+        pytest.param(BOUNDED, id="bounded", marks=pytest.mark.nightly),
+        pytest.param(
+            CONSTRAINED_NETWORKS["bounded, several labels"],
+            id="bounded, several labels",
+            marks=pytest.mark.nightly,
+        ),
+    ],
+)
 def test_constrained_networks_equal_numpy(settings):
     assert_constrained_network_equals_numpy(settings)
 
@@ -128,6 +147,7 @@ def test_a_block_at_its_anchor_equals_numpy(settings):
     assert_constrained_network_equals_numpy(settings)
 
 
+@pytest.mark.nightly
 @pytest.mark.compiled
 @at_its_anchor
 @pytest.mark.parametrize("settings", constrained("at its anchor"))
@@ -230,7 +250,7 @@ def test_repetition_0_is_block_metrics_and_the_unperturbed_network():
 
 
 def test_columns_and_block_metrics():
-    net, batch = network(NETWORKS["only block changes shape"])
+    net, batch = network({"blocks": (2, 1, 2), "widths": (2, 3, 3)})
     chain = tfr.chain(net)
     frame = probes.repeat_last_block(chain, batch, times=2)
     places = ["stage", "repetition", "scale"]
@@ -269,8 +289,8 @@ def test_what_overflows_is_nan():
 
 
 def test_mixed_precision_is_near_float32():
-    net = random_network(blocks=(1, 2), widths=(4, 8))
-    low = random_network(blocks=(1, 2), widths=(4, 8), dtype="mixed_bfloat16")
+    net = random_network(blocks=2, widths=(4,))
+    low = random_network(blocks=2, widths=(4,), dtype="mixed_bfloat16")
     low.set_weights(net.get_weights())
     batch = random_batch(net, images=8)
     expected = probes.repeat_last_block(net, batch, times=2, scale=0.5)
@@ -279,6 +299,7 @@ def test_mixed_precision_is_near_float32():
     np.testing.assert_allclose(measured["cosine_loss"], expected["cosine_loss"], atol=0.05)
 
 
+@pytest.mark.system
 def test_network_of_float64():
     net = random_network(blocks=2, widths=(4, 8), dtype="float64")
     batch = random_batch(net)

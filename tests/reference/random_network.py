@@ -91,7 +91,7 @@ def sample(cases, every, others=pytest.mark.system):
     if not isinstance(cases, dict):
         cases = {case_id(case): case for case in cases}
     return [
-        pytest.param(case, id=name, marks=[others] if i % every else [])
+        pytest.param(case, id=str(name), marks=[others] if i % every else [])
         for i, (name, case) in enumerate(cases.items())
     ]
 

@@ -19,7 +19,7 @@ OPTIONS = ProbeOptions(times=2, at_chance="nan", epsilon=0.1, seed=0)
 @pytest.fixture(scope="module")
 def nets():
     """An ordinary network and one with a bound for every branch."""
-    plain = random_network(blocks=(2, 2), widths=(2, 3), seed=5)
+    plain = random_network(blocks=(2, 1), widths=(2, 3), seed=5)
     bounded = random_network(blocks=2, widths=(4,), seed=5, lipschitz=0.9)
     return plain, bounded
 
@@ -30,20 +30,11 @@ def net(nets, name):
     return next(net for net in nets if name in possible(tfr.chain(net)))
 
 
-# Those that take long are system tests.
+# A few, and all in system tests.
+FEW = ("block_metrics", "readout", "effective_parameters")
 every_probe = pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[] if entry.by_default else [pytest.mark.system])
-        for name, entry in ENTRIES.items()
-    ],
-)
-every_compiled_probe = pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name in ("block_metrics", "readout") else pytest.mark.system)
-        for name in ENTRIES
-    ],
+    [pytest.param(name, marks=[] if name in FEW else [pytest.mark.system]) for name in ENTRIES],
 )
 
 
@@ -57,7 +48,7 @@ def assert_equal(measured, expected, rtol):
         pd.testing.assert_frame_equal(frame, expected[frame_name], rtol=rtol, atol=1e-5)
 
 
-@every_compiled_probe
+@every_probe
 def test_compiled_it_measures_what_it_does_operation_by_operation(name, net):
     data = random_batch(net, images=5)
     compiled = run(name, net, data)
@@ -107,7 +98,7 @@ def test_splits_are_measured_one_by_one_and_the_network_is_left_as_it_was(name, 
 
 
 @pytest.mark.eager
-@every_probe
+@pytest.mark.parametrize("name", ENTRIES)
 def test_data_that_is_none_is_refused(name, net):
     if name in ("effective_parameters", "lipschitz"):
         pytest.skip("reads no images")

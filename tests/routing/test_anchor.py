@@ -45,7 +45,8 @@ CASES = [
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(case, marks=[pytest.mark.system] if i else []) for i, case in enumerate(CASES)
+        pytest.param(case, marks=pytest.mark.nightly if i > 1 else pytest.mark.system)
+        for i, case in enumerate(CASES)
     ],
     ids=case_id,
 )

@@ -322,10 +322,12 @@ ROUTES = {
 
 
 @pytest.mark.parametrize(
-    "layout", ["full_preactivation", pytest.param("original", marks=pytest.mark.system)]
+    "layout", ["full_preactivation", pytest.param("original", marks=pytest.mark.nightly)]
 )
 def test_follows_a_route(layout):
-    net = random_network(blocks=(1, 3), transition="downsampling_block", layout=layout)
+    net = random_network(
+        blocks=(1, 3), widths=(2, 3), transition="downsampling_block", layout=layout
+    )
     chain = tfr.chain(net)
     batch = random_batch(net)
     routes = [make(chain) for make in ROUTES.values()]
@@ -374,7 +376,13 @@ def test_routes_through_a_followed_chain():
         np.testing.assert_array_equal(values, others)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(layout, marks=[] if layout == "bn_after_addition" else [pytest.mark.nightly])
+        for layout in LAYOUTS
+    ],
+)
 def test_branches_are_scaled_in_a_followed_chain_as_in_its_own(layout):
     # `original` and `bn_after_addition` do something after the addition, so that a block's
     # branch is not all of F, and only the unit itself can scale it.

@@ -2,8 +2,8 @@
 
     python test_sequences.py FOLDER
 
-is what a test starts as another process: it opens the SavedModels in the folder and pickles the
-frames of probes on them. Their chains are built by hand: what `tfresidual.chain` finds in a model
+is what a test starts as another process: it opens the SavedModel in the folder and pickles the
+frames of probes on it. Their chains are built by hand: what `tfresidual.chain` finds in a model
 is for the tests of the sources.
 """
 
@@ -177,6 +177,12 @@ def test_the_chain_says_what_the_live_one_says(name, live, saved):
 
 
 @pytest.mark.system
+@pytest.mark.parametrize(
+    "name",
+    ["masked", pytest.param("per position", marks=pytest.mark.nightly)],
+    indirect=True,
+    scope="module",
+)
 def test_a_loaded_chain_is_exported_again(name, saved, tmp_path):
     tfr.export(tfr.chain(saved), tmp_path / "net")
     images = tensors(data_of(name)[0])
@@ -218,27 +224,26 @@ def test_a_loss_per_position_is_written(tmp_path):
 
 
 @pytest.mark.system
-def test_frames_in_another_process(tmp_path):
-    expected = {}
-    for name in NAMES:
-        tfr.export(chain_of(name), tmp_path / name)
-        expected[name] = frames_of(chain_of(name), data_of(name))
-        (tmp_path / f"{name}.data").write_bytes(pickle.dumps(data_of(name)))
+@pytest.mark.parametrize(
+    "which", ["per position", pytest.param("masked", marks=pytest.mark.nightly)]
+)
+def test_frames_in_another_process(tmp_path, which):
+    tfr.export(chain_of(which), tmp_path / "net")
+    expected = frames_of(chain_of(which), data_of(which))
+    (tmp_path / "data").write_bytes(pickle.dumps(data_of(which)))
     result = processes.run(pathlib.Path(__file__), tmp_path)
     assert result.returncode == 0, result.stderr[-3000:]
-    for name in NAMES:
-        frames = pickle.loads((tmp_path / f"{name}.frames").read_bytes())
-        assert list(frames) == list(expected[name])
-        for probe, frame in frames.items():
-            pd.testing.assert_frame_equal(frame, expected[name][probe], rtol=1e-5, obj=probe)
+    frames = pickle.loads((tmp_path / "frames").read_bytes())
+    assert list(frames) == list(expected)
+    for probe, frame in frames.items():
+        pd.testing.assert_frame_equal(frame, expected[probe], rtol=1e-5, obj=probe)
 
 
 def probe_in(folder):
     """What the other process does."""
-    for name in NAMES:
-        data = pickle.loads((folder / f"{name}.data").read_bytes())
-        frames = frames_of(tfr.chain(folder / name), data)
-        (folder / f"{name}.frames").write_bytes(pickle.dumps(frames))
+    data = pickle.loads((folder / "data").read_bytes())
+    frames = frames_of(tfr.chain(folder / "net"), data)
+    (folder / "frames").write_bytes(pickle.dumps(frames))
     assert not any(module.startswith("reference") for module in sys.modules)
 
 

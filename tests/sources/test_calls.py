@@ -16,7 +16,7 @@ SHAPE = (8, 8, 3)
 def network(**options):
     """A small network with statistics and weights that are all different."""
     keras.utils.set_random_seed(0)
-    options = {"blocks": (3, 3), "widths": (4, 8)} | options
+    options = {"blocks": (3, 2), "widths": (4, 8)} | options
     found = ResidualNetwork(SHAPE, 4, **options)
     found.compile("sgd", loss="sparse_categorical_crossentropy", metrics=["accuracy"])
     rng = np.random.default_rng(0)
@@ -79,27 +79,33 @@ def own_calls(chain):
     )
 
 
-OPTIONS = [
-    {},
-    {"layout": "original"},
-    {"layout": "relu_only_preactivation", "transition": "downsampling_block"},
-    {"bottleneck": True},
-    {"shortcut": "exclusive_gate"},
-    {"shortcut": "dropout"},
-    {"shortcut": "conv1x1"},
-    {"share_from": 1, "batch_norm": "unshared"},
-    {"share_from": 1, "batch_norm": "unshared_statistics"},
-    {"anchor": "input"},
-    {"dtype": "mixed_bfloat16"},
-    {"dtype": "float64"},
-]
+OPTIONS = {
+    "every": [{}],
+    "system": [
+        {"shortcut": "exclusive_gate"},
+        {"share_from": 1, "batch_norm": "unshared_statistics"},
+        {"shortcut": "dropout", "anchor": "input"},
+        {"dtype": "mixed_bfloat16"},
+    ],
+    "nightly": [
+        {"layout": "original"},
+        {"layout": "relu_only_preactivation", "transition": "downsampling_block"},
+        {"bottleneck": True},
+        {"shortcut": "conv1x1"},
+        {"share_from": 1, "batch_norm": "unshared"},
+        {"dtype": "float64"},
+    ],
+}
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param(options, id=str(options), marks=[pytest.mark.system] if i % 4 else [])
-        for i, options in enumerate(OPTIONS)
+        pytest.param(
+            options, id=str(options), marks=[] if run == "every" else getattr(pytest.mark, run)
+        )
+        for run, cases in OPTIONS.items()
+        for options in cases
     ],
 )
 def test_the_numbers_are_those_of_the_layers(options):
@@ -119,7 +125,7 @@ def test_the_numbers_are_those_of_the_layers(options):
 
 
 def test_blocks_of_one_kind_have_one_graph():
-    chain = tfr.chain(network(blocks=(5, 5)))
+    chain = tfr.chain(network(blocks=(3, 3)))
     probes.drop_blocks(chain, images())
     # The first stage has units of one kind, the second also one that changes the shape.
     assert len(chain.called) == 3
@@ -163,7 +169,7 @@ class _Counting(Shortcut):
     ],
 )
 def test_units_that_compute_with_more_than_weights_share_nothing(options, count):
-    chain = tfr.chain(network(**options))
+    chain = tfr.chain(network(blocks=(1, 2), **options))
     states_of(chain, images()[0])
     assert len(chain.called) == count
 

@@ -34,7 +34,9 @@ OPTIMIZERS = {
     "adafactor": lambda **kwargs: keras.optimizers.Adafactor(0.01, **kwargs),
     "muon": lambda **kwargs: keras.optimizers.Muon(0.01, **kwargs),
 }
-optimizers = pytest.mark.parametrize("name", sample({name: name for name in OPTIMIZERS}, every=3))
+optimizers = pytest.mark.parametrize(
+    "name", sample({name: name for name in OPTIMIZERS}, every=3, others=pytest.mark.nightly)
+)
 OPTIONS = [
     {"gradient_accumulation_steps": 2},
     {"clipnorm": 0.1},
@@ -267,8 +269,8 @@ def double_network():
     ("coupling", "kernel", "first_block"),
     [
         (0.3, "uniform", 0),
-        (1.0, "uniform", 0),
-        (0.7, "triangular", 0),
+        pytest.param(1.0, "uniform", 0, marks=pytest.mark.nightly),
+        pytest.param(0.7, "triangular", 0, marks=pytest.mark.nightly),
         (0.4, "triangular", 0),
         (0.8, "triangular_printed", 0),
         (0.9, "uniform", 1),
@@ -326,7 +328,13 @@ def test_a_fit_is_that_of_numpy():
 # The two ends, bit for bit.
 
 
-@pytest.mark.parametrize("name", [pytest.param("momentum", marks=pytest.mark.system), "adam"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("momentum", marks=pytest.mark.nightly),
+        pytest.param("adam", marks=pytest.mark.system),
+    ],
+)
 def test_coupling_zero_is_the_inner_optimizer_in_a_fit(name):
     plain = fitted(OPTIMIZERS[name]())
     coupled = fitted(GradientCoupling(OPTIMIZERS[name](), 0.0, "triangular"))
@@ -343,7 +351,8 @@ FITS = [
 ]
 
 
-@pytest.mark.parametrize("kwargs", sample(FITS, every=2))
+@pytest.mark.system
+@pytest.mark.parametrize("kwargs", sample(FITS, every=2, others=pytest.mark.nightly))
 def test_both_ends_in_a_fit_with_options_of_the_inner_optimizer(kwargs):
     make = OPTIMIZERS["momentum"]
     plain = fitted(make(**kwargs))
@@ -358,8 +367,8 @@ def test_both_ends_in_a_fit_with_options_of_the_inner_optimizer(kwargs):
     [
         pytest.param("uniform", 75, marks=pytest.mark.system),
         # The same rows at this coupling, see `test_the_ends_of_the_kernels_are_exact`.
-        pytest.param("triangular", 15, marks=pytest.mark.system),
-        ("triangular_printed", 15),
+        pytest.param("triangular", 15, marks=pytest.mark.nightly),
+        pytest.param("triangular_printed", 15, marks=pytest.mark.system),
     ],
 )
 def test_weights_that_start_equal_stay_equal_for_hundreds_of_steps(kernel, epochs):
@@ -375,7 +384,7 @@ def test_weights_that_start_equal_stay_equal_for_hundreds_of_steps(kernel, epoch
 
 @optimizers
 def test_weights_stay_equal_with_every_optimizer(name):
-    net = fitted(GradientCoupling(OPTIMIZERS[name](), 1))
+    net = fitted(GradientCoupling(OPTIMIZERS[name](), 1), epochs=1)
     assert spread(net) == 0
     keras.utils.set_random_seed(0)
     start = recurrent_network()
@@ -468,7 +477,7 @@ def test_the_inner_optimizer_gets_mixed_gradients(name, kernel):
     ("name", "kwargs"),
     [
         *(
-            pytest.param(name, {}, marks=[pytest.mark.system] if i % 3 else [])
+            pytest.param(name, {}, marks=[pytest.mark.nightly] if i % 3 else [])
             for i, name in enumerate(OPTIMIZERS)
         ),
         *(("momentum", kwargs) for kwargs in OPTIONS),
@@ -593,6 +602,7 @@ def test_one_product_for_every_group():
 # Types, schedules, files.
 
 
+@pytest.mark.system
 def test_mixed_float16():
     net = fitted(GradientCoupling(OPTIMIZERS["momentum"](), 1.0), 5, dtype="mixed_float16")
     scaler = net.optimizer
@@ -615,6 +625,7 @@ def test_mixed_float16():
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.system
 def test_mixed_float16_takes_over_the_scale_of_the_inner_optimizer():
     nets = [
         fitted(GradientCoupling(OPTIMIZERS["momentum"](**kwargs), 0.5), 1, dtype="mixed_float16")
@@ -682,6 +693,7 @@ def test_learning_rate():
         optimizer.learning_rate = 0.1
 
 
+@pytest.mark.system
 def test_moving_averages_by_callback():
     nets = []
     for wrap in (lambda inner: inner, lambda inner: GradientCoupling(inner, 0)):
@@ -708,10 +720,10 @@ def test_a_training_with_loss_scale_goes_on_from_its_file(tmp_path):
     def optimizer():
         return GradientCoupling(OPTIMIZERS["adam"](), 0.5, "triangular")
 
-    whole = fitted(optimizer(), epochs=4, dtype="mixed_float16")
-    fitted(optimizer(), epochs=2, dtype="mixed_float16").save(tmp_path / "half.keras")
+    whole = fitted(optimizer(), epochs=2, dtype="mixed_float16")
+    fitted(optimizer(), epochs=1, dtype="mixed_float16").save(tmp_path / "half.keras")
     again = keras.saving.load_model(tmp_path / "half.keras")
-    fit(again, batches(), epochs=2)
+    fit(again, batches())
     assert_same_weights(again, whole)
     for ours, theirs in zip(again.optimizer.variables, whole.optimizer.variables, strict=True):
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())

@@ -423,14 +423,20 @@ class TestSameSearch:
         anew = tuner_in(folder, other, **OPTIONS, overwrite=True)
         assert not anew.oracle.trials
 
-    @pytest.mark.parametrize("name", FUNCTIONAL)
-    def test_networks_of_keras(self, tmp_path, name):
-        other, differs = FUNCTIONAL[name]
+    @pytest.fixture(scope="class")
+    def begun(self, tmp_path_factory):
+        """A search that has no trial."""
+        path = tmp_path_factory.mktemp("begun")
         with pytest.raises(keras_tuner.errors.FatalRuntimeError):
-            # It has begun, and has no trial.
-            fit(tuner_in(tmp_path, Untrained(SAME), epsilon=0.6))
+            fit(tuner_in(path, Untrained(SAME), epsilon=0.6))
         # Other names in the same process.
-        functional()(tuner_in(tmp_path / "other", SAME).oracle.get_space())
+        functional()(tuner_in(path / "other", SAME).oracle.get_space())
+        return path / "search"
+
+    @pytest.mark.parametrize("name", FUNCTIONAL)
+    def test_networks_of_keras(self, begun, tmp_path, name):
+        other, differs = FUNCTIONAL[name]
+        shutil.copytree(begun, tmp_path / "search")
         if differs is None:
             tuner_in(tmp_path, other, epsilon=0.6)
             return
@@ -443,12 +449,16 @@ class TestSameSearch:
 
     @pytest.mark.parametrize(
         ("name", "given"),
-        {
-            "epochs": {"epochs": 2},
-            "batch_size": {"batch_size": 8},
-            "class_weight": {"class_weight": {0: 2.0, 1: 1.0, 2: 1.0}},
-            "validation_data": {"validation_data": PROBED},
-        }.items(),
+        [
+            ("epochs", {"epochs": 2}),
+            ("validation_data", {"validation_data": PROBED}),
+            pytest.param("batch_size", {"batch_size": 8}, marks=pytest.mark.nightly),
+            pytest.param(
+                "class_weight",
+                {"class_weight": {0: 2.0, 1: 1.0, 2: 1.0}},
+                marks=pytest.mark.nightly,
+            ),
+        ],
     )
     def test_other_trainings(self, folder, name, given):
         with pytest.raises(ValueError, match=rf"Argument `{name}` must be what it was .* Received"):
@@ -482,6 +492,7 @@ class TestSameSearch:
         with pytest.raises(ValueError, match="`hypermodel` must build the networks"):
             tuner_in(folder, lambda hp: network(tuning.blocks(hp), (3,)), **OPTIONS)
 
+    @pytest.mark.nightly
     def test_a_worker_with_another_build_function(self, tmp_path, monkeypatch):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -643,7 +654,7 @@ class TestCallbacks:
     def test_a_fresh_copy_for_each_trial(self, tmp_path):
         notes = []
         own = Noted(notes.append)
-        tuner = fit(tuner_in(tmp_path, max_trials=2), callbacks=[own], epochs=2)
+        tuner = fit(tuner_in(tmp_path, max_blocks=2, max_trials=2), callbacks=[own], epochs=2)
         logs = ["accuracy", "loss", "val_accuracy", "val_loss"]
         assert notes == [
             (1, tuning.blocks(trial.hyperparameters), epoch, logs)
@@ -653,6 +664,7 @@ class TestCallbacks:
         assert own.trainings == 0
         assert len(tuner.oracle.trials) == 2
 
+    @pytest.mark.nightly
     @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
     def test_tensorboard(self, tmp_path):
         pytest.importorskip("tensorboard")
@@ -673,7 +685,7 @@ class TestData:
     def net(self, small):
         return small.load_model(small.oracle.in_order()[0])
 
-    @pytest.mark.parametrize("kind", [list, dataset])
+    @pytest.mark.parametrize("kind", [list, pytest.param(dataset, marks=pytest.mark.nightly)])
     def test_probe_data(self, net, tmp_path, kind):
         tuner = searched(tmp_path, probe_data=kind(PROBED))
         (row,) = tuner.trace().to_dict("records")
@@ -716,6 +728,7 @@ class TestData:
         loss, _ = net.evaluate(*HELD_OUT, batch_size=16, sample_weight=weights, verbose=0)
         assert row["val_loss"] == single(loss) != first["val_loss"]
 
+    @pytest.mark.nightly
     def test_steps_of_validation(self, net, tmp_path):
         held_out = dataset(HELD_OUT).repeat(2)
         tuner = fit(
@@ -771,6 +784,7 @@ class TestHyperModel:
         assert 0 <= row["val_top2"] <= 1
         assert np.isfinite(row["scaled_distance"])
 
+    @pytest.mark.nightly
     def test_accuracy_by_its_short_name(self, tmp_path):
         tuner = searched(tmp_path, lambda hp: network(tuning.blocks(hp), metrics=["acc"]))
         (row,) = tuner.trace().to_dict("records")
@@ -839,6 +853,7 @@ class TestWarmStart:
         cold = trained_by_hand(tuner, depths)
         assert trace["scaled_distance"][1] != single(measured(cold)[0]["scaled_distance"])
 
+    @pytest.mark.nightly
     def test_shared_blocks(self, tmp_path):
         def build(hp):
             net = networks.ResidualNetwork(
@@ -967,19 +982,24 @@ class TestDiverged:
 # Several devices: two that TensorFlow makes of the CPU, which it must be told when it starts.
 
 
-def main(folder):
-    """Searches on two devices and on one, and says what came of it."""
+def main(folder, trials):
+    """Searches on two devices and on one, and says what came of it.
+
+    Args:
+        folder: str.
+        trials: str, how many on two devices, the second with the weights of the first.
+    """
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    folder, told = pathlib.Path(folder), {}
+    folder, trials, told = pathlib.Path(folder), int(trials), {}
     several_machines = tf.distribute.MultiWorkerMirroredStrategy()
     told["machines"] = failure(tuner_in, folder, distribution_strategy=several_machines)
     gc.collect()
     gc.freeze()
-    # Two trials on two devices, the second with the weights of the first; and one on one.
+    mirrored_strategy = tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"])
     strategies = {
-        "two": (tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"]), {"warm_start": True}),
-        "one": (tf.distribute.OneDeviceStrategy("/cpu:0"), {"max_trials": 1}),
+        "two": (mirrored_strategy, {"max_trials": trials, "warm_start": trials > 1}),
+        "one": (tf.distribute.OneDeviceStrategy("/cpu:0"), {}),
     }
     for name, (strategy, options) in strategies.items():
         replicas = []
@@ -987,7 +1007,7 @@ def main(folder):
             folder / name,
             mirrored(replicas),
             distribution_strategy=strategy,
-            **{"start": (2,), "min_blocks": 2, "max_trials": 2, **options},
+            **{"start": (2,), "min_blocks": 2, **options},
         )
         fit(tuner)
         net = tuner.load_model(tuner.oracle.in_order()[0])
@@ -1027,22 +1047,25 @@ def failure(call, *args, **kwargs):
     return None
 
 
-@pytest.fixture(scope="module")
-def devices(tmp_path_factory):
+def told_of_devices(folder, trials):
     """What `main` says."""
-    done = processes.run(pathlib.Path(__file__), tmp_path_factory.mktemp("devices"))
+    done = processes.run(pathlib.Path(__file__), folder, str(trials))
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("told ")]
     return json.loads(line.removeprefix("told "))
 
 
-@pytest.mark.system
+@pytest.fixture(scope="module")
+def devices(tmp_path_factory):
+    return told_of_devices(tmp_path_factory.mktemp("devices"), trials=1)
+
+
 class TestDevices:
     def test_two(self, devices):
         """Batch normalization sees half of a batch on each, so that the two differ a little."""
         # The first is built before there is a trial.
         assert set(devices["two"]["replicas"][1:]) == {2}
-        (two, _), (one,) = devices["two"]["trace"], devices["one"]["trace"]
+        (two,), (one,) = devices["two"]["trace"], devices["one"]["trace"]
         assert two["status"] == one["status"] == "completed"
         for name in (*STAGE_METRICS, "val_loss"):
             assert two[name] == pytest.approx(one[name], rel=0.05)
@@ -1055,7 +1078,7 @@ class TestDevices:
         "measured, the images are evaluated with all of them",
     )
     def test_what_is_evaluated_is_what_is_saved(self, devices):
-        row, _ = devices["two"]["trace"]
+        (row,) = devices["two"]["trace"]
         assert devices["two"]["reloaded"] == pytest.approx(row["val_loss"], rel=1e-5)
 
     def test_one(self, devices, tmp_path):
@@ -1067,8 +1090,9 @@ class TestDevices:
             assert one[name] == pytest.approx(tuner.trace()[name][0], rel=1e-4)
         assert devices["one"]["reloaded"] == pytest.approx(one["val_loss"], rel=1e-5)
 
-    def test_warm_start(self, devices):
-        _, second = devices["two"]["trace"]
+    @pytest.mark.nightly
+    def test_warm_start(self, tmp_path):
+        _, second = told_of_devices(tmp_path, trials=2)["two"]["trace"]
         assert int(second["from_trial"]) == 0
         assert second["status"] == "completed"
         assert second["scaled_distance"] > 0

@@ -1,4 +1,4 @@
-"""A type checker accepts passes.py, and finds each mistake in fails.py.
+"""A type checker finds each mistake in fails.py; `make style` checks that it accepts passes.py.
 
 mypy runs in this folder, so that it reads the installed package and not the files of the checkout.
 """
@@ -46,12 +46,6 @@ def checked(name, cache):
         check=False,
     )
     return result.returncode, result.stdout + result.stderr
-
-
-@pytest.mark.system
-def test_correct_programs_pass(tmp_path):
-    code, output = checked("passes.py", tmp_path)
-    assert code == 0, output
 
 
 @pytest.mark.system
