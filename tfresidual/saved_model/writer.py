@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import time
 from collections.abc import Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING
@@ -114,9 +115,23 @@ def obstacle_at(path, overwrite):
         return "which is a symbolic link"
     if path.name in ("", ".."):
         return "which has no name of its own"
-    names = set(os.listdir(path)) if path.is_dir() else {""}
-    is_whole = names <= SAVED_MODEL_FILES and is_saved_model(path)
-    return "which is something else" if names and not is_whole else None
+    # While another process replaces a SavedModel, its folder is gone for a moment.
+    for pause in (0.05, 0.2, 0):
+        if _may_be_replaced(path):
+            return None
+        time.sleep(pause)
+    return "which is something else"
+
+
+def _may_be_replaced(path):
+    """Returns whether there is a SavedModel, an empty folder or nothing."""
+    try:
+        names = set(os.listdir(path))
+    except FileNotFoundError:
+        return not os.path.lexists(path)
+    except NotADirectoryError:
+        return False
+    return not names or (names <= SAVED_MODEL_FILES and is_saved_model(path))
 
 
 def parts_to_save(chain, probing=True):
