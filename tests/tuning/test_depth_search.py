@@ -400,6 +400,17 @@ FUNCTIONAL = {
 }
 
 
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """A search that has no trial."""
+    path = tmp_path_factory.mktemp("begun")
+    with pytest.raises(keras_tuner.errors.FatalRuntimeError):
+        fit(tuner_in(path, Untrained(SAME), epsilon=0.6))
+    # Other names in the same process.
+    functional()(tuner_in(path / "other", SAME).oracle.get_space())
+    return path / "search"
+
+
 class TestSameSearch:
     """A folder holds one search: of the same networks, trained in the same way."""
 
@@ -422,16 +433,6 @@ class TestSameSearch:
         assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
         anew = tuner_in(folder, other, **OPTIONS, overwrite=True)
         assert not anew.oracle.trials
-
-    @pytest.fixture(scope="class")
-    def begun(self, tmp_path_factory):
-        """A search that has no trial."""
-        path = tmp_path_factory.mktemp("begun")
-        with pytest.raises(keras_tuner.errors.FatalRuntimeError):
-            fit(tuner_in(path, Untrained(SAME), epsilon=0.6))
-        # Other names in the same process.
-        functional()(tuner_in(path / "other", SAME).oracle.get_space())
-        return path / "search"
 
     @pytest.mark.parametrize("name", FUNCTIONAL)
     def test_networks_of_keras(self, begun, tmp_path, name):
