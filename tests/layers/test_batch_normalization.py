@@ -593,7 +593,7 @@ def test_the_graph_of_a_function_ends_with_the_function(training):
     graph = weakref.ref(gradient.get_concrete_function(data()).graph)
     assert graph() is not None
     del gradient
-    # What is behind generators takes Python 3.13 more than one look.
+    # One collection was not enough for Python 3.13.
     for _ in range(3):
         gc.collect()
     assert graph() is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -23,8 +24,12 @@ _PARTS = "_tfresidual_parts"
 class JoinedOutputs(keras.layers.Layer):
     """Puts outputs `(images, ...)` side by side, as one row per image."""
 
+    def __init__(self) -> None:
+        # Of a cast copy of an output, the logits are lost.
+        super().__init__(autocast=False, dtype="float32")
+
     def call(self, outputs: Sequence[Any]) -> Any:
-        rows = [ops.reshape(one, (-1, _size(one.shape[1:]))) for one in outputs]
+        rows = [ops.reshape(one, (-1, math.prod(one.shape[1:]))) for one in outputs]
         joined = ops.concatenate([ops.cast(row, self.compute_dtype) for row in rows], axis=-1)
         setattr(joined, _PARTS, list(outputs))
         return joined
@@ -69,7 +74,8 @@ class JoinedArrangement(Arrangement):
                 "has several, since probes weigh images. Received: different ones"
             )
         rows = [
-            tf.reshape(tf.cast(one, tf.float32), [len(one), _size(one.shape[1:])]) for one in given
+            tf.reshape(tf.cast(one, tf.float32), [len(one), math.prod(one.shape[1:])])
+            for one in given
         ]
         return tf.concat(rows, axis=1), of_outputs[0]
 
@@ -89,21 +95,14 @@ def joined_loss(
         parts, shapes = getattr(outputs, _PARTS, None), arrangement.shapes
         if parts is None or shapes is None:
             raise ValueError("it takes the outputs of the model itself; export one output")
-        ends = [0]
-        for shape in shapes:
-            ends.append(ends[-1] + _size(shape))
-        total = 0.0
-        for index, (loss, part) in enumerate(zip(losses, parts, strict=True)):
-            own = labels[:, ends[index] : ends[index + 1]]
-            values = loss(ops.reshape(own, (-1, *shapes[index])), part)
-            total = total + ops.cast(values, "float32")
-        return total
+        of_outputs = tf.split(labels, list(map(math.prod, shapes)), axis=1)
+        values = [
+            loss(ops.reshape(own, (-1, *shape)), part)
+            for loss, own, shape, part in zip(losses, of_outputs, shapes, parts, strict=True)
+        ]
+        return sum(ops.cast(one, "float32") for one in values)
 
     return joined
-
-
-def _size(shape):
-    return int(tf.TensorShape(shape).num_elements() or 0)
 
 
 def _are_same(one, other):
