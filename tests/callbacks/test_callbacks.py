@@ -130,6 +130,7 @@ def test_two_fits_and_another_model():
     assert history["stage1/block0/l2_ratio"][0] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.system
 def test_deep_copies_before_and_after_a_fit():
     net = network(blocks=(2, 1))
     callback = callbacks.Perturbation(dataset(net), epsilon=0.2)

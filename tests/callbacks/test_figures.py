@@ -154,6 +154,7 @@ def test_a_copy_draws_what_the_copied_probe_measured(tmp_path):
     assert set(read(tmp_path)) == {(0, "readout/readout")}
 
 
+@pytest.mark.system
 def test_a_training_that_diverged_goes_on(tmp_path):
     net = network(rate=1e30)
     probe = callbacks.SignalPropagation(random_batch(net, images=4))

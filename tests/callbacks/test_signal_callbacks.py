@@ -119,7 +119,7 @@ def test_no_key_of_another_callback(bounded):
     assert len(set(keys)) == len(keys)
 
 
-@pytest.mark.system
+@pytest.mark.nightly
 @pytest.mark.compiled
 def test_training_is_left_as_it_was():
     """With a bound; `test_route_callbacks.py` has the test without one, for all callbacks."""

@@ -171,7 +171,7 @@ PLANE = np.array([[3, 4], [0, 0], [1, 1]], "float32"), np.array([[3, 8], [4, 0],
 BY_HAND = {"cosine_loss": 0.5, "l2_ratio": 0.5, "gradient_norm": 3.125, "perturbation": 2.5}
 
 
-@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("every", [1, nightly(2)])
 def test_by_hand(every):
     model = plane_model()
     model.compile(keras.optimizers.SGD(0.0), "mse")
@@ -847,6 +847,7 @@ def test_nothing_remains_in_the_model(tmp_path):
     assert net.train_function is before and "step/stage1/block0/l2_ratio" in history
 
 
+@pytest.mark.system
 @pytest.mark.eager
 def test_a_trained_model_is_freed():
     model = small_network(loss=LOSS)

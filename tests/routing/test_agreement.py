@@ -174,6 +174,7 @@ def test_logits_are_compared_where_there_are_some():
         )
 
 
+@pytest.mark.system
 def test_the_chain_does_not_keep_its_model():
     for make in (functional, small_network):
         net = make()

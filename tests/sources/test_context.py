@@ -195,7 +195,7 @@ def chain_and(kind):
     [
         pytest.param(
             kind,
-            marks=[pytest.mark.nightly] if kind in (Network, MaskArgument, Pair) else [],
+            marks=[] if kind in (Masked, Subclassed) else [pytest.mark.nightly],
         )
         for kind in KINDS
     ],
@@ -340,7 +340,11 @@ def read_by_blocks(function):
 
 
 @pytest.mark.parametrize(
-    "shape", [(5, 5), (1, 5, 5)], ids=["without an axis of images", "one for all images"]
+    "shape",
+    [
+        pytest.param((5, 5), id="without an axis of images", marks=pytest.mark.nightly),
+        pytest.param((1, 5, 5), id="one for all images"),
+    ],
 )
 def test_what_all_images_share_is_carried(shape):
     """Such as a bias by the distance of two positions."""
