@@ -18,7 +18,7 @@ from tfresidual.jobs.frames import read_frame, read_frames
 from tfresidual.jobs.settings import Settings
 from tfresidual.machine.console import printable
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.eager]
 
 TINY = {
     "depth": 8,
@@ -96,6 +96,8 @@ def test_other_images_are_said_and_the_rest_is_compared(text, trained):
 
 
 def test_the_default_place_and_a_second_time(runs):
+    for folder in runs:
+        shutil.rmtree(folder / "probes")
     path = compare(map(str, runs))
     assert path == runs[0].parent / "compare-plain-gated.html"
     first = path.read_bytes()
@@ -271,7 +273,9 @@ def test_damaged_files_are_named_with_the_place(runs, number):
 UNRECORDED = {"a block less": rows(1, 2, 3), "a block twice": rows(1, 2, 3, 4, 2)}
 
 
-@pytest.mark.parametrize("name", UNRECORDED)
+@pytest.mark.parametrize(
+    "name", ["a block twice", pytest.param("a block less", marks=pytest.mark.nightly)]
+)
 def test_frames_without_a_record_have_the_blocks_of_the_network(runs, name):
     (runs[1] / "probes/probes.json").unlink()
     path = runs[1] / READOUT
@@ -308,7 +312,18 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name,
+            marks=[]
+            if name in ("letters that nothing prints", "no UTF-8")
+            else [pytest.mark.nightly],
+        )
+        for name in NAMES
+    ],
+)
 def test_runs_of_any_name(runs, name):
     named = [
         folder.rename(folder.with_name(to)) for folder, to in zip(runs, NAMES[name], strict=True)

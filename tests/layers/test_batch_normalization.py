@@ -108,9 +108,14 @@ TOLERANCES = {"bfloat16": 2**-7, "float16": 2**-10}
     "init_kwargs, shape, weights",
     [
         ({}, SHAPE, (2, 2)),
-        ({"momentum": 0.9, "epsilon": 0.01, "center": False}, SHAPE, (1, 2)),
+        pytest.param(
+            {"momentum": 0.9, "epsilon": 0.01, "center": False},
+            SHAPE,
+            (1, 2),
+            marks=pytest.mark.nightly,
+        ),
         ({"scale": False, "gamma_initializer": "zeros"}, (4, 3), (1, 2)),
-        ({"axis": 1}, SHAPE, (2, 2)),
+        pytest.param({"axis": 1}, SHAPE, (2, 2), marks=pytest.mark.nightly),
     ],
 )
 def test_layer(init_kwargs, shape, weights, tmp_path):
@@ -278,7 +283,7 @@ def test_statistics_stay_out_of_a_stateless_scope():
         np.testing.assert_array_equal(new, old)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_in_a_compiled_model(jit_compile):
     models = []
     for layer_class in (BatchNormalization, Stock):
@@ -575,7 +580,7 @@ def test_batches_of_any_size_and_number_of_channels_with_their_gradients():
                 np.testing.assert_allclose(actual, expected, rtol=2e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("training", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_the_graph_of_a_function_ends_with_the_function(training):
     # TensorFlow registers each custom gradient for good, and with it the graph it stands in.
     layer = BatchNormalization()

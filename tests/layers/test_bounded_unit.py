@@ -30,7 +30,14 @@ from tfresidual.networks import ResidualNetwork
 
 GRID, CHANNELS, MU = (4, 3), 8, 0.5
 KINDS = [(layout, bottleneck) for layout in LAYOUTS for bottleneck in (False, True)]
-all_kinds = pytest.mark.parametrize(("layout", "bottleneck"), KINDS)
+
+
+def every_other(cases):
+    """Each layout with or without bottleneck, and at night the other way."""
+    return [
+        pytest.param(*case, marks=[pytest.mark.nightly] if i % 4 in (1, 2) else [])
+        for i, case in enumerate(cases)
+    ]
 
 
 def make_unit(
@@ -97,7 +104,7 @@ def numpy_unit(unit, weights=None):
 # The bound and what is divided by it
 
 
-@all_kinds
+@pytest.mark.parametrize(("layout", "bottleneck"), every_other(KINDS))
 def test_equals_numpy(layout, bottleneck):
     unit = kept_unit(layout, bottleneck)
     expected, _ = numpy_unit(unit)(images().astype("f8"))
@@ -118,9 +125,11 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("bottleneck", [False, True])
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_units_that_change_the_shape_equal_numpy(change, bottleneck):
+@pytest.mark.parametrize(
+    ("name", "bottleneck"), every_other(itertools.product(CHANGES, (False, True)))
+)
+def test_units_that_change_the_shape_equal_numpy(name, bottleneck):
+    change = CHANGES[name]
     unit = make_unit(bottleneck=bottleneck, **change)
     x = images(channels=change.get("channels", CHANNELS))
     expected, _ = numpy_unit(unit)(x.astype("f8"))
@@ -200,7 +209,9 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED)
-@pytest.mark.parametrize("compiled", [False, True], ids=["called", "compiled"])
+@pytest.mark.parametrize(
+    "compiled", [pytest.param(False, marks=pytest.mark.nightly), True], ids=["called", "compiled"]
+)
 def test_norms_follow_the_weights(change, compiled):
     unit, function = kept_unit(compiled=True)
     run, x = function if compiled else unit, images()
@@ -314,7 +325,7 @@ def assign(targets, sources):
 WITHIN = [kind for kind in KINDS if kind[0] != "bn_after_addition"]
 
 
-@pytest.mark.parametrize(("layout", "bottleneck"), WITHIN)
+@pytest.mark.parametrize(("layout", "bottleneck"), every_other(WITHIN))
 def test_training_equals_numpy_with_the_statistics_of_the_batch(layout, bottleneck):
     unit, x = kept_unit(layout, bottleneck), images(6)
     statistics = with_statistics_of(unit, weights_of(unit), x.astype("f8"))
@@ -330,10 +341,10 @@ def test_training_equals_numpy_with_the_statistics_of_the_batch(layout, bottlene
     [
         ("original", False, True),
         ("relu_before_addition", True, True),
-        ("relu_only_preactivation", False, True),
+        pytest.param("relu_only_preactivation", False, True, marks=pytest.mark.nightly),
         ("full_preactivation", False, True),
-        ("full_preactivation", True, True),
-        ("original", True, False),
+        pytest.param("full_preactivation", True, True, marks=pytest.mark.nightly),
+        pytest.param("original", True, False, marks=pytest.mark.nightly),
         ("full_preactivation", False, False),
     ],
 )
@@ -430,7 +441,10 @@ def test_applied_twice_in_one_step():
 
 @pytest.mark.parametrize(
     "layout",
-    ["full_preactivation", pytest.param("bn_after_addition", marks=pytest.mark.system)],
+    [
+        pytest.param("full_preactivation", marks=pytest.mark.system),
+        pytest.param("bn_after_addition", marks=pytest.mark.nightly),
+    ],
 )
 def test_layer(layout, tmp_path):
     kwargs = {"filters": 8, "layout": layout, "lipschitz": 0.5}
@@ -559,7 +573,7 @@ def bounded_units(net):
     return [unit for _, units in net.sections()[1] for unit in units if unit.lipschitz]
 
 
-@pytest.mark.system
+@pytest.mark.nightly
 def test_training_works_and_moves_the_weights(trained):
     net, losses = trained_network()
     assert losses[-1] < 0.7 * losses[0]
@@ -579,7 +593,7 @@ def test_bounds_of_a_trained_network_equal_numpy(trained):
     assert min(divisors) > 1.5
 
 
-@pytest.mark.system
+@pytest.mark.nightly
 def test_no_pair_is_led_further_apart_by_a_trained_network(trained, tmp_path):
     trained.save(tmp_path / "net.keras")
     loaded = keras.saving.load_model(tmp_path / "net.keras")
@@ -663,7 +677,11 @@ def test_contracts_by_the_constant_and_no_faster_where_the_bound_is_attained():
 
 
 @pytest.mark.parametrize(
-    ("layout", "batch_norm"), [("full_preactivation", "unshared"), ("original", "shared")]
+    ("layout", "batch_norm"),
+    [
+        pytest.param("full_preactivation", "unshared", marks=pytest.mark.nightly),
+        pytest.param("original", "shared", marks=pytest.mark.system),
+    ],
 )
 def test_the_last_block_leads_to_one_fixed_point(layout, batch_norm):
     net = random_network(

@@ -70,9 +70,9 @@ def test_a_look_changes_nothing_in_how_a_bounded_network_trains():
         return [np.asarray(variable) for variable in net.trainable_variables]
 
     looks = {"callbacks": [callbacks.BlockMetrics((images, labels))]}
-    for kwargs in (looks, {"validation_data": (images, labels)}):
-        for alone, watched in zip(weights(), weights(**kwargs), strict=True):
-            np.testing.assert_array_equal(alone, watched)
+    looks["validation_data"] = images, labels
+    for alone, watched in zip(weights(), weights(**looks), strict=True):
+        np.testing.assert_array_equal(alone, watched)
 
 
 def loaded_file(net, path):
@@ -154,6 +154,8 @@ WAYS = {
     "in a model": in_a_model,
     "part": part,
 }
+# Called as it is, compiled, read from a file, and as a graph alone.
+IN_EVERY_RUN = ("call", "predict", "clone", "file", "weights", "export")
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +174,10 @@ def trained():
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param(way, marks=[] if way in IN_EVERY_RUN else [pytest.mark.nightly]) for way in WAYS],
+)
 def test_norms_are_those_of_the_weights_however_it_is_called(way, trained, tmp_path):
     net, weights, expected = trained
     # As training left them.
@@ -198,7 +203,9 @@ def test_a_function_traced_before_a_change_follows_it(trained):
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("writer", ["save", "save_weights", "export"])
+@pytest.mark.parametrize(
+    "writer", ["save", "save_weights", pytest.param("export", marks=pytest.mark.nightly)]
+)
 def test_files_have_the_norms_of_their_weights(writer, trained, tmp_path):
     net, weights, _ = trained
     net.set_weights(weights)
@@ -237,7 +244,7 @@ def test_frozen_weights_are_parameters_still():
     assert probes.effective_parameters(net).equals(free)
 
 
-@pytest.mark.parametrize("lipschitz", [None, pytest.param(0.95, marks=pytest.mark.system)])
+@pytest.mark.parametrize("lipschitz", [None, pytest.param(0.95, marks=pytest.mark.nightly)])
 def test_the_networks_of_101_layers(lipschitz):
     net = networks.resnet(101, widths=(2, 3, 4), input_shape=(8, 8, 3), lipschitz=lipschitz)
     assert (net.name, net.blocks, net.widths) == ("resnet101", (16, 16, 16), (2, 3, 4))

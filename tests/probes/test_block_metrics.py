@@ -64,7 +64,17 @@ def assert_equals_numpy_but_for_rounding(net, batch):
         assert not (np.abs(measured - values) > allowed).any(), name
 
 
-@pytest.mark.parametrize("settings", constrained(*CONSTRAINED_NETWORKS))
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *constrained("bounded", "at its anchor", "shared"),
+        pytest.param(
+            CONSTRAINED_NETWORKS["bounded, several labels"],
+            id="constrained bounded, several labels",
+            marks=pytest.mark.nightly,
+        ),
+    ],
+)
 def test_constrained_networks_equal_numpy(settings):
     assert_equals_numpy_but_for_rounding(*network(settings))
 
@@ -292,7 +302,10 @@ def test_plain_sums_are_used_until_an_image_leaves_their_range():
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("probe", [probes.block_metrics, probes.signal_propagation])
+@pytest.mark.parametrize(
+    "probe",
+    [probes.block_metrics, pytest.param(probes.signal_propagation, marks=pytest.mark.nightly)],
+)
 def test_gradients_do_not_vanish_in_float16(probe):
     """Those of images that are predicted with confidence are below the numbers of float16."""
     settings = {"input_shape": (16, 16, 3), "blocks": 2, "widths": (4, 8)}

@@ -341,21 +341,21 @@ class Models:
 @pytest.mark.parametrize(
     "names",
     [
-        "attention, mlp, attention, mlp",
-        "mlp, mlp, odd",
-        "odd, mlp, mlp",
+        pytest.param("attention, mlp, attention, mlp", marks=pytest.mark.nightly),
+        pytest.param("mlp, mlp, odd", marks=pytest.mark.nightly),
+        pytest.param("odd, mlp, mlp", marks=pytest.mark.nightly),
         "mlp, odd, mlp, odd",
-        "unbiased, mlp, mlp, unbiased",
+        pytest.param("unbiased, mlp, mlp, unbiased", marks=pytest.mark.nightly),
         "unbiased attention, attention, mlp",
         "attention, mlp, plain, attention, plain",
         "mixing, mlp, mixing, mlp",
         "projection, plain, plain",
         "mlp, wider, mlp, mlp, wider, mlp",
         "same, mlp, same",
-        "same, same",
+        pytest.param("same, same", marks=pytest.mark.nightly),
         "one norm attention, one norm, attention, mlp",
         "mlp, frozen, mlp",
-        "attention, mlp",
+        pytest.param("attention, mlp", marks=pytest.mark.nightly),
     ],
 )
 def test_models_of_keras_equal_numpy(names):
@@ -412,7 +412,11 @@ class Added(layers.Layer):
         return state + branch
 
 
-@pytest.mark.parametrize("settings", [{}, {"blocks": Added}], ids=["opened", "whole layers"])
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param({}, marks=pytest.mark.system), {"blocks": Added}],
+    ids=["opened", "whole layers"],
+)
 def test_two_kinds_of_blocks_in_layers_of_one_class(settings):
     models = Models()
     inputs = state = keras.Input((4, 4))

@@ -3,6 +3,8 @@
 A whole weight is as many copies of an image, so the truth is the same probe without weights.
 """
 
+import functools
+
 import keras
 import numpy as np
 import pandas as pd
@@ -41,6 +43,21 @@ NAMES = (
     "shuffle_blocks",
     "signal_propagation",
 )
+# A probe of each way to its means: over routes, gradients, states, and pairs of images.
+IN_EVERY_RUN = (
+    *("attribution", "block_metrics", "convergence_indices", "first_order"),
+    *("lens", "line_element", "patching", "perturbation", "readout"),
+)
+
+
+def marked(names):
+    """Parameters for `pytest.mark.parametrize`, of which the other probes are nightly."""
+    return [
+        pytest.param(name, marks=[] if name in IN_EVERY_RUN else [pytest.mark.nightly])
+        for name in names
+    ]
+
+
 # What is of images, and not a mean over them.
 OF_IMAGES = ("images", "rank_correlation", "rank_correlation_after", "largest_contraction")
 
@@ -63,7 +80,7 @@ def measured(name, net, *data):
     return frame[shown]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", marked(NAMES))
 def test_a_weight_is_as_many_copies_and_of_weight_0_is_not_there(name, net):
     of_zero = measured(name, net, IMAGES, LABELS, (WEIGHTS > 0).astype(float))
     left_out = measured(name, net, IMAGES[WEIGHTS > 0], LABELS[WEIGHTS > 0])
@@ -146,6 +163,13 @@ def bucketed(kind):
     return net, batches
 
 
+@functools.cache
+def chain_and_batches(kind):
+    """The same for all probes."""
+    net, batches = bucketed(kind)
+    return tfr.chain(net), batches
+
+
 def dataset(batches):
     images, labels = batches[0]
     signature = (
@@ -162,17 +186,19 @@ OVER_POSITIONS = ("attribution", "drop_blocks", "lens", "readout", "shuffle_bloc
 @pytest.mark.parametrize("kind", ["images", "sequences"])
 @pytest.mark.parametrize(
     "name",
-    [
-        *OVER_POSITIONS,
-        "block_metrics",
-        "line_element",
-        "perturbation",
-        "signal_propagation",
-    ],
+    marked(
+        [
+            *OVER_POSITIONS,
+            "block_metrics",
+            "line_element",
+            "perturbation",
+            "signal_propagation",
+        ]
+    ),
 )
 def test_the_mean_over_batches_of_several_shapes(name, kind):
-    net, batches = bucketed(kind)
-    probe, chain = getattr(probes, name), tfr.chain(net)
+    chain, batches = chain_and_batches(kind)
+    probe = getattr(probes, name)
     together = probe(chain, dataset(batches))
     alone = [probe(chain, batch) for batch in batches]
     numbers = [len(images) for images, _ in batches]
@@ -194,6 +220,7 @@ def test_values_of_positions_of_several_lengths():
     pd.testing.assert_frame_equal(found, expected.reset_index(drop=True), rtol=1e-4)
 
 
+@pytest.mark.system
 @pytest.mark.compiled
 def test_a_training_compiles_once_for_every_shape_and_says_how_many():
     net, _ = bucketed("images")

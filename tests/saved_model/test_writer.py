@@ -40,7 +40,8 @@ NETWORKS = {
     "ordinary, bfloat16": {"blocks": (2, 2), "widths": (2, 3), "dtype": BFLOAT16},
     "images of any size": {"blocks": (2, 2), "widths": (2, 3), "input_shape": (None, None, 3)},
 }
-IN_DEFAULT = tuple(NETWORKS)[:3]
+# The second one has labels and shared weights; the others are nightly.
+IN_DEFAULT = ("ordinary", "several labels")
 IMAGES = 6
 
 PROGRAM = """
@@ -244,7 +245,10 @@ def called_by_default(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def called_further(tmp_path_factory):
-    return Called(tmp_path_factory.mktemp("called"), tuple(NETWORKS)[3:])
+    return Called(
+        tmp_path_factory.mktemp("called"),
+        tuple(name for name in NETWORKS if name not in IN_DEFAULT),
+    )
 
 
 @pytest.fixture
@@ -417,6 +421,7 @@ def test_values_are_no_classes_and_have_no_metrics(tmp_path):
     np.testing.assert_array_equal(outputs, net.predict(small_images(), verbose=0))
 
 
+@pytest.mark.system
 def test_block_metrics_of_a_loss_of_rows(tmp_path):
     net = small_network(loss="mse")
     export(net, tmp_path / "net")
@@ -451,7 +456,8 @@ def folder_size(folder):
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("probing", [True, False])
+@pytest.mark.system
+@pytest.mark.parametrize("probing", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_no_variable_is_stored_twice(tmp_path, probing):
     net = random_network(blocks=(2,), widths=(96,), share_from=0, batch_norm="unshared")
     weights = sum(variable.numpy().nbytes for variable in net.variables)
@@ -477,6 +483,7 @@ def test_a_deep_network_is_exported_within_its_bounds(tmp_path):
     assert len(tfr.chain(tmp_path / "net").blocks) == 54
 
 
+@pytest.mark.system
 def test_a_chain_without_a_known_height(tmp_path):
     net = random_network(blocks=(1,), widths=(2,), input_shape=(None, None, 3))
     export(net, tmp_path / "net")
@@ -490,6 +497,7 @@ def test_a_chain_without_a_known_height(tmp_path):
             np.testing.assert_allclose(call["outputs"], net(images, training=False), rtol=1e-6)
 
 
+@pytest.mark.system
 def test_later_weights_are_exported_without_compiling_anew(tmp_path, monkeypatch):
     net = small_network()
     chain = tfr.chain(net)
@@ -556,8 +564,8 @@ def test_the_folders_above_are_made(chain, tmp_path):
 def test_relative_paths_and_text(chain, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for path in ("net", "of two words/net", "dotted.net/"):
-        export(chain, path)
-        assert tfr.chain(path).name == "small"
+        export(chain, path, probing=path == "of two words/net")
+    assert tfr.chain("of two words/net").name == "small"
     assert sorted(os.listdir(tmp_path)) == ["dotted.net", "net", "of two words"]
 
 
@@ -638,7 +646,9 @@ def test_a_chain_may_replace_what_it_was_opened_from(chain, tmp_path):
 
 @pytest.mark.parametrize("there", [False, True], ids=["new", "there"])
 @pytest.mark.parametrize("moment", ["graph", "layout", "move"])
-@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    "error", [OSError, pytest.param(KeyboardInterrupt, marks=pytest.mark.nightly)]
+)
 def test_a_failure_leaves_the_target_as_it_was(chain, tmp_path, monkeypatch, there, moment, error):
     path = tmp_path / "net"
     if there:

@@ -106,10 +106,23 @@ def network(head, between=lambda state, places: state, last=SIZE):
 
 
 @pytest.mark.parametrize(("name", "is_kept"), CASES)
+def test_outputs_are_at_the_positions_of_the_states(name, is_kept):
+    assert tfr.chain(network((KEPT if is_kept else OTHERS)[name])).outputs_at_positions == is_kept
+
+
+MEASURED = ("attention", "gathered", "transposed")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_kept"),
+    [
+        pytest.param(*case, marks=[] if case[0] in MEASURED else [pytest.mark.nightly])
+        for case in CASES
+    ],
+)
 def test_padding_leaves_out_labels_of_positions_alone(name, is_kept):
     model = network((KEPT if is_kept else OTHERS)[name])
     chain = tfr.chain(model)
-    assert chain.outputs_at_positions == is_kept
     frame = probes.lens(chain, (INPUTS, LABELS), per_image=True)
     p = softmax(model.predict(INPUTS, verbose=0).astype(float))
     losses = -np.log(np.take_along_axis(p, LABELS[..., None], axis=2)[..., 0])
@@ -119,6 +132,7 @@ def test_padding_leaves_out_labels_of_positions_alone(name, is_kept):
     np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
+@pytest.mark.system
 def test_slots_that_are_no_positions_in_every_probe(tmp_path):
     """Also of a SavedModel: as many numbers as Keras has, and one distance per image."""
     model = network(gathered)
@@ -143,7 +157,13 @@ def test_slots_that_are_no_positions_in_every_probe(tmp_path):
         assert frame["image"].unique().tolist() == [0, 1, 3]
 
 
-@pytest.mark.parametrize("name", ["pooled", "transposed", "reversed"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "transposed",
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("pooled", "reversed")),
+    ],
+)
 def test_states_with_as_many_other_positions(name):
     model = network(KEPT["nothing"], between=OTHERS[name])
     chain = tfr.chain(model)

@@ -114,7 +114,13 @@ def check_is_predict(chain, model, inputs):
 
 @pytest.mark.compiled
 @pytest.mark.filterwarnings("ignore:Layer .* was passed an input with a mask")
-@pytest.mark.parametrize("name", CARRIED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.nightly] if name in ("attention", "pooled") else [])
+        for name in CARRIED
+    ],
+)
 def test_a_mask_that_leads_into_a_block_is_carried(name):
     global COUNT
     COUNT = iter(range(9))
@@ -146,7 +152,10 @@ WITHOUT_LOSS = {
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("name", WITHOUT_LOSS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.system] if "branch" in n else []) for n in WITHOUT_LOSS],
+)
 def test_masks_that_cross_nothing_are_kept(name, tmp_path):
     with warnings.catch_warnings():
         # Keras says where a mask ends.
