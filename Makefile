@@ -56,9 +56,9 @@ $(VENV)/test: $(VENV)/package
 	$(BIN)/pip install --quiet ".[test]"
 	touch $@
 
-$(VENV)/backends: $(VENV)/test
+$(VENV)/jax $(VENV)/backends: $(VENV)/%: $(VENV)/test
 	rm -rf build
-	$(BIN)/pip install --quiet ".[backends]"
+	$(BIN)/pip install --quiet ".[$*]"
 	touch $@
 
 $(VENV)/docs: $(VENV)/package

@@ -20,9 +20,12 @@ from tfresidual.jobs import probing, run_folder, study
 from tfresidual.jobs.settings import Settings, with_data_of_file
 from tfresidual.training.checkpoints import opened
 
-pytestmark = [pytest.mark.nightly, pytest.mark.eager]
+pytestmark = pytest.mark.eager
 
-BACKENDS = ("jax", "torch")
+BACKENDS = [
+    pytest.param("jax", marks=pytest.mark.system),
+    pytest.param("torch", marks=pytest.mark.nightly),
+]
 PROGRAM = pathlib.Path(train_from_file.__file__)
 # As if they were not installed.
 WITHOUT_TENSORFLOW = """
@@ -104,6 +107,7 @@ def runs(backend, data_file, tmp_path_factory):
     return folder
 
 
+@pytest.mark.nightly
 def test_a_killed_training_resumes_to_the_same_end(backend, runs):
     assert len(pd.read_csv(runs / "killed" / "log.csv")) == 1
     whole, resumed = (pd.read_csv(runs / name / "log.csv") for name in ("whole", "resumed"))
@@ -121,6 +125,7 @@ def test_a_killed_training_resumes_to_the_same_end(backend, runs):
                 np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.nightly
 def test_the_folder_says_what_it_was_trained_with(backend, runs, settings):
     content = run_folder.read_settings(runs / "whole")
     assert content["machine"]["backend"] == backend
@@ -129,6 +134,7 @@ def test_the_folder_says_what_it_was_trained_with(backend, runs, settings):
     assert run_folder.settings_of(runs / "whole") == settings
 
 
+@pytest.mark.nightly
 def test_an_unfinished_training_stays_on_its_backend(backend, runs, settings):
     before = {path: path.read_bytes() for path in (runs / "killed").rglob("*") if path.is_file()}
     with pytest.raises(ValueError, match=rf"began on {backend}, and 1 of 3 epochs.*Received: "):
@@ -137,6 +143,7 @@ def test_an_unfinished_training_stays_on_its_backend(backend, runs, settings):
     assert after == before
 
 
+@pytest.mark.nightly
 def test_tensorflow_probes_the_network(runs):
     frames, paths = probing.probe(runs / "whole", "drop_blocks")
     assert len(frames["drop_blocks"]) == 3
@@ -145,6 +152,7 @@ def test_tensorflow_probes_the_network(runs):
     assert record["drop_blocks"]["images"] == {"test": 40}
 
 
+@pytest.mark.nightly
 def test_tensorflow_studies_the_run(runs, settings, data_file):
     """The same settings train nothing; the log without metrics of the blocks leaves these out."""
     names = ("log.csv", "model.keras", "settings.json")
@@ -198,6 +206,7 @@ print("the same")
 """
 
 
+@pytest.mark.nightly
 def test_batches_on_the_device_are_those_of_numpy(backend, data_file):
     result = process(backend, ON_DEVICE, data_file)
     assert result.stdout == "the same\n", result.stderr
@@ -211,6 +220,7 @@ for text in ("study", "probe run --data mnist", "tune", "export run new"):
 """
 
 
+@pytest.mark.nightly
 def test_commands_of_tensorflow_say_so(tmp_path, backend):
     result = process(backend, COMMANDS, cwd=tmp_path)
     assert result.stdout == ""
@@ -223,6 +233,7 @@ def test_commands_of_tensorflow_say_so(tmp_path, backend):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_images_that_need_tensorflow(tmp_path, backend):
     for arguments in (["train", "--depth", "8"], ["data", "mnist", "--to", "mnist.npz"]):
         result = command(backend, *arguments, cwd=tmp_path)
@@ -248,3 +259,8 @@ def test_the_command_trains(tmp_path, backend, data_file):
     assert "epoch 1 of 1" in " ".join(result.stderr.split())
     assert run_folder.read_settings(folder)["machine"]["backend"] == backend
     assert run_folder.settings_of(folder).test_size == 40
+    # TensorFlow opens what was written, and has the same loss.
+    logged = pd.read_csv(folder / "log.csv")["val_loss"][0]
+    validation = datasets.load_file(data_file, 20)[1]
+    loss, _ = opened(folder / "model.keras").evaluate(validation, verbose=0)
+    assert loss == pytest.approx(logged, rel=1e-4)
