@@ -122,12 +122,17 @@ def remove_abandoned(folder):
         # The locks of other machines may not be seen from here.
         if record is None or record["host"] != socket.gethostname():
             continue
+        try:
+            found = path.stat()
+        except OSError:
+            continue
         lock = filelock.FileLock(path, is_singleton=True, fallback_to_soft=False)
         if lock.is_locked:
             continue
-        # Remove it only while holding it, and only if nobody has signed it in the meantime.
+        # Remove it only while holding it, and only if nobody has signed it in the meantime. Before
+        # filelock 4, holding it empties it.
         with contextlib.suppress(OSError), lock.acquire(timeout=0):
-            if _record(path) == record:
+            if _is_there(path, found) and _record(path) in (record, None):
                 path.unlink()
 
 
