@@ -189,7 +189,7 @@ def network():
     state = state + layers.Conv2D(2, 1, activation="relu")(state)
     state = layers.Flatten()(state)
     model = keras.Model(inputs, layers.Dense(3, activation="softmax")(state), name="small")
-    model.compile(keras.optimizers.SGD(0.5), "sparse_categorical_crossentropy")
+    model.compile(keras.optimizers.SGD(0.05), "sparse_categorical_crossentropy")
     return model
 
 
