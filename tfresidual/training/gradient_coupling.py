@@ -63,8 +63,8 @@ def coupling_kernel(
     if coupling >= 0.5:
         weights = np.maximum(0, 1 - 2 * (1 - coupling) * distance / count)
     elif coupling > 0:
-        # Equal to the printed formula, but cannot overflow.
-        width = 2 * coupling * count
+        # Equal to the printed formula, but cannot overflow, which divisions by less may do.
+        width = max(2 * coupling * count, np.finfo(np.float64).tiny)
         weights = np.maximum(0, width - distance) / width
     else:
         weights = np.eye(count)
