@@ -146,6 +146,30 @@ def test_several_outputs_together(name):
     np.testing.assert_allclose(logged, expected, rtol=1e-3)
 
 
+def test_a_mixed_policy_keeps_the_logits_of_outputs_together():
+    """Of probabilities as float16 numbers, a confident wrong answer has no gradient."""
+    found = []
+    for policy in ("float32", "mixed_float16"):
+        keras.utils.set_random_seed(0)
+        inputs = state = keras.Input((6,))
+        for _ in range(2):
+            branch = layers.Dense(6, activation="tanh", dtype=policy)(state)
+            state = layers.Add(dtype=policy)([state, branch])
+        heads = [
+            layers.Dense(3, "softmax", kernel_initializer=spread, name=name, dtype=policy)
+            for name, spread in (
+                ("a", keras.initializers.RandomNormal(0, 9, seed=1)),
+                ("b", "glorot_uniform"),
+            )
+        ]
+        model = keras.Model(inputs, {head.name: head(state) for head in heads})
+        model.compile("sgd", dict.fromkeys("ab", "sparse_categorical_crossentropy"))
+        data = X, dict.fromkeys("ab", CLASSES)
+        frame = probes.block_metrics(tfr.chain(model, output=["a", "b"]), data)
+        found.append(frame["gradient_norm"])
+    np.testing.assert_allclose(found[1], found[0], rtol=0.01)
+
+
 @pytest.mark.parametrize("output", ["c", 2, -1, 0.5, True])
 def test_outputs_that_are_not_there(output):
     with pytest.raises(ValueError, match="`output` must be an output"):
