@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import keras
 import numpy as np
 import pandas as pd
 import pytest
@@ -116,6 +117,18 @@ def post_norm_chain():
     return dataclasses.replace(chain, stages=(stage,))
 
 
+class Batches(keras.utils.PyDataset):
+    def __init__(self, batches):
+        super().__init__()
+        self.batches = batches
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __getitem__(self, index):
+        return self.batches[index]
+
+
 def numpy_fill(fill, added, image, order):
     """What takes the place of what a block adds for an image, `(positions, features)`."""
     own = added[image]
@@ -172,6 +185,21 @@ def test_fills_of_post_norm_blocks_equal_numpy(fill, keep_norm):
     # What is padding, how much of it, and what stands in sequences of padding alone is no matter.
     again = probes.drop_blocks(chain, sequences.batch("encoder", length=8), **settings)
     pd.testing.assert_frame_equal(again, frame, rtol=1e-4, atol=1e-6)
+    # Nor whether the batches are of one length.
+    halves = [slice(2), slice(2, None)]
+    ends = [max(map(len, sequences.SEQUENCES[half])) for half in halves]
+    assert ends[0] != ends[1]
+    frames = [
+        probes.drop_blocks(
+            chain,
+            Batches([(tokens[half, :end], labels[half]) for half, end in pairs]),
+            **settings,
+        )
+        for pairs in (zip(halves, ends, strict=True), zip(halves, [None] * 2, strict=True))
+    ]
+    pd.testing.assert_frame_equal(*frames, rtol=1e-4, atol=1e-6)
+    if fill != "resample":
+        pd.testing.assert_frame_equal(frames[0], frame, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("fill", ["zero", "mean", "resample"])

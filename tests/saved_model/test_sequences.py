@@ -8,6 +8,7 @@ is for the tests of the sources.
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 import pickle
@@ -348,6 +349,29 @@ def small_chain(input_shape, input_dtype, **settings):
         outputs="values",
         **settings,
     )
+
+
+def test_sizes_that_only_the_network_knows(tmp_path):
+    """Of what is carried, and of branches: a dense layer of sequences says none of its length."""
+    inputs = keras.Input((None,), dtype="int32")
+    carried = keras.layers.Dense(6, activation="tanh")(keras.layers.Embedding(9, 6)(inputs))
+    state = keras.layers.Embedding(9, 6)(inputs)
+    attention = [keras.layers.MultiHeadAttention(2, 3) for _ in range(2)]
+    for layer in attention:
+        state = keras.layers.Add()([state, layer(state, carried)])
+        state = keras.layers.Add()([state, keras.layers.Dense(6)(state)])
+    model = keras.Model(inputs, keras.layers.Dense(5, activation="softmax")(state))
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    rng = np.random.default_rng(0)
+    data = rng.integers(0, 9, (6, 4)), rng.integers(0, 5, (6, 4))
+    live = tfr.chain(model)
+    tfr.export(live, tmp_path / "net")
+    saved = tfr.chain(tmp_path / "net")
+    for measure in (
+        probes.readout,
+        functools.partial(probes.drop_blocks, fill="resample", keep_norm=True),
+    ):
+        pd.testing.assert_frame_equal(measure(saved, data), measure(live, data), rtol=1e-4)
 
 
 def test_samples_of_ids_and_masks():
