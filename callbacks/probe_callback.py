@@ -151,8 +151,9 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
     `tfresidual.datasets.plain(train)`. There is no way to find out whether a dataset made from a
     generator is finite: if it is infinite, the first probe never ends.
 
-    The network is probed in inference mode and is not changed. The callback can be deep-copied and
-    reused for several training runs; what it builds for a model is built when training begins.
+    The network is probed in inference mode and is not changed, except by layers that assign to
+    variables of their own in `predict`, too. The callback can be deep-copied and reused for several
+    training runs; what it builds for a model is built when training begins.
 
     Args:
         data: the data to probe: a `tf.data.Dataset` of batches `(images, labels)`, a pair of
