@@ -151,8 +151,9 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
     `tfresidual.datasets.plain(train)`. There is no way to find out whether a dataset made from a
     generator is finite: if it is infinite, the first probe never ends.
 
-    The network is probed in inference mode and is not changed. The callback can be deep-copied and
-    reused for several training runs; what it builds for a model is built when training begins.
+    The network is probed in inference mode and is not changed, except by layers that assign to
+    variables of their own in `predict`, too. The callback can be deep-copied and reused for several
+    training runs; what it builds for a model is built when training begins.
 
     Args:
         data: the data to probe: a `tf.data.Dataset` of batches `(images, labels)`, a pair of
@@ -192,7 +193,7 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
         self._chain: Chain | None = None
         self._keys: list[str] = []
         self._first: dict[str | None, Any] | None = None
-        self._is_tried = True
+        self._is_tried, self._has_ended = True, False
 
     def probe(self, chain: Chain) -> dict[str, float]:
         """Runs the probe and returns a dict of floats by log key."""
@@ -217,6 +218,7 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._chain, self.frames, self.warned_of = None, {}, set()
+        self._has_ended = False
         epochs = (self.params or {}).get("epochs")
         if epochs and epochs < self.every:
             warnings.warn(
@@ -236,6 +238,12 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
             self._begin()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if self._has_ended:
+            raise ValueError(
+                "Argument `callbacks` must not hold a callback with which another `fit` is called "
+                "during the training: it would probe the model of that. "
+                f"Received: {type(self).__name__}, which was last given to {self.model.name}"
+            )
         if self._chain is None:
             self._begin()
         logs, self.frames = {} if logs is None else logs, {}
@@ -244,6 +252,9 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
             with self.going_on("its numbers of this epoch"):
                 self._chain = chain_in_training(self.model)
                 logs.update(self.probe(self._chain))
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        self._has_ended = True
 
     def _first_batches(self):
         """Returns the first batch of every split, as a dict by split."""

@@ -81,7 +81,8 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
     What it costs grows with `images` and is divided by `every`; `benchmarks/step_metrics.py`
     measures it.
 
-    The training is the same, bit for bit, as without this callback. Networks with both `lipschitz`
+    The training is the same, bit for bit, as without this callback, if a model whose layers were
+    changed after a training is compiled again. Networks with both `lipschitz`
     and `anchor` are refused, because there it is not: where a gradient is read, TensorFlow no
     longer rewrites the sum that it is, and the weights differ in their last bits. While the
     callback runs, the training function of the model is another one; nothing of it remains

@@ -130,6 +130,18 @@ def test_two_fits_and_another_model():
     assert history["stage1/block0/l2_ratio"][0] == pytest.approx(expected, rel=1e-5)
 
 
+def test_one_callback_in_a_training_during_another():
+    net, other = (random_network(blocks=1, widths=(4,)) for _ in range(2))
+    callback = callbacks.BlockMetrics(dataset(net))
+    for one in (net, other):
+        one.compile("sgd", "sparse_categorical_crossentropy")
+    inner = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: fit(other, [callback], epochs=1)
+    )
+    with pytest.raises(ValueError, match=r"`callbacks` must not hold.*Received: BlockMetrics"):
+        fit(net, [inner, callback], epochs=1)
+
+
 @pytest.mark.system
 def test_deep_copies_before_and_after_a_fit():
     net = network(blocks=(2, 1))

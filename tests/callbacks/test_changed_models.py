@@ -4,6 +4,7 @@ The truth is a `GradientTape` over calls of the layers as they are then.
 """
 
 import dataclasses
+import functools
 
 import keras
 import numpy as np
@@ -175,6 +176,56 @@ def test_another_loss_is_another_chain_and_one_replaced_on_purpose_is_not():
     np.testing.assert_array_equal(again["gradient_norm"], twice["gradient_norm"])
 
 
+class Times:
+    """An activation with an attribute of its own."""
+
+    __name__ = "Times"
+
+    def __init__(self):
+        self.factor = np.float32(1)
+
+    def __call__(self, values):
+        return self.factor * values
+
+
+@pytest.mark.parametrize("is_partial", [False, True], ids=["object", "partial"])
+def test_a_small_change_inside_an_attribute(is_partial):
+    net, own = Net(), Times()
+    inner = net.model.layers[1].inner
+    inner.activation = functools.partial(keras.ops.multiply, 1.0) if is_partial else own
+    fit_and_published(net)
+    own.factor = np.float32(1.0002)
+    if is_partial:
+        inner.activation = functools.partial(keras.ops.multiply, own.factor)
+    np.testing.assert_allclose(fit_and_published(net), net.truth(), rtol=1e-5)
+
+
+class Weighted(keras.losses.Loss):
+    def __init__(self):
+        super().__init__()
+        self.weight = 1.0
+
+    def call(self, labels, outputs):
+        return self.weight * keras.losses.sparse_categorical_crossentropy(labels, outputs)
+
+
+@pytest.mark.parametrize("is_own", [True, False], ids=["attribute", "loss_weights"])
+def test_a_loss_that_changes_as_it_is(is_own):
+    net, loss = Net(), Weighted() if is_own else LOSS
+    net.model.compile("sgd", loss, run_eagerly=True)
+    fit_and_published(net)
+    chain = tfr.chain(net.model)
+    if is_own:
+        loss.weight = 3.0
+    else:
+        net.model.compile("sgd", loss, loss_weights=[3.0])
+    with pytest.raises(ValueError, match=r"make another chain.*loss"):
+        probes.block_metrics(chain, (IMAGES, LABELS))
+    published, truth = fit_and_published(net), np.array(net.truth())
+    truth[:2] *= 3
+    np.testing.assert_allclose(published, truth, rtol=1e-5)
+
+
 @pytest.mark.system
 def test_a_change_during_a_training(tmp_path):
     """What is published and exported is the network of each epoch."""
@@ -203,6 +254,7 @@ def test_the_chain_of_an_unchanged_model_is_kept():
     net, probe = Net(), callbacks.BlockMetrics((IMAGES, LABELS))
     chains = []
     for _ in range(2):
-        net.model.fit(IMAGES, LABELS, verbose=0, callbacks=[probe])
+        net.model.fit(IMAGES, LABELS, validation_split=0.5, verbose=0, callbacks=[probe])
         chains.append(probe._chain)
+        net.model.predict(IMAGES, verbose=0)
     assert chains[0] is chains[1]

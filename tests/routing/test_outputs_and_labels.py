@@ -791,8 +791,11 @@ WRONG_DATA = {
     "complex": ((IMAGES, INDICES.astype(complex)), "labels that are numbers"),
     "half": ((IMAGES, INDICES / 2), "labels from 0 to 4"),
     "infinite": ((IMAGES, np.where(ROWS == 1, np.inf, 0)), "labels from 0 to 4"),
-    "ragged": ((IMAGES, tf.ragged.constant([[1]] * 5 + [[1, 2]])), "be a pair of arrays"),
-    "sparse": ((IMAGES, tf.sparse.from_dense(ROWS)), "be a pair of arrays"),
+    "ragged": (
+        (IMAGES, tf.ragged.constant([[1]] * 5 + [[1, 2]])),
+        r"be a pair of arrays.*\.to_tensor",
+    ),
+    "sparse": ((IMAGES, tf.sparse.from_dense(ROWS)), r"be a pair of arrays.*to_dense"),
     "objects": ((IMAGES, np.array([[1]] * 5 + [[1, 2]], object)), "labels of numbers"),
     "no labels": ((IMAGES, None), "hold labels"),
     "one for all": (Batches((IMAGES, 3)), "labels of numbers"),
@@ -807,6 +810,10 @@ WRONG_DATA = {
     "double images": (Batches(SMALL, (np.float64(IMAGES), INDICES)), "the same dtypes"),
     "other size": (Batches(SMALL, (IMAGES[:, :3], INDICES)), "of shape"),
     "nothing": (Batches((IMAGES[:0], INDICES[:0])), "at least one batch"),
+    "no weights": (
+        (IMAGES, INDICES, np.zeros(len(IMAGES))),
+        r"weight 0: at least one batch with images\. (?=.{,200}$)",
+    ),
 }
 
 

@@ -672,6 +672,15 @@ def test_lengths_that_the_usual_size_does_not_fit():
         np.testing.assert_allclose(chain(given), model.predict(given, verbose=0), rtol=1e-5)
 
 
+@pytest.mark.parametrize("detached", [ops.stop_gradient, ops.round])
+def test_a_branch_that_has_no_gradient_is_a_block(detached):
+    inputs = keras.Input((4,))
+    state = layers.Dense(4)(inputs)
+    for _ in range(2):
+        state = layers.Add()([state, layers.Dense(4)(detached(state))])
+    assert len(tfr.chain(keras.Model(inputs, layers.Dense(3)(state))).blocks) == 2
+
+
 def test_a_mask_that_leads_past_the_blocks_is_context():
     model = tokens(mask_zero=True)
     chain = tfr.chain(model)

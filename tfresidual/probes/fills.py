@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfresidual.probes.patching import are_sources, with_others
-from tfresidual.routing.batches import batches_of, rebatched
+from tfresidual.routing.batches import batches_of, no_images, rebatched
 from tfresidual.routing.chain import BLOCK_FUNCTIONS
 from tfresidual.routing.images import check_images, key_of, spec_of
 from tfresidual.routing.positions import counted_images, has_them, known_positions, shape_of_outputs
@@ -201,9 +201,7 @@ def _measure_means(chain, data, keep_norm, means):
             sums = list(map(_sum_of, totals, sums))
         totals = sums
     if totals is None:
-        raise ValueError(
-            f"Argument `data` must hold at least one batch with images. Received: data={data!r}"
-        )
+        raise no_images(data)
     for place, total, count in zip(_places(chain), totals[::2], totals[1::2], strict=True):
         mean = np.divide(total, count, out=np.zeros_like(total), where=count > 0)
         if place in means:

@@ -18,7 +18,7 @@ from tfresidual.probes.drop_blocks import rows_of
 from tfresidual.probes.measure import block_places, check_blocks, repeated, weighted_mean
 from tfresidual.probes.predictions import label_check
 from tfresidual.routing import evaluate
-from tfresidual.routing.batches import WEIGHTS, batches_of, run_over, splits_of
+from tfresidual.routing.batches import WEIGHTS, batches_of, no_images, run_over, splits_of
 from tfresidual.routing.evaluator import MEMORY_LIMIT, check_memory_limit, check_scored
 from tfresidual.routing.gradients import walk_with_gradients
 from tfresidual.routing.positions import (
@@ -152,9 +152,7 @@ def _values_of(chain, data, memory_limit, progress):
             parts.append(values | {WEIGHTS: weights.numpy() * is_counted})
             advance(1)
     if not parts:
-        raise ValueError(
-            f"Argument `data` must hold at least one batch with images. Received: data={data!r}"
-        )
+        raise no_images(data)
     names = (*VALUES, WEIGHTS)
     values = {name: np.concatenate([part[name] for part in parts]).astype(float) for name in names}
     check_any_counts(values[WEIGHTS])

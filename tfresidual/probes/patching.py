@@ -37,6 +37,7 @@ from tfresidual.routing.batches import (
     batches_of,
     chosen_of,
     concatenated,
+    no_images,
     rebatched,
     splits_of,
 )
@@ -242,9 +243,7 @@ def _values_of(chain, data, source, what, positions, measured, progress):
             parts.append(values | {WEIGHTS: weights.numpy()})
             advance(1)
     if not parts:
-        raise ValueError(
-            f"Argument `data` must hold at least one batch with images. Received: data={data!r}"
-        )
+        raise no_images(data)
     return {name: concatenated([part[name] for part in parts]) for name in parts[0]}
 
 

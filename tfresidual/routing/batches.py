@@ -150,7 +150,9 @@ def check_data(data, again=False):
             leaves = keras.tree.flatten(part) if isinstance(part, Mapping) else [part]
             if not all(map(_is_array, leaves)):
                 raise ValueError(
-                    "Argument `data` must be a pair of arrays, if it is a tuple or a list. "
+                    "Argument `data` must be a pair of arrays, if it is a tuple or a list; "
+                    "`.to_tensor()` makes one of a ragged tensor, `tf.sparse.to_dense` of a sparse "
+                    "one. "
                     f"Received: {' and '.join(type(one).__name__ for one in given)}"
                 )
         count = _count(images, labels)
@@ -170,8 +172,18 @@ def check_data(data, again=False):
 
 
 def _short(data):
-    """Returns what data looks like, an array by its shape."""
+    """Returns what data looks like, arrays by their shapes."""
+    if isinstance(data, tuple):
+        return f"({', '.join(map(_short, data))})"
     return f"an array of shape {tuple(data.shape)}" if hasattr(data, "shape") else repr(data)
+
+
+def no_images(data):
+    """Returns the error for data without images that count."""
+    return ValueError(
+        "Argument `data` must hold images, not all of weight 0: at least one batch with images. "
+        f"Received: data={_short(data)}"
+    )
 
 
 def first_batch(data, again=False):
@@ -193,9 +205,7 @@ def first_batch(data, again=False):
     check_data(data, again)
     batch = _first_of(data)
     if batch is None:
-        raise ValueError(
-            f"Argument `data` must hold at least one batch with images. Received: data={data!r}"
-        )
+        raise no_images(data)
     if again and isinstance(data, tf.data.Dataset) and is_from_python(data):
         second = _first_of(data)
         if second is None or not _are_equal(batch, second):
@@ -342,7 +352,7 @@ def run_over(
             parts.append(found | {WEIGHTS: weights})
             advance(1)
     if not parts:
-        raise ValueError(f"Argument `data` must hold at least one batch. Received: data={data!r}")
+        raise no_images(data)
     return {key: concatenated([part[key].numpy() for part in parts]) for key in parts[0]}
 
 

@@ -16,7 +16,7 @@ from tfresidual.arguments import check_bool, is_number
 from tfresidual.machine.console import progress_bar
 from tfresidual.metrics import change_of, norm, plain_norms_and_cosines
 from tfresidual.routing.agreement import COMPARED, check_agreement
-from tfresidual.routing.batches import batches_of, rebatched
+from tfresidual.routing.batches import batches_of, no_images, rebatched
 from tfresidual.routing.chain import checked_chain
 from tfresidual.routing.images import check_images, key_of, known_kernels, sliced, spec_of
 from tfresidual.routing.labels import check_per_position, check_prepared
@@ -169,9 +169,7 @@ def evaluate(
     batches, count = batches_of(data, chain)
     first = next(batches, None)
     if first is None:
-        raise ValueError(
-            f"Argument `data` must hold at least one batch with images. Received: data={data!r}"
-        )
+        raise no_images(data)
     runners: dict[Any, _Runner] = {}
 
     def runner_of(batch):

@@ -37,6 +37,11 @@ KINDS = {
 # The longest branch that is tried for whether it depends on the state at all. What adds positions
 # to an embedding is short.
 LONGEST_CONSTANT = 3
+# Operations of TensorFlow that read the shape of a tensor alone, or call functions.
+WITHOUT_VALUES = (
+    *("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"),
+    *("PartitionedCall", "StatefulPartitionedCall"),
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -265,9 +270,28 @@ def _depends_on_state(graph, block):
             found = replay(nodes, given | {id(block.begin.tensor): state})
             results = [found[id(tensor)] for tensor in block.branches]
         gradient = tape.gradient(results, state)
-        is_connected.append(gradient is not None)
+        is_connected.append(gradient is not None or _reads_values(results, state))
         return results
 
     specs = [tf.TensorSpec(t.shape, t.dtype) for t in (block.begin.tensor, *others)]
     tf.function(branch, input_signature=specs, autograph=False).get_concrete_function()
     return is_connected[-1]
+
+
+def _reads_values(tensors, state):
+    """Returns whether tensors in a graph of TensorFlow read numbers of another tensor there.
+
+    They may have no gradient, as after `stop_gradient` or `round`. What is read inside functions
+    that the graph calls is not seen.
+    """
+    waiting, seen = list(tensors), set()
+    while waiting:
+        tensor = waiting.pop()
+        if tensor is state:
+            return True
+        operation = tensor.op
+        if id(tensor) in seen or tensor.dtype.is_bool or operation.type in WITHOUT_VALUES:
+            continue
+        seen.add(id(tensor))
+        waiting += operation.inputs
+    return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import weakref
 from typing import Any
@@ -10,6 +11,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfresidual.routing.losses import weights_of_losses
+
+# What Keras sets on a model while it trains, evaluates and predicts.
+OF_TRAINING = ("stop_training", "stop_evaluating", "stop_predicting", "_eval_epoch_iterator")
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -28,7 +33,8 @@ class Origin:
         # A subclassed model is kept alive by its chain as it is.
         self._layers = list(model.layers)
         self._parts = _parts_of(model, self._layers)
-        self._loss, self._losses = model.loss, losses
+        # The object is kept, so that no other one gets its id.
+        self._loss, self._losses = (model.loss, _loss_of(model)), losses
 
     def change(self, losses: Any) -> str | None:
         """Returns what has changed since the chain was made, in words; `None` if nothing has.
@@ -44,9 +50,13 @@ class Origin:
                 continue
             if len(now) != len(before) or not all(map(_is_same, now, before)):
                 return what
-        if model is None or losses is not self._losses or _is_same(model.loss, self._loss):
+        if model is None or losses is not self._losses or _loss_of(model) == self._loss[1]:
             return None
         return "loss"
+
+
+def _loss_of(model):
+    return _plain([model.loss, weights_of_losses(model)])
 
 
 def _is_same(one, other):
@@ -79,32 +89,55 @@ def _all_of(layers):
 def settings_of(model: keras.Model) -> list[Any]:
     """Returns what the methods of a model and of its layers may read beside weights.
 
-    These are the attributes that are numbers, texts, functions or arrays, or lists of them. Two
-    results are equal if all of them are the same. An attribute that changes in every call only
-    costs time, where a chain is made again.
+    These are the attributes that are numbers, texts, functions or arrays, or lists of them, and
+    those of objects that are neither layers nor variables. Two results are equal if all of them are
+    the same. An attribute that changes in every call only costs time, where a chain is made again.
 
     Args:
         model: the `keras.Model`.
     """
-    usual = {"stop_training", *vars(keras.Model()), *vars(keras.layers.Layer())}
+    usual = {*OF_TRAINING, *vars(keras.Model()), *vars(keras.layers.Layer())}
     return [
         (id(layer), name, plain)
         for layer in [model, *_all_of(model.layers)]
         for name, value in vars(layer).items()
-        if name not in usual and (plain := _plain(value)) is not None
+        if name not in usual
+        # Of TensorFlow's checkpoints.
+        and not name.startswith("_self_")
+        and (plain := _plain(value)) is not None
     ]
 
 
-def _plain(value):
-    """Returns a value that can be compared with others; `None` if it cannot."""
+def _plain(value, is_inside=False):
+    """Returns a value that can be compared with others; `None` if it cannot.
+
+    Args:
+        value: the value.
+        is_inside: whether it is an attribute of an object that is no layer; objects inside such
+            objects are not looked into.
+    """
     if isinstance(value, PLAIN):
         return repr(value)
+    if isinstance(value, functools.partial):
+        value = [value.func, value.args, value.keywords]
     if isinstance(value, (list, tuple)):
-        return tuple(map(_plain, value))
+        return tuple(_plain(one, is_inside) for one in value)
     if isinstance(value, dict):
-        return tuple((repr(key), _plain(one)) for key, one in value.items())
+        return tuple((repr(key), _plain(one, is_inside)) for key, one in value.items())
     if isinstance(value, tf.Tensor) and hasattr(value, "numpy"):
         value = value.numpy()
-    if isinstance(value, np.ndarray):
+    if isinstance(value, (np.ndarray, np.generic)):
         return value.shape, value.tobytes()
-    return id(value) if inspect.isroutine(value) else None
+    if inspect.isroutine(value):
+        return value
+    if is_inside or _is_of_library(value) or not hasattr(value, "__dict__"):
+        return None
+    return id(value), _plain(vars(value), is_inside=True)
+
+
+def _is_of_library(value):
+    """Returns whether an object is one of Keras' or TensorFlow's, other than a loss."""
+    if isinstance(value, keras.losses.Loss):
+        return False
+    parents = (parent.__module__.partition(".")[0] for parent in type(value).__mro__)
+    return any(name in ("keras", "tensorflow", "tfresidual") for name in parents)
