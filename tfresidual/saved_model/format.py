@@ -173,6 +173,7 @@ def _check_layout(layout):
     _require(isinstance(layout.get("outputs_at_positions", True), bool), "outputs_at_positions")
     _require(_is_count(count), "parameters")
     _require(layout["loss"] is None or isinstance(layout["loss"], dict), "loss")
+    _require(isinstance(layout.get("arrangement") or {}, dict), "arrangement")
     if layout["format"] > FIRST_FORMAT:
         ignored = layout["ignore_class"]
         _require(ignored is None or _is_count(abs(ignored)), "ignore_class")
