@@ -864,7 +864,8 @@ def _fail(message, code):
 def _epochs_in(out):
     """Returns text on how much of an interrupted training is complete, and how to resume it."""
     paths = pathlib.Path(out or "", "checkpoints").glob("epoch-*.keras") if out else ()
-    epochs = [int(path.stem.removeprefix("epoch-")) + 1 for path in paths]
+    numbers = [path.stem.removeprefix("epoch-") for path in paths]
+    epochs = [int(number) + 1 for number in numbers if re.fullmatch("[0-9]+", number)]
     if not epochs:
         return "No epoch was complete. The same command starts again"
     count = "1 epoch is" if max(epochs) == 1 else f"{max(epochs)} epochs are"
@@ -1041,13 +1042,21 @@ def _with_options(message):
     return f"{said}{received}{given}"
 
 
+def _any_file():
+    """Returns a file to write to and read; one that keeps nothing if no folder can hold it."""
+    try:
+        return tempfile.TemporaryFile()
+    except OSError:
+        return open(os.devnull, "r+b")
+
+
 @contextlib.contextmanager
 def _without_noise():
     """Keeps what TensorFlow's libraries write to stderr off the terminal while they load."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     sys.stderr.flush()
     terminal = os.dup(2)
-    with tempfile.TemporaryFile() as noise:
+    with _any_file() as noise:
         os.dup2(noise.fileno(), 2)
         try:
             yield

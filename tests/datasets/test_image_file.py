@@ -1,6 +1,8 @@
 """Images in one file: those of `load`, and files that are damaged or something else."""
 
+import io
 import json
+import os
 import shutil
 import tracemalloc
 import zipfile
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 from tfresidual import datasets
-from tfresidual.datasets.image_file import open_file, write
+from tfresidual.datasets.image_file import check_target, open_file, write
 
 SIZES = {"train_size": 40, "validation": 12, "test_size": 20}
 PARTS = ("train", "validation", "test")
@@ -94,10 +96,11 @@ def test_what_is_augmented(tmp_path, name):
 
 def test_saving_again_replaces_the_file_when_the_new_one_is_complete(tmp_path, data_dir):
     path = tmp_path / "a.npz"
-    path.write_bytes(b"mine")
+    write(path, "cifar10", 3, images_of("cifar10"))
+    before = path.read_bytes()
     with pytest.raises(FileNotFoundError, match="MNIST is not prepared"):
         datasets.save(path, "mnist", data_dir=tmp_path / "empty")
-    assert path.read_bytes() == b"mine"
+    assert path.read_bytes() == before
     datasets.save(path, "digitclutter", digits=4, data_dir=data_dir, **SIZES)
     assert open_file(path).sizes == {"train": 40, "validation": 12, "test": 20}
     assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
@@ -154,6 +157,19 @@ def zipped(path):
         archive.writestr("readme.txt", "hello")
 
 
+def twice(path):
+    """Adds other labels under the name of those that are there."""
+    labels = io.BytesIO()
+    np.save(labels, np.zeros(6, int))
+    with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
+        archive.writestr("train_labels.npy", labels.getvalue())
+
+
+def pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
 LATER = {"sizes": {"train": 6, "validation": 5, "test": 5}}
 DAMAGES = {
     "cut": (cut, "is damaged: it is cut short"),
@@ -173,6 +189,10 @@ DAMAGES = {
     ),
     "a later version": (lambda path: header(path, version=2), "must have version 1"),
     "an unknown dataset": (lambda path: header(path, name="svhn"), "are not those of a dataset"),
+    "a header with a key twice": (
+        lambda path: changed(path, tfresidual='{"format": "x", "format": "y"}'),
+        "'format' twice",
+    ),
     "digits of CIFAR": (lambda path: header(path, digits=3), "are not those of a dataset"),
     "no sizes": (lambda path: header(path, sizes={}), "are not those of a dataset"),
     "another size": (lambda path: header(path, **LATER), "test_images in it has shape"),
@@ -189,6 +209,32 @@ DAMAGES = {
         "other numbers than labels",
     ),
 }
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"), [(twice, "'train_labels.npy' is in it twice"), (pipe, "not a pipe")]
+)
+def test_files_that_are_not_opened(whole, damage, reason):
+    damage(whole)
+    with pytest.raises((ValueError, OSError), match=f"{reason}.*Received: path="):
+        datasets.load_file(whole)
+
+
+@pytest.mark.parametrize("content", ["mine", "PK", None])
+def test_what_something_else_wrote_is_not_replaced(tmp_path, content):
+    path = tmp_path / "mine.npz"
+    np.savez(path, mine=[1]) if content is None else path.write_text(content)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=r"`data_file` must be a new file.*Received: data_file="):
+        datasets.save(path, "digitclutter", **SIZES)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("damage", [cut, lambda path: path.write_bytes(b"")])
+def test_a_damaged_file_may_be_written_anew(whole, damage):
+    """As its error says."""
+    damage(whole)
+    assert check_target(whole) == whole
 
 
 @pytest.mark.parametrize("name", DAMAGES)

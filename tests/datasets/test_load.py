@@ -224,7 +224,7 @@ def test_a_full_disk_is_not_called_damaged(tmp_path):
     load("digitclutter", train_size=300, test_size=8, data_dir=tmp_path)
 
 
-@pytest.mark.parametrize("data_dir", ["", "file", "file/below", 7])
+@pytest.mark.parametrize("data_dir", ["", "file", "file/below", 7, "data\udc80"])
 def test_a_data_folder_that_is_none(tmp_path, monkeypatch, data_dir):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()

@@ -188,6 +188,17 @@ def in_json(**changes):
     return change
 
 
+def in_settings(name, value):
+    """A function that changes one setting of a run."""
+
+    def change(text):
+        content = json.loads(text)
+        content["settings"][name] = value
+        return json.dumps(content)
+
+    return change
+
+
 def with_cell(row, column, value):
     """A function that puts a value into a row of a table; the header is row 1."""
 
@@ -248,7 +259,19 @@ DAMAGED = [
     (RECORD, lambda text: '{"readout": null}', "'network' .*'readout'"),
     (SETTINGS, in_json(versions=NESTED[:50]), "'versions'"),
     (SETTINGS, in_json(machine={"system": {}}), "'machine'"),
+    (SETTINGS, in_json(search=[]), "'search'"),
     (SETTINGS, in_json(colour=3), "'colour'"),
+    *(
+        (SETTINGS, in_settings(name, value), f"`{name}`")
+        for name, value in {
+            "network": "__doc__",
+            "layout": "new",
+            "batch_norm": "new",
+            "anchor": "new",
+            "dtype": "new",
+            "share_from": -1,
+        }.items()
+    ),
     (SETTINGS, lambda text: text.replace('"width": 4', '"width": [4]'), "`width`"),
     (SETTINGS, lambda text: text.replace('"width": 4', '"width": true'), "`width`"),
     (SETTINGS, lambda text: text.replace('"width": 4', '"width": NaN'), "`width`"),
@@ -268,6 +291,22 @@ def test_damaged_files_are_named_with_the_place(runs, number):
     assert str(raised.value).endswith(f"Received: path={str(path)!r}")
     assert "emove" not in str(raised.value)
     assert before == {f: f.read_bytes() for f in runs[0].parent.rglob("*") if f.is_file()}
+
+
+@pytest.mark.parametrize("name", [LOG, READOUT, RECORD, SETTINGS])
+@pytest.mark.parametrize("kind", ["a pipe", "a link to nothing"])
+def test_what_is_no_file_is_neither_waited_for_nor_overlooked(runs, name, kind):
+    path = runs[1] / name
+    path.unlink()
+    os.mkfifo(path) if kind == "a pipe" else path.symlink_to("nothing")
+    with pytest.raises((OSError, ValueError), match=path.name):
+        compare(runs)
+
+
+def test_settings_with_names_that_are_not_utf_8(runs):
+    path = runs[1] / SETTINGS
+    path.write_text(in_settings("data_dir", "data\udc80")(path.read_text()))
+    assert "data\\udc80" in text_of(compare(runs))
 
 
 UNRECORDED = {"a block less": rows(1, 2, 3), "a block twice": rows(1, 2, 3, 4, 2)}

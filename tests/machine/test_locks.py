@@ -117,6 +117,16 @@ def test_a_record_of_a_dead_process_is_not_believed(tmp_path):
     assert "writing to this folder. Wait" in str(raised.value)
 
 
+def test_a_record_that_nobody_wrote_is_not_read(tmp_path):
+    (tmp_path / ".lock").write_text(" " + '{"pid": ' * 100_000)
+    with locked(tmp_path):
+        pass
+    with filelock.FileLock(tmp_path / ".lock"):
+        (tmp_path / ".lock").write_text(" " + '{"pid": ' * 100_000)
+        with pytest.raises(FolderInUseError), locked(tmp_path):
+            pass
+
+
 def test_what_killed_processes_held_is_removed(tmp_path):
     """And nothing else: what others hold, or wrote."""
     killed, alive = (holder(tmp_path / name, "beside") for name in ("killed", "alive"))

@@ -787,6 +787,9 @@ EDITS = {
     "no whole block": lambda layout: without(layout, "block0/apply"),
     "no join": lambda layout: without(layout, "block0/join"),
     "no blocks": lambda layout: layout["stages"][0].update(blocks=None),
+    "a bound of text": lambda layout: change_block(layout, lipschitz={"kernel": "1"}),
+    "a stage less": lambda layout: layout["stages"].pop(),
+    "an arrangement of nothing": lambda layout: layout.update(arrangement=[3]),
 }
 
 
@@ -796,6 +799,18 @@ def test_layouts_with_one_thing_wrong(damaged, name):
     EDITS[name](layout)
     change_layout(damaged, **layout)
     assert_refused(damaged, "damaged or incomplete (ValueError: tfresidual.json: ")
+
+
+def test_a_layout_with_a_key_twice(damaged):
+    text = (damaged / LAYOUT_FILE).read_text()
+    (damaged / LAYOUT_FILE).write_text(text.replace("{", '{"stages": [], ', 1))
+    assert_refused(damaged, "'stages' twice")
+
+
+def test_a_pipe_is_not_waited_for(damaged):
+    (damaged / "saved_model.pb").unlink()
+    os.mkfifo(damaged / "saved_model.pb")
+    assert_refused(damaged, "damaged or incomplete")
 
 
 def test_a_layout_that_is_a_folder(damaged):

@@ -260,7 +260,9 @@ def test_interrupted_in_every_epoch(tmp_path, data, uninterrupted):
 
 def test_more_epochs_are_added_to_a_finished_training(tmp_path, data):
     first = train(tmp_path, data, epochs=2)
+    (tmp_path / "checkpoints" / "epoch-best.keras").write_text("mine")
     result = train(tmp_path, data, epochs=4)
+    assert (tmp_path / "checkpoints" / "epoch-best.keras").read_text() == "mine"
     assert list(result.log["epoch"]) == [0, 1, 2, 3]
     pd.testing.assert_frame_equal(result.log[:2], first.log, check_exact=True)
     assert files_of(tmp_path)[0] == "checkpoints/epoch-0003.keras"

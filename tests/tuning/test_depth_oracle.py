@@ -625,6 +625,7 @@ class TestTorn:
             ("trial_0001/trial.json", {"trial_id": "0000"}),
             ("trial_0001/trial.json", {"metrics": {"metrics": {}}, "status": "COMPLETED"}),
             ("trial_0001/trial.json", {"hyperparameters": {"space": [], "values": {}}}),
+            ("trial_0001/trial.json", {"hyperparameters": {"space": [], "values": {"blocks1": 9}}}),
         ],
         ids=str,
     )

@@ -9,6 +9,7 @@ Not covered: GPUs; how good a search is, see `experiments/`.
 
 import gc
 import json
+import math
 import os
 import pathlib
 import resource
@@ -473,6 +474,19 @@ class TestSameSearch:
             )
         with pytest.raises(ValueError, match=r"Argument `probe_data` must be what it was"):
             fit(tuner_in(folder, **OPTIONS, probe_data=PROBED))
+
+    @pytest.mark.parametrize("outputs", [[], "abc", [math.nan] * 6, None])
+    def test_a_damaged_description_of_the_network(self, folder, outputs):
+        path = folder / "search" / "network.json"
+        content = json.loads(path.read_text())
+        content["network"]["output"] = outputs
+        path.unlink()
+        if outputs is None:
+            path.symlink_to("nothing")
+        else:
+            path.write_text(json.dumps(content))
+        with pytest.raises((ValueError, OSError), match=r"network\.json|the number of outputs"):
+            tuner_in(folder, **OPTIONS)
 
     @pytest.mark.filterwarnings("ignore::DeprecationWarning")
     def test_a_folder_of_an_earlier_version(self, folder, small):

@@ -20,7 +20,7 @@ from tfresidual.datasets.description import (
     normalization,
 )
 from tfresidual.machine.archives import RefusedFileError, check_sizes, npy_header
-from tfresidual.machine.files import check_folder, damaged, written
+from tfresidual.machine.files import check_file, check_folder, damaged, json_of, written
 from tfresidual.machine.memory import check_fits
 
 if TYPE_CHECKING:
@@ -140,6 +140,7 @@ def open_file(data_file: StrPath) -> ImageFile:
             "there is no such file. `data_dir` reads images of tensorflow-datasets instead. "
             f"Received: data_file={str(data_file)!r}"
         )
+    check_file(path)
     # An error of a file that exists but cannot be read.
     path.open("rb").close()
     if not zipfile.is_zipfile(path):
@@ -147,7 +148,7 @@ def open_file(data_file: StrPath) -> ImageFile:
     try:
         unpacked = check_sizes(path)
         with np.load(path, allow_pickle=False) as file:
-            header = json.loads(str(file[HEADER])) if HEADER in file else None
+            header = json_of(str(file[HEADER])) if HEADER in file else None
     except (OSError, RefusedFileError):
         raise
     except Exception as error:
@@ -157,7 +158,7 @@ def open_file(data_file: StrPath) -> ImageFile:
             "Argument `data_file` must be a file that `tfresidual data NAME --to FILE.npz` wrote; "
             f"this one is something else. Received: data_file={str(data_file)!r}"
         )
-    if header.get("version") != VERSION:
+    if str(header.get("version")) != str(VERSION):
         raise ValueError(
             f"Argument `data_file` must have version {VERSION} of its format. {REMEDY}. Received: "
             f"version {header.get('version')!r}, data_file={str(data_file)!r}"
@@ -183,7 +184,22 @@ def check_target(data_file: StrPath) -> pathlib.Path:
             f"data_file={str(data_file)!r}" + (", which is a folder" if target.is_dir() else "")
         )
     check_folder("data_file", target.parent)
+    if target.exists() and not _is_own(target):
+        raise ValueError(
+            "Argument `data_file` must be a new file, or one that `tfresidual data NAME --to "
+            "FILE.npz` wrote, damaged or not: nothing else is replaced. Received: "
+            f"data_file={str(data_file)!r}"
+        )
     return target
+
+
+def _is_own(path):
+    """Returns whether a file is empty, or begins as `write` begins it, however it goes on."""
+    check_file(path)
+    with path.open("rb") as file:
+        # The name of its first part follows 30 bytes that describe it.
+        head = file.read(30 + len(HEADER))
+    return not head or head[30:] == HEADER.encode()
 
 
 def write(

@@ -209,7 +209,12 @@ def reader(name, digits, sizes, data_dir, download):
     """
     train_size, validation_size, test_size = sizes
     if data_dir is not None:
-        checked_path("data_dir", data_dir)
+        path = str(checked_path("data_dir", data_dir))
+        if any("\ud800" <= letter <= "\udfff" for letter in path):
+            raise ValueError(
+                "Argument `data_dir` must be a path in UTF-8: tensorflow-datasets reads and writes "
+                f"no other. Received: data_dir={path!r}"
+            )
     check_folder("data_dir", folder_of(data_dir))
     if name == "digitclutter":
         builder = digitclutter_builder(digits, train_size, validation_size, test_size, data_dir)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import keras
 
 from tfresidual import layers, networks, training
-from tfresidual.arguments import check_choice
 from tfresidual.datasets.description import sizes_of
 from tfresidual.jobs.settings import (
     ANY_DEPTH,
@@ -17,6 +16,7 @@ from tfresidual.jobs.settings import (
     OF_SHORTCUTS,
     WIDTHS,
     Settings,
+    check_names,
     describe,
     recipe_of,
     stages_of,
@@ -44,14 +44,7 @@ def build(settings: Settings, blocks: tuple[int, ...] | None = None) -> networks
         ValueError: if a setting cannot be used.
     """
     description = describe(settings)
-    check_choice("network", settings.network, networks.PRESETS)
-    try:
-        keras.dtype_policies.get(settings.dtype)
-    except ValueError as error:
-        raise ValueError(
-            "Argument `dtype` must be a dtype policy of Keras, such as 'float32' or "
-            f"'mixed_bfloat16'. Received: dtype={settings.dtype!r}"
-        ) from error
+    check_names(settings)
     share_from, batch_norm = settings.share_from, settings.batch_norm
     if blocks is not None and share_from is not None and share_from >= max(blocks):
         # A search begins with networks that are too shallow to share anything.

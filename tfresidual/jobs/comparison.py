@@ -157,7 +157,7 @@ def _target(page, folders):
     check_folder("page", path.parent)
     if path.exists():
         mark = f'content="{GENERATOR}"'
-        if path.is_dir() or mark not in path.read_bytes()[:_HEAD].decode("utf-8", "replace"):
+        if not path.is_file() or mark not in path.read_bytes()[:_HEAD].decode("utf-8", "replace"):
             raise ValueError(
                 "Argument `page` must be a new file, or a page that `tfresidual compare` wrote: "
                 f"nothing else is replaced. Received: page={str(path)!r}"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from importlib import metadata
 
 from tfresidual import datasets
@@ -57,7 +58,7 @@ def known_records(folder):
         ValueError: if their file is damaged.
     """
     path = folder / RECORD
-    records = read_json(path, REMEDY_OF_RECORDS) if path.exists() else {}
+    records = read_json(path, REMEDY_OF_RECORDS) if os.path.lexists(path) else {}
     for name, what in records.items():
         wrong = _wrong_key(what)
         if wrong is not None:

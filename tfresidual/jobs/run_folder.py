@@ -232,6 +232,8 @@ def _check_known(folder, content, name, kind):
         known = content.get(part, {})
         if not isinstance(known, dict) or not all(isinstance(v, str) for v in known.values()):
             raise damaged(path, f"{part!r} must be texts by name", REMEDY)
+    if not isinstance(content.get("search", {}), dict):
+        raise damaged(path, "'search' must be settings by name", REMEDY)
 
 
 def _is_of(value, expected):

@@ -6,9 +6,10 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING
 
+import keras
 import numpy as np
 
-from tfresidual import datasets, training
+from tfresidual import datasets, networks, training
 from tfresidual.arguments import (
     check_bool,
     check_choice,
@@ -19,8 +20,9 @@ from tfresidual.arguments import (
 )
 from tfresidual.datasets.description import sizes_of
 from tfresidual.datasets.image_file import open_file
+from tfresidual.layers.residual_unit import BATCH_NORMS, LAYOUTS
 from tfresidual.layers.shortcuts import get_shortcut
-from tfresidual.networks.residual_network import TRANSITIONS
+from tfresidual.networks.residual_network import ANCHORS, TRANSITIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,6 +64,14 @@ OF_SHORTCUTS = {
     "gate_bias": ("bias", ("exclusive_gate", "shortcut_only_gate")),
     "shortcut_scale": ("scale", ("scaled",)),
     "branch_scale": ("branch_scale", ("scaled",)),
+}
+# What settings with a name must be one of; others are looked up by what they name.
+CHOICES = {
+    "network": networks.PRESETS,
+    "transition": TRANSITIONS,
+    "layout": tuple(LAYOUTS),
+    "batch_norm": tuple(BATCH_NORMS),
+    "anchor": ANCHORS,
 }
 # Where the images are, which does not change what they are.
 SOURCES = ("data_dir", "data_file")
@@ -177,8 +187,8 @@ def check(settings: Settings) -> None:
         check_int(name, getattr(settings, name), at_least=1)
     for name in ("width", "train_size", "test_size", "stages"):
         check_int(name, getattr(settings, name), at_least=1, or_none=True)
-    if settings.transition is not None:
-        check_choice("transition", settings.transition, TRANSITIONS)
+    check_names(settings)
+    check_int("share_from", settings.share_from, at_least=0, or_none=True)
     check_int("depth", settings.depth, at_least=1, at_most=MOST_BLOCKS, or_none=True)
     check_int("seed", settings.seed, at_least=0, at_most=2**32 - 1)
     check_bool("recurrent", settings.recurrent)
@@ -213,6 +223,20 @@ def check(settings: Settings) -> None:
             f"images are. Received: data_dir={settings.data_dir!r}, "
             f"data_file={settings.data_file!r}"
         )
+
+
+def check_names(settings: Settings) -> None:
+    """Raises a `ValueError` unless the names in the settings of a network are known."""
+    for name, choices in CHOICES.items():
+        if getattr(settings, name) is not None:
+            check_choice(name, getattr(settings, name), choices)
+    try:
+        keras.dtype_policies.get(settings.dtype)
+    except ValueError as error:
+        raise ValueError(
+            "Argument `dtype` must be a dtype policy of Keras, such as 'float32' or "
+            f"'mixed_bfloat16'. Received: dtype={settings.dtype!r}"
+        ) from error
 
 
 def with_data_of_file(changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,6 @@ def check_model_file(path: StrPath) -> None:
     """
     check_sizes(path)
     with zipfile.ZipFile(path) as archive:
-        _check_names(path, archive)
         for name in archive.namelist():
             if name.endswith((".h5", ".hdf5")):
                 check_weights_file(path, io.BytesIO(_content(archive, name)))
@@ -92,11 +91,13 @@ def check_sizes(path: StrPath, content: io.BytesIO | None = None) -> int:
         content: the content of the archive if it is within the file at `path`.
 
     Raises:
-        RefusedFileError: if it unpacks to many times its size, or to more than all memory.
+        RefusedFileError: if it unpacks to many times its size, or to more than all memory, or a
+            name in it is there twice or leads out of the folder it is unpacked to.
         zipfile.BadZipFile: if it is damaged.
     """
     sizes = _Sizes(path, content)
     with zipfile.ZipFile(content or path) as archive:
+        _check_names(path, archive)
         for info in archive.infolist():
             sizes.add(info.filename, info.file_size, info.compress_size)
             if info.filename.endswith(".npy"):

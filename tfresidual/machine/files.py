@@ -11,6 +11,7 @@ import pathlib
 import re
 import shutil
 import socket
+import stat
 import tempfile
 import time
 
@@ -18,7 +19,7 @@ import filelock
 
 # Name of the folder beside a target in which its replacement is written. It contains the id and the
 # host of the process that writes it.
-UNFINISHED = re.compile(r"\.(?P<target>.+)-(?P<pid>\d+)@(?P<host>[0-9a-f]{8})-\w{8}")
+UNFINISHED = re.compile(r"(?s)\.(?P<target>.+)-(?P<pid>\d+)@(?P<host>[0-9a-f]{8})-\w{8}")
 # The file in it that this process locks. The system releases it when the process dies. A process in
 # another container can see the lock, but not whether there is a process of that id.
 HELD = ".held"
@@ -261,15 +262,28 @@ def read_json(path, remedy):
         ValueError: if the file is damaged.
         OSError: if the file cannot be read.
     """
+    check_file(path)
     text = pathlib.Path(path).read_bytes()
     try:
-        content = json.loads(text, object_pairs_hook=_once)
+        content = json_of(text)
         reason = "its content is not a dict"
     except (ValueError, RecursionError) as error:
         content, reason = None, f"it is not JSON, {error}"
     if not isinstance(content, dict):
         raise damaged(path, reason, remedy)
     return content
+
+
+def check_file(path):
+    """Raises an `OSError` for a pipe, a socket or a device: reading it might never end."""
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise OSError(f"A file is expected, not a pipe or a device. Received: path={str(path)!r}")
+
+
+def json_of(text):
+    """Returns the content of JSON text; raises a `ValueError` if a dict has one key twice."""
+    return json.loads(text, object_pairs_hook=_once)
 
 
 def _once(pairs):

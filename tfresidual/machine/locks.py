@@ -168,7 +168,7 @@ def _record(path):
             file.seek(LOCKED_BYTES)
             record = json.loads(file.read())
         return {key: record[key] for key in ("pid", "host", "namespace", "command", "since")}
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 

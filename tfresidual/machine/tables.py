@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from tfresidual.machine.files import damaged
+from tfresidual.machine.files import check_file, damaged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,6 +117,7 @@ def read_table(
 
 def _rows_of(path, remedy):
     """Returns the header of a file, and its rows as pairs of the row's number and its cells."""
+    check_file(path)
     content = pathlib.Path(path).read_bytes()
     try:
         text = content.decode("utf-8-sig")

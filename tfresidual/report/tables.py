@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from tfresidual.machine.console import printable
+
 DASH = "\N{EN DASH}"
 MOST_ROWS = 1000
 
@@ -114,7 +116,7 @@ def _setting_text(value):
         return "none"
     if isinstance(value, (float, np.floating)) and math.isfinite(value):
         return f"{value:g}"
-    return "yes" if value is True else "no" if value is False else str(value)
+    return "yes" if value is True else "no" if value is False else printable(str(value))
 
 
 def _is_number(value):

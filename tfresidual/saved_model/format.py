@@ -1,6 +1,5 @@
 """The format of a SavedModel that can be probed: its files, names and layout."""
 
-import json
 import os
 import pathlib
 import re
@@ -9,6 +8,7 @@ import keras
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
+from tfresidual.machine.files import check_file, json_of
 from tfresidual.routing.chain import OUTPUT_KINDS
 
 # The version of the format. A reader accepts its own version and older ones. Version 2 is written
@@ -126,7 +126,10 @@ def layout_of(path):
             f"Received: source={str(path)!r}"
         )
     try:
-        layout = json.loads((path / LAYOUT_FILE).read_text("utf-8"))
+        for pattern in (str(LAYOUT_FILE), GRAPH_FILE, "variables/*"):
+            for file in path.glob(pattern):
+                check_file(file)
+        layout = json_of((path / LAYOUT_FILE).read_bytes())
         version, written_by = layout["format"], layout["tfresidual"]
         is_for_probing = layout["probing"]
         _require(_is_count(version) and version > 0, "format")
@@ -170,6 +173,7 @@ def _check_layout(layout):
     _require(isinstance(layout.get("outputs_at_positions", True), bool), "outputs_at_positions")
     _require(_is_count(count), "parameters")
     _require(layout["loss"] is None or isinstance(layout["loss"], dict), "loss")
+    _require(isinstance(layout.get("arrangement") or {}, dict), "arrangement")
     if layout["format"] > FIRST_FORMAT:
         ignored = layout["ignore_class"]
         _require(ignored is None or _is_count(abs(ignored)), "ignore_class")
@@ -188,7 +192,9 @@ def _check_layout(layout):
             places = block["weights"].values()
             _require(all(_is_count(place) and place < count for place in places), "weights")
             bounds = block["lipschitz"]
-            _require(bounds is None or isinstance(bounds, dict), "lipschitz")
+            _require(bounds is None or _are_numbers(bounds), "lipschitz")
+    numbers = {name.split("/")[0] for name in pieces if name.startswith("stage")}
+    _require(numbers <= {f"stage{number}" for number in range(1, len(stages) + 1)}, "pieces")
 
 
 def _require(is_right, name):
@@ -215,6 +221,10 @@ def _are_dtypes(value, shapes):
         is_alike = isinstance(value, dict) and set(value) == set(shapes)
         return is_alike and all(_are_dtypes(value[key], shapes[key]) for key in shapes)
     return _is_list(value) and len(value) == len(shapes) and all(map(_are_dtypes, value, shapes))
+
+
+def _are_numbers(value):
+    return isinstance(value, dict) and all(isinstance(v, (int, float)) for v in value.values())
 
 
 def _is_list(value):

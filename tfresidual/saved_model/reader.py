@@ -149,7 +149,9 @@ def _chain(layout, pieces, parameters, root):
 def _arrangement(layout, shapes, dtypes):
     """Returns how inputs and labels are taken; `None` in SavedModels of earlier versions."""
     description = layout.get("arrangement")
-    return description and Arrangement.from_description(description, shapes, dtypes)
+    if description is None:
+        return None
+    return Arrangement.from_description(description, shapes, dtypes)
 
 
 def _check_arguments(pieces, serve, inputs, context):

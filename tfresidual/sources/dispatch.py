@@ -13,6 +13,7 @@ import keras
 
 from tfresidual.layers import BatchNormalization, ResidualUnit
 from tfresidual.machine.archives import RefusedFileError, check_model_file
+from tfresidual.machine.files import check_file
 from tfresidual.networks import ResidualNetwork
 from tfresidual.routing.chain import Block, Chain, Stage, checked_chain
 from tfresidual.routing.losses import loss_of, note_of_loss
@@ -195,6 +196,7 @@ def _way_out(path):
 
 
 def _is_archive(path):
+    check_file(path)
     # An unreadable file is not necessarily damaged.
     with path.open("rb") as file:
         if not zipfile.is_zipfile(file):

@@ -10,10 +10,10 @@ import pandas as pd
 
 from tfresidual.machine import backends
 from tfresidual.machine.archives import RefusedFileError, check_model_file
-from tfresidual.machine.files import damaged, remove_unfinished, replacing
+from tfresidual.machine.files import check_file, damaged, remove_unfinished, replacing
 from tfresidual.machine.tables import NUMBER, Kind, read_table, whole
 
-CHECKPOINT = re.compile(r"epoch-(\d+)\.keras")
+CHECKPOINT = re.compile(r"epoch-([0-9]+)\.keras")
 # Keras does not save the states of random generators (of dropout) in a .keras file.
 GENERATORS = "tfresidual-generators.json"
 # Nor those of generators that belong to no network.
@@ -178,8 +178,8 @@ class TrainingFolder:
                 if (others := backends.random_state()) is not None:
                     archive.writestr(OTHER_GENERATORS, json.dumps(others))
         self._keep_best(log, epoch, path)
-        for old in self.checkpoints.glob("epoch-*.keras"):
-            if old != path:
+        for old in self.checkpoints.iterdir():
+            if CHECKPOINT.fullmatch(old.name) and old != path:
                 old.unlink()
 
     def _log_until(self, epoch):
@@ -227,6 +227,7 @@ def opened(path, remedy=REMEDY):
             or unpacks to many times its size.
         OSError: if the file cannot be read.
     """
+    check_file(path)
     # An error of a file that exists but cannot be read.
     path.open("rb").close()
     try:

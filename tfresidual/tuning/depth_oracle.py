@@ -615,6 +615,8 @@ class DepthOracle(keras_tuner.Oracle):
             if trial.status == COMPLETED or trial.metrics.exists(OBJECTIVE):
                 for stage in self.measurements(trial):
                     stage.meets(self.epsilon)
+                if metric(trial, OBJECTIVE) != sum(blocks(trial.hyperparameters)):
+                    raise ValueError("its measurements are those of another depth")
         return trial
 
     def _retry_failures(self):

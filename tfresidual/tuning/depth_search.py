@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import pathlib
 import shutil
 import time
@@ -205,7 +206,9 @@ class DepthSearch(keras_tuner.Tuner):
         super().__init__(oracle, hypermodel, **kwargs)
         if self._is_worker():
             wait_for_chief(self.oracle, chief_timeout)
-        elif self.oracle.is_begun() and pathlib.Path(self.project_dir, NETWORK_FILE).exists():
+        elif self.oracle.is_begun() and os.path.lexists(
+            os.path.join(self.project_dir, NETWORK_FILE)
+        ):
             self._compare_network()
 
     # Search
@@ -384,9 +387,9 @@ class DepthSearch(keras_tuner.Tuner):
         if self._is_compared:
             return
         path = pathlib.Path(self.project_dir, NETWORK_FILE)
-        if self._is_worker() and not path.exists():
+        if self._is_worker() and not os.path.lexists(path):
             return
-        if not self._is_worker() and not (path.exists() and self.oracle.is_begun()):
+        if not self._is_worker() and not (os.path.lexists(path) and self.oracle.is_begun()):
             if self.oracle.start_order:
                 warnings.warn(
                     "The search in the folder was begun by an earlier version, which did not "
@@ -405,6 +408,8 @@ class DepthSearch(keras_tuner.Tuner):
         with reading(path):
             space = keras_tuner.HyperParameters.from_config(content["hyperparameters"])
             before = dict(content["network"])
+            if fingerprint.difference(before, before) is not None:
+                raise ValueError("its network is not equal to itself")
         now = fingerprint.of_network(lambda: self._build_hypermodel(space.copy()))
         found = "its type" if now is None else fingerprint.difference(before, now)
         if found is not None:

@@ -265,10 +265,12 @@ def difference(before, now):
     found = _first_difference(before, now)
     if found is not None or None in outputs:
         return found
+    if len(outputs[0]) != len(outputs[1]):
+        return f"the number of outputs ({len(outputs[0])} before, {len(outputs[1])} now)"
     limit = TOLERANCE.get(before.get("precision"), 1e-3)
     largest = max((abs(v) for v in outputs[0] if v is not None), default=0.0)
     for old, new in zip(*outputs, strict=True):
-        if (old is None) != (new is None) or (old is not None and abs(old - new) > limit * largest):
+        if (old is None) != (new is None) or not (old is None or abs(old - new) <= limit * largest):
             return f"what it computes with the same weights ({old} before, {new} now)"
     return None
 
