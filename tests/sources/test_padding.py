@@ -101,6 +101,32 @@ def test_inputs_are_known_by_their_whole_name(name):
         assert notes_of(chain) == [UNKNOWN]
 
 
+class Positions(layers.Layer):
+    """Adds what belongs to a position, of which it knows few."""
+
+    def build(self, shape):
+        self.table = self.add_weight(shape=(9, shape[-1]), name="table")
+
+    def call(self, state):
+        return state + self.table[: ops.shape(state)[1]]
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def test_inputs_are_known_before_a_layer_that_takes_few_positions():
+    ids, mask = (keras.Input((None,), dtype="int32", name=name) for name in ("ids", "padding_mask"))
+    state = Positions()(layers.Embedding(20, WIDTH)(ids))
+    seen = ops.cast(mask, "bool")[:, None, :]
+    for _ in range(2):
+        branch = layers.MultiHeadAttention(2, 4)(state, state, attention_mask=seen)
+        state = layers.Add()([state, branch])
+    inputs = {"ids": ids, "padding_mask": mask}
+    chain = tfr.chain(keras.Model(inputs, layers.Dense(3)(state)))
+    np.testing.assert_array_equal(valid_of(chain, {"ids": IDS, "padding_mask": VALID}), VALID)
+    assert chain.outputs_at_positions
+
+
 def test_a_mask_of_padding_is_not_taken_for_its_opposite():
     model = transformer(["key_padding_mask"], mask_of=lambda _, masks: ~masks[0])
     chain = tfr.chain(model)

@@ -8,6 +8,7 @@ and of any other from what it returns for one position less.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from tfresidual.routing.agreement import SIZES
 from tfresidual.sources.blocks import IDENTITY, path_to
 from tfresidual.sources.graph import Weight, is_of_keras, spec_of_call
 from tfresidual.sources.masks import KNOWN_PACKAGES
@@ -216,37 +218,49 @@ def _is_unknown(operation):
 def _tried(node, known, axes, size):
     """Returns the axes of the first result along which a position depends on the same position.
 
-    Necessary for keeping the order, and tried at both ends.
+    Necessary for keeping the order, and tried at both ends. The number of positions may be assumed,
+    and too large for a layer: then a smaller one is tried.
     """
     inputs = [tensor for tensor in node.arguments if known.get(id(tensor))]
-    rng = np.random.default_rng(0)
-    values = {
-        # Of ids, every vocabulary has 0 and 1.
-        id(tensor): rng.normal(size=[size or 1 for size in tensor.shape])
-        * keras.backend.is_float_dtype(tensor.dtype)
-        for tensor in node.arguments
-    }
 
-    def run(position=None):
-        def value(tensor):
-            given = values[id(tensor)]
-            if position is not None and any(tensor is one for one in inputs):
-                given = given.copy()
-                for axis in known[id(tensor)]:
-                    given[(slice(None),) * axis + (position,)] += 1
-            return ops.cast(given, tensor.dtype)
+    def found_for(count):
+        rng = np.random.default_rng(0)
 
-        args, kwargs = _called(node, value)
-        if isinstance(node.operation, keras.layers.Layer):
-            kwargs = kwargs | {"training": False}
-        return ops.convert_to_numpy(keras.tree.flatten(node.operation(*args, **kwargs))[0])
+        def shape_of(tensor):
+            places = known.get(id(tensor), ())
+            return [
+                count if axis in places else part or 1 for axis, part in enumerate(tensor.shape)
+            ]
 
-    try:
+        values = {
+            # Of ids, every vocabulary has 0 and 1.
+            id(tensor): rng.normal(size=shape_of(tensor))
+            * keras.backend.is_float_dtype(tensor.dtype)
+            for tensor in node.arguments
+        }
+
+        def run(position=None):
+            def value(tensor):
+                given = values[id(tensor)]
+                if position is not None and any(tensor is one for one in inputs):
+                    given = given.copy()
+                    for axis in known[id(tensor)]:
+                        given[(slice(None),) * axis + (position,)] += 1
+                return ops.cast(given, tensor.dtype)
+
+            args, kwargs = _called(node, value)
+            if isinstance(node.operation, keras.layers.Layer):
+                kwargs = kwargs | {"training": False}
+            return ops.convert_to_numpy(keras.tree.flatten(node.operation(*args, **kwargs))[0])
+
         plain, kept = run(), set(axes)
-        for position in (0, size - 1):
+        for position in (0, count - 1):
             changed = run(position) != plain
             kept = {axis for axis in kept if changed.take(position, axis=axis).any()}
-    except Exception:
+        return kept
+
+    for count in (size, *(one for one in SIZES if one < size)):
         # Code written by others may raise any error for random values.
-        return set()
-    return kept
+        with contextlib.suppress(Exception):
+            return found_for(count)
+    return set()
