@@ -41,6 +41,8 @@ _ELEMENTWISE = (
 _MOST_VALUES = 2**24
 # The axis of the positions of a state.
 _AXIS = 1
+# What stands for a size that a graph does not know.
+_ASSUMED = 61
 
 
 def keep_positions(division: Division) -> tuple[bool, bool]:
@@ -77,16 +79,28 @@ def keep_positions(division: Division) -> tuple[bool, bool]:
 
 
 def _size(tensor):
-    return tensor.shape[_AXIS] if len(tensor.shape) > 2 else None
+    return tensor.shape[_AXIS] or _ASSUMED if len(tensor.shape) > 2 else None
 
 
 def _after_block(nodes, block, axes):
     """Returns the axes at the end of a block that have the positions at its beginning."""
     inside = nodes[block.begin.index + 1 : block.end.index + 1]
     if block.unit is not None or block.shortcut in (IDENTITY, None):
-        return axes if block.begin.tensor.shape == block.end.tensor.shape else set()
+        is_kept = block.begin.tensor.shape == block.end.tensor.shape
+        # A layer that reads the state beside another tensor returns what the other one has.
+        is_first = block.unit or block.shortcut or _is_first(inside, block)
+        return axes if is_kept and is_first else set()
     target = block.end.tensor if block.carried is None else block.carried
     return _axes_at(inside, block.begin.tensor, target, axes)
+
+
+def _is_first(nodes, block):
+    """Returns whether the state is the first argument of the layers of a block."""
+    tensor = block.end.tensor
+    for node in reversed(nodes):
+        if any(tensor is output for output in node.outputs) and node.arguments:
+            tensor = node.arguments[0]
+    return tensor is block.begin.tensor
 
 
 def _between(nodes, start, stop, axes):
@@ -109,7 +123,7 @@ def _axes_at(nodes, start, target, axes):
     if start is target or not axes:
         return set(axes)
     # By the id of a tensor.
-    known, size = {id(start): set(axes)}, start.shape[min(axes)]
+    known, size = {id(start): set(axes)}, start.shape[min(axes)] or _ASSUMED
     for node in path_to(nodes, target):
         if any(known.get(id(tensor)) for tensor in node.arguments):
             results = _results(node, known, size) or [set()] * len(node.outputs)
@@ -129,11 +143,11 @@ def _results(node, known, size):
     operation = node.operation
     is_sorting = any(is_of_keras(operation, name) for name in _SORTING)
     # Such a layer returns its results from the last to the first.
-    if size in (None, 1) or is_sorting or getattr(operation, "go_backwards", False):
+    if size == 1 or is_sorting or getattr(operation, "go_backwards", False):
         return None
     if any(is_of_keras(operation, name) for name in _MOVING):
         (tensor, *others) = node.arguments
-        values = math.prod(part or 1 for part in tensor.shape)
+        values = math.prod(_sizes(tensor, size))
         if others or values > _MOST_VALUES:
             return None
         marked = [_marked(node, tensor, axis, size) for axis in known[id(tensor)]]
@@ -144,6 +158,11 @@ def _results(node, known, size):
     if results is not None and _is_unknown(operation):
         results = [_tried(node, known, axes, size) for axes in results[:1]]
     return results
+
+
+def _sizes(tensor, size):
+    """Returns the shape of a tensor for one image, if no other number is known, as a list."""
+    return [part or (size if axis else 1) for axis, part in enumerate(tensor.shape)]
 
 
 def _called(node, value):
@@ -159,7 +178,7 @@ def _called(node, value):
 
 def _marked(node, tensor, axis, size):
     """Returns, for every result, at which axes are the marks of an axis of the only argument."""
-    shape = [size or 1 for size in tensor.shape]
+    shape = _sizes(tensor, size)
     marks = np.arange(size).reshape([-1 if place == axis else 1 for place in range(len(shape))])
     marks = ops.cast(np.broadcast_to(marks, shape), "int32")
     args, kwargs = _called(node, lambda _: marks)
@@ -177,23 +196,27 @@ def _marked(node, tensor, axis, size):
 def _by_size(node, known, size):
     """Returns the axes that have one position less if the arguments do; `None` if that fails."""
 
-    def resized(tensor):
-        axes = known.get(id(tensor), ())
-        shape = [part - (axis in axes) if part else part for axis, part in enumerate(tensor.shape)]
-        return keras.KerasTensor(shape, dtype=tensor.dtype)
+    def made(less):
+        def resized(tensor):
+            axes = known.get(id(tensor), ())
+            parts = enumerate(_sizes(tensor, size)[1:], start=1)
+            shape = [part - less * (axis in axes) for axis, part in parts]
+            return keras.KerasTensor([*tensor.shape[:1], *shape], dtype=tensor.dtype)
+
+        return keras.tree.flatten(spec_of_call(node, resized))
 
     try:
-        made = keras.tree.flatten(spec_of_call(node, resized))
+        pairs = zip(made(0), made(1), strict=False)
     except Exception:
         # Code written by others may raise any error for another number of positions.
         return None
     return [
         {
             axis
-            for axis, sizes in enumerate(zip(tensor.shape, result.shape, strict=False))
-            if sizes == (size, size - 1) and len(tensor.shape) == len(result.shape)
+            for axis, sizes in enumerate(zip(whole.shape, result.shape, strict=False))
+            if sizes == (size, size - 1) and len(whole.shape) == len(result.shape)
         }
-        for tensor, result in zip(node.outputs, made, strict=False)
+        for whole, result in pairs
     ]
 
 
@@ -228,9 +251,8 @@ def _tried(node, known, axes, size):
 
         def shape_of(tensor):
             places = known.get(id(tensor), ())
-            return [
-                count if axis in places else part or 1 for axis, part in enumerate(tensor.shape)
-            ]
+            parts = enumerate(_sizes(tensor, count))
+            return [count if axis in places else part for axis, part in parts]
 
         values = {
             # Of ids, every vocabulary has 0 and 1.
