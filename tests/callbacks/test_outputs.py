@@ -137,6 +137,9 @@ def test_probes_of_one_of_several_outputs(fill):
     for measure in (probes.first_order, probes.lens, probes.patching, filled):
         expected = measure(alone, (X, CLASSES))
         pd.testing.assert_frame_equal(measure(chain, data), expected, rtol=1e-4, atol=1e-6)
+    # What takes the place of labels is no label of several outputs.
+    products = [probes.metric_product(of, X, stage=1, block=1, vectors=X) for of in (chain, alone)]
+    np.testing.assert_allclose(*products, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["list", "dict", "early output", "subclassed"])
