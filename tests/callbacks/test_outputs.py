@@ -1,7 +1,10 @@
 """Models with several outputs: one is chosen, with its loss, labels and weight, or several are."""
 
+import functools
+
 import keras
 import numpy as np
+import pandas as pd
 import pytest
 import tensorflow as tf
 from keras import layers
@@ -121,6 +124,22 @@ def test_one_of_several_outputs(name, number, tmp_path):
     history = model.fit(X, labels, verbose=0, callbacks=[metrics]).history
     logged = [values[0] for key, values in history.items() if key.endswith("gradient_norm")]
     np.testing.assert_allclose(logged, expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("fill", ["mean", "resample"])
+def test_probes_of_one_of_several_outputs(fill):
+    model = functional(True, False)
+    model.compile("sgd", dict(zip("ab", LOSSES, strict=True)))
+    chain, data = tfr.chain(model, output="a"), (X, {"a": CLASSES, "b": VALUES})
+    alone = keras.Model(model.input, model.output["a"])
+    alone.compile("sgd", LOSSES[0])
+    filled = functools.partial(probes.drop_blocks, fill=fill)
+    for measure in (probes.first_order, probes.lens, probes.patching, filled):
+        expected = measure(alone, (X, CLASSES))
+        pd.testing.assert_frame_equal(measure(chain, data), expected, rtol=1e-4, atol=1e-6)
+    # What takes the place of labels is no label of several outputs.
+    products = [probes.metric_product(of, X, stage=1, block=1, vectors=X) for of in (chain, alone)]
+    np.testing.assert_allclose(*products, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["list", "dict", "early output", "subclassed"])

@@ -126,6 +126,7 @@ WRONG = {
     ),
     "too few": ((LABELS[:, :3],), "one label per position"),
     "too large": ((LABELS + 1,), "labels from 0 to 3, or a row of 4 per position"),
+    "NaN": ((np.where(LABELS == 3, np.nan, LABELS),), "labels from 0 to 3"),
     "other rows": ((np.ones((4, 5, 3)),), "labels from 0 to 3"),
     "strings": ((LABELS.astype(str),), "labels that are numbers"),
 }

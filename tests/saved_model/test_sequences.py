@@ -224,6 +224,20 @@ def test_a_loss_per_position_is_written(tmp_path):
     np.testing.assert_allclose(losses[0], chain.loss(labels, outputs), rtol=1e-5)
 
 
+def test_a_class_of_images_that_a_loss_ignores_is_kept(tmp_path):
+    images = keras.Input((4,))
+    state = keras.layers.Add()([images, keras.layers.Dense(4, "tanh")(images)])
+    model = keras.Model(images, keras.layers.Dense(3)(state))
+    model.compile("sgd", OwnLoss())
+    data = np.random.default_rng(0).normal(size=(6, 4)), np.array([0, 1, 2, 2, 1, 0])
+    tfr.export(model, tmp_path / "net")
+    rest = [part[data[1] != OwnLoss.ignore_class] for part in data]
+    for probe in (probes.readout, probes.lens):
+        expected = probe(model, rest)
+        for source in (model, tmp_path / "net"):
+            pd.testing.assert_frame_equal(probe(source, data), expected, rtol=1e-5)
+
+
 @pytest.mark.system
 @pytest.mark.parametrize(
     "which", ["per position", pytest.param("masked", marks=pytest.mark.nightly)]

@@ -690,6 +690,46 @@ def test_a_mask_that_leads_past_the_blocks_is_context():
     np.testing.assert_allclose(chain(ids), model.predict(ids, verbose=0), rtol=1e-5, atol=1e-6)
 
 
+class Patches(layers.Layer):
+    """Patches of images as positions, of a number that TensorFlow cannot tell."""
+
+    def call(self, images):
+        return ops.reshape(images, (ops.shape(images)[0], -1, 6))
+
+    def compute_output_shape(self, shape):
+        return shape[0], 4, 6
+
+
+class Shift(layers.Layer):
+    """Adds a number to every position, by which TensorFlow can tell their number."""
+
+    def call(self, state):
+        return state + ops.reshape(ops.arange(4, dtype=state.dtype), (1, 4, 1))
+
+
+@pytest.mark.compiled
+def test_sizes_that_tensorflow_cannot_tell():
+    frames = {}
+    for first in (Patches(), layers.Reshape((4, 6))):
+        images = keras.Input((4, 6, 1))
+        state = first(images)
+        for number in range(2):
+            branch = layers.Dense(6, "tanh", kernel_initializer=normal_of(number))(state)
+            state = layers.Add()([state, branch if number == 0 else Shift()(branch)])
+        outputs = layers.Dense(3, kernel_initializer=normal_of(2))(layers.Flatten()(state))
+        data = np.random.default_rng(0).normal(size=(5, 4, 6, 1)), np.arange(5) % 3
+        chain = tfr.chain(keras.Model(images, outputs))
+        for probe in (probes.readout, probes.drop_blocks, probes.lens, probes.block_metrics):
+            frame = probe(chain, data)
+            if probe in frames:
+                pd.testing.assert_frame_equal(frame, frames[probe], rtol=1e-5, atol=1e-6)
+            frames[probe] = frame
+
+
+def normal_of(seed):
+    return keras.initializers.RandomNormal(stddev=0.5, seed=seed)
+
+
 @pytest.mark.nightly
 @pytest.mark.compiled
 def test_a_network_with_bounds_is_not_kept_by_its_callbacks():

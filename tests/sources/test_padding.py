@@ -101,6 +101,62 @@ def test_inputs_are_known_by_their_whole_name(name):
         assert notes_of(chain) == [UNKNOWN]
 
 
+class Positions(layers.Layer):
+    """Adds what belongs to a position, of which it knows few."""
+
+    def build(self, shape):
+        self.table = self.add_weight(shape=(9, shape[-1]), name="table")
+
+    def call(self, state):
+        return state + self.table[: ops.shape(state)[1]]
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_inputs_of_any_length_are_known_before_a_layer_that_takes_few_positions(is_hidden):
+    ids, mask = (keras.Input((None,), dtype="int32", name=name) for name in ("ids", "padding_mask"))
+    state = Positions()(layers.Embedding(20, WIDTH)(ids))
+    seen = ops.cast(mask, "bool")[:, None, :]
+    for _ in range(2):
+        if is_hidden:
+            state = Encoder()(state, seen)
+        else:
+            branch = layers.MultiHeadAttention(2, 4)(state, state, attention_mask=seen)
+            state = layers.Add()([state, branch])
+    inputs = {"ids": ids, "padding_mask": mask}
+    chain = tfr.chain(keras.Model(inputs, layers.Dense(3)(state)))
+    np.testing.assert_array_equal(valid_of(chain, {"ids": IDS, "padding_mask": VALID}), VALID)
+    assert chain.outputs_at_positions
+
+
+class Decoder(layers.Layer):
+    """Attention of one sequence to another."""
+
+    def build(self, inputs_shape, other_shape):
+        self.attention = layers.MultiHeadAttention(2, 4, name="attention")
+        self.attention.build(inputs_shape, other_shape)
+
+    def call(self, inputs, other):
+        return inputs + self.attention(inputs, other)
+
+
+def test_a_layer_that_reads_the_state_has_other_positions():
+    names = ("ids", "padding_mask", "decoder_ids")
+    ids, mask, target = (keras.Input((7,), dtype="int32", name=name) for name in names)
+    state = layers.Embedding(20, WIDTH)(ids)
+    for _ in range(2):
+        state = Encoder()(state, ops.cast(mask, "bool")[:, None, :])
+    state = Decoder()(layers.Embedding(20, WIDTH)(target), state)
+    inputs = {"ids": ids, "padding_mask": mask, "decoder_ids": target}
+    model = keras.Model(inputs, layers.Dense(3)(state))
+    chain = tfr.chain(model, blocks=(Encoder, Decoder))
+    assert len(chain.blocks) == 3
+    assert not chain.outputs_at_positions
+    assert valid_of(chain, {"ids": IDS, "padding_mask": VALID, "decoder_ids": IDS}) is None
+
+
 def test_a_mask_of_padding_is_not_taken_for_its_opposite():
     model = transformer(["key_padding_mask"], mask_of=lambda _, masks: ~masks[0])
     chain = tfr.chain(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import TYPE_CHECKING
 
@@ -137,6 +138,8 @@ def _values_of(chain, data, memory_limit, progress):
     asked = [unperturbed(chain), *(route for route in routes if route is not None)]
     function = functools.partial(_batch_values, chain)
     batches, count = batches_of(data, chain)
+    # Of batches that are arranged already.
+    chain = dataclasses.replace(chain, arrangement=None)
     check, parts = label_check(chain), []
     with progress_bar("first order" if progress else None, count) as advance:
         # Both see a batch before the next one is read, since data may be shuffled every time.

@@ -491,7 +491,8 @@ def _labels_of(labels, weights, chain, with_labels, count):
         labels = _tensor_of("labels", labels)
     if isinstance(weights, (list, tuple)) and not _is_structure(weights, several, count):
         weights = _tensor_of("weights", weights)
-    if chain is not None and chain.arrangement is not None:
+    is_read = with_labels or keras.tree.is_nested(labels) or keras.tree.is_nested(weights)
+    if chain is not None and chain.arrangement is not None and is_read:
         labels, weights = chain.arrangement.labels(labels, weights)
     elif not with_labels:
         (labels, *_) = keras.tree.flatten(labels)

@@ -66,7 +66,8 @@ def counted(labels, outputs):
         outputs: int, the number of outputs per position.
     """
     if are_indices(labels, outputs):
-        is_counted = labels >= 0
+        # NaN counts, and is refused.
+        is_counted = ops.logical_not(labels < 0)
         return is_counted[:, :, 0] if len(labels.shape) == 3 else is_counted
     is_counted = ops.logical_not(ops.isnan(ops.cast(labels, "float32")))
     return ops.any(is_counted, axis=-1) if len(labels.shape) == 3 else is_counted

@@ -13,8 +13,8 @@ from tfresidual.routing.chain import OUTPUT_KINDS
 
 # The version of the format. A reader accepts its own version and older ones. Version 2 is written
 # only for what a reader of version 1 could not open, or would get wrong: a context, several inputs
-# or inputs of whole numbers, and classes per position. It has the further keys `input_dtype` and,
-# with the functions for probing, `ignore_class`.
+# or inputs of whole numbers, classes per position, and a loss of one's own that ignores a class. It
+# has the further keys `input_dtype` and, with the functions for probing, `ignore_class`.
 FORMAT = 2
 FIRST_FORMAT = 1
 LAYOUT_FILE = pathlib.PurePath("assets.extra", "tfresidual.json")

@@ -11,6 +11,7 @@ from tfresidual.routing.arrangement import Arrangement
 from tfresidual.routing.chain import Block, Chain, Stage
 from tfresidual.routing.losses import loss_from
 from tfresidual.routing.outputs import LOGITS, OUTPUTS
+from tfresidual.routing.sizes import with_sizes
 from tfresidual.saved_model.format import (
     CALLED,
     CONTEXT,
@@ -67,41 +68,11 @@ class _Piece:
         self.root = root
         (self.concrete,) = root.pieces[name].concrete_functions
         self.dtypes = [spec.dtype for spec in self.concrete.structured_input_signature[0]]
-        self._shapes = {}
+        self.known_sizes = with_sizes(self.concrete)
 
     def __call__(self, *tensors):
-        given = [tf.cast(one, dtype) for one, dtype in zip(tensors, self.dtypes, strict=True)]
-        result = self.concrete(*given)
-        if not tf.executing_eagerly():
-            self._complete(result, [one.shape for one in given])
-        return result
-
-    def _complete(self, result, given):
-        """Sets the sizes of a symbolic result that TensorFlow cannot tell from those given."""
-        found = tf.nest.flatten(result)
-        are_known = all(shape[1:].is_fully_defined() for shape in given)
-        if all(one.shape[1:].is_fully_defined() for one in found) or not are_known:
-            return
-        key = tuple(map(tuple, given))
-        if key not in self._shapes:
-            # An axis of images has another size for two of them.
-            one, two = (self._shapes_of(given, images) for images in (1, 2))
-            self._shapes[key] = [
-                [size if size == other else None for size, other in zip(*pair, strict=True)]
-                for pair in zip(one, two, strict=True)
-            ]
-        for tensor, shape in zip(found, self._shapes[key], strict=True):
-            tensor.set_shape(shape)
-
-    def _shapes_of(self, given, images):
-        with tf.init_scope():
-            result = self.concrete(
-                *(
-                    tf.zeros([images if shape[0] is None else shape[0], *shape[1:]], dtype)
-                    for shape, dtype in zip(given, self.dtypes, strict=True)
-                )
-            )
-        return [one.shape.as_list() for one in tf.nest.flatten(result)]
+        given = zip(tensors, self.dtypes, strict=True)
+        return self.known_sizes(*(tf.cast(tensor, dtype) for tensor, dtype in given))
 
 
 class _Reference:

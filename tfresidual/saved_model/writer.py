@@ -221,11 +221,14 @@ def _check_names(chain, arguments):
 
 
 def _header(chain, serve, probing):
+    is_rebuilt = getattr(chain.loss, "description", None) is not None
+    ignores_none = getattr(chain.loss, "ignore_class", None) is None
     is_first = (
         chain.context is None
         and is_shape(chain.input_shape)
         and dtype_taken(chain.input_dtype) == "float32"
         and (chain.outputs == "values" or len(result_of(serve)[OUTPUTS].shape) == 2)
+        and (ignores_none or is_rebuilt or not probing)
     )
     return {
         "format": FIRST_FORMAT if is_first else FORMAT,

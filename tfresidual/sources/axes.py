@@ -8,6 +8,7 @@ and of any other from what it returns for one position less.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from tfresidual.routing.agreement import SIZES
 from tfresidual.sources.blocks import IDENTITY, path_to
 from tfresidual.sources.graph import Weight, is_of_keras, spec_of_call
 from tfresidual.sources.masks import KNOWN_PACKAGES
@@ -39,6 +41,8 @@ _ELEMENTWISE = (
 _MOST_VALUES = 2**24
 # The axis of the positions of a state.
 _AXIS = 1
+# What stands for a size that a graph does not know.
+_ASSUMED = 61
 
 
 def keep_positions(division: Division) -> tuple[bool, bool]:
@@ -75,16 +79,28 @@ def keep_positions(division: Division) -> tuple[bool, bool]:
 
 
 def _size(tensor):
-    return tensor.shape[_AXIS] if len(tensor.shape) > 2 else None
+    return tensor.shape[_AXIS] or _ASSUMED if len(tensor.shape) > 2 else None
 
 
 def _after_block(nodes, block, axes):
     """Returns the axes at the end of a block that have the positions at its beginning."""
     inside = nodes[block.begin.index + 1 : block.end.index + 1]
     if block.unit is not None or block.shortcut in (IDENTITY, None):
-        return axes if block.begin.tensor.shape == block.end.tensor.shape else set()
+        is_kept = block.begin.tensor.shape == block.end.tensor.shape
+        # A layer that reads the state beside another tensor returns what the other one has.
+        is_first = block.unit or block.shortcut or _is_first(inside, block)
+        return axes if is_kept and is_first else set()
     target = block.end.tensor if block.carried is None else block.carried
     return _axes_at(inside, block.begin.tensor, target, axes)
+
+
+def _is_first(nodes, block):
+    """Returns whether the state is the first argument of the layers of a block."""
+    tensor = block.end.tensor
+    for node in reversed(nodes):
+        if any(tensor is output for output in node.outputs) and node.arguments:
+            tensor = node.arguments[0]
+    return tensor is block.begin.tensor
 
 
 def _between(nodes, start, stop, axes):
@@ -107,7 +123,7 @@ def _axes_at(nodes, start, target, axes):
     if start is target or not axes:
         return set(axes)
     # By the id of a tensor.
-    known, size = {id(start): set(axes)}, start.shape[min(axes)]
+    known, size = {id(start): set(axes)}, start.shape[min(axes)] or _ASSUMED
     for node in path_to(nodes, target):
         if any(known.get(id(tensor)) for tensor in node.arguments):
             results = _results(node, known, size) or [set()] * len(node.outputs)
@@ -127,11 +143,11 @@ def _results(node, known, size):
     operation = node.operation
     is_sorting = any(is_of_keras(operation, name) for name in _SORTING)
     # Such a layer returns its results from the last to the first.
-    if size in (None, 1) or is_sorting or getattr(operation, "go_backwards", False):
+    if size == 1 or is_sorting or getattr(operation, "go_backwards", False):
         return None
     if any(is_of_keras(operation, name) for name in _MOVING):
         (tensor, *others) = node.arguments
-        values = math.prod(part or 1 for part in tensor.shape)
+        values = math.prod(_sizes(tensor, size))
         if others or values > _MOST_VALUES:
             return None
         marked = [_marked(node, tensor, axis, size) for axis in known[id(tensor)]]
@@ -142,6 +158,11 @@ def _results(node, known, size):
     if results is not None and _is_unknown(operation):
         results = [_tried(node, known, axes, size) for axes in results[:1]]
     return results
+
+
+def _sizes(tensor, size):
+    """Returns the shape of a tensor for one image, if no other number is known, as a list."""
+    return [part or (size if axis else 1) for axis, part in enumerate(tensor.shape)]
 
 
 def _called(node, value):
@@ -157,7 +178,7 @@ def _called(node, value):
 
 def _marked(node, tensor, axis, size):
     """Returns, for every result, at which axes are the marks of an axis of the only argument."""
-    shape = [size or 1 for size in tensor.shape]
+    shape = _sizes(tensor, size)
     marks = np.arange(size).reshape([-1 if place == axis else 1 for place in range(len(shape))])
     marks = ops.cast(np.broadcast_to(marks, shape), "int32")
     args, kwargs = _called(node, lambda _: marks)
@@ -175,23 +196,27 @@ def _marked(node, tensor, axis, size):
 def _by_size(node, known, size):
     """Returns the axes that have one position less if the arguments do; `None` if that fails."""
 
-    def resized(tensor):
-        axes = known.get(id(tensor), ())
-        shape = [part - (axis in axes) if part else part for axis, part in enumerate(tensor.shape)]
-        return keras.KerasTensor(shape, dtype=tensor.dtype)
+    def made(less):
+        def resized(tensor):
+            axes = known.get(id(tensor), ())
+            parts = enumerate(_sizes(tensor, size)[1:], start=1)
+            shape = [part - less * (axis in axes) for axis, part in parts]
+            return keras.KerasTensor([*tensor.shape[:1], *shape], dtype=tensor.dtype)
+
+        return keras.tree.flatten(spec_of_call(node, resized))
 
     try:
-        made = keras.tree.flatten(spec_of_call(node, resized))
+        pairs = zip(made(0), made(1), strict=False)
     except Exception:
         # Code written by others may raise any error for another number of positions.
         return None
     return [
         {
             axis
-            for axis, sizes in enumerate(zip(tensor.shape, result.shape, strict=False))
-            if sizes == (size, size - 1) and len(tensor.shape) == len(result.shape)
+            for axis, sizes in enumerate(zip(whole.shape, result.shape, strict=False))
+            if sizes == (size, size - 1) and len(whole.shape) == len(result.shape)
         }
-        for tensor, result in zip(node.outputs, made, strict=False)
+        for whole, result in pairs
     ]
 
 
@@ -216,37 +241,48 @@ def _is_unknown(operation):
 def _tried(node, known, axes, size):
     """Returns the axes of the first result along which a position depends on the same position.
 
-    Necessary for keeping the order, and tried at both ends.
+    Necessary for keeping the order, and tried at both ends. The number of positions may be assumed,
+    and too large for a layer: then a smaller one is tried.
     """
     inputs = [tensor for tensor in node.arguments if known.get(id(tensor))]
-    rng = np.random.default_rng(0)
-    values = {
-        # Of ids, every vocabulary has 0 and 1.
-        id(tensor): rng.normal(size=[size or 1 for size in tensor.shape])
-        * keras.backend.is_float_dtype(tensor.dtype)
-        for tensor in node.arguments
-    }
 
-    def run(position=None):
-        def value(tensor):
-            given = values[id(tensor)]
-            if position is not None and any(tensor is one for one in inputs):
-                given = given.copy()
-                for axis in known[id(tensor)]:
-                    given[(slice(None),) * axis + (position,)] += 1
-            return ops.cast(given, tensor.dtype)
+    def found_for(count):
+        rng = np.random.default_rng(0)
 
-        args, kwargs = _called(node, value)
-        if isinstance(node.operation, keras.layers.Layer):
-            kwargs = kwargs | {"training": False}
-        return ops.convert_to_numpy(keras.tree.flatten(node.operation(*args, **kwargs))[0])
+        def shape_of(tensor):
+            places = known.get(id(tensor), ())
+            parts = enumerate(_sizes(tensor, count))
+            return [count if axis in places else part for axis, part in parts]
 
-    try:
+        values = {
+            # Of ids, every vocabulary has 0 and 1.
+            id(tensor): rng.normal(size=shape_of(tensor))
+            * keras.backend.is_float_dtype(tensor.dtype)
+            for tensor in node.arguments
+        }
+
+        def run(position=None):
+            def value(tensor):
+                given = values[id(tensor)]
+                if position is not None and any(tensor is one for one in inputs):
+                    given = given.copy()
+                    for axis in known[id(tensor)]:
+                        given[(slice(None),) * axis + (position,)] += 1
+                return ops.cast(given, tensor.dtype)
+
+            args, kwargs = _called(node, value)
+            if isinstance(node.operation, keras.layers.Layer):
+                kwargs = kwargs | {"training": False}
+            return ops.convert_to_numpy(keras.tree.flatten(node.operation(*args, **kwargs))[0])
+
         plain, kept = run(), set(axes)
-        for position in (0, size - 1):
+        for position in (0, count - 1):
             changed = run(position) != plain
             kept = {axis for axis in kept if changed.take(position, axis=axis).any()}
-    except Exception:
+        return kept
+
+    for count in (size, *(one for one in SIZES if one < size)):
         # Code written by others may raise any error for random values.
-        return set()
-    return kept
+        with contextlib.suppress(Exception):
+            return found_for(count)
+    return set()

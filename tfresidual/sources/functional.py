@@ -22,6 +22,7 @@ from keras import ops
 from tfresidual.routing.agreement import sample_images
 from tfresidual.routing.chain import VALID_POSITIONS, Block, Chain, Stage
 from tfresidual.routing.losses import loss_of, note_of_loss
+from tfresidual.routing.sizes import with_sizes
 from tfresidual.sources.blocks import is_unit, other_anchor, path_to, shortcut_of_unit
 from tfresidual.sources.calls import SharedCalls
 from tfresidual.sources.graph import described, replay
@@ -88,7 +89,7 @@ def _stem(whole, target, dtype):
         values = replay(nodes, _values_of_inputs(whole, images))
         return ops.cast(values[id(target)], dtype)
 
-    return stem
+    return with_sizes(stem)
 
 
 def _values_of_inputs(whole, images):
@@ -137,7 +138,8 @@ class _Context:
     @property
     def function(self):
         """The function `images -> context`; `None` if there is no context."""
-        return self.compute if self.tensors or self.valid is not None else None
+        is_there = self.tensors or self.valid is not None
+        return with_sizes(self.compute) if is_there else None
 
     def compute(self, images):
         count = ops.shape(keras.tree.flatten(images)[0])[0]
@@ -263,7 +265,7 @@ class _Parts:
             states, known = self.context.split(arguments)
             return function(*states, known)
 
-        return of_arguments
+        return with_sizes(of_arguments)
 
     def between(self, start, stop, dtype=None):
         """Returns the function of the chain from one place to another."""
