@@ -6,6 +6,7 @@ package when they run, and `train --backend` chooses the backend before.
 """
 
 import _thread
+import atexit
 import contextlib
 import errno
 import importlib.util
@@ -744,6 +745,9 @@ class _Interrupts:
         if signal.getsignal(signal.SIGINT) == self._interrupt:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             sys.unraisablehook = self._hook
+            # What has ended is not interrupted any more, while the libraries are cleaned up.
+            atexit.unregister(_ignore_interrupts)
+            atexit.register(_ignore_interrupts)
 
     def _interrupt(self, *_):
         error = _Interrupted()
@@ -768,6 +772,10 @@ class _Interrupts:
     def _report(self, unraisable):
         if not isinstance(unraisable.exc_value, _Interrupted):
             self._hook(unraisable)
+
+
+def _ignore_interrupts():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class _Interrupted(KeyboardInterrupt):
