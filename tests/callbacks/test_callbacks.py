@@ -84,6 +84,7 @@ def test_depth_of_a_stage_without_a_measured_block_is_nan():
     assert history["stage1/depth"][0] >= 1
 
 
+@pytest.mark.system
 def test_every_key_from_the_first_epoch_on_begins_with_its_split(tmp_path):
     net = network(widths=(4,))
     data = {"train": dataset(net), "test": dataset(net, seed=2)}

@@ -49,6 +49,7 @@ def chosen(data):
     return [callbacks.BlockMetrics(data), callbacks.Readout(data, every=2)]
 
 
+@pytest.mark.system
 def test_images_have_the_epoch_and_the_name_of_the_probe(tmp_path):
     net = network()
     probes = chosen(random_batch(net, images=4, seed=1))

@@ -165,6 +165,7 @@ def test_routes_named_twice_and_none_at_all():
     assert empty.columns.tolist() == frame.columns.tolist()
 
 
+@pytest.mark.system
 def test_memory_limit_changes_nothing():
     net, batch = network(NETWORKS["original"], images=9)
     chain = tfr.chain(net)

@@ -139,6 +139,7 @@ def test_states_that_overflow():
     assert frame["distance"].isna().all()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "dtype", ["float32", pytest.param("mixed_bfloat16", marks=pytest.mark.nightly)]
 )

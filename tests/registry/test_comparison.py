@@ -65,6 +65,7 @@ def test_every_figure_has_every_network(compared):
         assert section.images == "40 test images of Digitclutter, 3 digits"
 
 
+@pytest.mark.system
 def test_panels_of_networks_have_the_same_limits(compared):
     axes = compared["The cosine over training"].figure.axes[:9]
     assert len({panel.get_ylim() for panel in axes}) == 1

@@ -628,6 +628,7 @@ def bytes_of_image(chain):
     return runner.bytes_per_image
 
 
+@pytest.mark.system
 def test_nothing_of_a_chain_that_is_dropped_stays(tmp_path):
     """TensorFlow alone keeps some 20,000 objects per SavedModel, 30 MB.
 

@@ -133,6 +133,7 @@ def test_blocks_of_one_kind_have_one_graph():
     assert len(chain.called) == 3
 
 
+@pytest.mark.system
 def test_the_numbers_follow_the_weights():
     net = network()
     chain = tfr.chain(net)

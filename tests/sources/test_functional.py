@@ -956,6 +956,7 @@ def test_files_and_training_go_on(tmp_path):
     assert [block.shortcut for block in loaded.blocks] == [b.shortcut for b in chain.blocks]
 
 
+@pytest.mark.system
 @pytest.mark.compiled
 def test_nothing_is_left_behind():
     model, _ = nested_shared()

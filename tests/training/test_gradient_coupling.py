@@ -299,6 +299,7 @@ def test_steps_are_those_of_numpy(double_network, coupling, kernel, first_block)
     assert int(optimizer.iterations) == 2
 
 
+@pytest.mark.system
 @pytest.mark.compiled
 def test_a_fit_is_that_of_numpy():
     nets = [network() for _ in range(3)]

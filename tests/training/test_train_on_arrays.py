@@ -87,6 +87,7 @@ def test_arrays_are_batches_of_64_in_an_order_of_each_epoch(tmp_path):
     assert_equal_trainings(found, expected)
 
 
+@pytest.mark.system
 def test_a_dataset_without_an_epoch_is_used_as_it_is(tmp_path):
     class Batches(keras.utils.PyDataset):
         def __len__(self):
