@@ -124,7 +124,9 @@ def _plain(value, is_inside=False):
         return tuple(_plain(one, is_inside) for one in value)
     if isinstance(value, dict):
         return tuple((repr(key), _plain(one, is_inside)) for key, one in value.items())
-    if isinstance(value, tf.Tensor) and hasattr(value, "numpy"):
+    if isinstance(value, tf.Tensor):
+        if not hasattr(value, "numpy") or value.dtype in (tf.resource, tf.variant):
+            return None
         value = value.numpy()
     if isinstance(value, (np.ndarray, np.generic)):
         return value.shape, value.tobytes()
