@@ -82,12 +82,11 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
     measures it.
 
     The training is the same, bit for bit, as without this callback, if a model whose layers were
-    changed after a training is compiled again. Networks with both `lipschitz`
-    and `anchor` are refused, because there it is not: where a gradient is read, TensorFlow no
-    longer rewrites the sum that it is, and the weights differ in their last bits. While the
-    callback runs, the training function of the model is another one; nothing of it remains
-    afterwards, or in copies and files of the model. Callbacks that read the logs must come after
-    this one, see `ProbeCallback`.
+    changed after a training is compiled again. Networks with both `lipschitz` and `anchor` are
+    refused, because there it is not: where a gradient is read, TensorFlow no longer rewrites the
+    sum that it is, and the weights differ in their last bits. While the callback runs, the training
+    function of the model is another one; nothing of it remains afterwards, or in copies and files
+    of the model. Callbacks that read the logs must come after this one, see `ProbeCallback`.
 
     Example:
 

@@ -2,13 +2,13 @@
 
 import dataclasses
 
-import keras
 import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
 from keras import ops
 from reference import sequences
+from reference.batches import Batches
 from reference.numpy_lens import Images
 from reference.plane import anchored_chain, at, plane_chain
 from reference.random_network import random_batch, random_network, sample
@@ -117,18 +117,6 @@ def post_norm_chain():
     return dataclasses.replace(chain, stages=(stage,))
 
 
-class Batches(keras.utils.PyDataset):
-    def __init__(self, batches):
-        super().__init__()
-        self.batches = batches
-
-    def __len__(self):
-        return len(self.batches)
-
-    def __getitem__(self, index):
-        return self.batches[index]
-
-
 def numpy_fill(fill, added, image, order):
     """What takes the place of what a block adds for an image, `(positions, features)`."""
     own = added[image]
@@ -192,7 +180,7 @@ def test_fills_of_post_norm_blocks_equal_numpy(fill, keep_norm):
     frames = [
         probes.drop_blocks(
             chain,
-            Batches([(tokens[half, :end], labels[half]) for half, end in pairs]),
+            Batches(*[(tokens[half, :end], labels[half]) for half, end in pairs]),
             **settings,
         )
         for pairs in (zip(halves, ends, strict=True), zip(halves, [None] * 2, strict=True))

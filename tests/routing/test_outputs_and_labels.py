@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import tensorflow as tf
 from keras import layers, ops
+from reference.batches import Batches
 from reference.random_network import sample
 
 import tfresidual as tfr
@@ -770,18 +771,6 @@ def test_one_index_for_many_positions():
     with pytest.raises(ValueError, match=r"as the loss .* takes them.*labels of shape \(None,\)"):
         probes.block_metrics(net, (IMAGES, INDICES))
     assert len(probes.block_metrics(net, (IMAGES, np.ones((6, 4, 4), int)))) == 1
-
-
-class Batches(keras.utils.PyDataset):
-    def __init__(self, *batches):
-        super().__init__()
-        self.batches = batches
-
-    def __len__(self):
-        return len(self.batches)
-
-    def __getitem__(self, index):
-        return self.batches[index]
 
 
 ROWS = np.eye(CLASSES)[INDICES]

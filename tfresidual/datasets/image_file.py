@@ -194,7 +194,7 @@ def check_target(data_file: StrPath) -> pathlib.Path:
 
 
 def _is_own(path):
-    """Returns whether a file is empty, or begins as `write` begins it, however it goes on."""
+    """Returns whether a file is empty, or starts as those of `write` do; it may be damaged."""
     check_file(path)
     with path.open("rb") as file:
         # The name of its first part follows 30 bytes that describe it.
