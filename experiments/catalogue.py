@@ -26,6 +26,7 @@ from tfresidual.jobs.building import build
 from tfresidual.jobs.data import prepare
 from tfresidual.jobs.settings import DEPTHS, WIDTHS, Settings, describe, stages_of
 from tfresidual.machine.files import replacing
+from tfresidual.plots.frames import NothingError
 
 # The files of the papers, by short name.
 PAPERS = {
@@ -167,13 +168,16 @@ class Entry:
 
     def pictures(self, frames, size):
         """Returns the figures and tables that it draws, by the name of their files."""
-        drawn = self.draw(self.select(frames, size))
+        try:
+            drawn = self.draw(self.select(frames, size))
+        except NothingError as error:
+            raise MissingError(f"nothing can be drawn: {error}") from error
         drawn = drawn if isinstance(drawn, dict) else {"": drawn}
         return {f"{self.id}{name and '-' + name}": found for name, found in drawn.items()}
 
 
 class MissingError(Exception):
-    """Networks were not trained, or not measured, or do not exist at a size."""
+    """Networks were not trained, or not measured, have no values, or do not exist at a size."""
 
 
 @dataclasses.dataclass(frozen=True)

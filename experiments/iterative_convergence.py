@@ -109,8 +109,11 @@ def network(size, seed, coupling, width, data="CIFAR-10", bounds="standard", var
     """A network of the paper."""
     strength, recurrent = COUPLINGS[coupling]
     changes = (DATA | OTHER_RECIPE)[data] | BOUNDS[bounds] | VARIATIONS[variation]
+    depth = DEPTH[size]
     if "coupling_from" in changes:
         changes["coupling_from"] = LATE[size]
+        # Two blocks that are coupled, also in the smallest networks.
+        depth = max(depth, LATE[size] + 2)
     common = dict(COMMON[size])
     recipe = training.recipe(changes.get("recipe", changes.get("data", "digitclutter")))
     if size in ("small", "longer", "deeper"):
@@ -130,7 +133,7 @@ def network(size, seed, coupling, width, data="CIFAR-10", bounds="standard", var
         changes.pop("data", None)
     settings = Settings(
         network="resnet101",
-        depth=DEPTH[size],
+        depth=depth,
         width=width,
         coupling=strength,
         recurrent=recurrent,

@@ -164,6 +164,16 @@ def test_an_entry_that_does_not_exist_at_a_size():
         catalogue.ENTRIES["II-10"].pictures({}, "small")
 
 
+def test_networks_no_better_than_chance():
+    """They have no indices, as after an epoch of the smallest size, and a run goes on."""
+    frames = random("IC", "smoke")
+    indices = frames["indices"].filter(like="_index").columns
+    frames["indices"][indices] = float("nan")
+    for name in ("IC-2", "IC-3a", "IC-3c"):
+        with pytest.raises(catalogue.MissingError):
+            catalogue.ENTRIES[name].pictures(frames, "smoke")
+
+
 def test_every_statement_says_what_its_effect_is():
     assert {*catalogue.STATEMENTS} == DECIDED
     for statement in catalogue.STATEMENTS.values():
@@ -217,6 +227,17 @@ def test_every_statement_is_decided_by_the_networks_that_it_is_about(paper, size
             assert found.effect == (statement.cannot or f"no networks at size {size}")
             continue
         assert found.verdict != "not run" or found.effect == "no case has a value", statement.id
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("paper", catalogue.PAPERS)
+def test_every_entry_is_drawn(paper):
+    """From random frames: networks of the smallest size may be no better than chance."""
+    frames = random(paper, "smoke")
+    for one in catalogue.entries_of(paper):
+        # Frames of other columns than those of networks.
+        if one.id not in ("IC-1", "PI-M"):
+            assert one.pictures(frames, "smoke"), one.id
         alone = {
             name: frame[frame["name"].isin({n.name for n in statement.networks(size)})]
             for name, frame in frames.items()
@@ -627,7 +648,7 @@ def test_every_figure_of_a_paper_at_the_smallest_size(paper, tmp_path):
         cwd=tmp_path,
         env=environment,
         check=True,
-        capture_output=True,
+        stdout=subprocess.PIPE,
         text=True,
     )
     assert ": no `" not in done.stdout

@@ -58,6 +58,12 @@ DAMAGES = {
     "an empty file": lambda path: path.write_bytes(b""),
     "other bytes": lambda path: path.write_bytes(in_the_middle(path.read_bytes())),
     "changed bytes": lambda path: path.write_bytes(path.read_bytes().replace(b"conv2d", b"conv3d")),
+    "a damaged directory": lambda path: path.write_bytes(
+        path.read_bytes().replace(b"PK\1\2", b"PK\1\3")
+    ),
+    "a directory of no version": lambda path: path.write_bytes(
+        path.read_bytes().replace(b"PK\1\2" + bytes([20, 3, 20]), b"PK\1\2" + bytes([20, 3, 99]))
+    ),
     "no config": lambda path: rewrite(path, lambda name, c: None if "config" in name else c),
     "an empty config": lambda path: rewrite(
         path, lambda name, c: b"{}" if name == "config.json" else c

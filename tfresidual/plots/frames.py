@@ -60,11 +60,15 @@ def numbers_or_gaps(frame, column, name="frame"):
     return np.where(np.isfinite(values), values, np.nan)
 
 
+class NothingError(ValueError):
+    """A table holds no number to draw, as the indices of networks no better than chance."""
+
+
 def numbers(frame, column, name="frame"):
-    """Returns a column as floats, infinities as NaN; raises a `ValueError` if all are NaN."""
+    """Returns a column as floats, infinities as NaN; raises a `NothingError` if all are NaN."""
     values = numbers_or_gaps(frame, column, name)
     if np.isnan(values).all():
-        raise ValueError(
+        raise NothingError(
             f"Argument `{name}` must hold at least one finite number in the column `{column}`. "
             f"Received: {len(values)} rows, every one NaN or infinite"
         )
@@ -125,10 +129,10 @@ def require_same_splits(tables):
 
 
 def refuse_nothing(table, columns, name="frame"):
-    """Raises a `ValueError` if none of the columns of a table holds a number."""
+    """Raises a `NothingError` if none of the columns of a table holds a number."""
     if table[list(columns)].isna().all(axis=None):
         one_of = "column" if len(columns) == 1 else "columns"
-        raise ValueError(
+        raise NothingError(
             f"Argument `{name}` must hold at least one finite number in the {one_of} "
             f"{', '.join(f'`{column}`' for column in columns)}. Received: {len(table)} rows, "
             "every one NaN or infinite"

@@ -199,10 +199,12 @@ def _is_archive(path):
     check_file(path)
     # An unreadable file is not necessarily damaged.
     with path.open("rb") as file:
-        if not zipfile.is_zipfile(file):
+        try:
+            with zipfile.ZipFile(file) as archive:
+                return "config.json" in archive.namelist()
+        except (zipfile.BadZipFile, NotImplementedError):
+            # A damaged version number is a version that Python cannot read.
             return False
-        with zipfile.ZipFile(file) as archive:
-            return "config.json" in archive.namelist()
 
 
 def _loaded(path):
