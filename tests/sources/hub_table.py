@@ -40,12 +40,14 @@ def row_of(name):
     row = dict.fromkeys(COLUMNS, "") | {"class": name}
     if name in zoo.LEFT_OUT:
         return row | {"found": "left out", "reason": zoo.LEFT_OUT[name]}
-    model = zoo.build(name)
-    inputs = zoo.inputs_of(name, model)
-    model, row["output"] = zoo.with_one_output(model)
+    # Names of layers are counted from the beginning.
+    keras.backend.clear_session()
     with warnings.catch_warnings():
         # keras-hub's layers drop masks, of which Keras warns.
         warnings.simplefilter("ignore")
+        model = zoo.build(name)
+        inputs = zoo.inputs_of(name, model)
+        model, row["output"] = zoo.with_one_output(model)
         try:
             chain = tfr.chain(model, inputs=inputs)
         except ValueError as error:

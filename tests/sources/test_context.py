@@ -371,3 +371,22 @@ def test_what_all_images_share_is_carried(shape):
 def test_what_mixes_images_is_refused():
     with pytest.raises(ValueError, match=r"do not depend on the other images.*tensor that all"):
         tfr.chain(read_by_blocks(lambda other: ops.mean(other, axis=0)))
+
+
+@keras.saving.register_keras_serializable("test_context")
+class _WithoutItsSecond(layers.Layer):
+    """Has two outputs by its shape, and None in place of one that nobody asked for."""
+
+    def call(self, inputs):
+        return 2 * inputs, None
+
+    def compute_output_shape(self, shape):
+        return shape, shape
+
+
+def test_a_layer_that_returns_none_in_place_of_an_output():
+    inputs = keras.Input((4,))
+    first, _ = _WithoutItsSecond()(inputs)
+    model = keras.Model(inputs, layers.Dense(2)(first + layers.Dense(4)(first)))
+    data = np.random.default_rng(0).normal(size=(3, 4)).astype("float32")
+    np.testing.assert_allclose(tfr.chain(model)(data), model.predict(data, verbose=0), rtol=1e-5)

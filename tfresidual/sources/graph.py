@@ -81,7 +81,11 @@ class Node:
             values[id(tensor)]._keras_mask = values[id(mask)]
         call = CALLER.get()
         made = self.applied(values) if call is None else call(self, values)
-        results = [result for result in keras.tree.flatten(made) if result is not None]
+        results = keras.tree.flatten(made)
+        # A layer whose output has a shape may return None in its place. What has none is not among
+        # the outputs.
+        if len(results) > len(self.outputs) - len(self.masks):
+            results = [result for result in results if result is not None]
         results += [results[index]._keras_mask for index in self.masks]
         return {id(tensor): value for tensor, value in zip(self.outputs, results, strict=True)}
 
