@@ -37,6 +37,21 @@ def compiled(network, coupling=None, **kwargs):
     return network
 
 
+def plain(blocks=3):
+    """A model of Keras' layers alone, whose blocks are coupled; they start equal."""
+    state = inputs = keras.Input(SMALL["input_shape"])
+    layers = [
+        [keras.layers.Conv2D(3, 3, padding="same"), keras.layers.BatchNormalization()]
+        for _ in range(blocks)
+    ]
+    for convolve, normalize in layers:
+        state = keras.layers.Add()([state, normalize(convolve(state))])
+        convolve.set_weights(layers[0][0].get_weights())
+    state = keras.layers.GlobalAveragePooling2D()(state)
+    network = keras.Model(inputs, keras.layers.Dense(CLASSES, "softmax")(state))
+    return compiled(network, 0.8, groups=[layers], kernel="triangular")
+
+
 def multi_label():
     network = built(classifier_activation="sigmoid")
     optimizer = keras.optimizers.SGD(RATE, momentum=0.9)
@@ -55,6 +70,7 @@ NETWORKS |= {
     "coupled and bounded": lambda: compiled(
         built(recurrent_initialization=True, lipschitz=0.9, anchor="input"), 0.5
     ),
+    "coupled and plain": plain,
     "multi-label": multi_label,
     "mixed_bfloat16": lambda: compiled(built(dtype="mixed_bfloat16")),
     "mixed_bfloat16 bounded": lambda: compiled(built(dtype="mixed_bfloat16", lipschitz=0.9)),

@@ -85,6 +85,9 @@ networks.resnet(depth=20, **options)
 networks.hauser((2, 3, 4), widths=(8, 16, 32), layout="original")
 networks.ResidualNetwork((None, None, 3), 10, shortcut=layers.ScaledShortcut(0.5), pooling=8)
 coupling = training.GradientCoupling(keras.optimizers.SGD(0.1), coupling=0.9, kernel="triangular")
+coupling = training.GradientCoupling("sgd", coupling=0.9, groups=tfr.chain(net))
+dense = [keras.layers.Dense(4), keras.layers.Dense(4)]
+training.GradientCoupling("sgd", coupling=0.9, groups=[dense, [[dense[0]], (dense[1],)]])
 metric: str = training.compile_network(net, "wide", 10, 100, coupling=0.5)
 run: training.Training = training.train(net, train, test, "runs/a", 3, metric, console=Console())
 best: int = run.best_epoch

@@ -228,6 +228,24 @@ class ResidualNetwork(TracedOnce, keras.Model):
             for unit in units:
                 unit.converge()
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        super().compile(*args, **kwargs)
+        optimizer = self.optimizer
+        while optimizer is not None:
+            # That of a coupling, which may be inside a loss scale.
+            if hasattr(optimizer, "check_variables"):
+                optimizer.check_variables(self.trainable_variables)
+            optimizer = getattr(optimizer, "inner_optimizer", None)
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        if type(self).compile is not ResidualNetwork.compile:
+            super().compile_from_config(config)
+            return
+        # As in Keras, which refuses to call a `compile` that is not its own.
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.optimizer is not None:
+            self.optimizer.build(self.trainable_variables)
+
     def save(self, *args: Any, **kwargs: Any) -> None:
         self.converge()
         super().save(*args, **kwargs)

@@ -49,6 +49,15 @@ class WeightGroup:
     blocks: tuple[int, ...]
     variables: tuple[keras.Variable, ...]
 
+    def among(self, variables):
+        """Returns the group with those of its variables that are among others."""
+        known = set(map(id, variables))
+        kept = [
+            pair for pair in zip(self.blocks, self.variables, strict=True) if id(pair[1]) in known
+        ]
+        blocks, owned = zip(*kept, strict=True) if kept else ((), ())
+        return dataclasses.replace(self, blocks=blocks, variables=owned)
+
 
 def blocks_of(variables):
     """Returns the blocks that own some of the variables, determined by the paths of the variables.

@@ -11,10 +11,12 @@ from keras import ops
 
 from tfresidual.arguments import check_choice, check_int, check_number
 from tfresidual.networks.weight_groups import blocks_of, groups_of
+from tfresidual.training.coupled_groups import Groups, config_of, groups_given
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from tfresidual.routing.chain import Chain
     from tfresidual.types import Array, CouplingKernel, Tensor
 
 KERNELS = ("uniform", "triangular", "triangular_printed")
@@ -113,6 +115,17 @@ class GradientCoupling(keras.optimizers.Optimizer):
     >>> optimizer = GradientCoupling(keras.optimizers.SGD(0.1, momentum=0.9), coupling=0.9)
     >>> network.compile(optimizer, "sparse_categorical_crossentropy")
 
+    A model of other layers, whose blocks start equal:
+
+    >>> state = inputs = keras.Input((4,))
+    >>> blocks = [keras.layers.Dense(4, "relu") for _ in range(3)]
+    >>> for block in blocks:
+    ...     state = keras.layers.Add()([state, block(state)])
+    ...     block.set_weights(blocks[0].get_weights())
+    >>> model = keras.Model(inputs, keras.layers.Dense(1)(state))
+    >>> model.compile(GradientCoupling("sgd", coupling=0.9, groups=[blocks]), "mse")
+    >>> model.compile(GradientCoupling("sgd", coupling=0.9, groups=tfresidual.chain(model)), "mse")
+
     Args:
         inner: the optimizer that applies the gradients: a `keras.optimizers.Optimizer`, or its
             name or config.
@@ -120,12 +133,17 @@ class GradientCoupling(keras.optimizers.Optimizer):
         kernel: how the gradients are weighted: `"uniform"`, `"triangular"` (neighbouring blocks
             have more weight, and the weights sum to 1) or `"triangular_printed"`, see
             `coupling_kernel`.
-        first_block: int, blocks with a lower block index are not coupled.
+        first_block: int, blocks with a lower block index are not coupled: in a stage or, if
+            `groups` are lists, in their group.
+        groups: the blocks that are coupled, as lists of layers or as a chain, see above; or
+            `None`. A config holds the paths of the weights, and their places among the variables of
+            the optimizer.
         name: name of the optimizer.
 
     Raises:
-        ValueError: if an argument is invalid; when built, if no two of the variables can be
-            coupled.
+        ValueError: if an argument is invalid, the blocks of a group do not match, a weight is in
+            two groups, or no two weights can be coupled; when built, if no two of the variables
+            can be.
 
     Reference:
         "Iterative convergent computation is not a useful inductive bias for ResNets",
@@ -138,6 +156,7 @@ class GradientCoupling(keras.optimizers.Optimizer):
         coupling: float,
         kernel: CouplingKernel = "uniform",
         first_block: int = 0,
+        groups: Sequence[Sequence[Any]] | Chain | dict[str, Any] | None = None,
         name: str = "gradient_coupling",
         **kwargs: Any,
     ) -> None:
@@ -153,33 +172,55 @@ class GradientCoupling(keras.optimizers.Optimizer):
         check_choice("kernel", kernel, KERNELS)
         self.kernel: CouplingKernel = kernel
         self.first_block: int = check_int("first_block", first_block, at_least=0)
+        self._groups: Groups | None = None
+        if groups is not None:
+            self._groups = groups_given(groups, self.first_block)
         self._mixtures = ()
+
+    def check_variables(self, variables: Iterable[keras.Variable]) -> None:
+        """Raises a `ValueError` if no two of the variables can be coupled."""
+        self._coupled(list(variables))
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         if self.built:
             return
         variables = list(variables)
-        # Variables with `overwrite_with_gradient` (float8 scales) have their next value as
-        # gradient.
-        coupled = [v for v in variables if not getattr(v, "overwrite_with_gradient", False)]
-        groups = groups_of(blocks_of(coupled), self.first_block)
-        groups = [group for group in groups if len(group.variables) > 1]
-        if not groups:
-            paths = [getattr(v, "path", v.name) for v in variables]
-            raise ValueError(
-                "GradientCoupling found no two weights to couple. It looks for weights of the "
-                "same role and shape in several blocks of a stage, by paths such as "
-                "'stage1_block0/convolution1/kernel' and 'stage1_block1/convolution1/kernel', "
-                "from block `first_block` on, in blocks that keep the shape of the state. Use a "
-                "`tfresidual.networks.ResidualNetwork` with more blocks in a stage; equal "
-                "initial weights come from its `recurrent_initialization=True`. Received: "
-                f"first_block={self.first_block}, {len(paths)} variables, of which the first have "
-                f"the paths {paths[:4]}"
-            )
+        groups = self._coupled(variables)
         self.inner.build(variables)
         super().build(variables)
         mixtures = (self._mixture(group) for group in groups)
         self._mixtures = tuple(mixture for mixture in mixtures if mixture is not None)
+
+    def _coupled(self, variables):
+        """Returns the groups of two or more of the variables, a list of `WeightGroup`."""
+        # Variables with `overwrite_with_gradient` (float8 scales) have their next value as
+        # gradient.
+        coupled = [v for v in variables if not getattr(v, "overwrite_with_gradient", False)]
+        if self._groups is None:
+            groups = groups_of(blocks_of(coupled), self.first_block)
+        else:
+            groups = [group.among(coupled) for group in self._groups.found(variables)]
+        groups = [group for group in groups if len(group.variables) > 1]
+        if groups:
+            return groups
+        paths = [getattr(v, "path", v.name) for v in variables]
+        received = f"{len(paths)} variables, of which the first have the paths {paths[:4]}"
+        if self._groups is not None:
+            raise ValueError(
+                "GradientCoupling found no two weights to couple: those of `groups` must be "
+                "trainable weights of the model that is trained, in two blocks of a group at "
+                f"least. Received: first_block={self.first_block}, {received}"
+            )
+        raise ValueError(
+            "GradientCoupling found no two weights to couple. Without `groups`, it looks for "
+            "weights of the same role and shape in several blocks of a stage, by paths such as "
+            "'stage1_block0/convolution1/kernel' and 'stage1_block1/convolution1/kernel', "
+            "from block `first_block` on, in blocks that keep the shape of the state. Use a "
+            "`tfresidual.networks.ResidualNetwork` with more blocks in a stage (equal initial "
+            "weights come from its `recurrent_initialization=True`), or give the blocks of another "
+            "model as `groups=tfresidual.chain(model)` or as lists of layers. Received: "
+            f"first_block={self.first_block}, {received}"
+        )
 
     def _mixture(self, group):
         """Returns the `_Mixture` of a group, or `None` if its weights keep their own gradients."""
@@ -303,7 +344,16 @@ class GradientCoupling(keras.optimizers.Optimizer):
             "coupling": self.coupling,
             "kernel": self.kernel,
             "first_block": self.first_block,
+            "groups": self._config_of_groups(),
         }
+
+    def _config_of_groups(self):
+        if self._groups is None:
+            return None
+        variables = list(self._trainable_variables) if self.built else None
+        if variables is None and self._groups.config is not None:
+            return self._groups.config
+        return config_of(self._groups.found(variables or ()), variables)
 
     @classmethod
     def from_config(

@@ -1,0 +1,475 @@
+"""Gradient coupling in models of plain Keras layers: groups as lists of layers and by a chain.
+
+Not covered: several replicas. JAX and PyTorch are in `tests/backends`.
+"""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from reference.random_network import sample
+
+import tfresidual as tfr
+from tfresidual.networks import ResidualNetwork
+from tfresidual.training import GradientCoupling, coupling_kernel
+
+pytestmark = pytest.mark.eager
+
+RATE, MOMENTUM = 0.0625, 0.875
+STAGES = {1: 3, 2: 2}
+OF_BLOCK = ("depthwise", "normalize", "expand", "contract")
+
+
+def sgd():
+    return keras.optimizers.SGD(RATE, momentum=MOMENTUM)
+
+
+def block(state, name, dtype):
+    """A block of a ConvNeXt, of four layers with weights."""
+    width = state.shape[-1]
+    branch = keras.layers.DepthwiseConv2D(3, padding="same", name=f"{name}_depthwise", dtype=dtype)(
+        state
+    )
+    branch = keras.layers.LayerNormalization(name=f"{name}_normalize", dtype=dtype)(branch)
+    branch = keras.layers.Dense(2 * width, "gelu", name=f"{name}_expand", dtype=dtype)(branch)
+    branch = keras.layers.Dense(width, name=f"{name}_contract", dtype=dtype)(branch)
+    return keras.layers.Add(name=f"{name}_add", dtype=dtype)([state, branch])
+
+
+def convnext(dtype="float32", equal=False, seed=0):
+    """A model of functional blocks in two stages; `equal`: the blocks of a stage start equal."""
+    keras.utils.set_random_seed(seed)
+    inputs = keras.Input((8, 8, 3), dtype=dtype)
+    state = keras.layers.Conv2D(4, 1, name="stem", dtype=dtype)(inputs)
+    for stage, depth in STAGES.items():
+        if stage > 1:
+            state = keras.layers.Conv2D(6, 2, 2, name="transition", dtype=dtype)(state)
+        for index in range(depth):
+            state = block(state, f"s{stage}b{index}", dtype)
+    state = keras.layers.GlobalAveragePooling2D(dtype=dtype)(state)
+    model = keras.Model(
+        inputs, keras.layers.Dense(4, "softmax", name="classes", dtype=dtype)(state)
+    )
+    for stage, depth in STAGES.items():
+        for index in range(depth if equal else 0):
+            for part in OF_BLOCK:
+                first = model.get_layer(f"s{stage}b0_{part}")
+                model.get_layer(f"s{stage}b{index}_{part}").set_weights(first.get_weights())
+    return model
+
+
+def lists_of(model):
+    return [
+        [
+            [model.get_layer(f"s{stage}b{index}_{part}") for part in OF_BLOCK]
+            for index in range(depth)
+        ]
+        for stage, depth in STAGES.items()
+    ]
+
+
+GIVEN = {"lists": lists_of, "chain": tfr.chain}
+given = pytest.mark.parametrize("groups_of", GIVEN.values(), ids=GIVEN)
+
+
+def data(images=16, dtype="float32"):
+    rng = np.random.default_rng(3)
+    return rng.normal(size=(images, 8, 8, 3)).astype(dtype), rng.integers(0, 4, images)
+
+
+def fit(model, optimizer=None, epochs=1, **kwargs):
+    if optimizer is not None:
+        model.compile(optimizer, "sparse_categorical_crossentropy", **kwargs)
+    return model.fit(*data(), batch_size=8, epochs=epochs, shuffle=False, verbose=0)
+
+
+def assert_same_weights(model, other):
+    for ours, theirs in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+# Against NumPy, in float64: the groups are known here by the names that were given to the layers.
+
+
+class NumpyMomentum:
+    """SGD with momentum and coupled gradients, weight by weight."""
+
+    def __init__(self, model, kernel, first_block=0):
+        self.values = {v.path: v.numpy() for v in model.trainable_variables}
+        self.velocities = {path: np.zeros_like(value) for path, value in self.values.items()}
+        self.kernel, self.first_block = kernel, first_block
+
+    def step(self, gradients):
+        for path, gradient in gradients.items():
+            update = gradient
+            name, _, weight = path.partition("_")
+            if name[0] == "s" and name[2:3] == "b" and int(name[3]) >= self.first_block:
+                blocks = range(self.first_block, STAGES[int(name[1])])
+                rows = self.kernel(len(blocks))
+                own = rows[int(name[3]) - self.first_block]
+                others = (gradients[f"{name[:3]}{other}_{weight}"] for other in blocks)
+                update = sum(share * other for share, other in zip(own, others, strict=True))
+            self.velocities[path] = MOMENTUM * self.velocities[path] - RATE * update
+            self.values[path] = self.values[path] + self.velocities[path]
+
+
+def uniform(coupling):
+    return lambda count: (1 - coupling) * np.eye(count) + coupling / count
+
+
+def triangular(coupling):
+    """For a coupling of 0.5 or more."""
+
+    def rows(count):
+        distance = np.abs(np.subtract.outer(range(count), range(count)))
+        printed = np.maximum(0, 1 - 2 * (1 - coupling) * distance / count)
+        return printed / printed.sum(axis=1, keepdims=True)
+
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "kernel"),
+    [
+        ({"coupling": 0.3}, uniform(0.3)),
+        ({"coupling": 0.8, "kernel": "triangular"}, triangular(0.8)),
+        ({"coupling": 0.9, "first_block": 1}, uniform(0.9)),
+    ],
+    ids=["uniform", "triangular", "first_block"],
+)
+@given
+def test_steps_are_those_of_numpy(groups_of, kwargs, kernel):
+    model = convnext("float64")
+    optimizer = GradientCoupling(sgd(), groups=groups_of(model), **kwargs)
+    expected = NumpyMomentum(model, kernel, kwargs.get("first_block", 0))
+    images, labels = data(dtype="float64")
+    for step in range(2):
+        places = slice(8 * step, 8 * step + 8)
+        with tf.GradientTape() as tape:
+            outputs = model(images[places], training=True)
+            losses = keras.losses.sparse_categorical_crossentropy(labels[places], outputs)
+        gradients = tape.gradient(losses, [v.value for v in model.trainable_variables])
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        paths = [v.path for v in model.trainable_variables]
+        expected.step({p: g.numpy() for p, g in zip(paths, gradients, strict=True)})
+    for variable in model.trainable_variables:
+        found, value = variable.numpy(), expected.values[variable.path]
+        np.testing.assert_allclose(found, value, rtol=1e-12, atol=1e-12)
+        assert np.abs(expected.velocities[variable.path]).max() > 1e-8
+
+
+@pytest.mark.system
+@given
+def test_blocks_that_start_equal_stay_equal_to_the_last_bit(groups_of):
+    model = convnext(equal=True)
+    start = model.get_weights()
+    fit(model, GradientCoupling("adam", 1.0, groups=groups_of(model)), epochs=2)
+    for blocks in lists_of(model):
+        for parts in zip(*blocks, strict=True):
+            for part in parts[1:]:
+                for ours, theirs in zip(part.get_weights(), parts[0].get_weights(), strict=True):
+                    np.testing.assert_array_equal(ours, theirs)
+    for ours, theirs in zip(model.get_weights(), start, strict=True):
+        assert np.abs(ours - theirs).max() > 0
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    "kwargs",
+    sample(
+        [
+            {"widths": (2, 4), "blocks": 3},
+            {"widths": (2,), "blocks": 4, "share_from": 1, "batch_norm": "unshared"},
+            {"widths": (2, 4), "blocks": 3, "bottleneck": False, "shortcut": "exclusive_gate"},
+        ],
+        every=2,
+        others=pytest.mark.nightly,
+    ),
+    ids=str,
+)
+def test_the_chain_of_a_network_of_this_package_couples_as_its_names_do(kwargs):
+    nets = []
+    for by_chain in (False, True):
+        keras.utils.set_random_seed(0)
+        net = ResidualNetwork((8, 8, 3), 4, **kwargs)
+        groups = tfr.chain(net) if by_chain else None
+        fit(net, GradientCoupling(sgd(), 0.7, "triangular", groups=groups))
+        nets.append(net)
+    assert_same_weights(*nets)
+
+
+# What a chain knows of its blocks.
+
+
+@keras.saving.register_keras_serializable("tests")
+class Layer(keras.layers.Layer):
+    """A layer of a transformer; its parts have no names of their own."""
+
+    def __init__(self, width=4, **kwargs):
+        super().__init__(**kwargs)
+        self.width = width
+        self.attend = keras.layers.MultiHeadAttention(2, 2)
+        self.first, self.second = (keras.layers.LayerNormalization() for _ in range(2))
+        self.expand, self.contract = keras.layers.Dense(width, "gelu"), keras.layers.Dense(width)
+
+    def build(self, shape):
+        self.attend.build(shape, shape)
+        for part in (self.first, self.second, self.expand, self.contract):
+            part.build(shape)
+
+    def call(self, state):
+        normal = self.first(state)
+        state = state + self.attend(normal, normal)
+        return state + self.contract(self.expand(self.second(state)))
+
+    def get_config(self):
+        return super().get_config() | {"width": self.width}
+
+
+def transformer(layers=3, seed=0):
+    keras.utils.set_random_seed(seed)
+    inputs = keras.Input((5, 4))
+    state = inputs
+    for place in range(layers):
+        state = Layer(name=f"layer{place}")(state)
+    outputs = keras.layers.Dense(4, "softmax")(keras.layers.GlobalAveragePooling1D()(state))
+    return keras.Model(inputs, outputs)
+
+
+def layers_of(model):
+    return [[layer for layer in model.layers if isinstance(layer, Layer)]]
+
+
+def coupled_paths(optimizer):
+    return [group["paths"] for group in optimizer.get_config()["groups"]["weights"]]
+
+
+@pytest.mark.system
+def test_attention_and_mlp_alternate_in_a_chain():
+    model = transformer()
+    by_chain = GradientCoupling(sgd(), 0.5, groups=tfr.chain(model))
+    by_lists = GradientCoupling(sgd(), 0.5, groups=layers_of(model))
+    assert sorted(coupled_paths(by_chain)) == sorted(coupled_paths(by_lists))
+    assert len(coupled_paths(by_lists)) == len(model.get_layer("layer0").weights) == 16
+    blocks = [group["blocks"] for group in by_chain.get_config()["groups"]["weights"]]
+    assert blocks == [[0, 1, 2]] * 16
+    whole = tfr.chain(model, blocks=Layer)
+    assert sorted(coupled_paths(GradientCoupling(sgd(), 0.5, groups=whole))) == sorted(
+        coupled_paths(by_lists)
+    )
+
+
+def test_a_weight_that_blocks_share_counts_once():
+    shared = keras.layers.Dense(4)
+    own = [keras.layers.Dense(4) for _ in range(3)]
+    state = inputs = keras.Input((4,))
+    for layer in own:
+        state = keras.layers.Add()([state, layer(shared(state))])
+    model = keras.Model(inputs, keras.layers.Dense(2)(state))
+    for groups in (tfr.chain(model), [[[shared, layer] for layer in own]]):
+        optimizer = GradientCoupling(sgd(), 0.5, groups=groups)
+        assert coupled_paths(optimizer) == [
+            [layer.kernel.path for layer in own],
+            [layer.bias.path for layer in own],
+        ]
+
+
+def test_frozen_blocks_and_low_rank_adapters():
+    model = convnext(equal=True)
+    frozen, *others = (model.get_layer(f"s1b{index}_expand") for index in range(3))
+    frozen.trainable = False
+    start = frozen.get_weights()
+    optimizer = GradientCoupling(sgd(), 1.0, groups=lists_of(model))
+    # Made before the adapters, which count all the same.
+    adapted = [model.get_layer(f"s2b{index}_expand") for index in range(2)]
+    for layer in adapted:
+        layer.enable_lora(1)
+        layer.lora_kernel_a.assign(np.ones((6, 1)))
+    fit(model, optimizer)
+    for one, two, before in zip(others[0].weights, others[1].weights, start, strict=True):
+        np.testing.assert_array_equal(one, two)
+        assert np.abs(np.asarray(one) - before).max() > 0
+    for weight, before in zip(frozen.get_weights(), start, strict=True):
+        np.testing.assert_array_equal(weight, before)
+    np.testing.assert_array_equal(adapted[0].lora_kernel_b, adapted[1].lora_kernel_b)
+    assert np.abs(np.asarray(adapted[0].lora_kernel_b)).max() > 0
+    others[0].enable_lora(1)
+    with pytest.raises(ValueError, match=r"group 0, where block 0.* block 1.* differ: "):
+        GradientCoupling(sgd(), 0.5, groups=lists_of(model))
+    again = convnext()
+    chain = tfr.chain(again)
+    again.get_layer("s1b0_expand").enable_lora(1)
+    with pytest.raises(ValueError, match="make another chain"):
+        GradientCoupling(sgd(), 0.5, groups=chain)
+
+
+# Files.
+
+FILES = {
+    "functional, lists": (convnext, lists_of, True),
+    "functional, chain": (convnext, tfr.chain, False),
+    "custom layers, lists": (transformer, layers_of, True),
+    "custom layers, chain": (transformer, tfr.chain, True),
+}
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("name", sample({n: n for n in FILES}, every=2, others=pytest.mark.nightly))
+def test_a_compiled_model_trains_on_from_its_file(name, tmp_path):
+    make, groups_of, is_built = FILES[name]
+    model = make()
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(16, *model.input_shape[1:])).astype("float32")
+    labels = rng.integers(0, 4, 16)
+
+    def step(one):
+        one.train_on_batch(images, labels)
+
+    optimizer = GradientCoupling("adam", 0.6, "triangular", groups=groups_of(model))
+    model.compile(optimizer, "sparse_categorical_crossentropy")
+    if is_built:
+        step(model)
+    model.save(tmp_path / "half.keras")
+    again = keras.saving.load_model(tmp_path / "half.keras")
+    for one in (model, again):
+        step(one)
+        step(one)
+    assert_same_weights(again, model)
+    for ours, theirs in zip(again.optimizer.variables, optimizer.variables, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    # Which would be seen: coupling changes the weights.
+    plain = make()
+    plain.compile("adam", "sparse_categorical_crossentropy")
+    for _ in range(2 + is_built):
+        step(plain)
+    pairs = zip(plain.get_weights(), model.get_weights(), strict=True)
+    assert max(np.abs(ours - theirs).max() for ours, theirs in pairs) > 1e-4
+    again.save(tmp_path / "whole.keras")
+    assert_same_weights(keras.saving.load_model(tmp_path / "whole.keras"), model)
+
+
+def test_config_round_trip():
+    model = convnext()
+    optimizer = GradientCoupling(sgd(), 0.5, first_block=1, groups=lists_of(model))
+    for _ in range(2):
+        config = optimizer.get_config()
+        text = json.dumps(config)
+        again = GradientCoupling.from_config(json.loads(text))
+        assert json.dumps(again.get_config()) == text
+        again.build(model.trainable_variables)
+        assert coupled_paths(again) == coupled_paths(optimizer)
+        optimizer.build(model.trainable_variables)
+
+
+def test_names_that_change_need_a_built_optimizer(tmp_path):
+    model = transformer()
+    optimizer = GradientCoupling(sgd(), 0.5, groups=layers_of(model))
+    # In another process, or here for another model, layers without names have other ones.
+    other = transformer()
+    again = GradientCoupling.from_config(optimizer.get_config())
+    with pytest.raises(ValueError, match=r"build the optimizer before .* Received: 'layer0/"):
+        again.build(other.trainable_variables)
+    optimizer.build(model.trainable_variables)
+    again = GradientCoupling.from_config(optimizer.get_config())
+    again.build(other.trainable_variables)
+    assert [len(paths) for paths in coupled_paths(again)] == [3] * 16
+    # With other weights trainable, places say nothing; the paths of the same model do.
+    model.layers[-1].trainable = False
+    again = GradientCoupling.from_config(optimizer.get_config())
+    again.build(model.trainable_variables)
+    assert coupled_paths(again) == coupled_paths(optimizer)
+
+
+# Errors, when the optimizer is made or compiled, not in `fit`.
+
+
+def dense(*widths, **kwargs):
+    """Layers of 3 inputs."""
+    layers = [keras.layers.Dense(width, **kwargs) for width in widths]
+    for layer in layers:
+        layer.build((None, 3))
+    return layers
+
+
+def normalization():
+    layer = keras.layers.BatchNormalization()
+    layer.build((None, 3))
+    return layer
+
+
+def twice(first, second):
+    return [[first, second], [second, dense(3)[0]]]
+
+
+NO_GROUPS = {
+    "a layer": (lambda: dense(3)[0], "must be a list of groups"),
+    "a str": (lambda: "stage1", "must be a list of groups"),
+    "empty": (lambda: [], "must be a list of groups"),
+    "layers": (lambda: dense(3, 3), "must be a list of groups"),
+    "one block": (lambda: [dense(3)], "must be a list of groups"),
+    "names": (lambda: [["a", "b"]], "group 0, block 0: 'a'"),
+    "no layers": (lambda: [[[], []]], "group 0, block 0"),
+    "not built": (lambda: [[dense(3)[0], keras.layers.Dense(3)]], "group 0, block 1: .* not built"),
+    "no weights": (lambda: [[dense(3)[0], keras.layers.ReLU()]], "group 0, block 1: .* without w"),
+    "shapes": (lambda: [dense(2, 2), dense(3, 3, 4)], "group 1, .* block 2.* differ: .*3, 4"),
+    "numbers": (
+        lambda: [[*dense(3), *dense(3, use_bias=False)]],
+        "group 0, .* block 1.* differ: 2 weights and 1",
+    ),
+    "names of weights": (
+        lambda: [[[normalization(), *dense(3)], [*dense(3), normalization()]]],
+        "group 0, .* differ: .*gamma.*kernel",
+    ),
+    "the same block": (lambda: [dense(3) * 2], "at least two blocks with weights of their own"),
+    "two groups": (lambda: twice(*dense(3, 3)), "in one group and one role"),
+    "two roles": (
+        lambda: [[[a, b], [b, c]] for a, b, c in [dense(3, 3, 3)]],
+        "in one group and one role",
+    ),
+    "a chain of one block": (lambda: tfr.chain(transformer(1), blocks=Layer), "at least two"),
+    "a config": (lambda: {"weights": [{}], "variables": 3}, "must be a list of groups"),
+}
+
+
+@pytest.mark.parametrize("name", NO_GROUPS)
+def test_groups_that_cannot_be_coupled(name):
+    make, told = NO_GROUPS[name]
+    with pytest.raises(ValueError, match=rf"`groups` .*{told}") as raised:
+        GradientCoupling("sgd", 0.5, groups=make())
+    assert "Received: " in str(raised.value)
+
+
+def test_blocks_before_the_first_one():
+    with pytest.raises(ValueError, match=r"at least two .* first_block=2$"):
+        GradientCoupling("sgd", 0.5, first_block=2, groups=[dense(3, 3, 3)])
+
+
+def test_groups_of_another_model():
+    model, other = convnext(), convnext()
+    optimizer = GradientCoupling("sgd", 0.5, groups=tfr.chain(other))
+    with pytest.raises(ValueError, match="trainable weights of the model that is trained"):
+        optimizer.build(model.trainable_variables)
+    assert not optimizer.inner.built
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_a_network_of_this_package_is_checked_by_compile(policy):
+    net = ResidualNetwork((8, 8, 3), 4, blocks=1, widths=(2,), dtype=policy)
+    with pytest.raises(ValueError, match="found no two weights"):
+        net.compile(GradientCoupling("sgd", 0.5), "mse")
+    deeper = ResidualNetwork((8, 8, 3), 4, blocks=2, widths=(2,), dtype=policy)
+    deeper.compile(GradientCoupling("sgd", 0.5), "mse")
+    deeper.trainable = False
+    with pytest.raises(ValueError, match="found no two weights"):
+        deeper.compile(GradientCoupling("sgd", 0.5), "mse")
+
+
+def test_kernels_have_the_indices_of_the_blocks():
+    """Those of `first_block` are left out; the others keep their distances."""
+    layers = dense(3, 3, 3, 3)
+    optimizer = GradientCoupling("sgd", 0.5, "triangular", first_block=1, groups=[layers])
+    (kernel, _) = optimizer.get_config()["groups"]["weights"]
+    assert kernel["blocks"] == [1, 2, 3]
+    assert coupling_kernel(kernel["blocks"], 0.5, "triangular").shape == (3, 3)

@@ -1,0 +1,294 @@
+"""Groups of weights to couple, of blocks that are given as layers, by a chain or in a config."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from tfresidual.networks.weight_groups import WeightGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+# What the config of an optimizer holds of a group of weights.
+OF_WEIGHTS = ("blocks", "paths", "trainable", "places")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Groups:
+    """Groups of weights, kept so that Keras does not take them for variables of an optimizer.
+
+    Attributes:
+        found: function of the variables of an optimizer that returns the `WeightGroup`s as they are
+            now, whether their weights are among these variables or not.
+        config: dict that the groups were read from, or `None`.
+    """
+
+    found: Callable[[Sequence[keras.Variable]], list[WeightGroup]]
+    config: dict[str, Any] | None = None
+
+
+def groups_given(groups, first_block):
+    """Returns the `Groups` that an argument of `GradientCoupling` describes.
+
+    Args:
+        groups: a list of lists of blocks, a `tfresidual.routing.Chain`, or what `config_of`
+            returned.
+        first_block: int, blocks with a lower block index are left out.
+
+    Raises:
+        ValueError: if it is none of these, the blocks of a group do not match, a weight is in two
+            groups, or no two weights can be coupled.
+    """
+    if isinstance(groups, dict):
+        _check_config(groups)
+        return Groups(lambda variables: _of_config(groups, variables), groups)
+    # A chain exists on TensorFlow alone; its module cannot be imported elsewhere.
+    module = sys.modules.get("tfresidual.routing.chain")
+    is_chain = module is not None and isinstance(groups, module.Chain)
+    function = _of_chain if is_chain else _of_layers
+    result = Groups(lambda variables: _checked(function(groups, first_block), groups))
+    if not any(len(group.variables) > 1 for group in result.found(())):
+        raise ValueError(
+            "Argument `groups` must hold at least two blocks with weights of their own that can be "
+            "coupled: blocks that keep the shape of the state, from block `first_block` on. "
+            f"Received: groups={_shown(groups)}, first_block={first_block}"
+        )
+    return result
+
+
+def _of_chain(chain, first_block):
+    """Returns the groups of a chain: blocks of a stage with weights of the same roles and shapes.
+
+    The blocks of one kind are counted from 0, in order: where several kinds alternate, such as
+    attention and MLP, neighbours of one kind are one apart.
+    """
+    change = None if chain.made_of is None else chain.made_of.change(None)
+    if change is not None:
+        raise ValueError(
+            "Argument `groups` must be a chain of the model as it is now: the model has changed, "
+            f"make another chain. Received: a chain of {chain.name}, where what changed is: "
+            f"{change}"
+        )
+    groups = []
+    for stage in chain.stages:
+        kinds = {}
+        for block in stage.blocks:
+            if block.keeps_shape:
+                kind = tuple(sorted((role, tuple(w.shape)) for role, w in block.weights.items()))
+                kinds.setdefault(kind, []).append(block)
+        for blocks in kinds.values():
+            kept = [(rank, b) for rank, b in enumerate(blocks) if b.index >= first_block]
+            for role in blocks[0].weights:
+                members = [(rank, block.weights[role]) for rank, block in kept]
+                _append(groups, stage.index, role, members)
+    return groups
+
+
+def _of_layers(groups, first_block):
+    """Returns the groups of lists of blocks, each a layer or a list of layers."""
+    if not isinstance(groups, (list, tuple)) or not groups:
+        raise _no_groups(groups)
+    found = []
+    for number, blocks in enumerate(groups):
+        if not isinstance(blocks, (list, tuple)) or len(blocks) < 2:
+            raise _no_groups(groups)
+        owned = [_weights_of(block, number, place) for place, block in enumerate(blocks)]
+        for place, weights in enumerate(owned):
+            difference = _difference(owned[0], weights)
+            if difference is not None:
+                raise ValueError(
+                    "Argument `groups` must hold blocks with the same weights in the same order in "
+                    f"each group. Received: group {number}, where block 0, {_names(blocks[0])}, "
+                    f"and block {place}, {_names(blocks[place])}, differ: {difference}"
+                )
+        for role, members in enumerate(zip(*owned, strict=True)):
+            name = f"{role}/{members[0].name}"
+            _append(found, number, name, list(enumerate(members))[first_block:])
+    return found
+
+
+def _append(groups, stage, role, members):
+    """Appends the group of pairs of a block index and a variable; a shared one counts once."""
+    once = {}
+    for index, variable in members:
+        once.setdefault(id(variable), (index, variable))
+    if once:
+        groups.append(WeightGroup("", stage, role, *zip(*once.values(), strict=True)))
+
+
+def _weights_of(block, number, place):
+    """Returns the weights of a block in order, trainable or not, each of them once."""
+    layers = block if isinstance(block, (list, tuple)) else [block]
+    if not layers or not all(isinstance(layer, keras.layers.Layer) for layer in layers):
+        raise ValueError(
+            "Argument `groups` must hold blocks that are layers, or lists of layers. Received: "
+            f"group {number}, block {place}: {_shown(block)}"
+        )
+    unbuilt = [layer.name for layer in layers if not layer.built]
+    weights = list({id(w): w for layer in layers for w in layer.weights}.values())
+    if unbuilt or not weights:
+        why = f"of which {unbuilt} is not built" if unbuilt else "without weights"
+        raise ValueError(
+            "Argument `groups` must hold layers that are built, that is, called in a model or by "
+            f"`layer.build`, and have weights. Received: group {number}, block {place}: "
+            f"{_names(block)}, {why}"
+        )
+    return weights
+
+
+def _difference(first, other):
+    """Returns in which way the weights of two blocks differ, or `None`."""
+    if len(first) != len(other):
+        return f"{len(first)} weights and {len(other)}"
+    for one, two in zip(first, other, strict=True):
+        if tuple(one.shape) != tuple(two.shape) or _plain_name(one.name) != _plain_name(two.name):
+            return f"{one.path} of shape {tuple(one.shape)} and {two.path} of {tuple(two.shape)}"
+    return None
+
+
+def _plain_name(name):
+    """Returns the name of a weight without the number that Keras adds to names that are taken."""
+    return re.sub(r"_?\d+$", "", name)
+
+
+def _names(block):
+    layers = block if isinstance(block, (list, tuple)) else [block]
+    return ", ".join(repr(layer.name) for layer in layers)
+
+
+def _no_groups(groups):
+    return ValueError(
+        "Argument `groups` must be a list of groups, each a list of two or more blocks, which are "
+        "layers or lists of layers; or a chain, as `tfresidual.chain(model)` returns it; or None. "
+        f"Received: groups={_shown(groups)}"
+    )
+
+
+def _shown(groups):
+    text = repr(groups)
+    return f"{text if len(text) <= 200 else f'{text[:200]}...'} of type {type(groups).__name__}"
+
+
+def _checked(groups, given):
+    """Returns groups in which no weight is twice, and all weights are those of Keras."""
+    place_of = {}
+    for group in groups:
+        for variable in group.variables:
+            if not isinstance(variable, keras.Variable):
+                raise ValueError(
+                    "Argument `groups` must be of a Keras model that can be trained. Received: "
+                    f"groups={_shown(given)}, with a weight of type {type(variable).__name__}"
+                )
+            other = place_of.setdefault(id(variable), group)
+            if other is not group:
+                raise ValueError(
+                    "Argument `groups` must hold a weight in one group and one role alone; give "
+                    "lists of layers that leave out one of them. Received: the weight "
+                    f"{variable.path} as {_place(other)} and as {_place(group)}"
+                )
+    return groups
+
+
+def _place(group):
+    return f"{group.role!r} in group {group.stage}"
+
+
+# As in the config of an optimizer.
+
+
+def config_of(groups, variables):
+    """Returns what `groups_given` reads groups from, as JSON can hold it.
+
+    Layers inside custom layers get other names, and weights other paths, in another process. The
+    places of the weights among the variables of the optimizer remain; if it is not built, there are
+    only the paths.
+
+    Args:
+        groups: list of `WeightGroup`.
+        variables: the variables of the optimizer, or `None` if it is not built.
+
+    Returns:
+        A dict of the number of variables, or `None`, and of the weights of each group.
+    """
+    place_of = {id(variable): place for place, variable in enumerate(variables or ())}
+    weights = [
+        {
+            "blocks": [int(index) for index in group.blocks],
+            "paths": [variable.path for variable in group.variables],
+            "trainable": [bool(variable.trainable) for variable in group.variables],
+            "places": [place_of.get(id(variable)) for variable in group.variables],
+        }
+        for group in groups
+        if len(group.variables) > 1
+    ]
+    return {"variables": None if variables is None else len(variables), "weights": weights}
+
+
+def _check_config(config):
+    try:
+        for weights in config["weights"]:
+            (count,) = {len(weights[name]) for name in OF_WEIGHTS}
+        is_known = config["variables"] is None or count > 0
+    except (KeyError, TypeError, ValueError, UnboundLocalError):
+        is_known = False
+    if not is_known:
+        raise _no_groups(config)
+
+
+def _of_config(config, variables):
+    found = None
+    if config["variables"] == len(variables):
+        found = _by_place(config["weights"], variables)
+    return _by_path(config["weights"], variables) if found is None else found
+
+
+def _by_place(saved, variables):
+    """Returns the groups with the variables at their places; `None` if these do not match."""
+    groups = []
+    for number, weights in enumerate(saved):
+        members = [
+            (index, variables[place])
+            for index, place in zip(weights["blocks"], weights["places"], strict=True)
+            if place is not None and place < len(variables)
+        ]
+        kinds = {(tuple(v.shape), _plain_name(v.name)) for _, v in members}
+        names = {_plain_name(path.rpartition("/")[2]) for path in weights["paths"]}
+        if len(kinds) > 1 or not {name for _, name in kinds} <= names:
+            return None
+        _append(groups, number, "weights", members)
+    return groups
+
+
+def _by_path(saved, variables):
+    """Returns the groups with the variables of their paths.
+
+    Raises:
+        ValueError: if a weight that was trainable is not there, or two have its path.
+    """
+    by_path = {}
+    for variable in variables:
+        by_path.setdefault(variable.path, []).append(variable)
+    groups = []
+    for number, weights in enumerate(saved):
+        members = []
+        for index, path, was_trainable in zip(
+            *(weights[name] for name in ("blocks", "paths", "trainable")), strict=True
+        ):
+            there = by_path.get(path, [])
+            if len(there) > 1 or (was_trainable and not there):
+                raise ValueError(
+                    "Argument `groups` must name weights of the model, each by a path of its own. "
+                    "Layers without a name inside a custom layer get other paths in another "
+                    "process: build the optimizer before the model is saved, by `optimizer.build("
+                    "model.trainable_variables)` or a step of training, or compile the model "
+                    f"anew. Received: {path!r}, the path of {len(there)} of the "
+                    f"{len(variables)} variables"
+                )
+            members += [(index, variable) for variable in there]
+        _append(groups, number, "weights", members)
+    return groups
