@@ -576,7 +576,8 @@ def tune(out, workers, **given):
     with one block less. The folder holds report.html, the trials (frames/trace.csv), the network
     that was found (model.keras) and the project of keras-tuner. An interrupted search resumes
     when the same command is given again; --max-blocks, --max-trials and --tolerance may change.
-    The exit code is 1 if the search ends without a depth that meets the rule.
+    The exit code is 1 if the search ends without a depth that meets the rule, or with a network
+    that is no better than chance.
 
     Several machines: run the same command on all of them, with one folder that all see, and
     KERASTUNER_ORACLE_IP and KERASTUNER_ORACLE_PORT set to where the chief listens;
@@ -611,7 +612,7 @@ def tune(out, workers, **given):
     if outcome is None:
         return
     _tell(f"report: {os.path.join(out, 'report.html')}", f"{outcome.status}: {outcome.message}")
-    if outcome.status in ("not satisfied", "failed"):
+    if outcome.blocks is None or outcome.is_better_than_chance is False:
         sys.exit(1)
 
 

@@ -22,6 +22,7 @@ from tfresidual.jobs.depth_study import PROJECT, SearchSettings, run
 from tfresidual.jobs.settings import Settings
 from tfresidual.machine.console import say, terminal
 from tfresidual.machine.files import written
+from tfresidual.tuning.trace import AT_CHANCE
 
 
 def searches_of(size, data_dir):
@@ -56,9 +57,15 @@ def searches_of(size, data_dir):
     return {"digitclutter": (settings, SearchSettings(start=2, max_blocks=6))}, (1,)
 
 
-def smallest_depths(trace, search):
-    """Returns the smallest depth of every stage that is allowed and can be measured."""
-    trial = trace[trace["found"]].sort_values("stage")
+def smallest_depths(trace, search, trial):
+    """Returns the smallest depth of every stage that is allowed and can be measured.
+
+    Args:
+        trace: the trace of the search.
+        search: its `SearchSettings`.
+        trial: int, the trial whose depths meet the rule.
+    """
+    trial = trace[trace["trial"] == trial].sort_values("stage")
     least = [search.min_blocks] * len(trial)
     if isinstance(search.min_blocks, tuple):
         least = search.min_blocks
@@ -134,9 +141,9 @@ def main(size, data_dir, out, workers):
             print(f"\n{name}, {start} starts, {outcome.status}: {outcome.message}")
             trace = tuning.trace_of(tuning.read_search(folder / PROJECT))
             print(table(trace, []).to_string(index=False))
-            if start == "warm" or outcome.status != "found":
+            if start == "warm" or outcome.status not in ("found", AT_CHANCE):
                 continue
-            smallest = smallest_depths(trace, search)
+            smallest = smallest_depths(trace, search, outcome.trial)
             frame = confirm(out, settings, outcome.blocks, smallest, seeds, console)
             with written(out / f"{name}-confirmed.csv") as path:
                 frame.to_csv(path, index=False)

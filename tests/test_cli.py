@@ -761,6 +761,19 @@ SEARCH = [
 ]
 
 
+# Another trial would follow.
+MORE = ("--max-blocks", "9", "--max-trials", "1")
+
+
+def test_tune_with_all_trials_used_up(tmp_path, data_dir):
+    """It ends without a depth."""
+    result = warm(*SEARCH, *MORE, "--data-dir", data_dir, cwd=tmp_path)
+    assert result.returncode == 1, result.stderr
+    _, found = result.stdout.splitlines()
+    assert found.startswith("searching: ")
+    assert "; 1 trial was allowed" in found
+
+
 def test_tune(tmp_path, data_dir):
     """No depth meets such an epsilon: the command says so, and so does its exit code."""
     result = warm(*SEARCH, "--data-dir", data_dir, cwd=tmp_path)

@@ -76,6 +76,23 @@ def is_hollow(line):
     return to_rgb(line.get_markerfacecolor()) == (1.0, 1.0, 1.0)
 
 
+def test_what_the_networks_give_as_built():
+    """A line for each stage, where the frame has it."""
+    frame = search_frame()
+    assert not [a for a in plots.depth_search(frame).axes if lines_with(a, "as built")]
+    built = 1.3 * frame["mean_scaled_perturbation"].where(frame["trial"] != 1)
+    figure = plots.depth_search(frame.assign(mean_scaled_perturbation_as_built=built))
+    distance, mean, way = figure.axes
+    assert not lines_with(distance, "as built") + lines_with(way, "as built")
+    assert len(lines_with(mean, "as built")) == 2
+    known = frame.assign(built=built)[frame["trial"] != 1]
+    # Depths that were tried twice have the mean of both.
+    known = known.groupby(["stage", "measured_blocks"], as_index=False)["built"].mean()
+    expected = pairs(known, "measured_blocks", "built")
+    np.testing.assert_allclose(dots(mean, "as built"), expected)
+    assert "as built" in legend_texts(figure)
+
+
 @pytest.mark.parametrize(
     ("panel", "column"), [(0, "scaled_distance"), (1, "mean_scaled_perturbation")]
 )

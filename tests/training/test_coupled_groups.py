@@ -316,6 +316,8 @@ FILES = {
 
 
 @pytest.mark.system
+# Keras tells of an optimizer that was not built, of any kind.
+@pytest.mark.filterwarnings("ignore:Skipping variable loading:UserWarning")
 @pytest.mark.parametrize("name", sample({n: n for n in FILES}, every=2, others=pytest.mark.nightly))
 def test_a_compiled_model_trains_on_from_its_file(name, tmp_path):
     make, groups_of, is_built = FILES[name]

@@ -137,8 +137,8 @@ class TestSearch:
         assert tuner.ran == [(40,), (6,)]
         assert (outcome.status, outcome.blocks, outcome.trial) == ("searching", (6,), 1)
         assert outcome.message == (
-            "the search for a mean scaled perturbation of 0.1 is not finished: 6 blocks meet "
-            "it; 2 trials were allowed"
+            "the search for a mean scaled perturbation of 0.1 is not finished: 6 blocks (error "
+            "16.7%) meet it; 2 trials were allowed"
         )
         assert tuner.remaining_trials == 0
         assert tuner.oracle.is_over()
@@ -172,13 +172,13 @@ class TestSearch:
         assert told == [
             (
                 "Trial 1, 4 1 blocks",
-                f": mean scaled perturbation 0.15 none, does not meet {rule}",
+                f": mean scaled perturbation 0.15 none, does not meet {rule}, error 20.0%",
                 f"{fewest}none yet",
             ),
             ("Trial 2, 6 128 blocks", ": could not be trained", f"{fewest}none yet"),
             (
                 "Trial 3, 5 64 blocks",
-                f": mean scaled perturbation 0.12 0.00317, does not meet {rule}",
+                f": mean scaled perturbation 0.12 0.00317, does not meet {rule}, error 1.4%",
                 f"{fewest}none yet",
             ),
             *told[3:],
@@ -1094,6 +1094,9 @@ class TestTrace:
         "mean_perturbation": "float64",
         "mean_scaled_perturbation": "float64",
         "scaled_distance_deviation": "float64",
+        "mean_scaled_perturbation_as_built": "float64",
+        "mean_scaled_perturbation_change_error": "float64",
+        "moved": "boolean",
         "depth_asked_for": "Int64",
         "meets_rule": "boolean",
         "found": "bool",
@@ -1124,7 +1127,13 @@ class TestTrace:
         assert frame["stage"].tolist() == [1, 2] * 3
         assert frame["status"].tolist() == ["completed"] * 2 + ["failed"] * 2 + ["running"] * 2
         assert frame["blocks"].tolist() == [4, 2, 6, 7, 5, 4]
-        assert frame.iloc[0].to_dict() == {
+        row = frame.iloc[0].to_dict()
+        # Laws are not built.
+        assert all(pd.isna(row.pop(name)) for name in list(row) if "as_built" in name)
+        assert pd.isna(row.pop("mean_scaled_perturbation_change_error")) and pd.isna(
+            row.pop("moved")
+        )
+        assert row == {
             "trial": 0,
             "status": "completed",
             "stage": 1,
@@ -1255,8 +1264,8 @@ class TestOutcomes:
         (outcome,) = outcomes_of(search(tmp_path, MIXED, (4, 4, 4)).oracle)
         depths = " ".join(map(str, MIXED.answer(0.1)))
         assert outcome.message == (
-            f"{depths} blocks: every stage has a mean scaled perturbation of 0.1 or less, and more "
-            "with one block less"
+            f"{depths} blocks (error {1 / sum(outcome.blocks):.1%}): every stage has a mean scaled "
+            "perturbation of 0.1 or less, and more with one block less"
         )
 
     def test_with_tolerance(self, tmp_path):

@@ -52,7 +52,10 @@ from tfresidual.machine.memory import check_fits
 from tfresidual.probes.logs import log_key
 from tfresidual.registry.figures import images_text
 from tfresidual.training.progress import TrainingProgress
+from tfresidual.tuning.as_built import AS_BUILT, MEAN
+from tfresidual.tuning.depth_oracle import blocks_text
 from tfresidual.tuning.depth_search import load_trained
+from tfresidual.tuning.trace import AT_CHANCE
 from tfresidual.tuning.workers import IP, check_environment, is_worker
 
 if TYPE_CHECKING:
@@ -225,7 +228,7 @@ class _Logged(tuning.DepthSearch):
 
     def run_trial(self, trial, *args, **kwargs):
         depths = tuning.blocks(trial.hyperparameters)
-        text = f"trial {int(trial.trial_id) + 1}: {' '.join(map(str, depths))} blocks"
+        text = f"trial {int(trial.trial_id) + 1}: {blocks_text(depths)}"
         _log(f"{text}, started")
         try:
             measured = super().run_trial(trial, *args, **kwargs)
@@ -234,9 +237,11 @@ class _Logged(tuning.DepthSearch):
             _log(f"{text}, failed: {type(error).__name__}: {' '.join(str(error).split())[:400]}")
             raise
         stages = range(1, len(depths) + 1)
-        means = [measured.get(log_key("mean_scaled_perturbation", s), math.nan) for s in stages]
+        means, built = (
+            [measured.get(log_key(name, s), math.nan) for s in stages] for name in (MEAN, AS_BUILT)
+        )
         test_error = measured.get("error", math.nan)
-        _log(f"{text}, finished{_measured_text(means, test_error, measured['seconds'])}")
+        _log(f"{text}, finished{_measured_text(means, built, test_error, measured['seconds'])}")
         return measured
 
 
@@ -244,11 +249,16 @@ def _log(line):
     print(time.strftime("%Y-%m-%d %H:%M:%S"), line, file=sys.stderr, flush=True)
 
 
-def _measured_text(means, error, seconds):
+def _measured_text(means, built, error, seconds):
     """Returns the measurements of a trial as text, to be appended to its description."""
     # A stage in which every block changes the shape of the state has no mean.
-    means = " ".join("none" if math.isnan(value) else f"{value:.3g}" for value in means)
-    return f", mean scaled perturbation {means}, error {error:.1%}, {seconds:.0f} s"
+    means, built = (
+        " ".join("none" if math.isnan(value) else f"{value:.3g}" for value in values)
+        for values in (means, built)
+    )
+    return (
+        f", mean scaled perturbation {means} ({built} as built), error {error:.1%}, {seconds:.0f} s"
+    )
 
 
 def _tuner(folder, settings, search, hypermodel, kind):
@@ -293,7 +303,7 @@ class _Hypermodel(keras_tuner.HyperModel):
             self.watch()
         progress = None
         if self.console is not None:
-            say(self.console, f"training {' '.join(map(str, tuning.blocks(hp)))} blocks")
+            say(self.console, f"training {blocks_text(tuning.blocks(hp))}")
             progress = TrainingProgress(kwargs["epochs"], self.steps, self.metric, self.console)
             callbacks.append(progress)
         try:
@@ -320,13 +330,13 @@ class _Watch:
             if trial in self.said or first["status"] == "running":
                 continue
             self.said.add(trial)
-            text = f"trial {trial + 1}: {' '.join(map(str, rows['blocks']))} blocks"
+            text = f"trial {trial + 1}: {blocks_text(rows['blocks'])}"
             if first["status"] == "failed":
                 say(self.console, f"{text} failed")
                 continue
-            means = rows["mean_scaled_perturbation"]
+            means, built = rows[MEAN], rows[AS_BUILT]
             met = "meets the rule" if rows["meets_rule"].all() else "does not meet the rule"
-            measured = _measured_text(means, first["error"], first["seconds"])
+            measured = _measured_text(means, built, first["error"], first["seconds"])
             say(self.console, f"{text}{measured}: {met}")
 
 
@@ -376,10 +386,12 @@ def _settings_shown(folder, settings):
 
 def _summary(settings, outcome, trace, error, seconds):
     trials = trace.drop_duplicates("trial")
-    found = {"found": "Depth found", "searching": "Shallowest so far"}.get(outcome.status)
+    titles = {"found": "Depth found", "searching": "Shallowest so far", AT_CHANCE: AT_CHANCE}
     depths = "none" if outcome.blocks is None else " ".join(map(str, outcome.blocks))
+    if outcome.error is not None:
+        depths += f", error {outcome.error:.1%}"
     tiles = [
-        (found or "Depth", depths, outcome.message),
+        (titles.get(outcome.status, "Depth").capitalize(), depths, outcome.message),
         (
             "Rule",
             f"mean scaled perturbation {settings.epsilon:g} or less",

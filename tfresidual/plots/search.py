@@ -25,6 +25,8 @@ _COLUMNS = (
     "mean_scaled_perturbation",
     "meets_rule",
 )
+# The mean of the same network before training.
+_AS_BUILT = "mean_scaled_perturbation_as_built"
 _STATUSES = ("completed", "failed", "running")
 # The states in which a stage of a trial is drawn, in the order of the legend.
 _MEETS, _DOES_NOT, _NOT_MEASURED = "meets the rule", "does not", "not measured"
@@ -34,6 +36,7 @@ _TRUTHS = {"True": 1.0, "False": 0.0}
 
 _SHADE = "#e6f0f8"
 _FOUND = "#ece5d0"
+_DOTTED = (0, (1, 1.5))
 # With more rows than this, the dots are smaller; with more trials, the figure is wider.
 _FEW_DOTS = 40
 _FEW_TRIALS = 12
@@ -53,15 +56,16 @@ def depth_search(frame: Frame, epsilon: float = 0.1) -> Figure:
     A filled dot is a stage that meets the rule according to the frame, a hollow one a stage that
     does not. Lines connect the dots of a stage: in the left and middle panels in the order of
     depth, through the mean of stages with the same number of blocks, and in the right panel in the
-    order of the trials. Values that span more than a factor of 30 (in the middle panel 8) are drawn
-    on a logarithmic axis.
+    order of the trials. Dotted lines in the middle panel show what the same networks give as built,
+    before training, if the frame has it. Values that span more than a factor of 30 (in the middle
+    panel 8) are drawn on a logarithmic axis.
 
     Args:
         frame: Search frame, one row per trial and stage, with the columns `trial` (from 0),
             `status` ("completed", "failed" or "running"), `stage`, `blocks`, `measured_blocks`,
             `scaled_distance`, `mean_scaled_perturbation` and `meets_rule`, and optionally
-            `scaled_distance_deviation`, drawn as error bars, and `found`, true in the rows of the
-            trial that is the answer of the search.
+            `scaled_distance_deviation`, drawn as error bars, `mean_scaled_perturbation_as_built`,
+            and `found`, true in the rows of the trial that is the answer of the search.
         epsilon: The largest mean scaled perturbation that meets the rule, a finite number over 0.
 
     Returns:
@@ -119,6 +123,9 @@ def _search_table(frame):
     has_deviation = "scaled_distance_deviation" in frame.columns
     table["deviation"] = (
         frames.numbers_or_gaps(frame, "scaled_distance_deviation") if has_deviation else np.nan
+    )
+    table["as_built"] = (
+        frames.numbers_or_gaps(frame, _AS_BUILT) if _AS_BUILT in frame.columns else np.nan
     )
     statuses = frame["status"].tolist()
     unknown = frame.loc[~frame["status"].isin(_STATUSES), "status"].unique().tolist()
@@ -197,6 +204,10 @@ def _draw_rule_panel(axes, table, column, looks, size, rule, label, span=_SPAN):
         axes.plot(
             means.index, means, color=colour, linewidth=0.9, alpha=0.55, label=f"stage {stage}"
         )
+        built = here.dropna(subset="as_built").groupby("measured_blocks")["as_built"].mean()
+        if column == "mean_scaled_perturbation" and len(built):
+            look = {"linestyle": _DOTTED, "linewidth": 1.1, "marker": ".", "markersize": 3.0}
+            axes.plot(built.index, built, color=colour, gid="as built", **look)
         if column == "scaled_distance" and here["deviation"].notna().any():
             bars = here.dropna(subset="deviation")
             axes.vlines(
@@ -217,6 +228,8 @@ def _draw_rule_panel(axes, table, column, looks, size, rule, label, span=_SPAN):
         deviations = measured["deviation"].fillna(0.0)
         values.append((measured[column] + deviations).to_numpy())
         values.append((measured[column] - deviations).clip(measured[column].min() / 2).to_numpy())
+    else:
+        values.append(measured["as_built"].dropna().to_numpy())
     if _value_axis(axes, np.concatenate(values), span):
         label += " (log scale)"
     _draw_rule(axes, *rule)
@@ -378,4 +391,6 @@ def _handles(table, looks, epsilon):
         handles.append(
             style.line_handle(f"rule, ε = {epsilon:g}", color=style.INK, linestyle=(0, (6, 3)))
         )
+    if table["as_built"].notna().any():
+        handles.append(style.line_handle("as built", color=style.FAINT_INK, linestyle=_DOTTED))
     return handles

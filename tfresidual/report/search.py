@@ -20,9 +20,12 @@ COLUMNS = (
     "measured_blocks",
     "scaled_distance",
     "mean_scaled_perturbation",
+    "mean_scaled_perturbation_as_built",
+    "moved",
     "depth_asked_for",
     "meets_rule",
     "error",
+    "chance_error",
     "seconds",
 )
 
@@ -48,7 +51,8 @@ def search_sections(trace: Frame, epsilon: float, images: str | None = None) -> 
             figure=plots.depth_search(trace, epsilon),
             reading="Filled: the stage meets the rule, its mean scaled perturbation is epsilon or "
             "less. Where the distance no longer grows with depth, the mean falls as one over "
-            "the number of blocks.",
+            "the number of blocks. Dotted: the mean of the same networks before training, which "
+            "falls with depth, too.",
             source="Hauser 2019, figures 6 and 7, section 2.3",
             images=images,
             numbers=numbers_text(counted, "mean_scaled_perturbation"),
@@ -60,7 +64,9 @@ def search_sections(trace: Frame, epsilon: float, images: str | None = None) -> 
             reading="The trial counts from 1, as in the figure; the frame and the files count from "
             "0. The depth asked for is the number of blocks to measure at which the rule "
             "would be met if the distance stayed the same. Blocks that change the shape of "
-            "the state are not measured.",
+            "the state are not measured. As built: the same network untrained, with the statistics "
+            "of these images; training has moved a mean if it has changed by more than two "
+            "standard errors. Chance: the error of always giving the most common label.",
             source="Hauser 2019, equation 11",
             images=images,
         ),

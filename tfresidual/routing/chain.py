@@ -50,6 +50,9 @@ class Block:
         takes_anchor: whether the branch is joined to the anchor.
         weights: the parameters of the block, trainable or frozen, as a dict from role to variable.
             Blocks that share weights hold the same variables.
+        variables: all weights of the layers of the block, those that are not learned (such as
+            moving statistics) among them, each of them once, as a tuple; empty in a chain that has
+            no layers, such as that of a SavedModel.
         lipschitz: the function `() -> dict` of estimates and bounds of the Lipschitz constant of
             the branch, see `tfresidual.layers.ResidualUnit.lipschitz_bound`; `None` if it is not
             bounded.
@@ -72,6 +75,7 @@ class Block:
     weights: dict[str, keras.Variable] = dataclasses.field(
         default_factory=dict, repr=False, compare=False
     )
+    variables: tuple[keras.Variable, ...] = dataclasses.field(default=(), repr=False, compare=False)
     lipschitz: Callable[[], dict[str, float] | None] | None = dataclasses.field(
         default=None, repr=False
     )

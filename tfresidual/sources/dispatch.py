@@ -269,7 +269,8 @@ def _block(network, calls, stage, index, unit):
     keeps_shape = unit.resizing is None
     takes_anchor = keeps_shape and network.anchor == "input"
     parts = unit_parts(unit, takes_anchor, calls)
-    return Block(stage=stage, index=index, keeps_shape=keeps_shape, **parts)
+    place = {"stage": stage, "index": index, "keeps_shape": keeps_shape}
+    return Block(**place, **parts, variables=tuple(unit.weights))
 
 
 def _sequence(layers):

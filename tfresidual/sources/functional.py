@@ -29,7 +29,7 @@ from tfresidual.sources.graph import described, replay
 from tfresidual.sources.one_output import arrangement_of
 from tfresidual.sources.origin import Origin
 from tfresidual.sources.outputs import kind_of, last_operation, outputs_of
-from tfresidual.sources.weights import parameters_of, weights_by_role
+from tfresidual.sources.weights import parameters_of, variables_of, weights_by_role
 
 if TYPE_CHECKING:
     from tfresidual.sources.division import Division
@@ -300,7 +300,7 @@ class _Parts:
             "branch": parts["branch"] and self.outer(branch),
             "join": parts["join"] and self.outer(join),
         }
-        return parts | functions | {"name": found.name}
+        return parts | functions | {"name": found.name, "variables": variables_of(nodes)}
 
     def of_sum(self, found):
         """Returns for a sum or a layer what `unit_parts` returns for a unit, but for weights."""

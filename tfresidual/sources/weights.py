@@ -26,6 +26,13 @@ def parameters_of(nodes):
     return tuple(found.values())
 
 
+def variables_of(nodes):
+    """Returns all weights of the layers of some nodes, learned or not, each once, as a tuple."""
+    layers = [node.operation for node in nodes]
+    found = {id(w): w for layer in layers for w in getattr(layer, "weights", ())}
+    return tuple(found.values())
+
+
 def _is_parameter(layer, weight):
     """Returns whether a weight is learned, or was learned before it was frozen.
 

@@ -2,6 +2,7 @@
 
 import tfresidual.machine.on_tensorflow  # noqa: F401
 from tfresidual.probes.stopping_rule import depth_for
+from tfresidual.tuning.as_built import distances_as_built
 from tfresidual.tuning.depth_oracle import DepthOracle, blocks
 from tfresidual.tuning.depth_search import DepthSearch
 from tfresidual.tuning.supervision import supervise
@@ -16,6 +17,7 @@ __all__ = [
     "SearchError",
     "blocks",
     "depth_for",
+    "distances_as_built",
     "interleave",
     "outcomes_of",
     "read_search",

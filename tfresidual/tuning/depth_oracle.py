@@ -19,6 +19,8 @@ from tfresidual.arguments import check_bool, check_int, check_ints, is_int
 from tfresidual.machine.files import read_json
 from tfresidual.probes.logs import log_key
 from tfresidual.probes.stopping_rule import depth_for
+from tfresidual.tuning.as_built import AS_BUILT, CHANGE_ERROR, MEAN, is_moved
+from tfresidual.tuning.chance import CHANCE_ERROR, ERROR_SE
 from tfresidual.tuning.proposals import Measurement, plan
 from tfresidual.tuning.search_files import (
     REMEDY,
@@ -82,6 +84,11 @@ def blocks(hyperparameters: keras_tuner.HyperParameters) -> tuple[int, ...]:
     return tuple(int(values[_name(stage)]) for stage in stages)
 
 
+def blocks_text(depths):
+    """Returns depths with their unit, such as `"4 4 2 blocks"`, or `"1 block"`."""
+    return f"{' '.join(map(str, depths))} block{'' if list(depths) == [1] else 's'}"
+
+
 class DepthOracle(keras_tuner.Oracle):
     """Oracle that proposes depths until it has found the shallowest that meet the stopping rule.
 
@@ -101,8 +108,8 @@ class DepthOracle(keras_tuner.Oracle):
     the fewest blocks first.
 
     A trial must report, for every stage, `"stage1/blocks"` (blocks that keep the shape) and
-    `"stage1/scaled_distance"`; `tfresidual.tuning.DepthSearch` does. The files on disk are
-    consistent at any moment: a killed search resumes with all finished trials.
+    `"stage1/scaled_distance"`; `tfresidual.tuning.DepthSearch` reports these and more. The files on
+    disk are consistent at any moment: a killed search resumes with all finished trials.
 
     Args:
         start: tuple of ints, the blocks of each stage in the first trial.
@@ -316,7 +323,43 @@ class DepthOracle(keras_tuner.Oracle):
         stages = self.measurements(trial)
         means = [f"{s.distance / s.counted:.3g}" if s.counted else "none" for s in stages]
         rule = "meets the rule" if trial.score < NOT_MET else "does not meet the rule"
-        return f"mean scaled perturbation {' '.join(means)}, {rule} of {self.epsilon:g} or less"
+        built = [self.as_built(trial, stage) for stage in range(1, len(stages) + 1)]
+        known = [f"{one[0]:.3g}" if one else "none" for one in built]
+        as_built = f" ({' '.join(known)} as built)" if any(built) else ""
+        error = error_text(self.error(trial))
+        return (
+            f"mean scaled perturbation {' '.join(means)}{as_built}, {rule} of {self.epsilon:g} or "
+            f"less{f', {error}' if error else ''}"
+        )
+
+    def as_built(
+        self, trial: keras_tuner.engine.trial.Trial, stage: int
+    ) -> tuple[float, bool] | None:
+        """Returns what the network of a trial gives as built, if that was measured.
+
+        Args:
+            trial: a finished trial.
+            stage: int from 1.
+
+        Returns:
+            A tuple of the mean scaled perturbation of the stage in the untrained network, and
+            whether training has moved it by more than two standard errors; or `None`.
+        """
+        names = [log_key(name, stage) for name in (AS_BUILT, CHANGE_ERROR, MEAN)]
+        if not all(map(trial.metrics.exists, names)):
+            return None
+        before, error, after = (metric(trial, name) for name in names)
+        return before, is_moved(before, after, error)
+
+    def error(self, trial: keras_tuner.engine.trial.Trial) -> dict[str, float]:
+        """Returns the error rate of a finished trial, and that of guessing, as far as known.
+
+        Returns:
+            A dict that may have the keys `"error"`, `"chance_error"` and `"error_se"`, see
+            `tfresidual.tuning.DepthSearch.run_trial`.
+        """
+        names = ("error", CHANCE_ERROR, ERROR_SE)
+        return {name: metric(trial, name) for name in names if trial.metrics.exists(name)}
 
     def get_best_trials(self, num_trials: int = 1) -> list[keras_tuner.engine.trial.Trial]:
         """Returns the trials that meet the rule in all stages, the fewest blocks first."""
@@ -714,6 +757,18 @@ def _checked_limits(start, min_blocks, max_blocks):
     return limits
 
 
+def error_text(error):
+    """Returns an error rate as text, beside that of guessing; empty if it is not known.
+
+    Args:
+        error: dict, see `DepthOracle.error`.
+    """
+    if "error" not in error:
+        return ""
+    chance = f", chance {error[CHANCE_ERROR]:.1%}" if CHANCE_ERROR in error else ""
+    return f"error {error['error']:.1%}{chance}"
+
+
 class _Display(Display):
     """Display of trials by keras-tuner, with the rule instead of the score.
 
@@ -727,8 +782,8 @@ class _Display(Display):
         now = datetime.now()
         took = self.format_duration(now - self.trial_start.get(trial.trial_id, now))
         number = self.oracle.start_order.index(trial.trial_id) + 1
-        depths = " ".join(map(str, blocks(trial.hyperparameters)))
-        print(f"\nTrial {number}, {depths} blocks [{took}]: {self.oracle.verdict(trial)}")
+        depths = blocks_text(blocks(trial.hyperparameters))
+        print(f"\nTrial {number}, {depths} [{took}]: {self.oracle.verdict(trial)}")
         best = self.oracle.get_best_trials()
         fewest = " ".join(map(str, blocks(best[0].hyperparameters))) if best else "none yet"
         print(f"Fewest blocks that meet the rule so far: {fewest}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import pathlib
@@ -24,17 +25,22 @@ from tfresidual.machine.archives import RefusedFileError, check_weights_file
 from tfresidual.machine.files import check_room, damaged, read_json, replacing
 from tfresidual.machine.first_step import build_optimizer, traced_once
 from tfresidual.machine.locks import LOCK, locked
+from tfresidual.machine.memory import TooLargeError, check_fits
 from tfresidual.probes.logs import log_key
 from tfresidual.probes.perturbation import ALL_STAGES
 from tfresidual.routing.batches import batches_of, check_data
+from tfresidual.routing.chain import Chain
 from tfresidual.routing.images import check_images
 from tfresidual.tuning import fingerprint
+from tfresidual.tuning.as_built import AS_BUILT, CHANGE_ERROR, MEAN, compared_with_built, values_of
+from tfresidual.tuning.chance import ERROR_SE, class_of_metric, error_of_guessing
 from tfresidual.tuning.depth_oracle import (
     KEPT_DISTANCE,
     OBJECTIVE,
     SOURCE,
     DepthOracle,
     blocks,
+    blocks_text,
     check_no_objective,
     check_same_settings,
     is_served,
@@ -96,8 +102,10 @@ class DepthSearch(keras_tuner.Tuner):
     """Tuner that searches for the fewest blocks per stage that meet the stopping rule.
 
     A trial trains a network with the arguments of `search`, then measures the scaled computational
-    distance of every stage on held-out images. A `DepthOracle` proposes the next depths; its
-    documentation describes how, and when the search ends. Everything else is as in keras-tuner:
+    distance of every stage on held-out images, and what the same network gives as built. A
+    `DepthOracle` proposes the next depths; its documentation describes how, and when the search
+    ends. Networks are any Keras models with residual additions on one trunk, in which
+    `tfresidual.chain` finds the stages. Everything else is as in keras-tuner:
     `search`, `results_summary`, `get_best_hyperparameters`, `get_best_models`, callbacks,
     TensorBoard, `overwrite`, `max_trials`, further hyperparameters.
 
@@ -119,9 +127,8 @@ class DepthSearch(keras_tuner.Tuner):
     (1,)
 
     Args:
-        hypermodel: function from `keras_tuner.HyperParameters` to a compiled
-            `tfresidual.networks.ResidualNetwork` with `tuning.blocks(hp)` blocks in its stages,
-            or a `keras_tuner.HyperModel`.
+        hypermodel: function from `keras_tuner.HyperParameters` to a compiled `keras.Model` whose
+            chain has `tuning.blocks(hp)` blocks in its stages, or a `keras_tuner.HyperModel`.
         epsilon: float over 0, the largest mean scaled perturbation of a stage.
         start: tuple of ints, the blocks of each stage in the first trial.
         min_blocks: int, or one int per stage: the smallest depth.
@@ -133,6 +140,9 @@ class DepthSearch(keras_tuner.Tuner):
             are then not those of networks trained from scratch.
         probe_data: images for the measurements, a `tf.data.Dataset` of batches `(images, labels)`
             or a pair of arrays; by default the validation data of `search`.
+        chain: function from the network of a trial to its `tfresidual.routing.Chain`, for example
+            `lambda network: tfresidual.chain(network, blocks=Encoder)` to count whole layers. By
+            default, `tfresidual.chain`.
         max_trials: int, the largest number of trials, or `None` for no limit.
         hyperparameters: a `keras_tuner.HyperParameters` with further hyperparameters, or `None`.
             Each combination of their values has its own search.
@@ -162,6 +172,7 @@ class DepthSearch(keras_tuner.Tuner):
         tolerance: int = 0,
         warm_start: bool = False,
         probe_data: Images | None = None,
+        chain: Callable[[keras.Model], Chain] | None = None,
         max_trials: int | None = None,
         hyperparameters: keras_tuner.HyperParameters | None = None,
         seed: int = 0,
@@ -177,6 +188,11 @@ class DepthSearch(keras_tuner.Tuner):
             raise ValueError(
                 "Argument `hypermodel` must be a function of hyperparameters, or a "
                 f"`keras_tuner.HyperModel`. Received: hypermodel={hypermodel!r}"
+            )
+        if chain is not None and not callable(chain):
+            raise ValueError(
+                "Argument `chain` must be a function that returns the chain of a network, such as "
+                f"`tfresidual.chain`. Received: chain={chain!r}"
             )
         name = "executions_per_trial"
         executions = check_int(name, kwargs.get(name, 1), at_least=1)
@@ -196,11 +212,14 @@ class DepthSearch(keras_tuner.Tuner):
         self.epsilon: float = epsilon
         self.seed: int = seed
         self.probe_data: Images | None = probe_data
+        self.chain: Callable[[keras.Model], Chain] | None = chain
         self.chief_timeout: float = chief_timeout
         self._asked = False
         self._is_compared = False
         self._execution, self._least = 0, math.inf
         self._error = None
+        # What is known of the validation data, which is read once.
+        self._guessing = None
         if kwargs.pop("overwrite", False) and not self._is_worker() and not was_started_before():
             _clear(kwargs.get("directory"), kwargs.get("project_name"))
         super().__init__(oracle, hypermodel, **kwargs)
@@ -290,13 +309,20 @@ class DepthSearch(keras_tuner.Tuner):
         """Trains, measures and saves the network of a trial.
 
         Returns:
-            A dict of floats by name: `"blocks"` (all of them, the objective), `"seconds"`,
-            `"error"` if the network is compiled with an accuracy, `"val_loss"` and the other
-            metrics on the validation data, and per stage `"stage1/blocks"`, `"stage1/distance"`,
-            `"stage1/scaled_distance"` and the means. Values are averages over the executions,
-            `"seconds"` is their sum. The saved weights are those of the execution whose worst stage
-            has the smallest mean; `"stage1/kept_scaled_distance"` is the distance of that
-            execution.
+            A dict of floats by name:
+
+            - `"blocks"` (all of them, the objective) and `"seconds"`;
+            - `"val_loss"` and the other metrics on the validation data; if the network is compiled
+              with an accuracy, also `"error"`, `"chance_error"`, that of always giving the most
+              common label, and `"error_se"`, the standard error with which they are compared;
+            - per stage `"stage1/blocks"`, `"stage1/distance"`, `"stage1/scaled_distance"` and the
+              means, `"stage1/mean_scaled_perturbation_as_built"`, that of the untrained network,
+              and `"stage1/mean_scaled_perturbation_change_error"`, the standard error of its change
+              by training.
+
+            Values are averages over the executions, `"seconds"` is their sum. The saved weights are
+            those of the execution whose worst stage has the smallest mean;
+            `"stage1/kept_scaled_distance"` is the distance of that execution.
         """
         self._execution, self._least = 0, math.inf
         beats = heartbeat(self.oracle, trial.trial_id) if self._is_worker() else None
@@ -342,8 +368,12 @@ class DepthSearch(keras_tuner.Tuner):
         depths = blocks(trial.hyperparameters)
         keras.utils.set_random_seed(self._seed_of(depths))
         network = self._try_build(trial.hyperparameters)
+        if network.built:
+            # Before the chain is made, which may compute with images.
+            _check_memory(network, depths, args, kwargs)
         chain = self._checked_chain(network, depths, kwargs)
         _check_compiled(network, self.distribution_strategy)
+        built = values_of(network)
         self._warm_start(trial, network)
         # The saved network must be the one that is measured, not that of its best epoch.
         callbacks = kwargs.pop("callbacks")
@@ -353,7 +383,7 @@ class DepthSearch(keras_tuner.Tuner):
                 trial.hyperparameters, network, *args, callbacks=callbacks, **kwargs
             )
         measured = {OBJECTIVE: float(sum(depths))} | self._measured(chain, depths, kwargs)
-        measured |= _evaluated(network, kwargs)
+        measured |= self._evaluated(network, kwargs)
         if isinstance(results, dict):
             measured = {name: float(value) for name, value in results.items()} | measured
         worst = _worst(measured)
@@ -364,6 +394,9 @@ class DepthSearch(keras_tuner.Tuner):
                 check_room(written, _bytes_in_hdf5(network))
                 network.save_weights(written)
         self._execution += 1
+        data, _ = self._images(kwargs)
+        for stage, numbers in compared_with_built(network, chain, built, data).items():
+            measured |= {log_key(name, stage): number for name, number in numbers.items()}
         return measured | {"seconds": time.monotonic() - begun}
 
     def _compare_with_chief(self, fit_args, fit_kwargs):
@@ -398,7 +431,7 @@ class DepthSearch(keras_tuner.Tuner):
                     stacklevel=3,
                 )
             space = self.oracle.get_space()
-            network = fingerprint.of_network(lambda: self._build_hypermodel(space.copy()))
+            network = self._fingerprint(space)
             if network is not None:
                 content = {"hyperparameters": space.get_config(), "network": network}
                 write_json(path, content)
@@ -410,16 +443,19 @@ class DepthSearch(keras_tuner.Tuner):
             before = dict(content["network"])
             if fingerprint.difference(before, before) is not None:
                 raise ValueError("its network is not equal to itself")
-        now = fingerprint.of_network(lambda: self._build_hypermodel(space.copy()))
+        now = self._fingerprint(space)
         found = "its type" if now is None else fingerprint.difference(before, now)
         if found is not None:
-            depths = " ".join(map(str, blocks(space)))
             raise ValueError(
                 "Argument `hypermodel` must build the networks that the search in the folder "
-                f"began with, or `project_name` be another. Received: a network of {depths} "
-                f"blocks that differs in {found}, folder={str(path.parent)!r}"
+                "began with, or `project_name` be another. Received: a network of "
+                f"{blocks_text(blocks(space))} that differs in {found}, "
+                f"folder={str(path.parent)!r}"
             )
         self._is_compared = True
+
+    def _fingerprint(self, space):
+        return fingerprint.of_network(lambda: self._build_hypermodel(space.copy()), self._chain_of)
 
     def _seed_of(self, depths):
         """Returns the seed of a trial and execution, which does not depend on the process."""
@@ -432,10 +468,10 @@ class DepthSearch(keras_tuner.Tuner):
             return
         hyperparameters = self.oracle.get_trial(source).hyperparameters
         with maybe_distribute(self.distribution_strategy):
-            shallow = self._build_hypermodel(hyperparameters)
+            shallow = self._with_weights(self._build_hypermodel(hyperparameters))
             load_trained(shallow, self._get_checkpoint_fname(source))
         try:
-            interleave(shallow, network)
+            interleave(shallow, network, chain=self._chain_of)
         except ValueError as error:
             raise errors.FatalValueError(str(error)) from error
 
@@ -451,16 +487,18 @@ class DepthSearch(keras_tuner.Tuner):
     def _checked_chain(self, network, depths, fit_kwargs):
         """Returns the chain of a network; rejects it before training if it cannot be measured."""
         try:
-            chain = sources.chain(network)
+            chain = self._chain_of(network)
         except ValueError as error:
             raise errors.FatalValueError(
                 f"Argument `hypermodel` must build a network that can be measured: {error}"
             ) from error
-        built = tuple(len(stage.blocks) for stage in chain.stages)
-        if built != depths:
+        found = tuple(len(stage.blocks) for stage in chain.stages)
+        if found != depths:
             raise errors.FatalValueError(
-                "Argument `hypermodel` must build a network with `tuning.blocks(hp)` blocks in its "
-                f"stages, here {depths}. Received: {network.name} with {built}"
+                "Argument `hypermodel` must build a network whose chain has `tuning.blocks(hp)` "
+                f"blocks in its stages, here {depths}; `print(tfresidual.chain(network))` shows "
+                "which are found, and the argument `chain` says how. Received: "
+                f"{network.name} with {found}: {_other_depth(depths, found)}"
             )
         data, name = self._images(fit_kwargs)
         try:
@@ -469,6 +507,47 @@ class DepthSearch(keras_tuner.Tuner):
         except (ValueError, StopIteration) as error:
             raise errors.FatalValueError(_of_images(name, data, error)) from error
         return chain
+
+    def _chain_of(self, network):
+        """Returns the chain of a network, of which a subclassed one may be built by that."""
+        chain = sources.chain(network) if self.chain is None else self.chain(network)
+        if not isinstance(chain, Chain):
+            raise ValueError(
+                "Argument `chain` must be a function that returns a `tfresidual.routing.Chain`. "
+                f"Received: chain={self.chain!r}, which returned {chain!r}"
+            )
+        return chain
+
+    def _with_weights(self, network):
+        """Returns a network whose weights exist: a subclassed one has them after a first call."""
+        if not network.built:
+            self._chain_of(network)
+        return network
+
+    def _evaluated(self, network, fit_kwargs):
+        """Returns the metrics of a network on its validation data, named as by `fit`."""
+        validation = fit_kwargs.get("validation_data")
+        if validation is None:
+            return {}
+        inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(validation)
+        size = fit_kwargs.get("validation_batch_size") or fit_kwargs.get("batch_size")
+        steps = fit_kwargs.get("validation_steps")
+        values = network.evaluate(
+            inputs,
+            labels,
+            batch_size=size,
+            sample_weight=weights,
+            steps=steps,
+            verbose=0,
+            return_dict=True,
+        )
+        named = {f"val_{name}": float(value) for name, value in values.items()}
+        metric = next((name for name in ACCURACY_METRICS if name in values), None)
+        if metric is None:
+            return named
+        if self._guessing is None:
+            self._guessing = error_of_guessing(validation, class_of_metric(network, metric), steps)
+        return named | {"error": 1 - float(values[metric])} | self._guessing
 
     def _measured(self, chain, depths, fit_kwargs):
         """Returns the measurements of a trained network that the rule needs, by name."""
@@ -503,7 +582,8 @@ class DepthSearch(keras_tuner.Tuner):
         found = [outcome for outcome in outcomes if outcome.blocks is not None]
         unfinished = [outcome for outcome in outcomes if outcome.status == "searching"]
         if found:
-            return min(found, key=lambda outcome: sum(outcome.blocks or ()))
+            # Networks no better than chance come last.
+            return min(found, key=lambda o: (o.is_better_than_chance is False, sum(o.blocks or ())))
         return (unfinished or outcomes)[0]
 
     def outcomes(self) -> list[Outcome]:
@@ -520,9 +600,14 @@ class DepthSearch(keras_tuner.Tuner):
             `scaled_distance`, `mean_perturbation`, `mean_scaled_perturbation`,
             `scaled_distance_deviation` (standard deviation over executions), `depth_asked_for` (the
             number of measured blocks that the rule asks for, if the distance did not change),
-            `meets_rule`, `found` (whether the trial is the result), `error`, `seconds`, the metrics
-            on the validation data, and, with `warm_start`, `from_trial`, the id of the trial whose
-            weights were used.
+            `mean_scaled_perturbation_as_built` (that of the same network, untrained),
+            `mean_scaled_perturbation_change_error` (the standard error of its change by training:
+            over the images or, if that is larger, over executions), `moved` (whether the change is
+            more than two standard errors), `meets_rule`, `found` (whether the trial is the result),
+            `error`, `seconds`, the metrics on the validation data (with an accuracy, also
+            `chance_error` and `error_se`), and, with `warm_start`, `from_trial`, the id of the
+            trial whose weights were used. What a search of an earlier version did not measure is
+            NaN, or missing.
         """
         return trace_of(self._current())
 
@@ -553,7 +638,7 @@ class DepthSearch(keras_tuner.Tuner):
         return [self.load_model(trial) for trial in kept]
 
     def load_model(self, trial: keras_tuner.engine.trial.Trial) -> keras.Model:
-        network = self._try_build(trial.hyperparameters)
+        network = self._with_weights(self._try_build(trial.hyperparameters))
         with maybe_distribute(self.distribution_strategy):
             load_trained(network, self._get_checkpoint_fname(trial.trial_id))
         return network
@@ -616,9 +701,57 @@ def _of_images(name, data, error):
     return f"Argument `{name}` must hold the images to measure on: {reason}"
 
 
+def _other_depth(expected, found):
+    """Returns in which stage a network has another depth than it is to have."""
+    pairs = itertools.zip_longest(expected, found)
+    for stage, (wanted, there) in enumerate(pairs, start=1):
+        if wanted is None:
+            return f"stage {stage}, of {blocks_text([there])}, where {len(expected)} are expected"
+        if there is None:
+            return f"no stage {stage}, of which {blocks_text([wanted])} are expected"
+        if wanted != there:
+            return f"stage {stage} has {blocks_text([there])}, expected {wanted}"
+    return ""
+
+
+def _check_memory(network, depths, fit_args, fit_kwargs):
+    """Fails the trial of a network whose training takes more memory than the machine has.
+
+    The estimate is a lower bound: weights and gradients, and, of a functional network for images of
+    a known size, what its layers return for a batch.
+    """
+    data = fit_args[0] if fit_args else fit_kwargs.get("x")
+    images = fit_args[2] if len(fit_args) > 2 else fit_kwargs.get("batch_size")
+    if isinstance(data, tf.data.Dataset):
+        shapes = [part.shape for part in tf.nest.flatten(data.element_spec)]
+        images = shapes[0][0] if shapes and shapes[0].rank else None
+    elif not isinstance(data, keras.utils.PyDataset) and hasattr(data, "__len__"):
+        first = tf.nest.flatten(data)[0] if isinstance(data, dict) else data
+        images = min(images or 32, len(first))
+    images = images or 1
+    kept = 0
+    for layer in network.layers:
+        # Subclassed networks have no symbolic outputs, and layers that are called twice have two.
+        with contextlib.suppress(AttributeError, ValueError):
+            for tensor in tf.nest.flatten(layer.output) if layer.weights else ():
+                if None not in tensor.shape[1:]:
+                    kept += math.prod(tensor.shape[1:]) * tf.as_dtype(tensor.dtype).size
+    variables = [*network.weights, *network.trainable_weights]
+    needed = sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in variables)
+    try:
+        check_fits(
+            needed + images * kept,
+            "Argument `max_blocks` must allow networks alone whose training fits into the memory "
+            "of this machine: the training",
+            f"a network of {blocks_text(depths)}",
+        )
+    except TooLargeError as error:
+        raise errors.FailedTrialError(str(error)) from error
+
+
 def _diverged(depths, received):
     return errors.FailedTrialError(
-        f"The network of {depths} blocks diverged: its distances are not finite. "
+        f"The network of {blocks_text(depths)} diverged: its distances are not finite. "
         f"Received: {received}"
     )
 
@@ -701,7 +834,9 @@ def _averaged(results):
 
     Also includes the distances of the execution with the best worst stage, whose weights are kept.
     """
-    averaged = {name: math.fsum(r[name] for r in results) / len(results) for name in results[0]}
+    # What one execution could not measure, such as infinite numbers of one as built, none has.
+    names = [name for name in results[0] if all(name in result for result in results)]
+    averaged = {name: math.fsum(r[name] for r in results) / len(results) for name in names}
     averaged["seconds"] = math.fsum(result["seconds"] for result in results)
     if len(results) > 1:
         for name in list(averaged):
@@ -710,34 +845,25 @@ def _averaged(results):
                 values = [result[name] for result in results]
                 averaged[f"{stage}/{DEVIATION}"] = float(np.std(values, ddof=1))
                 averaged[f"{stage}/{KEPT_DISTANCE}"] = min(results, key=_worst)[name]
+            if value == AS_BUILT:
+                changes = [result[f"{stage}/{MEAN}"] - result[name] for result in results]
+                error = f"{stage}/{CHANGE_ERROR}"
+                averaged[error] = max(averaged[error], _over_seeds(changes))
+        if ERROR_SE in averaged:
+            of_seeds = _over_seeds([result["error"] for result in results])
+            averaged[ERROR_SE] = max(averaged[ERROR_SE], of_seeds)
     return averaged
+
+
+def _over_seeds(values):
+    """Returns the standard error of the mean of several trainings."""
+    return float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
 def _worst(measured):
     """Returns the largest mean scaled perturbation of all stages."""
     means = [v for name, v in measured.items() if name.endswith("/mean_scaled_perturbation")]
     return max(means, default=0.0)
-
-
-def _evaluated(network, fit_kwargs):
-    """Returns the metrics of a network on its validation data, named as by `fit`."""
-    validation = fit_kwargs.get("validation_data")
-    if validation is None:
-        return {}
-    inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(validation)
-    size = fit_kwargs.get("validation_batch_size") or fit_kwargs.get("batch_size")
-    values = network.evaluate(
-        inputs,
-        labels,
-        batch_size=size,
-        sample_weight=weights,
-        steps=fit_kwargs.get("validation_steps"),
-        verbose=0,
-        return_dict=True,
-    )
-    named = {f"val_{name}": float(value) for name, value in values.items()}
-    share = next((name for name in ACCURACY_METRICS if name in values), None)
-    return named if share is None else named | {"error": 1 - float(values[share])}
 
 
 def _check_devices(strategy):

@@ -19,6 +19,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfresidual.networks import ResidualNetwork
+
 # Arguments of `fit` that affect what a trial measures, with their defaults.
 OF_FIT = {
     "x": None,
@@ -41,6 +43,8 @@ MOST_ROWS, MOST_OUTPUTS = 256, 32
 # Size that stands for an unknown one.
 UNKNOWN = 32
 TOLERANCE = {"float16": 0.05, "bfloat16": 0.1}
+# What the blocks of a network are.
+CHAIN = "blocks of the chain"
 # The code of a function is compared only between equal versions of Python.
 CODE = f"code in Python {'.'.join(platform.python_version_tuple()[:2])}"
 
@@ -92,31 +96,51 @@ def _of_array(data):
     return f"{shape}, {rows[0].dtype if rows else None}, {hashed.hexdigest()[:16]}"
 
 
-def of_network(build):
+def of_network(build, chain_of=None):
     """Returns the fingerprint of a network, as JSON can hold it, or `None` if it is no network.
 
     Args:
         build: function without arguments that returns the compiled network. It is called again if
             the network has seeds, to find those that differ each time. The state of `random` is
             kept.
+        chain_of: function of the network that returns its chain, which a network of this package
+            needs not; `None` for no chain.
 
     Returns:
         A dict with the configuration and the weights' shapes of its layers, its optimizer and loss,
-        and the outputs for fixed weights and inputs.
+        and the outputs for fixed weights and inputs; of other networks than those of this package
+        also what their blocks are.
     """
+    found = {}
     before = random.getstate()
     try:
         random.seed(0)
         network = build()
         if not isinstance(network, keras.Model):
             return None
+        if chain_of is not None and not isinstance(network, ResidualNetwork):
+            # A network that cannot be measured is refused by its trial. This builds a subclassed
+            # one.
+            with contextlib.suppress(ValueError):
+                found[CHAIN] = _of_chain(chain_of(network))
         described = _described(network)
         if '"seed": ' in json.dumps(described):
             random.seed(1)
             described = _common_seeds(described, _described(build()))
     finally:
         random.setstate(before)
-    return described | {"output": _response(network), "precision": network.compute_dtype}
+    described |= {"output": _response(network), "precision": network.compute_dtype}
+    return described | found
+
+
+def _of_chain(chain):
+    return [
+        [
+            f"{block.shortcut}{'' if block.keeps_shape else ', another shape'}"
+            for block in stage.blocks
+        ]
+        for stage in chain.stages
+    ]
 
 
 def _described(network):
@@ -198,6 +222,8 @@ def _plain(value, keeps_name=False):
             # The code of a lambda contains its place in a file. What it does shows in the outputs.
             return "lambda"
         left_out = {"module", "registered_name", "build_config", "shared_object_id"}
+        # Those of weights that are coupled, see `tfresidual.training.GradientCoupling`.
+        left_out |= {"paths"}
         left_out |= set() if keeps_name else {"name"}
         return {
             str(name): _plain(part, kind.endswith("DTypePolicy"))
@@ -261,6 +287,10 @@ def _response(network):
 def difference(before, now):
     """Returns in which way two fingerprints of networks differ, as text, or `None`."""
     before, now = dict(before), dict(now)
+    if before.get(CHAIN) is None or now.get(CHAIN) is None:
+        # Earlier versions did not record it.
+        before.pop(CHAIN, None)
+        now.pop(CHAIN, None)
     outputs = before.pop("output", None), now.pop("output", None)
     found = _first_difference(before, now)
     if found is not None or None in outputs:

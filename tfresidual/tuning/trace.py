@@ -11,6 +11,8 @@ import pandas as pd
 from tfresidual.machine.files import read_json
 from tfresidual.probes.logs import log_key
 from tfresidual.probes.stopping_rule import depth_for
+from tfresidual.tuning.as_built import AS_BUILT, CHANGE_ERROR
+from tfresidual.tuning.chance import CHANCE_ERROR, is_better_than_chance
 from tfresidual.tuning.depth_oracle import (
     COMPLETED,
     FAILED,
@@ -18,6 +20,8 @@ from tfresidual.tuning.depth_oracle import (
     SOURCE,
     DepthOracle,
     blocks,
+    blocks_text,
+    error_text,
     metric,
 )
 from tfresidual.tuning.search_files import REMEDY, reading
@@ -32,8 +36,11 @@ DEVIATION = "scaled_distance_deviation"
 # Columns of every trace.
 COLUMNS = (
     *("trial", "status", "stage", "blocks", "measured_blocks", *STAGE_METRICS, DEVIATION),
+    *(AS_BUILT, CHANGE_ERROR, "moved"),
     *("depth_asked_for", "meets_rule", "found", "error", "seconds", "from_trial"),
 )
+# The verdict on a search whose best network is no better than guessing.
+AT_CHANCE = "no better than chance"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,21 +48,39 @@ class Outcome:
     """Result of a search, or the reason why there is none.
 
     Attributes:
-        status: `"found"`, `"not satisfied"` (a stage does not meet the rule at its largest depth),
-            `"failed"` (networks could not be trained) or `"searching"` (not finished: still running
-            or interrupted, or `max_trials` was too small).
+        status: `"found"`, `"no better than chance"` (a depth meets the rule, but the error of its
+            network is not lower than that of guessing by two standard errors), `"not satisfied"` (a
+            stage does not meet the rule at its largest depth), `"failed"` (networks could not be
+            trained) or `"searching"` (not finished: still running or interrupted, or `max_trials`
+            was too small).
         blocks: tuple of ints, the fewest blocks per stage that were trained and meet the rule;
             `None` if there are none yet.
         trial: int, the index of that trial in the order of all trials, from 0, or `None`.
         message: str, the outcome in a sentence.
         hyperparameters: dict with the values of the other hyperparameters to which this applies.
+        error: float, the error rate of that trial on the validation data, or `None` if there is no
+            such trial, or its network was compiled without an accuracy.
+        chance_error: float, the error rate of always giving the most common label of the validation
+            data, or `None` if it is not known.
+        is_better_than_chance: whether `error` is lower than `chance_error` by two standard errors
+            (over the images or, if that is larger, over executions); `None` if it is not known.
+        as_built: tuple of floats, the mean scaled perturbation of each stage in the network of that
+            trial before training, with the moving statistics of one pass over the images; `None` if
+            it is not known.
+        moved: tuple of bools, whether training has moved the mean scaled perturbation of each stage
+            by more than two standard errors from that; `None` if it is not known.
     """
 
-    status: Literal["found", "not satisfied", "failed", "searching"]
+    status: Literal["found", "no better than chance", "not satisfied", "failed", "searching"]
     blocks: tuple[int, ...] | None
     trial: int | None
     message: str
     hyperparameters: dict[str, Any] = dataclasses.field(default_factory=dict)
+    error: float | None = None
+    chance_error: float | None = None
+    is_better_than_chance: bool | None = None
+    as_built: tuple[float, ...] | None = None
+    moved: tuple[bool, ...] | None = None
 
 
 def read_search(folder: StrPath) -> DepthOracle:
@@ -108,7 +133,8 @@ def trace_of(oracle: DepthOracle) -> Frame:
         rows += _rows(oracle, number, trial, number in found)
     # A search that has just started has no trial yet.
     columns = None if rows else [c for c in COLUMNS if c != "from_trial" or oracle.warm_start]
-    types = {"measured_blocks": "Int64", "depth_asked_for": "Int64", "meets_rule": "boolean"}
+    types = {"measured_blocks": "Int64", "depth_asked_for": "Int64"}
+    types |= {"meets_rule": "boolean", "moved": "boolean"}
     return pd.DataFrame(rows, columns=columns).astype(types)
 
 
@@ -124,10 +150,12 @@ def _rows(oracle, number, trial, found):
     for stage, depth in enumerate(blocks(trial.hyperparameters), start=1):
         row = {"trial": number, "status": status, **others, "stage": stage, "blocks": depth}
         row["measured_blocks"] = stages[stage - 1].counted if is_measured else None
-        for name in (*STAGE_METRICS, DEVIATION):
+        for name in (*STAGE_METRICS, DEVIATION, AS_BUILT, CHANGE_ERROR):
             key = log_key(name, stage)
             there = is_measured and trial.metrics.exists(key)
             row[name] = metric(trial, key) if there else float("nan")
+        built = oracle.as_built(trial, stage) if is_measured else None
+        row["moved"] = None if built is None else built[1]
         if is_measured:
             measured = stages[stage - 1]
             row["depth_asked_for"] = depth_for(measured.distance, oracle.epsilon)
@@ -156,27 +184,71 @@ def _of_trial(trial):
 
 def outcomes_of(oracle: DepthOracle) -> list[Outcome]:
     """Returns the result for each combination of hyperparameters, a list of `Outcome`."""
-    outcomes = []
-    for others in oracle.combinations():
-        plan = oracle.plan(others)
-        number = None
-        if plan.best is not None:
-            trials = enumerate(oracle.in_order())
-            number = next(
-                number
-                for number, trial in trials
-                if trial.status == COMPLETED
-                and oracle.others_of(trial) == others
-                and blocks(trial.hyperparameters) == plan.best
+    return [_outcome(oracle, others) for others in oracle.combinations()]
+
+
+def _outcome(oracle, others):
+    plan = oracle.plan(others)
+    if plan.best is None:
+        return Outcome(plan.status, None, None, _message(oracle, plan, others), others)
+    number, trial = next(
+        (number, trial)
+        for number, trial in enumerate(oracle.in_order())
+        if trial.status == COMPLETED
+        and oracle.others_of(trial) == others
+        and blocks(trial.hyperparameters) == plan.best
+    )
+    rates = oracle.error(trial)
+    is_better = is_better_than_chance(*rates.values()) if len(rates) == 3 else None
+    built = [oracle.as_built(trial, stage) for stage in range(1, len(plan.best) + 1)]
+    as_built, moved = (None, None) if None in built else zip(*built, strict=True)
+    status, text = plan.status, f"{blocks_text(plan.best)}{_in_brackets(error_text(rates))}"
+    if is_better is False and status == "found":
+        status = AT_CHANCE
+    message = _message(oracle, plan, others, text)
+    message += "".join(_remarks(rates, is_better, as_built, moved))
+    return Outcome(
+        *(status, plan.best, number, message, others),
+        *(rates.get("error"), rates.get(CHANCE_ERROR), is_better, as_built, moved),
+    )
+
+
+def _in_brackets(text):
+    return f" ({text})" if text else ""
+
+
+def _remarks(rates, is_better, as_built, moved):
+    """Yields what must be known of a depth that meets the rule before it is taken for a result."""
+    if is_better is False:
+        yield (
+            f". But its network is {AT_CHANCE}, by two standard errors: it has not learned, and "
+            "this depth is not that of a trained network. Train longer, or on more images"
+        )
+    elif "error" not in rates:
+        yield (
+            ". Whether its network is better than chance is not known: compile it with an accuracy"
+        )
+    if as_built is not None:
+        means = " ".join(f"{mean:.3g}" for mean in as_built)
+        yield f". As built, before training, its mean scaled perturbation is {means}"
+        if not all(moved):
+            which = ", ".join(str(stage) for stage, one in enumerate(moved, 1) if not one)
+            yield (
+                f"; training has not moved that of stage {which} by two standard errors, so that "
+                "an untrained network of this depth meets the rule there just as well"
             )
-        message = _message(oracle, plan, others)
-        outcomes.append(Outcome(plan.status, plan.best, number, message, others))
-    return outcomes
 
 
-def _message(oracle, plan, others):
+def _message(oracle, plan, others, found=None):
+    """Returns the outcome in a sentence.
+
+    Args:
+        oracle: the oracle.
+        plan: what follows from its trials.
+        others: the values of the other hyperparameters.
+        found: str, the depths that meet the rule, with their error; `None` if there are none.
+    """
     epsilon = f"{oracle.epsilon:g}"
-    depths = plan.best and " ".join(map(str, plan.best))
     if plan.status == "found":
         is_shown = all(
             depth - low <= 1 + oracle.tolerance
@@ -187,9 +259,7 @@ def _message(oracle, plan, others):
         pairs = enumerate(zip(plan.best, plan.smallest, strict=True), start=1)
         least = ", ".join(str(stage) for stage, (depth, low) in pairs if depth <= low)
         bound = f" (stage {least}: the smallest depth possible)" if least else ""
-        reached = (
-            f"{depths} blocks: every stage has a mean scaled perturbation of {epsilon} or less"
-        )
+        reached = f"{found}: every stage has a mean scaled perturbation of {epsilon} or less"
         if is_shown:
             return f"{reached}, and more with {less} less{bound}"
         shallower = [
@@ -205,7 +275,9 @@ def _message(oracle, plan, others):
             "more trainings per trial"
         )
     if plan.status == "not satisfied":
-        capped = ", ".join(f"stage {s} at {oracle.limits[s - 1][1]} blocks" for s in plan.capped)
+        capped = ", ".join(
+            f"stage {s} at {blocks_text([oracle.limits[s - 1][1]])}" for s in plan.capped
+        )
         return (
             f"no depth inside the bounds brings every mean scaled perturbation to {epsilon}: "
             f"{capped} has more. Raise `epsilon` or `max_blocks`, or train longer"
@@ -213,8 +285,11 @@ def _message(oracle, plan, others):
     if plan.status == "failed":
         reason = _reason(_failed(oracle, others))
         return f"networks of the depths that are left to try could not be trained: {reason}"
-    so_far = f"{depths} blocks meet it" if depths else "no trained network meets it"
-    why = f"; {oracle.max_trials} trials were allowed" if oracle.is_full() else ""
+    verb = "meets" if found and found.startswith("1 block ") else "meet"
+    so_far = f"{found} {verb} it" if found else "no trained network meets it"
+    count = oracle.max_trials
+    allowed = "1 trial was allowed" if count == 1 else f"{count} trials were allowed"
+    why = f"; {allowed}" if oracle.is_full() else ""
     goal = f"the search for a mean scaled perturbation of {epsilon}"
     return f"{goal} is not finished: {so_far}{why}"
 

@@ -1,0 +1,735 @@
+"""Searches with networks that are not of this package, and what stands beside their depth.
+
+Not covered: several devices; what is proposed, and chief and workers, which do not depend on the
+kind of networks, are in `test_depth_oracle.py` and `test_workers.py`.
+"""
+
+import gc
+import json
+import pathlib
+import shutil
+import sys
+
+import keras
+import keras_tuner
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+from reference.random_network import sample
+from tuning.synthetic_search import constant, quiet_oracle, stages_of
+
+import tfresidual as tfr
+from tfresidual import training, tuning
+from tfresidual.tuning import as_built, chance, fingerprint
+
+pytestmark = pytest.mark.eager
+
+KERNEL = {"kernel_initializer": "he_normal"}
+
+
+def images_of(seed, count):
+    """Images whose class, of three, is the channel that is brightest."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 3, count)
+    images = rng.normal(size=(count, 8, 8, 3)) + 3 * np.eye(3)[labels][:, None, None, :]
+    return images.astype("float32"), labels
+
+
+TRAIN, HELD_OUT = images_of(0, 48), images_of(1, 48)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_old_garbage():
+    """Every trial begins with a garbage collection, which need not look at all of TensorFlow."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def compiled(net, rate=0.05, metrics=("accuracy",), **kwargs):
+    optimizer = kwargs.pop("optimizer", None) or keras.optimizers.SGD(rate, momentum=0.9)
+    loss = kwargs.pop("loss", "sparse_categorical_crossentropy")
+    net.compile(optimizer, loss, metrics=list(metrics), run_eagerly=True, **kwargs)
+    return net
+
+
+def convnext(blocks, rate=0.05, ending=None, **kwargs):
+    """A small ConvNeXt: depthwise convolution, layer normalization, two pointwise layers."""
+    state = inputs = keras.Input((8, 8, 3))
+    state = keras.layers.Conv2D(4, 1)(state)
+    for stage, depth in enumerate(blocks):
+        if stage:
+            state = keras.layers.LayerNormalization()(state)
+            state = keras.layers.Conv2D(4 + 2 * stage, 2, 2)(state)
+        width = state.shape[-1]
+        for _ in range(depth):
+            branch = keras.layers.DepthwiseConv2D(3, padding="same")(state)
+            branch = keras.layers.LayerNormalization()(branch)
+            branch = keras.layers.Dense(2 * width, "gelu")(branch)
+            branch = keras.layers.Dense(width, ending)(branch)
+            state = keras.layers.Add()([state, branch])
+    state = keras.layers.GlobalAveragePooling2D()(state)
+    net = keras.Model(inputs, keras.layers.Dense(3, "softmax")(state))
+    return compiled(net, rate, **kwargs)
+
+
+def dense(blocks, rate=0.05, **kwargs):
+    """Blocks of two dense layers, on the numbers of an image: what is fastest."""
+    inputs = keras.Input((8, 8, 3))
+    state = keras.layers.Dense(6)(keras.layers.Flatten()(inputs))
+    for stage, depth in enumerate(blocks):
+        width = 6 + 2 * stage
+        state = keras.layers.Dense(width)(state) if stage else state
+        for _ in range(depth):
+            branch = keras.layers.Dense(2 * width, "gelu")(state)
+            state = keras.layers.Add()([state, keras.layers.Dense(width)(branch)])
+    net = keras.Model(inputs, keras.layers.Dense(3, "softmax")(state))
+    return compiled(net, rate, **kwargs)
+
+
+@keras.saving.register_keras_serializable("tests")
+class Encoder(keras.layers.Layer):
+    """A layer of a transformer."""
+
+    def __init__(self, width, **kwargs):
+        super().__init__(**kwargs)
+        self.width = width
+        self.attend = keras.layers.MultiHeadAttention(2, 2)
+        self.first, self.second = (keras.layers.LayerNormalization() for _ in range(2))
+        self.expand, self.contract = keras.layers.Dense(width, "gelu"), keras.layers.Dense(width)
+
+    def build(self, shape):
+        self.attend.build(shape, shape)
+        for part in (self.first, self.second, self.expand, self.contract):
+            part.build(shape)
+
+    def call(self, state):
+        normal = self.first(state)
+        state = state + self.attend(normal, normal)
+        return state + self.contract(self.expand(self.second(state)))
+
+
+def transformer(blocks):
+    """A transformer encoder whose positions are the rows of an image."""
+    (depth,) = blocks
+    inputs = keras.Input((8, 8, 3))
+    state = keras.layers.Dense(6)(keras.layers.Reshape((8, 24))(inputs))
+    for _ in range(depth):
+        state = Encoder(6)(state)
+    state = keras.layers.GlobalAveragePooling1D()(state)
+    return compiled(keras.Model(inputs, keras.layers.Dense(3, "softmax")(state)))
+
+
+def normalized(blocks, shared=False, width=6, momentum=0.99):
+    """Blocks of vectors with batch normalization; `shared`: all blocks are one."""
+    state = inputs = keras.Input((width,))
+    parts = []
+    for _ in range(blocks[0]):
+        if not parts or not shared:
+            parts = [keras.layers.Dense(width, **KERNEL)]
+            parts.append(keras.layers.BatchNormalization(momentum=momentum))
+        dense, normalize = parts
+        state = keras.layers.Add()([state, normalize(dense(state))])
+    return compiled(keras.Model(inputs, keras.layers.Dense(3, "softmax")(state)))
+
+
+class Subclassed(keras.Model):
+    """A network that is built by its first call."""
+
+    def __init__(self, depth):
+        super().__init__()
+        self.enter = keras.layers.Conv2D(4, 1)
+        self.parts = [keras.layers.Conv2D(4, 3, padding="same") for _ in range(depth)]
+        self.pool, self.leave = (
+            keras.layers.GlobalAveragePooling2D(),
+            keras.layers.Dense(3, "softmax"),
+        )
+
+    def call(self, inputs):
+        state = self.enter(inputs)
+        for part in self.parts:
+            state = state + part(state)
+        return self.leave(self.pool(state))
+
+
+def whole_layers(net):
+    return tfr.chain(net, blocks=Encoder)
+
+
+def with_inputs(net):
+    return tfr.chain(net, inputs=TRAIN[0][:2])
+
+
+# By name: a function of the depths that builds a network, the first depths, other options.
+SEARCHES = {
+    "dense": (dense, (1, 1), {"epsilon": 0.35}),
+    "convnext": (convnext, (1, 1), {"epsilon": 0.35}),
+    "transformer": (transformer, (1,), {"epsilon": 0.2, "chain": whole_layers}),
+    "subclassed": (
+        lambda blocks: compiled(Subclassed(*blocks)),
+        (1,),
+        {"epsilon": 0.6, "chain": with_inputs},
+    ),
+}
+
+
+def tuner_in(folder, make, start, hypermodel=None, **kwargs):
+    return tuning.DepthSearch(
+        hypermodel or (lambda hp: make(tuning.blocks(hp))),
+        start=start,
+        directory=folder,
+        project_name="search",
+        **({"max_blocks": 4, "max_trials": 2} | kwargs),
+    )
+
+
+def search(tuner, data=TRAIN, held_out=HELD_OUT, epochs=1):
+    tuner.search(
+        *data, validation_data=held_out, batch_size=16, epochs=epochs, shuffle=False, verbose=0
+    )
+    return tuner
+
+
+def searched(folder, make, start, **kwargs):
+    return search(tuner_in(folder, make, start, **kwargs))
+
+
+class Interrupted(keras_tuner.HyperModel):
+    """Builds networks, and is stopped by Ctrl-C in its second training."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.make, self.trained = make, 0
+
+    def build(self, hp):
+        return self.make(tuning.blocks(hp))
+
+    def fit(self, hp, model, *args, **kwargs):
+        self.trained += 1
+        if self.trained == 2:
+            raise KeyboardInterrupt
+        return super().fit(hp, model, *args, **kwargs)
+
+
+def same(frame, other):
+    pd.testing.assert_frame_equal(
+        frame.drop(columns="seconds"), other.drop(columns="seconds"), check_exact=True
+    )
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    "name", sample({n: n for n in SEARCHES}, every=4, others=pytest.mark.nightly)
+)
+@pytest.mark.parametrize("warm_start", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_a_search_with_other_networks_and_resumed(tmp_path, name, warm_start):
+    make, start, options = SEARCHES[name]
+    options = options | {"warm_start": warm_start}
+    whole = searched(tmp_path / "whole", make, start, **options)
+    trace = whole.trace()
+    assert set(trace["status"]) == {"completed"}
+    assert trace["trial"].max() > 0
+    for trial in whole.oracle.in_order()[-1:]:
+        net = whole.load_model(trial)
+        found = tfr.probes.computational_distance(
+            options.get("chain", tfr.chain)(net), HELD_OUT
+        ).query("stage != 'all'")
+        rows = trace[trace["trial"] == int(trial.trial_id)]
+        np.testing.assert_allclose(rows["scaled_distance"], found["scaled_distance"], rtol=1e-4)
+        assert rows["blocks"].tolist() == rows["measured_blocks"].tolist()
+    assert trace["mean_scaled_perturbation_as_built"].gt(0).all()
+    if warm_start:
+        assert trace["from_trial"].notna().any()
+    # Stopped in its second trial and resumed, it is the same.
+    with pytest.raises(KeyboardInterrupt):
+        search(tuner_in(tmp_path / "parts", make, start, Interrupted(make), **options))
+    resumed = searched(tmp_path / "parts", make, start, **options)
+    same(resumed.trace(), trace)
+    assert resumed.outcome() == whole.outcome()
+
+
+# What a build did with the depths is compared with its chain.
+
+WRONG = {
+    "one block more": (lambda hp: dense((1, 3)), r"stage 2 has 3 blocks, expected 2$"),
+    "one block less": (lambda hp: dense((1, 1)), r"stage 2 has 1 block, expected 2$"),
+    "one stage more": (lambda hp: dense((1, 2, 1)), r"stage 3, of 1 block, where 2 are exp"),
+    "one stage less": (lambda hp: dense((1,)), r"no stage 2, of which 2 blocks are expected$"),
+}
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("name", sample({n: n for n in WRONG}, every=4, others=pytest.mark.nightly))
+def test_another_depth_than_was_asked_for(tmp_path, name):
+    build, told = WRONG[name]
+    with pytest.raises(keras_tuner.errors.FatalValueError, match=rf"here \(1, 2\).* {told}"):
+        search(tuner_in(tmp_path, None, (1, 2), build))
+
+
+@pytest.mark.system
+def test_chains_that_cannot_be_used(tmp_path):
+    with pytest.raises(ValueError, match=r"`chain` must be a function.* Received: chain='all'$"):
+        tuner_in(tmp_path, dense, (1,), chain="all")
+    with pytest.raises(ValueError, match=r"`chain` must be .*which returned None$"):
+        searched(tmp_path, dense, (1, 1), chain=lambda net: None)
+    # Opened, its layers are two blocks each.
+    with pytest.raises(keras_tuner.errors.FatalValueError, match=r"stage 1 has 2 blocks, exp.* 1$"):
+        searched(tmp_path / "opened", transformer, (1,))
+
+
+@pytest.mark.system
+def test_a_network_that_does_not_fit_is_a_failed_trial(tmp_path):
+    def make(blocks):
+        state = inputs = keras.Input((8, 8, 3))
+        for _ in range(blocks[0]):
+            branch = keras.layers.Conv2D(3, 3, padding="same")(state)
+            state = keras.layers.Add()([state, branch])
+        if blocks[0] > 1:
+            large = keras.layers.UpSampling2D(16_384)(state)
+            state = keras.layers.Conv2D(64, 1)(large)
+        state = keras.layers.GlobalAveragePooling2D()(state)
+        return compiled(keras.Model(inputs, keras.layers.Dense(3, "softmax")(state)))
+
+    tuner = tuner_in(tmp_path, make, (1,), epsilon=1e-6, max_trials=2)
+    search(tuner)
+    first, second = tuner.oracle.in_order()
+    assert (first.status, second.status) == ("COMPLETED", "FAILED")
+    assert "GiB of memory; this machine has" in second.message
+    assert "blocks" in second.message.partition("Received: a network of ")[2]
+
+
+@pytest.mark.system
+def test_the_fingerprint_of_a_network():
+    """It depends on the blocks, and not on names that Keras makes."""
+
+    def make(chain_of=tfr.chain, coupled=False):
+        def build():
+            net = transformer((2,))
+            if coupled:
+                layers = [layer for layer in net.layers if isinstance(layer, Encoder)]
+                optimizer = training.GradientCoupling("sgd", 0.5, groups=[layers])
+                compiled(net, optimizer=optimizer)
+            return net
+
+        return fingerprint.of_network(build, chain_of)
+
+    whole, opened, coupled = make(whole_layers), make(), make(coupled=True)
+    assert fingerprint.difference(opened, make()) is None
+    assert fingerprint.difference(coupled, make(coupled=True)) is None
+    assert "blocks of the chain" in fingerprint.difference(whole, opened)
+    assert "optimizer" in fingerprint.difference(coupled, opened)
+    earlier = {name: value for name, value in opened.items() if name != fingerprint.CHAIN}
+    assert fingerprint.difference(earlier, whole) is None
+    assert fingerprint.difference(earlier, opened) is None
+
+
+# A warm start.
+
+
+def drawn(net, seed):
+    """Gives a network weights that are drawn, moving statistics among them."""
+    rng = np.random.default_rng(seed)
+    for weight in net.weights:
+        if "seed" not in weight.name:
+            is_variance = "variance" in weight.name
+            value = rng.normal(scale=0.5, size=weight.shape)
+            weight.assign(np.exp(value) if is_variance else value)
+    return net
+
+
+def half_frozen(blocks):
+    net = convnext(blocks)
+    net.layers[1].trainable = False
+    return net
+
+
+PAIRS = {
+    "dense": (dense, (1, 2), (3, 3), {}),
+    "convnext": (convnext, (1, 2), (3, 3), {}),
+    "normalized": (normalized, (2,), (5,), {}),
+    "opened transformer": (transformer, (1,), (3,), {}),
+    "whole layers": (transformer, (2,), (3,), {"chain": whole_layers}),
+    "half frozen": (half_frozen, (1, 1), (2, 1), {}),
+    "positive": (lambda blocks: convnext(blocks, ending="relu"), (1, 1), (2, 2), {}),
+}
+
+
+@pytest.mark.parametrize("name", sample({n: n for n in PAIRS}, every=7, others=pytest.mark.nightly))
+def test_interleaved(name):
+    make, shallow, deep, options = PAIRS[name]
+    shallow, deep = drawn(make(shallow), 0), drawn(make(deep), 1)
+    images = np.random.default_rng(2).normal(size=(5, *shallow.input_shape[1:])).astype("float32")
+    expected = shallow(images).numpy()
+    assert np.abs(deep(images).numpy() - expected).max() > 1e-3
+    before = [weight.numpy() for weight in shallow.weights]
+    tuning.interleave(shallow, deep, 0, **options)
+    np.testing.assert_allclose(deep(images), expected, rtol=1e-4, atol=1e-5)
+    for weight, value in zip(shallow.weights, before, strict=True):
+        np.testing.assert_array_equal(weight, value)
+
+
+def test_the_branches_of_new_blocks_are_a_tenth():
+    shallow, deep = drawn(convnext((1, 1)), 0), drawn(convnext((2, 1)), 1)
+    chain = tfr.chain(deep)
+    new, image = chain.blocks[1], np.ones((1, 8, 8, 4), "float32")
+    branch = new.branch(image).numpy()
+    tuning.interleave(shallow, deep)
+    np.testing.assert_allclose(new.branch(image), 0.1 * branch, rtol=1e-4, atol=1e-6)
+
+
+def shared(blocks):
+    return normalized(blocks, shared=True)
+
+
+REFUSED = {
+    "shared blocks": (shared, shared, (2,), (3,), r"`shallow` .*weights of their own.*share "),
+    "shallower": (convnext, convnext, (2, 2), (2, 1), r"`deep` must have the stages.*\[2, 1\]"),
+    "another number of stages": (convnext, convnext, (2, 2), (2,), r"`deep` must have the stages"),
+    "another width": (
+        lambda blocks: normalized(blocks, width=5),
+        normalized,
+        (1,),
+        (2,),
+        r"`deep` must be the network `shallow` with further blocks",
+    ),
+    "a branch that cannot be multiplied": (
+        lambda blocks: convnext(blocks, ending="tanh"),
+        lambda blocks: convnext(blocks, ending="tanh"),
+        (1, 1),
+        (1, 2),
+        r"branches can be multiplied.*stage 2 block 1",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name", sample({n: n for n in REFUSED}, every=2, others=pytest.mark.nightly)
+)
+def test_networks_that_cannot_be_interleaved(name):
+    make, make_deep, shallow, deep, told = REFUSED[name]
+    shallow, deep = drawn(make(shallow), 0), drawn(make_deep(deep), 1)
+    before = [weight.numpy() for weight in deep.weights]
+    with pytest.raises(ValueError, match=told):
+        tuning.interleave(shallow, deep)
+    for weight, value in zip(deep.weights, before, strict=True):
+        np.testing.assert_array_equal(weight, value)
+    with pytest.raises(ValueError, match="`deep` must be a"):
+        tuning.interleave(shallow, "deep")
+
+
+# As built, against NumPy.
+
+
+def numpy_as_built(net, depth, shared, vectors, statistics=None):
+    """Mean scaled steps per image of a `normalized` network, in float64; statistics of one pass.
+
+    Returns:
+        An array `(images, blocks)`.
+    """
+    dense = [layer for layer in net.layers if isinstance(layer, keras.layers.Dense)][:-1]
+    norms = [layer for layer in net.layers if type(layer).__name__ == "BatchNormalization"]
+    place = [0] * depth if shared else range(depth)
+
+    def branches(state, given):
+        found = []
+        for block in range(depth):
+            kernel, bias = (np.float64(w) for w in dense[place[block]].get_weights())
+            gamma, beta = (np.float64(w) for w in norms[place[block]].get_weights()[:2])
+            before = state @ kernel + bias
+            of_batch = before.mean(0), before.var(0)
+            mean, variance = of_batch if given is None else given[block]
+            step = gamma * (before - mean) / np.sqrt(variance + 1e-3) + beta
+            found.append((of_batch, np.linalg.norm(step, axis=1) / np.linalg.norm(state, axis=1)))
+            state = state + step
+        return found
+
+    if statistics is None:
+        # Batches of 128 images, of which the last is smaller.
+        batches = [part for part in np.split(vectors, [128]) if len(part)]
+        parts = [branches(part, None) for part in batches]
+        shares = [len(part) / len(vectors) for part in batches]
+        statistics = [
+            [sum(s * part[block][0][which] for s, part in zip(shares, parts, strict=True))
+             for which in range(2)]
+            for block in range(depth)
+        ]  # fmt: skip
+        if shared:
+            statistics = [np.mean(statistics, axis=0)] * depth
+    return np.stack([step for _, step in branches(vectors, statistics)], axis=1)
+
+
+def vectors_of(count, seed=0):
+    return np.random.default_rng(seed).normal(1, 2, size=(count, 6))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_as_built_is_that_of_numpy(shared):
+    keras.utils.set_random_seed(3)
+    net = normalized((3,), shared=shared)
+    vectors = vectors_of(200)
+    before = [variable.numpy() for variable in net.variables]
+    frame = tuning.distances_as_built(net, vectors.astype("float32"))
+    expected = numpy_as_built(net, 3, shared, vectors)
+    assert frame["blocks"].tolist() == [3, 3]
+    np.testing.assert_allclose(frame["mean_scaled_perturbation"][0], expected.mean(), rtol=1e-3)
+    # With the statistics that it was built with, it would be another one.
+    plain = tfr.probes.computational_distance(net, vectors.astype("float32"))
+    assert abs(plain["mean_scaled_perturbation"][0] / expected.mean() - 1) > 0.1
+    for variable, value in zip(net.variables, before, strict=True):
+        np.testing.assert_array_equal(variable, value)
+    assert {layer.momentum for layer in net.layers if hasattr(layer, "momentum")} == {0.99}
+
+
+def test_statistics_do_not_depend_on_dropout_seeds_or_frozen_layers():
+    state = inputs = keras.Input((6,))
+    frozen = keras.layers.BatchNormalization(trainable=False)
+    drop = keras.layers.Dropout(0.5, seed=1)
+    state = keras.layers.Add()([state, keras.layers.BatchNormalization()(drop(frozen(state)))])
+    net = keras.Model(inputs, state)
+    values = [variable.numpy() for variable in net.variables]
+    for _ in range(2):
+        as_built.set_statistics(net, vectors_of(64).astype("float32"))
+        now = [variable.numpy() for variable in net.variables]
+        changed = [
+            variable.path
+            for variable, one, two in zip(net.variables, values, now, strict=True)
+            if not np.array_equal(one, two)
+        ]
+        assert len(changed) == 2
+        assert {path.rpartition("/")[2] for path in changed} == {"moving_mean", "moving_variance"}
+
+
+def test_a_change_by_training_has_a_standard_error():
+    keras.utils.set_random_seed(4)
+    net = normalized((2,))
+    vectors, labels = vectors_of(64).astype("float32"), np.arange(64) % 3
+    built = as_built.values_of(net)
+    untrained = numpy_as_built(net, 2, False, np.float64(vectors)).mean(axis=1)
+    net.fit(vectors, labels, epochs=3, verbose=0)
+    chain = tfr.chain(net)
+    after = [weight.numpy() for weight in net.weights]
+    found = as_built.compared_with_built(net, chain, built, (vectors, labels))
+    norms = [layer for layer in net.layers if type(layer).__name__ == "BatchNormalization"]
+    own = [(np.float64(n.moving_mean), np.float64(n.moving_variance)) for n in norms]
+    trained = numpy_as_built(net, 2, False, np.float64(vectors), own).mean(axis=1)
+    changes = trained - untrained
+    (numbers,) = found.values()
+    np.testing.assert_allclose(numbers[as_built.AS_BUILT], untrained.mean(), rtol=1e-3)
+    error = changes.std(ddof=1) / np.sqrt(64)
+    np.testing.assert_allclose(numbers[as_built.CHANGE_ERROR], error, rtol=1e-3)
+    for weight, value in zip(net.weights, after, strict=True):
+        np.testing.assert_array_equal(weight, value)
+
+
+PROGRAM = """
+import sys
+sys.path[:0] = {paths}
+from tuning import test_any_network as these
+tuner = these.tuner_in(
+    {folder!r}, lambda blocks: these.dense(blocks, 0.01), (1, 1), epsilon=0.35, max_trials=4
+)
+these.search(tuner)
+"""
+
+
+@pytest.mark.nightly
+def test_several_workers(tmp_path):
+    root = pathlib.Path(__file__).parents[2]
+    program = tmp_path / "program.py"
+    paths = [str(root / "tests"), str(root)]
+    program.write_text(PROGRAM.format(paths=paths, folder=str(tmp_path / "runs")))
+    tuning.supervise([sys.executable, str(program)], workers=2, folder=tmp_path / "logs")
+    oracle = tuning.read_search(tmp_path / "runs" / "search")
+    trace = tuning.trace_of(oracle)
+    assert trace["status"].tolist() == ["completed"] * 8
+    assert trace["mean_scaled_perturbation_as_built"].notna().all()
+    assert trace["chance_error"].notna().all()
+    logs = [path.read_text() for path in (tmp_path / "logs").glob("worker*.log")]
+    assert len(logs) == 2
+
+
+@pytest.mark.parametrize(
+    ("after", "moved"), [(1.0, False), (1.2, False), (0.8, False), (1.21, True), (0.7, True)]
+)
+def test_two_standard_errors(after, moved):
+    assert as_built.is_moved(1.0, after, 0.1) == moved
+    assert chance.is_better_than_chance(0.79 if moved else 0.8, 1.0, 0.1) == moved
+
+
+@pytest.mark.system
+def test_training_that_changes_nothing_has_not_moved_it(tmp_path):
+    tuner = searched(tmp_path, lambda blocks: dense(blocks, 0.0), (1, 1), max_trials=1)
+    trace = tuner.trace()
+    assert trace["moved"].tolist() == [False, False]
+    np.testing.assert_array_equal(
+        trace["mean_scaled_perturbation"], trace["mean_scaled_perturbation_as_built"]
+    )
+    assert tuner.outcome().moved in (None, (False, False))
+
+
+@pytest.mark.system
+def test_several_executions(tmp_path):
+    """The standard error is that over the trainings, if it is larger than that over images."""
+    tuner = searched(tmp_path, dense, (1, 1), max_trials=1, executions_per_trial=2)
+    trace = tuner.trace()
+    changes, errors = [], []
+    for execution in range(2):
+        tuner._execution = execution
+        keras.utils.set_random_seed(tuner._seed_of((1, 1)))
+        net = dense((1, 1))
+        before = as_built.values_of(net)
+        net.fit(*TRAIN, batch_size=16, epochs=1, shuffle=False, verbose=0)
+        chain = tfr.chain(net)
+        found = as_built.compared_with_built(net, chain, before, HELD_OUT)
+        means = tfr.probes.computational_distance(chain, HELD_OUT)["mean_scaled_perturbation"]
+        changes.append([means[s - 1] - found[s][as_built.AS_BUILT] for s in (1, 2)])
+        errors.append([found[s][as_built.CHANGE_ERROR] for s in (1, 2)])
+    of_seeds = np.std(changes, axis=0, ddof=1) / np.sqrt(2)
+    expected = np.maximum(of_seeds, np.mean(errors, axis=0))
+    found = trace["mean_scaled_perturbation_change_error"]
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
+    assert trace["moved"].tolist() == list(np.abs(np.mean(changes, axis=0)) > 2 * expected)
+
+
+# Chance.
+
+LABELS = {
+    "classes": ([0, 0, 0, 1, 2], "SparseCategoricalAccuracy", 2 / 5),
+    "a column": ([[0], [0], [1]], "SparseCategoricalAccuracy", 1 / 3),
+    "one-hot": (np.eye(3)[[0, 1, 1, 1]], "CategoricalAccuracy", 1 / 4),
+    "perhaps one-hot": (np.eye(3)[[0, 1, 1, 1]], None, 1 / 4),
+    "the largest of several": ([[1.0, 1, 0], [0, 1, 1], [1, 0, 1]], "CategoricalAccuracy", 1 / 3),
+    "one label of two": ([[1.0], [0.0], [0.0], [0.0]], "BinaryAccuracy", 1 / 4),
+    "several labels": (
+        [[1.0, 1, 0], [1, 0, 0], [1, 1, 1], [1, 1, 1]],
+        "BinaryAccuracy",
+        (0 + 1 / 4 + 1 / 2) / 3,
+    ),
+    "all labels together": ([[1.0, 1, 0], [1, 1, 0], [1, 1, 1], [0, 0, 1]], "ExactMatch", 1 / 2),
+    "positions": ([[0, 1], [0, 1], [0, 2]], "SparseCategoricalAccuracy", (0 + 1 / 3) / 2),
+}
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_the_error_of_guessing(name):
+    labels, metric, expected = LABELS[name]
+    labels = np.asarray(labels)
+    images = np.zeros((len(labels), 2), "float32")
+    data = tf.data.Dataset.from_tensor_slices((images, labels)).batch(2)
+    for validation in ((images, labels), (images, labels, np.ones(len(labels))), data):
+        found = chance.error_of_guessing(validation, metric)
+        assert found["chance_error"] == pytest.approx(expected)
+        spread = np.sqrt(expected * (1 - expected) / len(labels))
+        assert found["error_se"] == pytest.approx(spread)
+    first = chance.error_of_guessing(data, metric, steps=1)
+    assert first == chance.error_of_guessing((images[:2], labels[:2]), metric)
+    assert chance.error_of_guessing((images, {"a": labels}), metric) == {}
+
+
+@pytest.mark.system
+def test_a_network_no_better_than_chance_is_no_result(tmp_path, capsys):
+    rng = np.random.default_rng(5)
+    noise = [(rng.normal(size=(n, 8, 8, 3)), rng.integers(0, 3, n)) for n in (48, 48)]
+    tuner = tuner_in(tmp_path, dense, (1, 1), epsilon=100.0)
+    search(tuner, *noise, epochs=1)
+    outcome, trace = tuner.outcome(), tuner.trace()
+    assert (outcome.status, outcome.blocks) == ("no better than chance", (1, 1))
+    assert outcome.is_better_than_chance is False
+    assert outcome.error == trace["error"][0]
+    assert outcome.chance_error == trace["chance_error"][0]
+    assert "found" not in outcome.message
+    assert f"1 1 blocks (error {outcome.error:.1%}, chance {outcome.chance_error:.1%})" in (
+        outcome.message
+    )
+    assert not trace["found"].any()
+    tuner.results_summary()
+    assert "no better than chance" in capsys.readouterr().out
+
+
+@pytest.mark.system
+def test_a_network_that_has_learned_is_one(tmp_path):
+    tuner = tuner_in(tmp_path, lambda blocks: dense(blocks, 0.01), (1, 1), epsilon=100.0)
+    search(tuner, epochs=10)
+    outcome = tuner.outcome()
+    assert (outcome.status, outcome.blocks) == ("found", (1, 1))
+    assert outcome.is_better_than_chance
+    assert outcome.error < outcome.chance_error - 0.1
+    assert tuner.trace()["found"].all()
+
+
+def reported(oracle, **metrics):
+    """The oracle after one trial of a stage of 1 block, with some further measurements."""
+    trial = oracle.create_trial("a")
+    measured = stages_of(constant(0.05)).metrics((1,))
+    oracle.update_trial(trial.trial_id, {**measured, **metrics})
+    trial.status = "COMPLETED"
+    oracle.end_trial(trial)
+    return oracle
+
+
+MEAN = "stage1/mean_scaled_perturbation"
+TOLD = {
+    "of an earlier version": ({}, "found", None, None),
+    "better": ({"error": 0.1, "chance_error": 0.5, "error_se": 0.05}, "found", True, None),
+    "at chance": (
+        {"error": 0.41, "chance_error": 0.5, "error_se": 0.05},
+        "no better than chance",
+        False,
+        None,
+    ),
+    "moved": ({f"{MEAN}_as_built": 0.1, f"{MEAN}_change_error": 0.02}, "found", None, (True,)),
+    "not moved": ({f"{MEAN}_as_built": 0.1, f"{MEAN}_change_error": 0.03}, "found", None, (False,)),
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_what_is_told_of_a_depth(tmp_path, name):
+    metrics, status, is_better, moved = TOLD[name]
+    oracle = reported(quiet_oracle(tmp_path, (1,), epsilon=0.1), **metrics)
+    (outcome,) = tuning.outcomes_of(oracle)
+    assert (outcome.status, outcome.blocks, outcome.trial) == (status, (1,), 0)
+    assert (outcome.is_better_than_chance, outcome.moved) == (is_better, moved)
+    assert outcome.as_built == (None if moved is None else (0.1,))
+    assert ("As built" in outcome.message) == (moved is not None)
+    assert outcome.message.startswith("1 block (error ")
+    assert ("not moved" in outcome.message) == (moved == (False,))
+    assert ("no better than chance" in outcome.message) == (is_better is False)
+    (row,) = tuning.trace_of(oracle).to_dict("records")
+    assert row["found"] == (status == "found")
+    assert pd.isna(row["moved"]) if moved is None else row["moved"] == moved[0]
+    verdict = oracle.verdict(oracle.in_order()[0])
+    assert ("as built" in verdict) == (moved is not None)
+    # As read from disk.
+    assert tuning.outcomes_of(tuning.read_search(tmp_path / "search")) == [outcome]
+
+
+@pytest.mark.system
+def test_the_folder_of_an_earlier_version(tmp_path):
+    """Without what it did not measure or record; its trials are kept, and the search resumes."""
+    make, start, options = SEARCHES["dense"]
+    whole = searched(tmp_path / "new", make, start, **options)
+    searched(tmp_path / "old", make, start, **options | {"max_trials": 1})
+    folder = tmp_path / "old" / "search"
+    for path in folder.glob("trial_*/trial.json"):
+        content = json.loads(path.read_text())
+        metrics = content["metrics"]["metrics"]
+        for name in list(metrics):
+            if "as_built" in name or "change_error" in name or name in ("chance_error", "error_se"):
+                del metrics[name]
+        path.write_text(json.dumps(content))
+    network = json.loads((folder / "network.json").read_text())
+    del network["network"][fingerprint.CHAIN]
+    (folder / "network.json").write_text(json.dumps(network))
+    shutil.copytree(folder, tmp_path / "read" / "search")
+    read = tuning.trace_of(tuning.read_search(tmp_path / "read" / "search"))
+    assert read["mean_scaled_perturbation_as_built"].isna().all()
+    assert "chance_error" not in read
+    resumed = searched(tmp_path / "old", make, start, **options)
+    old, new = resumed.trace(), whole.trace()
+    assert old["mean_scaled_perturbation_as_built"].notna().tolist() == [
+        trial > 0 for trial in old["trial"]
+    ]
+    for name in ("trial", "blocks", "scaled_distance", "error", "meets_rule"):
+        assert old[name].tolist() == new[name].tolist()

@@ -1,0 +1,199 @@
+"""What the stopping rule measures of a network before it is trained."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import tensorflow as tf
+
+from tfresidual import probes, sources
+from tfresidual.probes.perturbation import ALL_STAGES
+from tfresidual.routing.batches import batches_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    import keras
+
+    from tfresidual.routing.chain import Chain
+    from tfresidual.types import Array, Frame, Images
+
+MEAN = "mean_scaled_perturbation"
+# What a stage measures as built, and the standard error of its change by training.
+AS_BUILT, CHANGE_ERROR = f"{MEAN}_as_built", f"{MEAN}_change_error"
+# Training has moved a mean if it differs by more standard errors than this from what it was; so it
+# is with an error rate and that of guessing.
+STANDARD_ERRORS = 2.0
+# The moving statistics of a normalization, by their names.
+STATISTICS = ("moving_mean", "moving_variance")
+# The share of the statistics of a batch in moving statistics that are followed over one batch: so
+# small that all applications of a layer count alike.
+STEP = 1e-3
+
+
+def distances_as_built(network: keras.Model, data: Images, chain: Chain | None = None) -> Frame:
+    """Measures the computational distances of a network with the weights that it has.
+
+    Moving statistics are set to those of the images, the means over the batches of one pass in
+    training mode: as built, the statistics of a network are not those of any images. The network is
+    left as it was.
+
+    Args:
+        network: a built `keras.Model`, usually one that is not trained.
+        data: images, see `tfresidual.probes.computational_distance`, of any size.
+        chain: the `tfresidual.routing.Chain` of the network, or `None` for
+            `tfresidual.chain(network)`.
+
+    Returns:
+        The frame of `tfresidual.probes.computational_distance`.
+
+    Raises:
+        ValueError: if the network or the data cannot be measured.
+    """
+    chain = sources.chain(network) if chain is None else chain
+    with _kept(network):
+        set_statistics(network, data, chain)
+        return probes.computational_distance(chain, data)
+
+
+def set_statistics(network: keras.Model, data: Images, chain: Chain | None = None) -> None:
+    """Sets the moving statistics of a network to the means over the batches of some images.
+
+    A layer that is applied several times has the mean over its applications. Statistics of layers
+    without an attribute `momentum` are those that the layer itself leaves after the pass. Nothing
+    else changes: random numbers that the pass draws leave the seeds as they were.
+
+    Args:
+        network: a built `keras.Model`, called in training mode on every batch.
+        data: the images.
+        chain: its chain, which says which inputs are integers.
+    """
+    if not any(weight.name in STATISTICS for weight in network.weights):
+        return
+    layers = [
+        layer
+        for layer in network._flatten_layers()
+        if hasattr(layer, "momentum") and all(hasattr(layer, name) for name in STATISTICS)
+    ]
+    # A layer may share the statistics of another one.
+    owners = {id(layer.moving_mean): layer for layer in layers}.values()
+    followed = [getattr(layer, name) for layer in owners for name in STATISTICS]
+    others = [v for v in network.non_trainable_variables if v.name not in STATISTICS]
+    kept = [(variable, _value(variable)) for variable in others]
+    momenta = [layer.momentum for layer in layers]
+    before = [_value(variable) for variable in followed]
+    sums: list[Any] = [0.0 for _ in followed]
+    shares: list[float] = []
+    total = 0
+
+    def after_pass(images, start):
+        """Returns the statistics after a batch, if they were `start` before."""
+        for variable in followed:
+            variable.assign(np.full(variable.shape, start))
+        network(images, training=True)
+        for variable, value in kept:
+            variable.assign(value)
+        return [_value(variable).astype(np.float64) for variable in followed]
+
+    try:
+        for layer in layers:
+            layer.momentum = 1 - STEP
+        for images, *_ in batches_of(data, chain, with_labels=False)[0]:
+            found = after_pass(images, 0)
+            if not total:
+                # What is left of a start shows how often the layer was applied. Variances may be
+                # so large that nothing of it can be seen.
+                again = after_pass(images, 1)
+                left = [np.median(again[i] - found[i]) for i in range(0, len(followed), 2)]
+                shares = [_share_of_batch(part) for part in left for _ in STATISTICS]
+            size = len(tf.nest.flatten(images)[0])
+            total += size
+            sums = [summed + size * part for summed, part in zip(sums, found, strict=True)]
+    finally:
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
+        shares = shares or [0.0 for _ in followed]
+        for place, share in enumerate(shares):
+            followed[place].assign(sums[place] / total / share if share else before[place])
+
+
+def _share_of_batch(left):
+    """Returns the share of a batch in statistics of which a share `left` is from before it."""
+    applications = np.round(np.log(np.clip(left, STEP, 1)) / math.log1p(-STEP))
+    return -math.expm1(applications * math.log1p(-STEP)) if applications > 0 else 0.0
+
+
+@contextlib.contextmanager
+def _kept(network: keras.Model) -> Iterator[None]:
+    """Leaves the variables of a network as they were before the block."""
+    before = [(variable, _value(variable)) for variable in network.variables]
+    try:
+        yield
+    finally:
+        for variable, value in before:
+            variable.assign(value)
+
+
+def values_of(network: keras.Model) -> list[Array]:
+    """Returns the values of all weights of a network, a list of arrays."""
+    return [_value(weight) for weight in network.weights]
+
+
+def _value(variable):
+    # A variable on several devices is read on the first.
+    return np.array(variable.numpy())
+
+
+def compared_with_built(
+    network: keras.Model, chain: Chain, built: list[Array], data: Images
+) -> dict[int, dict[str, float]]:
+    """Compares the mean scaled perturbations of a trained network with those of the same as built.
+
+    Args:
+        network: the trained network, which is left as it is.
+        chain: its chain.
+        built: the values of its weights before training, see `values_of`.
+        data: the images, which can be read several times.
+
+    Returns:
+        A dict from the stage to a dict of `AS_BUILT`, the mean as built, and `CHANGE_ERROR`, the
+        standard error over the images of the change by training. A stage without a block to
+        measure, or whose numbers are not finite, is left out.
+    """
+    trained = _means_of_images(chain, data)
+    with _kept(network):
+        for weight, value in zip(network.weights, built, strict=True):
+            weight.assign(value)
+        set_statistics(network, data, chain)
+        frame = probes.computational_distance(chain, data)
+        of_built = _means_of_images(chain, data)
+    found = {}
+    for row in frame[frame["stage"] != ALL_STAGES].to_dict("records"):
+        stage = int(row["stage"])
+        changes = (trained[stage] - of_built[stage]).dropna()
+        numbers = {AS_BUILT: float(row[MEAN]), CHANGE_ERROR: _standard_error(changes)}
+        if all(map(math.isfinite, numbers.values())):
+            found[stage] = numbers
+    return found
+
+
+def _means_of_images(chain, data):
+    """Returns the mean over the blocks of a stage for every image, a dict of series by stage."""
+    frame = probes.perturbation(chain, data, per_image=True)
+    # Blocks that change the shape are NaN, and left out.
+    means = frame.groupby(["stage", "image"])["scaled_perturbation"].mean()
+    return {stage: part.droplevel("stage") for stage, part in means.groupby("stage")}
+
+
+def _standard_error(values):
+    count = len(values)
+    return float(np.std(values, ddof=1) / math.sqrt(count)) if count > 1 else math.nan
+
+
+def is_moved(before: float, after: float, error: float) -> bool:
+    """Returns whether a mean differs from what it was, by more than `STANDARD_ERRORS`."""
+    return abs(after - before) > STANDARD_ERRORS * error
