@@ -18,7 +18,8 @@ from reference.random_network import case_id, random_batch, random_network
 
 import tfresidual as tfr
 from tfresidual import networks
-from tfresidual.layers import ResidualUnit
+from tfresidual.layers import Repeated, ResidualUnit, UnsharedBatchNormalization
+from tfresidual.layers.residual_unit import BATCH_NORMS
 from tfresidual.networks import ResidualNetwork
 
 pytestmark = pytest.mark.eager
@@ -251,6 +252,32 @@ def copied_without_sharing(net):
     for name in ("stem", "head_normalization", "classifier"):
         free.get_layer(name).set_weights(net.get_layer(name).get_weights())
     return free
+
+
+@all_switches
+def test_a_shared_block_is_one_that_is_repeated(batch_norm):
+    """The same numbers, bit for bit, and as many weights as of layers for any model."""
+    net = random_network(blocks=(4, 1), share_from=1, batch_norm=batch_norm)
+    units = net.sections()[1][0][1][1:]
+    state = branch = keras.Input(units[0].shape_of_inputs[1:])
+    for number in (1, 2):
+        theirs = [getattr(unit, f"normalization{number}") for unit in units]
+        normalization = UnsharedBatchNormalization(len(units), BATCH_NORMS[batch_norm])
+        convolution = keras.layers.Conv2D(branch.shape[-1], 3, padding="same")
+        branch = convolution(keras.layers.ReLU()(normalization(branch)))
+        convolution.set_weights(getattr(units[0], f"convolution{number}").get_weights())
+        for mine, other in zip(normalization.normalizations, theirs, strict=True):
+            mine.set_weights(other.get_weights())
+    repeated = Repeated(keras.Model(state, keras.layers.Add()([state, branch])), len(units))
+    own = {id(variable): variable for unit in units for variable in unit.weights}
+    assert count(repeated.weights) == count(own.values())
+    assert count(repeated.trainable_weights) == count(v for v in own.values() if v.trainable)
+    states = np.random.default_rng(0).normal(size=(6, *state.shape[1:])).astype("float32")
+    for training in (False, True, True, False):
+        expected = states
+        for unit in units:
+            expected = unit(expected, training=training)
+        np.testing.assert_array_equal(repeated(states, training=training), expected)
 
 
 @most_different

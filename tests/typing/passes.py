@@ -49,6 +49,12 @@ net.fit(train, validation_data=test, epochs=2, shuffle=False, callbacks=watched)
 exports = callbacks.ExportForProbing("runs/series", epochs=[0, 5])
 steps = callbacks.StepMetrics(images=8, every=2, csv=pathlib.Path("steps.csv"), tensorboard="logs")
 
+# Shared blocks
+once = layers.UnsharedBatchNormalization(applications=6, share=("gamma", "beta"), momentum=0.9)
+repeated: keras.layers.Layer = layers.Repeated(keras.Sequential([once]), times=6)
+with layers.forward_pass():
+    once(np.ones((2, 3)), application=1)
+
 # Probes
 chain: routing.Chain = tfr.chain(net)
 chain = sources.chain("net.keras")

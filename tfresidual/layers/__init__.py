@@ -1,7 +1,9 @@
 """Layers of residual networks. This package does not depend on `tfresidual.networks`."""
 
+from tfresidual.layers.applications import forward_pass
 from tfresidual.layers.batch_normalization import BatchNormalization
 from tfresidual.layers.pointwise_convolution import PointwiseConvolution
+from tfresidual.layers.repeated import Repeated
 from tfresidual.layers.residual_unit import ResidualUnit
 from tfresidual.layers.shortcuts import (
     ConvolutionShortcut,
@@ -13,6 +15,7 @@ from tfresidual.layers.shortcuts import (
     ShortcutOnlyGateShortcut,
 )
 from tfresidual.layers.subsampling import Subsampling
+from tfresidual.layers.unshared_batch_normalization import UnsharedBatchNormalization
 
 __all__ = [
     "BatchNormalization",
@@ -21,9 +24,12 @@ __all__ = [
     "ExclusiveGateShortcut",
     "IdentityShortcut",
     "PointwiseConvolution",
+    "Repeated",
     "ResidualUnit",
     "ScaledShortcut",
     "Shortcut",
     "ShortcutOnlyGateShortcut",
     "Subsampling",
+    "UnsharedBatchNormalization",
+    "forward_pass",
 ]

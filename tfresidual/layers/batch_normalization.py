@@ -13,7 +13,32 @@ if BACKEND == "tensorflow":
     from tfresidual.layers import fused_batch_norm
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tfresidual.types import Tensor
+
+# What can be shared. All weights but these two are statistics.
+LEARNED = ("gamma", "beta")
+PARTS = ("statistics", *LEARNED)
+
+
+def check_parts(name: str, parts: Any) -> tuple[str, ...]:
+    """Returns an argument that names parts of batch normalization, in the order of `PARTS`.
+
+    Args:
+        name: str, the name of the argument, as the user knows it.
+        parts: its value.
+
+    Raises:
+        ValueError: if it holds anything but names of parts.
+    """
+    is_listed = isinstance(parts, (list, tuple, set, frozenset))
+    if not is_listed or not set(parts) <= set(PARTS):
+        raise ValueError(
+            f"Argument `{name}` must hold any of {', '.join(map(repr, PARTS))}. "
+            f"Received: {name}={parts!r}"
+        )
+    return tuple(part for part in PARTS if part in parts)
 
 
 @keras.saving.register_keras_serializable(package="tfresidual")
@@ -42,20 +67,25 @@ class BatchNormalization(keras.layers.BatchNormalization):
         Ioffe and Szegedy 2015, https://arxiv.org/abs/1502.03167, algorithm 1.
     """
 
-    def share(
-        self, other: BatchNormalization, statistics: bool = False, scale: bool = False
-    ) -> None:
+    def share(self, other: BatchNormalization, parts: Iterable[str] = PARTS) -> None:
         """Makes this layer use weights of another layer. Must be called before it is built.
 
         Args:
             other: a built `BatchNormalization` of the same number of channels.
-            statistics: whether to use the moving mean and variance of the other layer.
-            scale: whether to use its gamma and beta.
+            parts: which of them, any of `"statistics"` (moving mean and variance), `"gamma"` and
+                `"beta"`; by default all.
+
+        Raises:
+            ValueError: if `parts` holds anything else.
         """
-        names: tuple[str, ...] = ("moving_mean", "moving_variance") if statistics else ()
-        names += ("gamma", "beta") if scale else ()
+        shared = check_parts("parts", parts)
+
+        def find(name):
+            part = name if name in LEARNED else "statistics"
+            return getattr(other, name) if part in shared else None
+
         # Hidden in a function, since Keras would track a layer in an attribute as a sublayer.
-        self._shared = lambda name: getattr(other, name) if name in names else None
+        self._shared = find
 
     def add_weight(self, *args: Any, name: str | None = None, **kwargs: Any) -> keras.Variable:
         shared = self._shared(name) if hasattr(self, "_shared") else None

@@ -12,7 +12,7 @@ from keras import ops
 
 from tfresidual.arguments import check_bool, check_choice, check_int, check_number
 from tfresidual.layers import spectral
-from tfresidual.layers.batch_normalization import BatchNormalization
+from tfresidual.layers.batch_normalization import PARTS, BatchNormalization
 from tfresidual.layers.pointwise_convolution import PointwiseConvolution
 from tfresidual.layers.shortcuts import ConvolutionShortcut, IdentityShortcut, get_shortcut
 from tfresidual.layers.subsampling import Subsampling
@@ -44,13 +44,12 @@ LAYOUTS = {
 }
 PREACTIVATION_LAYOUTS = ("relu_only_preactivation", "full_preactivation")
 RESIZES = ("projection", "zero_padding")
-# Whether a unit that shares the convolutions of another unit also shares, in batch normalization,
-# its statistics and its scale and offset.
+# The parts of batch normalization that a unit shares with that whose convolutions it shares.
 BATCH_NORMS = {
-    "shared": (True, True),
-    "unshared_statistics": (False, True),
-    "unshared_scale": (True, False),
-    "unshared": (False, False),
+    "shared": PARTS,
+    "unshared_statistics": ("gamma", "beta"),
+    "unshared_scale": ("statistics",),
+    "unshared": (),
 }
 # Names of the weights that are learned; all other weights are statistics and states.
 PARAMETERS = ("kernel", "bias", "gamma", "beta")
@@ -202,8 +201,8 @@ class ResidualUnit(keras.layers.Layer):
         return keras.layers.Conv2D(filters, kernel_size, padding="same", **options)
 
     def _normalization(self, name, shares):
-        statistics, scale = BATCH_NORMS[self.batch_norm]
-        if shares is not None and statistics and scale:
+        parts = BATCH_NORMS[self.batch_norm]
+        if shares is not None and parts == PARTS:
             return getattr(shares, name)
         layer = BatchNormalization(
             axis=self._channel_axis,
@@ -212,7 +211,7 @@ class ResidualUnit(keras.layers.Layer):
             name=name,
         )
         if shares is not None:
-            layer.share(getattr(shares, name), statistics, scale)
+            layer.share(getattr(shares, name), parts)
         return layer
 
     def _check_shared(self, shares):

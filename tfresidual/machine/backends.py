@@ -1,5 +1,7 @@
 """What differs between the backends of Keras: TensorFlow, JAX and PyTorch."""
 
+import operator
+
 import keras
 
 BACKEND = keras.config.backend()
@@ -39,6 +41,32 @@ def is_traced(variable):
 
         return isinstance(keras.ops.convert_to_tensor(variable), jax.core.Tracer)
     return False
+
+
+def known_int(value):
+    """Returns an int, or a tensor with one, as a Python int if its value is known.
+
+    Args:
+        value: anything. What is no int, or known only when a graph is run, is returned as it is.
+    """
+    if isinstance(value, bool):
+        return value
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        if tf.is_tensor(value):
+            known = tf.get_static_value(value)
+            value = value if known is None else known
+    if BACKEND == "jax":
+        import jax
+
+        if isinstance(value, jax.core.Tracer):
+            return value
+    try:
+        return operator.index(value)
+    # PyTorch's meta tensors have no value.
+    except (TypeError, ValueError, RuntimeError):
+        return value
 
 
 def stored_or_new(are_valid, stored, new, store):

@@ -1,5 +1,6 @@
 """The graph of a functional Keras model: its operations in order, with nested models flattened."""
 
+import contextlib
 import contextvars
 import dataclasses
 import functools
@@ -7,8 +8,11 @@ import inspect
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras import ops
 
+from tfresidual.layers import Repeated, UnsharedBatchNormalization
+from tfresidual.layers.applications import Counts
 from tfresidual.routing.agreement import SIZES
 from tfresidual.sources.reasons import said
 
@@ -46,6 +50,8 @@ class Node:
         masks: for every mask among the outputs, the index of the output that it is attached to.
         reads_shapes_alone: whether the outputs are the same for all values of its arguments, as
             those of a layer that makes positions for an embedding.
+        counts: what layers inside the operation that count their applications have counted before
+            the call; `None` if there are none.
     """
 
     operation: keras.Operation
@@ -56,6 +62,7 @@ class Node:
     masked: tuple = ()
     masks: tuple = ()
     reads_shapes_alone: bool = False
+    counts: Counts | None = None
 
     @functools.cached_property
     def arguments(self):
@@ -101,7 +108,8 @@ class Node:
         # As in `predict`, which also overrides the `training` argument of the call in the graph.
         if isinstance(self.operation, keras.layers.Layer):
             kwargs = kwargs | {"training": False}
-        return self.operation(*args, **kwargs)
+        with contextlib.nullcontext() if self.counts is None else self.counts.copy():
+            return self.operation(*args, **kwargs)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -366,8 +374,14 @@ def _rewrapped(model):
     return keras.Model(model.inputs, model.outputs, name=model.name)
 
 
-def _flattened(model, tensors):
-    """Returns the nodes of a model that is called with some tensors, and the tensors it returns."""
+def _flattened(model, tensors, counts=None):
+    """Returns the nodes of a model that is called with some tensors, and the tensors it returns.
+
+    Args:
+        model: the `keras.Model`.
+        tensors: list of `keras.KerasTensor`s.
+        counts: the `Counts` of the repeated block that it is in, or `None`.
+    """
     calls = []
 
     def record(recorded, *args, **kwargs):
@@ -398,20 +412,85 @@ def _flattened(model, tensors):
 
     for node in calls:
         args, kwargs = keras.tree.map_structure(resolved, (node.args, node.kwargs))
-        if _can_be_flattened(node):
-            nested, results = _flattened(node.operation, [*map(resolved, node.inputs)])
-            nodes += nested
-            inner |= {id(own): result for own, result in zip(node.outputs, results, strict=True)}
-        else:
-            nodes.append(dataclasses.replace(node, args=args, kwargs=kwargs))
+        nested, results = _expanded(dataclasses.replace(node, args=args, kwargs=kwargs), counts)
+        nodes += nested
+        inner |= {id(own): result for own, result in zip(node.outputs, results, strict=True)}
     return nodes, [resolved(tensor) for tensor in traced.outputs]
+
+
+def _expanded(node, counts):
+    """Returns the nodes in the place of a node, and the tensors in the place of its outputs.
+
+    Nested models are flattened, blocks repeated, and a normalization with weights of its own for
+    every application is replaced by that of the application.
+
+    Args:
+        node: a `Node`.
+        counts: see `_flattened`.
+    """
+    operation = node.operation
+    if _can_be_flattened(node):
+        return _flattened(operation, node.inputs, counts)
+    if isinstance(operation, Repeated) and _is_of_one_tensor(node):
+        counts = counts or Counts(operation.first, is_repeated=True)
+        nodes, (tensor,) = [], node.inputs
+        for _ in range(operation.times):
+            block = _Recorded(operation.block)
+            call = Node(operation.block, (tensor,), {}, (block(tensor),))
+            nested, (tensor,) = _expanded(call, counts)
+            nodes += nested
+        return nodes, [tensor]
+    return [counted(node, counts)], node.outputs
+
+
+def counted(node, counts):
+    """Returns a node that computes the same at any time: which application it is, is settled.
+
+    Args:
+        node: a `Node`.
+        counts: the `Counts` in which it is called, or `None`. They count the calls in it.
+    """
+    operation = node.operation
+    if isinstance(operation, UnsharedBatchNormalization):
+        application = node.kwargs.get("application")
+        if application is None and counts is not None:
+            application = counts.next(operation)
+        if not isinstance(application, int):
+            return node
+        return dataclasses.replace(
+            node,
+            operation=operation.normalization(application),
+            kwargs={name: one for name, one in node.kwargs.items() if name != "application"},
+        )
+    layers = operation._flatten_layers() if isinstance(operation, keras.layers.Layer) else ()
+    if counts is None or not any(isinstance(one, UnsharedBatchNormalization) for one in layers):
+        return node
+    before = counts.copy()
+
+    def run(*tensors):
+        values = zip(map(id, node.arguments), tensors, strict=True)
+        with counts:
+            made = node.applied(dict(values))
+        return [part for part in keras.tree.flatten(made) if part is not None]
+
+    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in node.arguments]
+    tf.function(run, input_signature=specs, autograph=False).get_concrete_function()
+    return dataclasses.replace(node, counts=before)
+
+
+def _is_masked(node):
+    return any(mask is not None for mask in keras.tree.flatten(node.kwargs.get("mask")))
+
+
+def _is_of_one_tensor(node):
+    """Returns whether a node takes a tensor and nothing else."""
+    is_alone = len(node.arguments) == 1 == len(node.args)
+    return is_alone and isinstance(node.args[0], keras.KerasTensor) and not _is_masked(node)
 
 
 def _can_be_flattened(node):
     """Returns whether a node calls a nested model and can be replaced by the nodes of the model."""
-    model = node.operation
-    masks = keras.tree.flatten(node.kwargs.get("mask"))
-    is_masked = any(mask is not None for mask in masks)
+    model, is_masked = node.operation, _is_masked(node)
     given = [*node.args, *(node.kwargs[name] for name in ("inputs",) if name in node.kwargs)]
     if not has_graph(model) or is_masked or len(given) != 1:
         return False

@@ -85,6 +85,9 @@ def chain_of_model(
     Of several trunks with as many blocks, the last one is taken. An encoder is computed as context
     of its decoder, and a note says so; `blocks` or `open` choose the encoder instead.
 
+    A `tfresidual.layers.Repeated` is replaced by the applications of its block, each with its own
+    weights of `tfresidual.layers.UnsharedBatchNormalization`.
+
     Layers written by others hide their additions. If no addition is seen, such layers are opened:
     they are called once with symbolic tensors, and the additions inside become blocks, such as
     `transformer_layer_0/attention` and `transformer_layer_0/mlp`. An opened model is compared with

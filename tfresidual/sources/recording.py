@@ -18,11 +18,14 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
+from tfresidual.layers import Repeated
+from tfresidual.layers.applications import counts_in_use
 from tfresidual.routing.agreement import drawn
 from tfresidual.sources.graph import (
     Graph,
     Node,
     Weight,
+    counted,
     described,
     graph_of,
     has_graph,
@@ -210,14 +213,22 @@ class _Recorder:
         self.nodes, self.failures = [], {}
         # Opened layers that returned numbers, which no symbolic tensor leads to.
         self.constant = set()
+        # The models that are repeated, by id.
+        self.blocks = set()
         # The layers that are being opened, from the outermost to the innermost.
         self.inside = []
 
     def call(self, layer, args, kwargs):
         """Calls a layer on symbolic tensors, opened if that was asked for and works."""
+        if isinstance(layer, Repeated) and has_graph(layer.block):
+            self.blocks.add(id(layer.block))
+        if isinstance(layer, Repeated) or id(layer) in self.blocks:
+            # It stands for the single applications of its block.
+            return layer.call(*args, **kwargs)
         if not self.is_opened(layer):
             return self.record(layer, args, kwargs)
-        place = len(self.nodes)
+        place, counts = len(self.nodes), counts_in_use()
+        called = counts and dict(counts.called)
         self.inside.append(layer)
         try:
             outputs = layer.call(*args, **kwargs)
@@ -230,6 +241,8 @@ class _Recorder:
             # Code written by others may raise any error on symbolic tensors.
             self.failures[layer] = said(error)
             del self.nodes[place:]
+            if counts is not None:
+                counts.called = called
         finally:
             self.inside.pop()
         return self.record(layer, args, kwargs)
@@ -272,7 +285,7 @@ class _Recorder:
             tuple(made),
             id(operation) in self.constant,
         )
-        self.nodes.append(node)
+        self.nodes.append(counted(node, counts_in_use()))
         return outputs
 
 
