@@ -37,6 +37,7 @@ NAMES = (
     "metrics_pass",
     "step_metrics",
     "gradient_coupling",
+    "residual_branches",
     "routes",
     "saved_model",
     "end_of_pass",

@@ -45,6 +45,9 @@ ShortcutName: TypeAlias = Literal[
     "identity", "scaled", "exclusive_gate", "shortcut_only_gate", "conv1x1", "dropout"
 ]
 Resize: TypeAlias = Literal["projection", "zero_padding"]
+MultiplierName: TypeAlias = Literal["layer_scale", "rezero"]
+# What is in the places of normalization; `None` for nothing.
+Normalization: TypeAlias = Literal["batch", "fixup"] | None
 BatchNorm: TypeAlias = Literal["shared", "unshared_statistics", "unshared_scale", "unshared"]
 Transition: TypeAlias = Literal[
     "projection", "convolution", "average_pooling", "max_pooling", "downsampling_block"

@@ -16,7 +16,7 @@ from reference.random_network import (
     states_of,
 )
 
-from tfresidual.layers import ScaledShortcut
+from tfresidual.layers import LayerScale, ScaledShortcut
 from tfresidual.networks import ResidualNetwork
 
 pytestmark = pytest.mark.eager
@@ -47,6 +47,14 @@ VARIANTS = [
     {"gamma_initializer": "zeros"},
     {"transition": "max_pooling"},
     {"transition": "max_pooling", "layout": "original", "widths": (4, 4)},
+    {"normalization": None, "stochastic_depth": 0.5},
+    {"normalization": None, "input_shape": (8, 4, 3), "lipschitz": 0.9, "layout": "original"},
+    {"normalization": "fixup", "bottleneck": True, "share_from": 0},
+    {"normalization": "fixup", "layout": "original", "transition": "downsampling_block"},
+    {"normalization": None, "multiplier": "rezero", "transition": "convolution"},
+    {"multiplier": "rezero", "layout": "relu_before_addition", "bottleneck": True},
+    {"multiplier": "layer_scale", "share_from": 0, "batch_norm": "unshared"},
+    {"multiplier": LayerScale(0.5, axis=1), "layout": "original", "anchor": "input"},
 ]
 
 

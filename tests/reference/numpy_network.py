@@ -78,6 +78,15 @@ def batch_normalization(gamma, beta, mean, variance):
     return forward
 
 
+def added(number):
+    return lambda x: (x + number, lambda dy: dy)
+
+
+def multiplied(factors):
+    """Times a number, or one per channel."""
+    return lambda x: (x * factors, lambda dy: dy * factors)
+
+
 def convolution(kernel, bias, stride=1):
     """A convolution of "same" padding as TensorFlow defines it.
 
@@ -234,7 +243,9 @@ class Weights:
 
     def convolution(self, name="", stride=1):
         name = f"{name}/" if name else ""
-        return convolution(self.get(f"{name}kernel"), self.get(f"{name}bias"), stride)
+        kernel, has_bias = self.get(f"{name}kernel"), f"{self.leader}/{name}bias" in self.weights
+        bias = self.get(f"{name}bias") if has_bias else np.zeros(kernel.shape[3])
+        return convolution(kernel, bias, stride)
 
     def normalization(self, name=""):
         name = f"{name}/" if name else ""
@@ -305,7 +316,7 @@ def lipschitz_bound(config, weights, grid, stride=1):
     convolution may be taken after it.
     """
     matrices, slope_before = [], None
-    branch, _ = ORDERS[config["layout"], bool(config["bottleneck"])].split("+")
+    branch, _ = order_of(config).split("+")
     for operation in branch.split():
         if operation[0] == "C":
             kernel = weights.get(f"convolution{operation[1]}/kernel")
@@ -324,6 +335,22 @@ def lipschitz_bound(config, weights, grid, stride=1):
     return np.prod([np.linalg.svd(matrix, compute_uv=False)[0] for matrix in matrices])
 
 
+def order_of(config):
+    """The order of a unit's operations; b are the biases of Fixup, M what multiplies the branch."""
+    order = ORDERS[config["layout"], bool(config["bottleneck"])].split()
+    normalization = config.get("normalization", "batch")
+    if normalization != "batch":
+        order = [operation for operation in order if operation[0] != "B"]
+    branch, after = order[: order.index("+")], order[order.index("+") :]
+    if normalization == "fixup":
+        # Before every convolution and ReLU; the ReLU after the addition has its own in the branch.
+        branch = [part for i, one in enumerate(branch, 1) for part in (f"b{i}", one)]
+        branch += ["M", *[f"b{len(branch) // 2 + 1}" for one in after if one == "R"]]
+    elif config.get("multiplier") is not None:
+        branch += ["M"]
+    return " ".join(branch + after)
+
+
 def residual_unit(config, weights, channels, stride=1, zero_padding=False):
     """One block. `config` names layout, bottleneck, shortcut and, if any, the Lipschitz constant.
 
@@ -334,9 +361,14 @@ def residual_unit(config, weights, channels, stride=1, zero_padding=False):
     sides = ([], [])
     after_addition = False
     lipschitz, divisors = config.get("lipschitz"), {}
-    for operation in ORDERS[config["layout"], bool(config["bottleneck"])].split():
+    for operation in order_of(config).split():
         if operation == "+":
             after_addition = True
+        elif operation[0] == "b":
+            sides[0].append(added(weights.get(f"scalar_bias{operation[1]}/bias")))
+        elif operation == "M":
+            # Shared blocks share it, whatever they have of their own of a normalization.
+            sides[0].append(multiplied(weights.weights[f"{weights.leader}/multiplier/gamma"]))
         elif operation == "R":
             sides[after_addition].append(relu)
         elif operation[0] == "B":
@@ -394,9 +426,17 @@ class NumpyNetwork:
         assert config["data_format"] == "channels_last"
         self.config = config
         activation_first = "preactivation" in config["layout"]
+        normalization = config.get("normalization", "batch")
+
+        def activated(prefix):
+            if normalization == "batch":
+                return [Weights(weights, f"{prefix}_normalization").normalization(), relu]
+            is_fixup = normalization == "fixup"
+            return [added(weights[f"{prefix}_relu_bias/bias"]), relu] if is_fixup else [relu]
+
         stem = [Weights(weights, "stem").convolution()]
         if not activation_first:
-            stem += [Weights(weights, "stem_normalization").normalization(), relu]
+            stem += activated("stem")
         self.stem = chain(*stem)
         self.transitions, self.units, self.changes = [], [], []
         transition = config["transition"]
@@ -432,11 +472,13 @@ class NumpyNetwork:
             channels = width
         head = []
         if activation_first:
-            head += [Weights(weights, "head_normalization").normalization(), relu]
+            head += activated("head")
         if config["pooling"] == "global":
             head += [global_average]
         else:
             head += [average_pooling(config["pooling"]), flatten]
+        if normalization == "fixup":
+            head += [added(weights["head_bias/bias"])]
         head += [dense(weights["classifier/kernel"], weights["classifier/bias"])]
         self.head = chain(*head)
 

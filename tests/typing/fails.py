@@ -62,6 +62,8 @@ networks.resnet110(shortcut="none")  # error
 networks.resnet(20, anchor="first")  # error
 networks.InverseProblemNetwork("convolutional")  # error
 layers.ResidualUnit(16, resize="crop")  # error
+layers.ResidualUnit(16, multiplier="skipinit")  # error
+networks.resnet(20, normalization="layer")  # error
 datasets.load("imagenet")  # error
 datasets.load("mnist", pixels="0-100")  # error
 training.recipe("imagenet")  # error

@@ -15,7 +15,7 @@ import pytest
 
 from tfresidual import datasets, training, types
 from tfresidual.datasets.description import TITLES
-from tfresidual.layers import residual_unit, shortcuts
+from tfresidual.layers import layer_scale, residual_unit, shortcuts
 from tfresidual.networks import residual_network
 from tfresidual.probes.borderline import GROUPINGS
 from tfresidual.probes.convergence_indices import CHANCES, READINGS
@@ -66,6 +66,8 @@ def test_each_mistake_is_found_and_nothing_else(tmp_path):
         (types.Resize, residual_unit.RESIZES),
         (types.BatchNorm, residual_unit.BATCH_NORMS),
         (types.ShortcutName, shortcuts.SHORTCUTS),
+        (types.MultiplierName, layer_scale.MULTIPLIERS),
+        (typing.get_args(types.Normalization)[0], residual_unit.NORMALIZATIONS),
         (types.Transition, residual_network.TRANSITIONS),
         (types.Anchor, residual_network.ANCHORS),
         (types.CouplingKernel, gradient_coupling.KERNELS),

@@ -2,9 +2,11 @@
 
 from tfresidual.layers.applications import forward_pass
 from tfresidual.layers.batch_normalization import BatchNormalization
+from tfresidual.layers.layer_scale import LayerScale, ReZero
 from tfresidual.layers.pointwise_convolution import PointwiseConvolution
 from tfresidual.layers.repeated import Repeated
 from tfresidual.layers.residual_unit import ResidualUnit
+from tfresidual.layers.scalar_bias import ScalarBias
 from tfresidual.layers.shortcuts import (
     ConvolutionShortcut,
     DropoutShortcut,
@@ -14,6 +16,7 @@ from tfresidual.layers.shortcuts import (
     Shortcut,
     ShortcutOnlyGateShortcut,
 )
+from tfresidual.layers.stochastic_depth import StochasticDepth
 from tfresidual.layers.subsampling import Subsampling
 from tfresidual.layers.unshared_batch_normalization import UnsharedBatchNormalization
 
@@ -23,12 +26,16 @@ __all__ = [
     "DropoutShortcut",
     "ExclusiveGateShortcut",
     "IdentityShortcut",
+    "LayerScale",
     "PointwiseConvolution",
+    "ReZero",
     "Repeated",
     "ResidualUnit",
+    "ScalarBias",
     "ScaledShortcut",
     "Shortcut",
     "ShortcutOnlyGateShortcut",
+    "StochasticDepth",
     "Subsampling",
     "UnsharedBatchNormalization",
     "forward_pass",

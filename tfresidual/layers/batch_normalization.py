@@ -118,6 +118,25 @@ class BatchNormalization(keras.layers.BatchNormalization):
         outputs, _, _ = fused_batch_norm.normalized(self, inputs, training)
         return outputs
 
+    def call_multiplied(
+        self, inputs: Tensor, factor: Tensor, training: bool | None = None
+    ) -> Tensor:
+        """Returns the outputs times a factor, up to rounding, at no further cost.
+
+        Args:
+            inputs: the inputs.
+            factor: a number or one per channel, `()` or `(channels,)`, in the dtype of the weights.
+            training: whether the call is a training step.
+        """
+        if self._is_fusable(inputs, None):
+            outputs, _, _ = fused_batch_norm.normalized(self, inputs, training, factor)
+            return outputs
+        outputs = super().call(inputs, training=training)
+        shape = [1] * len(outputs.shape)
+        if len(factor.shape):
+            shape[self.axis] = -1
+        return outputs * ops.cast(ops.reshape(factor, shape), outputs.dtype)
+
     def call_with_slope(
         self, inputs: Tensor, training: bool | None = None
     ) -> tuple[Tensor, Tensor]:

@@ -20,10 +20,19 @@ def is_fusable(layer, inputs):
     )
 
 
-def normalized(layer, inputs, training):
-    """Returns a layer's outputs, and the mean and variance they were normalised with."""
+def normalized(layer, inputs, training, factor=None):
+    """Returns a layer's outputs, and the mean and variance they were normalised with.
+
+    Args:
+        layer: the `BatchNormalization`.
+        inputs: its inputs.
+        training: whether the call is a training step.
+        factor: what the outputs are multiplied by, `()` or `(channels,)`, or `None`.
+    """
     gamma = tf.convert_to_tensor(layer.gamma if layer.scale else tf.ones_like(layer.moving_mean))
     beta = tf.convert_to_tensor(layer.beta if layer.center else tf.zeros_like(layer.moving_mean))
+    if factor is not None:
+        gamma, beta = gamma * factor, beta * factor
     if not (training and layer.trainable):
         mean = tf.convert_to_tensor(layer.moving_mean)
         variance = tf.convert_to_tensor(layer.moving_variance)

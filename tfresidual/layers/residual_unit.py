@@ -13,8 +13,11 @@ from keras import ops
 from tfresidual.arguments import check_bool, check_choice, check_int, check_number
 from tfresidual.layers import spectral
 from tfresidual.layers.batch_normalization import PARTS, BatchNormalization
+from tfresidual.layers.layer_scale import LayerScale, get_multiplier
 from tfresidual.layers.pointwise_convolution import PointwiseConvolution
+from tfresidual.layers.scalar_bias import ScalarBias
 from tfresidual.layers.shortcuts import ConvolutionShortcut, IdentityShortcut, get_shortcut
+from tfresidual.layers.stochastic_depth import StochasticDepth
 from tfresidual.layers.subsampling import Subsampling
 from tfresidual.machine import backends
 
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
         DataFormat,
         Initializer,
         Layout,
+        MultiplierName,
+        Normalization,
         Resize,
         Shape,
         ShortcutName,
@@ -51,6 +56,8 @@ BATCH_NORMS = {
     "unshared_scale": ("statistics",),
     "unshared": (),
 }
+# What takes the places of normalization in a branch.
+NORMALIZATIONS = ("batch", "fixup")
 # Names of the weights that are learned; all other weights are statistics and states.
 PARAMETERS = ("kernel", "bias", "gamma", "beta")
 # Iterations of power iteration per training step, and the noise that is added to its vector.
@@ -107,6 +114,19 @@ class ResidualUnit(keras.layers.Layer):
             `"shared"`: none; `"unshared_statistics"`: the statistics; `"unshared_scale"`: scale and
             offset; `"unshared"`: both.
         data_format: `"channels_last"`, `"channels_first"` or `None` for Keras' own setting.
+        normalization: `"batch"`; `None` for a branch without normalization; or `"fixup"`: in its
+            place, the branch has `ScalarBias` before each convolution and ReLU, and a factor,
+            initially 1, at its end. Its convolutions have no other bias. The kernel of the last one
+            is initially 0, those of the others are scaled by `blocks ** (-1 / (2 m - 2))` for a
+            branch of m convolutions.
+        multiplier: learned factors at the end of the branch: `"layer_scale"` (`LayerScale`, one per
+            channel), `"rezero"` (`ReZero`, a single one, initially 0; without normalization, this
+            is SkipInit), a `LayerScale` or `None`. Not with `lipschitz` or `"fixup"`, which has a
+            factor of its own.
+        stochastic_depth: float in [0, 1), probability with which the branch of an image is dropped
+            in training, see `StochasticDepth`. A branch that is not dropped is divided by
+            `1 - stochastic_depth`; a bound by `lipschitz` is that at inference.
+        blocks: int, number of blocks in the whole network; only `"fixup"` needs it.
 
     Input shape:
         `(batch, height, width, channels)`, with any height and width. They must be known if
@@ -119,7 +139,8 @@ class ResidualUnit(keras.layers.Layer):
         He et al. 2016, https://arxiv.org/abs/1603.05027, fig. 2 and 4. Sharing: Jastrzebski et al.
         2018, https://arxiv.org/abs/1710.04773, section 4.5. Lipschitz bound and anchor: "Iterative
         convergent computation is not a useful inductive bias for ResNets", section 4.2 and appendix
-        E; the quotient in the divisor is inverted in the paper.
+        E; the quotient in the divisor is inverted in the paper. Fixup: Zhang et al. 2019,
+        https://arxiv.org/abs/1901.09321, section 3.
     """
 
     def __init__(
@@ -135,6 +156,10 @@ class ResidualUnit(keras.layers.Layer):
         shares: ResidualUnit | None = None,
         batch_norm: BatchNorm = "shared",
         data_format: DataFormat | None = None,
+        normalization: Normalization = "batch",
+        multiplier: MultiplierName | LayerScale | dict[str, Any] | None = None,
+        stochastic_depth: float = 0.0,
+        blocks: int = 1,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -150,6 +175,13 @@ class ResidualUnit(keras.layers.Layer):
                 f"Argument `filters` must be a multiple of {BOTTLENECK_REDUCTION} in a bottleneck, "
                 f"which reduces to a quarter of them. Received: filters={filters}"
             )
+        if normalization is not None:
+            check_choice("normalization", normalization, NORMALIZATIONS)
+        self.normalization: Normalization = normalization
+        self.stochastic_depth: float = check_number(
+            "stochastic_depth", stochastic_depth, at_least=0, below=1
+        )
+        self.blocks: int = check_int("blocks", blocks, at_least=1)
         self.filters: int = filters
         self.layout: Layout = layout
         self.bottleneck: bool = bottleneck
@@ -165,21 +197,78 @@ class ResidualUnit(keras.layers.Layer):
         self._shares = lambda: shares
         if shares is None:
             self.shortcut = get_shortcut(shortcut, self.data_format, self.dtype_policy)
+            self.multiplier = self._multiplier(multiplier)
         else:
             self._check_shared(shares)
             self.shortcut = shares.shortcut
+            self.multiplier = shares.multiplier
+        self.dropping = None
+        if self.stochastic_depth > 0:
+            self.dropping = StochasticDepth(
+                self.stochastic_depth, dtype=self.dtype_policy, name="stochastic_depth"
+            )
 
         pattern, moved = LAYOUTS[layout]
         kernels = self._kernels()
         operations = [f"{operation}{i + 1}" for i in range(len(kernels)) for operation in pattern]
-        self._branch_operations = tuple(operations[: len(operations) - moved])
-        self._joined_operations = tuple(operations[len(operations) - moved :])
+        end = len(operations) - moved
+        self._branch_operations, self._joined_operations = self._operations(
+            operations[:end], operations[end:]
+        )
+        # What is right before the factors, if they can be multiplied into its weights.
+        pairs = zip(self._branch_operations, self._branch_operations[1:], strict=False)
+        last = next((first for first, second in pairs if second == "multiplier"), "")
+        self._multiplied = "" if last.startswith("relu") else last
         for i, (channels, kernel_size, stride) in enumerate(kernels, start=1):
             name = f"convolution{i}"
             convolution = self._convolution(channels, kernel_size, stride, name)
             setattr(self, name, convolution if shares is None else getattr(shares, name))
-            name = f"normalization{i}"
-            setattr(self, name, self._normalization(name, shares))
+            if normalization == "batch":
+                name = f"normalization{i}"
+                setattr(self, name, self._normalization(name, shares))
+        for name in self._branch_operations:
+            if name.startswith("scalar_bias"):
+                layer = ScalarBias(dtype=self.dtype_policy, name=name)
+                setattr(self, name, layer if shares is None else getattr(shares, name))
+
+    def _multiplier(self, identifier):
+        """Returns the layer of factors at the end of the branch, or `None`."""
+        is_fixup = self.normalization == "fixup"
+        if identifier is not None and (is_fixup or self.lipschitz is not None):
+            raise ValueError(
+                "Argument `multiplier` must be None for a bounded branch and with "
+                f'`normalization="fixup"`. Received: multiplier={identifier!r}, '
+                f"lipschitz={self.lipschitz}, normalization={self.normalization!r}"
+            )
+        if is_fixup and self.lipschitz is not None:
+            raise ValueError(
+                'Argument `lipschitz` must be None with `normalization="fixup"`, whose factor at '
+                f"the end of the branch would change the bound. Received: {self.lipschitz}"
+            )
+        if is_fixup:
+            identifier = LayerScale(1.0, axis=None, name="multiplier")
+        return get_multiplier(identifier, self._channel_axis, self.dtype_policy)
+
+    def _operations(self, branch, joined):
+        """Returns the operations of the branch and those after the addition, as tuples.
+
+        Args:
+            branch: list of the operations of the branch of the layout.
+            joined: list of the operations after the addition.
+        """
+        if self.normalization != "batch":
+            branch, joined = (
+                [operation for operation in operations if operation[:4] in ("conv", "relu")]
+                for operations in (branch, joined)
+            )
+        if self.normalization == "fixup":
+            biases = [f"scalar_bias{i}" for i in range(1, len(branch) + 2)]
+            pairs = zip(biases, branch, strict=False)
+            branch = [operation for pair in pairs for operation in pair]
+        branch += [] if self.multiplier is None else ["multiplier"]
+        if self.normalization == "fixup" and joined:
+            branch.append(biases[-1])
+        return tuple(branch), tuple(joined)
 
     def _kernels(self):
         """Returns the channels, kernel size and stride of every convolution of the branch."""
@@ -189,9 +278,19 @@ class ResidualUnit(keras.layers.Layer):
         return [(inner, 1, self.strides), (inner, 3, 1), (self.filters, 1, 1)]
 
     def _convolution(self, filters, kernel_size, strides, name):
+        initializer = "he_normal"
+        if self.normalization == "fixup" and name != "projection":
+            m = len(self._kernels())
+            initializer = (
+                keras.initializers.Zeros()
+                if name == f"convolution{m}"
+                # He's, with the standard deviation scaled by blocks ** (-1 / (2 m - 2)).
+                else keras.initializers.VarianceScaling(2 * self.blocks ** (-1 / (m - 1)))
+            )
         options = {
             "strides": strides,
-            "kernel_initializer": "he_normal",
+            "kernel_initializer": initializer,
+            "use_bias": self.normalization != "fixup" or name == "projection",
             "data_format": self.data_format,
             "dtype": self.dtype_policy,
             "name": name,
@@ -216,6 +315,7 @@ class ResidualUnit(keras.layers.Layer):
 
     def _check_shared(self, shares):
         names = ("filters", "layout", "bottleneck", "strides", "resize", "data_format")
+        names += ("normalization",)
         fits = isinstance(shares, ResidualUnit) and shares.built
         if not fits or any(getattr(self, name) != getattr(shares, name) for name in names):
             raise ValueError(
@@ -224,7 +324,7 @@ class ResidualUnit(keras.layers.Layer):
             )
 
     def layers_by_role(self) -> dict[str, keras.layers.Layer]:
-        """Returns the layers that the unit calls by role, such as `"convolution1"`."""
+        """Returns the layers that the unit needs at inference by role, such as `"convolution1"`."""
         names = [
             operation
             for operation in self._branch_operations + self._joined_operations
@@ -261,14 +361,18 @@ class ResidualUnit(keras.layers.Layer):
                 f"{self.shares.name}"
             )
         names = [operation for operation in self._branch_operations if operation[:4] != "relu"]
-        last = getattr(self, names[-1])
         bound = self.lipschitz_bound()
         if bound is not None:
             factor /= bound["divisor"]
-        for name in PARAMETERS:
-            variable = getattr(last, name, None)
-            if variable is not None:
-                variable.assign(variable * factor)
+        for operation in reversed(names):
+            last = getattr(self, operation)
+            for name in PARAMETERS:
+                variable = getattr(last, name, None)
+                if variable is not None:
+                    variable.assign(variable * factor)
+            # What is before an added number has to be multiplied, too.
+            if not isinstance(last, ScalarBias):
+                break
 
     def keeps_shape(self, input_shape: Shape) -> bool:
         """Returns whether the output has the shape of the input; only then is there an identity."""
@@ -385,6 +489,10 @@ class ResidualUnit(keras.layers.Layer):
 
     def branch(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         """Returns the residual branch F alone, before the shortcut joins it."""
+        branch = self._branch(inputs, training)
+        return branch if self.dropping is None else self.dropping(branch, training=training)
+
+    def _branch(self, inputs, training):
         if self.lipschitz is None:
             return self._run(self._branch_operations, inputs, training)
         given, known = tuple(inputs.shape)[1:], self.shape_of_inputs[1:]
@@ -549,6 +657,10 @@ class ResidualUnit(keras.layers.Layer):
         for operation in operations:
             if operation.startswith("relu"):
                 inputs = ops.relu(inputs)
+            elif operation == self._multiplied:
+                inputs = self.multiplier.after(getattr(self, operation), inputs, training)
+            elif operation == "multiplier" and self._multiplied:
+                continue
             elif operation.startswith("normalization"):
                 inputs = getattr(self, operation)(inputs, training=training)
             else:
@@ -577,7 +689,16 @@ class ResidualUnit(keras.layers.Layer):
             "shares": self._shares() and keras.saving.serialize_keras_object(self._shares()),
             "batch_norm": self.batch_norm,
             "data_format": self.data_format,
+            "normalization": self.normalization,
+            "multiplier": self._serialized_multiplier(),
+            "stochastic_depth": self.stochastic_depth,
+            "blocks": self.blocks,
         }
+
+    def _serialized_multiplier(self):
+        # Fixup's own is no argument.
+        is_argument = self.multiplier is not None and self.normalization != "fixup"
+        return keras.saving.serialize_keras_object(self.multiplier) if is_argument else None
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> ResidualUnit:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any, Literal, Unpack
 
-    from tfresidual.layers import Shortcut
+    from tfresidual.layers import LayerScale, Shortcut
     from tfresidual.types import (
         Anchor,
         BatchNorm,
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
         DType,
         Initializer,
         Layout,
+        MultiplierName,
+        Normalization,
         Shape,
         ShortcutName,
         Transition,
@@ -52,6 +54,9 @@ class _Options(TypedDict, total=False):
     recurrent_initialization: bool
     lipschitz: float | None
     anchor: Anchor
+    normalization: Normalization
+    multiplier: MultiplierName | LayerScale | dict[str, Any] | None
+    stochastic_depth: float
     data_format: DataFormat | None
     dtype: DType | None
     name: str

@@ -21,10 +21,12 @@ from tfresidual.arguments import (
     check_number,
     is_int,
 )
-from tfresidual.layers import BatchNormalization, PointwiseConvolution, ResidualUnit
+from tfresidual.layers import BatchNormalization, PointwiseConvolution, ResidualUnit, ScalarBias
+from tfresidual.layers.layer_scale import get_multiplier
 from tfresidual.layers.residual_unit import (
     BATCH_NORMS,
     BOTTLENECK_REDUCTION,
+    NORMALIZATIONS,
     PARAMETERS,
     PREACTIVATION_LAYOUTS,
     fixed_norms,
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Literal
 
-    from tfresidual.layers import Shortcut
+    from tfresidual.layers import LayerScale, Shortcut
     from tfresidual.types import (
         Anchor,
         BatchNorm,
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
         DType,
         Initializer,
         Layout,
+        MultiplierName,
+        Normalization,
         Shape,
         ShortcutName,
         StrPath,
@@ -124,6 +128,17 @@ class ResidualNetwork(TracedOnce, keras.Model):
         anchor: what a block that keeps the shape of the state adds its branch to: `"previous"`, the
             input of the block, or `"input"`, the input of the first of these blocks in the stage.
             The latter with `lipschitz` under 1 is the properly convergent network.
+        normalization: `"batch"`; `None` for a network without normalization; or `"fixup"`, which
+            takes its place: `ScalarBias`es, a factor at the end of every branch, and initial values
+            that depend on the number of blocks, see `tfresidual.layers.ResidualUnit`. The
+            classifier's kernel is then initially 0. The paper trains these scalars with a tenth of
+            the learning rate.
+        multiplier: learned factors at the end of every branch: `"layer_scale"`, `"rezero"`, a
+            `tfresidual.layers.LayerScale` or `None`. `"rezero"` with `normalization=None` is
+            SkipInit. Not with `lipschitz` or `"fixup"`.
+        stochastic_depth: float in [0, 1), probability with which the branch of the last block is
+            dropped for an image in training. Block l of L, counted through all stages from 1, is
+            dropped with probability `l / L * stochastic_depth`; blocks of transitions never are.
         data_format: `"channels_last"`, `"channels_first"` or `None` for Keras' own setting.
         dtype: dtype policy of all layers, by default Keras' own setting.
         name: name of the model.
@@ -135,7 +150,9 @@ class ResidualNetwork(TracedOnce, keras.Model):
         He et al. 2016, https://arxiv.org/abs/1603.05027. Sharing and unshared batch
         normalization: Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, section 4.5.
         Recurrent initialization, Lipschitz bound and anchor: "Iterative convergent computation is
-        not a useful inductive bias for ResNets", section 4.
+        not a useful inductive bias for ResNets", section 4. Stochastic depth: Huang et al. 2016,
+        https://arxiv.org/abs/1603.09382, eq. 4, where the survival probability is one minus this.
+        Fixup: Zhang et al. 2019, https://arxiv.org/abs/1901.09321.
     """
 
     def __init__(
@@ -158,6 +175,9 @@ class ResidualNetwork(TracedOnce, keras.Model):
         recurrent_initialization: bool = False,
         lipschitz: float | None = None,
         anchor: Anchor = "previous",
+        normalization: Normalization = "batch",
+        multiplier: MultiplierName | LayerScale | dict[str, Any] | None = None,
+        stochastic_depth: float = 0.0,
         data_format: DataFormat | None = None,
         dtype: DType | None = None,
         name: str = "residual_network",
@@ -180,6 +200,9 @@ class ResidualNetwork(TracedOnce, keras.Model):
             recurrent_initialization=recurrent_initialization,
             lipschitz=lipschitz,
             anchor=anchor,
+            normalization=normalization,
+            multiplier=multiplier,
+            stochastic_depth=stochastic_depth,
             data_format=data_format,
             dtype=dtype,
         )
@@ -204,6 +227,9 @@ class ResidualNetwork(TracedOnce, keras.Model):
         self.recurrent_initialization: bool = checked.recurrent_initialization
         self.lipschitz: float | None = checked.lipschitz
         self.anchor: Anchor = checked.anchor
+        self.normalization: Normalization = checked.normalization
+        self.multiplier: MultiplierName | LayerScale | dict[str, Any] | None = checked.multiplier
+        self.stochastic_depth: float = checked.stochastic_depth
         self.data_format: DataFormat = checked.data_format
         if checked.recurrent_initialization:
             self._begin_equal()
@@ -348,6 +374,7 @@ class ResidualNetwork(TracedOnce, keras.Model):
                 what += f"{run[0].layout}{' bottleneck' if run[0].bottleneck else ''}"
                 what += f", {change.name} shortcut" if change else ""
                 what += ", one shared" if run[-1].shares else ""
+                what += _options_of(run)
                 what += f", Lipschitz {run[0].lipschitz:g}" if run[0].lipschitz else ""
                 table.add_row(f"stage {stage}, {which}", what, *_shape_and_count(run))
         table.add_section()
@@ -366,6 +393,9 @@ class ResidualNetwork(TracedOnce, keras.Model):
         shortcut = self.shortcut
         if not isinstance(shortcut, str):
             shortcut = keras.saving.serialize_keras_object(get_shortcut(shortcut))
+        multiplier = self.multiplier
+        if multiplier is not None and not isinstance(multiplier, str):
+            multiplier = keras.saving.serialize_keras_object(get_multiplier(multiplier, -1))
         return {
             "name": self.name,
             "trainable": self.trainable,
@@ -388,6 +418,9 @@ class ResidualNetwork(TracedOnce, keras.Model):
             "recurrent_initialization": self.recurrent_initialization,
             "lipschitz": self.lipschitz,
             "anchor": self.anchor,
+            "normalization": self.normalization,
+            "multiplier": multiplier,
+            "stochastic_depth": self.stochastic_depth,
             "data_format": self.data_format,
             "dtype": keras.dtype_policies.serialize(self.dtype_policy),
         }
@@ -432,6 +465,17 @@ def _checked(given):
             "each application of a shared block has of its own. Received: "
             f"batch_norm={given.batch_norm!r}, share_from=None"
         )
+    if given.normalization is not None:
+        check_choice("normalization", given.normalization, NORMALIZATIONS)
+    if given.normalization != "batch" and given.batch_norm != "shared":
+        raise ValueError(
+            'Argument `normalization` must be "batch" if `batch_norm` says what blocks do not '
+            f"share of it. Received: normalization={given.normalization!r}, "
+            f"batch_norm={given.batch_norm!r}"
+        )
+    given.stochastic_depth = check_number(
+        "stochastic_depth", given.stochastic_depth, at_least=0, below=1
+    )
     given.bottleneck = check_bool("bottleneck", given.bottleneck)
     given.recurrent_initialization = check_bool(
         "recurrent_initialization", given.recurrent_initialization
@@ -482,7 +526,11 @@ def _graph(checked):
     axis = -1 if data_format == "channels_last" else 1
 
     def activated(state, prefix):
-        state = BatchNormalization(axis=axis, dtype=policy, name=f"{prefix}_normalization")(state)
+        if checked.normalization == "batch":
+            name = f"{prefix}_normalization"
+            state = BatchNormalization(axis=axis, dtype=policy, name=name)(state)
+        elif checked.normalization == "fixup":
+            state = ScalarBias(dtype=policy, name=f"{prefix}_relu_bias")(state)
         return keras.layers.ReLU(dtype=policy, name=f"{prefix}_relu")(state)
 
     def unit(width, name, **kwargs):
@@ -492,11 +540,17 @@ def _graph(checked):
             bottleneck=checked.bottleneck,
             shortcut=checked.shortcut,
             gamma_initializer=checked.gamma_initializer,
+            normalization=checked.normalization,
+            multiplier=checked.multiplier,
+            blocks=branches,
             name=name,
             **common,
             **kwargs,
         )
 
+    depth = sum(checked.blocks)
+    transitions = (len(checked.blocks) - 1) * (checked.transition == "downsampling_block")
+    branches, counted = depth + transitions, 0
     inputs = keras.Input(checked.input_shape, name="images")
     state = keras.layers.Conv2D(
         checked.stem_width, 3, padding="same", kernel_initializer="he_normal", name="stem", **common
@@ -504,7 +558,7 @@ def _graph(checked):
     if checked.layout not in PREACTIVATION_LAYOUTS:
         state = activated(state, "stem")
     stages = zip(checked.blocks, checked.widths, strict=True)
-    for stage, (depth, width) in enumerate(stages, start=1):
+    for stage, (blocks, width) in enumerate(stages, start=1):
         prefix = f"stage{stage}"
         if stage > 1 and checked.transition == "convolution":
             state = PointwiseConvolution(
@@ -520,15 +574,20 @@ def _graph(checked):
         elif stage > 1 and checked.transition == "downsampling_block":
             state = unit(width, f"{prefix}_transition", strides=2, resize="zero_padding")(state)
         shared, entry = None, state
-        for index in range(depth):
+        for index in range(blocks):
             halves = stage > 1 and index == 0 and checked.transition == "projection"
             place = f"{prefix}_block{index}"
+            counted += 1
+            # Huang et al. 2016, eq. 4.
+            rate = counted / depth * checked.stochastic_depth
             if halves or state.shape[axis] != width:
-                state = entry = unit(width, place, strides=2 if halves else 1)(state)
+                strides = 2 if halves else 1
+                state = entry = unit(width, place, strides=strides, stochastic_depth=rate)(state)
                 continue
             block = unit(
                 width,
                 place,
+                stochastic_depth=rate,
                 lipschitz=checked.lipschitz,
                 shares=shared,
                 batch_norm=checked.batch_norm,
@@ -545,10 +604,13 @@ def _graph(checked):
         state = keras.layers.Flatten(name="head_flatten", data_format=data_format, dtype=policy)(
             state
         )
+    is_fixup = checked.normalization == "fixup"
+    if is_fixup:
+        state = ScalarBias(dtype=policy, name="head_bias")(state)
     outputs = keras.layers.Dense(
         checked.classes,
         activation=checked.classifier_activation,
-        kernel_initializer="he_normal",
+        kernel_initializer="zeros" if is_fixup else "he_normal",
         dtype="float32",
         name="classifier",
     )(state)
@@ -629,6 +691,20 @@ def _shape_and_count(layers):
     weights = {id(weight): weight for layer in layers for weight in layer.weights}
     count = sum(math.prod(weight.shape) for weight in weights.values())
     return "x".join(map(str, shape)), f"{count:,}"
+
+
+def _options_of(units):
+    """Returns what the summary says of the branches of equal units beside their layout."""
+    first, last = units[0], units[-1]
+    options = []
+    if first.normalization != "batch":
+        options.append("Fixup" if first.normalization == "fixup" else "no normalization")
+    if first.multiplier is not None and first.normalization != "fixup":
+        options.append(type(first.multiplier).__name__)
+    if last.stochastic_depth:
+        rates = dict.fromkeys(f"{unit.stochastic_depth:.2g}" for unit in (first, last))
+        options.append(f"dropped at {' to '.join(rates)}")
+    return "".join(f", {option}" for option in options)
 
 
 def _runs_of_equal_units(units):

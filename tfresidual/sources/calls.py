@@ -12,7 +12,7 @@ import json
 import keras
 import tensorflow as tf
 
-from tfresidual.layers import BatchNormalization, ResidualUnit
+from tfresidual.layers import BatchNormalization, LayerScale, ResidualUnit, ReZero, ScalarBias
 from tfresidual.layers.pointwise_convolution import PointwiseConvolution
 from tfresidual.layers.shortcuts import SHORTCUTS
 from tfresidual.layers.subsampling import Subsampling
@@ -22,6 +22,9 @@ KNOWN = (
     keras.layers.Conv2D,
     PointwiseConvolution,
     BatchNormalization,
+    LayerScale,
+    ReZero,
+    ScalarBias,
     Subsampling,
     *SHORTCUTS.values(),
 )
