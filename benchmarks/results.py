@@ -38,6 +38,7 @@ NAMES = (
     "step_metrics",
     "gradient_coupling",
     "residual_branches",
+    "spectral_normalization",
     "routes",
     "saved_model",
     "end_of_pass",

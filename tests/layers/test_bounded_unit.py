@@ -227,11 +227,11 @@ def test_norms_are_sought_once_for_the_same_weights():
     unit, x = make_unit(), images()
     unit.convolution1.kernel.assign(2 * unit.convolution1.kernel)
     first = np.asarray(tf.function(unit)(x))
-    kept = [vector.numpy() for vector in unit.vectors]
+    kept = [vector.numpy() for vector in unit.divisor.vectors]
     # A vector that stays where it is put: nothing looked for a better one.
-    unit.vectors[0].assign(np.roll(kept[0], 1, axis=1))
+    unit.divisor.vectors[0].assign(np.roll(kept[0], 1, axis=1))
     assert np.abs(np.asarray(unit(x)) - first).max() > 1e-3
-    unit.vectors[0].assign(kept[0])
+    unit.divisor.vectors[0].assign(kept[0])
     np.testing.assert_allclose(unit(x), first, rtol=1e-6, atol=1e-6)
     # Whatever was known before.
     other = make_unit(seed=5)
@@ -239,7 +239,7 @@ def test_norms_are_sought_once_for_the_same_weights():
         if "vector_of" not in variable.name and variable.name != "known_weights":
             variable.assign(source)
     other.converge()
-    for vector, value in zip(other.vectors, kept, strict=True):
+    for vector, value in zip(other.divisor.vectors, kept, strict=True):
         np.testing.assert_allclose(vector, value, atol=1e-5)
 
 
@@ -265,7 +265,7 @@ def test_a_singular_vector_is_left_when_another_value_grows_larger(training):
     x = images()
     # The vectors are of the first channel alone, to the last bit.
     with_kernel(unit, on_the_diagonal(2, 1, 1, 1, 1, 1, 1, 1))
-    for vector in unit.training_vectors:
+    for vector in unit.divisor.training_vectors:
         start = np.zeros(vector.shape)
         start[:, 1, 1, 0] = 1
         vector.assign(start)
@@ -402,7 +402,7 @@ def test_a_look_at_the_unit_changes_nothing_in_training():
         watched(x)
         watched.lipschitz_bound()
         np.testing.assert_array_equal(watched(x, training=True), alone(x, training=True))
-    kept = zip(watched.training_vectors, alone.training_vectors, strict=True)
+    kept = zip(watched.divisor.training_vectors, alone.divisor.training_vectors, strict=True)
     for vector, other in kept:
         np.testing.assert_array_equal(vector, other)
     # And nothing in the unit, the second time.
@@ -416,12 +416,12 @@ def test_a_look_at_the_unit_changes_nothing_in_training():
 def test_applied_twice_in_one_step():
     # As two units of equal weights, of which the second one begins where the first one leaves off.
     unit, first, second = (make_unit(seed=4) for _ in range(3))
-    x, beginning = images(), [vector.numpy() for vector in first.training_vectors]
+    x, beginning = images(), [vector.numpy() for vector in first.divisor.training_vectors]
 
     def step(first, second):
         with tf.GradientTape() as tape:
             state = first(x, training=True)
-            assign(second.training_vectors, first.training_vectors)
+            assign(second.divisor.training_vectors, first.divisor.training_vectors)
             total = tf.reduce_sum(second(state, x, training=True) ** 2)
         variables = first.trainable_variables + second.trainable_variables
         gradients = tape.gradient(total, variables)
@@ -430,12 +430,14 @@ def test_applied_twice_in_one_step():
 
     expected, of_first, of_second = step(first, second)
     for run in (step, tf.function(step)):
-        assign(unit.training_vectors, beginning)
+        assign(unit.divisor.training_vectors, beginning)
         total, gradients, _ = run(unit, unit)
         np.testing.assert_allclose(total, expected, rtol=1e-5)
         for gradient, one, other in zip(gradients, of_first, of_second, strict=True):
             np.testing.assert_allclose(gradient, one + other, rtol=1e-3, atol=1e-4)
-        for vector, other in zip(unit.training_vectors, second.training_vectors, strict=True):
+        for vector, other in zip(
+            unit.divisor.training_vectors, second.divisor.training_vectors, strict=True
+        ):
             np.testing.assert_allclose(vector, other, atol=1e-5)
 
 
@@ -465,7 +467,7 @@ def test_mixed_precision_is_near_float32(dtype, tolerance):
         assert branch.dtype == low.compute_dtype
         size = np.abs(expected).max()
         np.testing.assert_allclose(tf.cast(branch, "float32"), expected, atol=tolerance * size)
-    for vector, other in zip(low.vectors, exact.vectors, strict=True):
+    for vector, other in zip(low.divisor.vectors, exact.divisor.vectors, strict=True):
         # A singular vector with the other sign is one, too.
         sign = np.sign(np.sum(vector * other))
         np.testing.assert_allclose(sign * vector, other, atol=tolerance)

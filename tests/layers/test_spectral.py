@@ -13,8 +13,11 @@ import tensorflow as tf
 from reference.random_network import sample
 
 from tfresidual.layers import PointwiseConvolution, spectral
+from tfresidual.layers.operators import Convolution
 
 NIGHTLY = pytest.mark.nightly
+# The convolutions of residual units, by stride.
+SAME = [None, *(Convolution((strides, strides)) for strides in (1, 2, 3, 4))]
 FAMILIES = ("gaussian", "positive", "low_rank", "sparse")
 # Grid, channels in and out.
 GRIDS = {
@@ -79,11 +82,11 @@ def largest(matrix):
     return np.linalg.svd(matrix, compute_uv=False)[0]
 
 
-def gradient(kernel, vector, strides):
+def gradient(kernel, vector, operator):
     kernel = tf.constant(kernel)
     with tf.GradientTape() as tape:
         tape.watch(kernel)
-        norm = spectral.operator_norm(kernel, vector, strides)
+        norm = spectral.operator_norm(kernel, vector, operator)
     return np.asarray(tape.gradient(norm, kernel), "float64")
 
 
@@ -107,19 +110,19 @@ def check_converged(grid, inputs, outputs, size, strides, oracle):
     """Between two batch norms, from a random vector."""
     kernel, vector = example(grid, inputs, outputs, size)
     rng = np.random.default_rng(2)
-    kernel = spectral.folded(
+    kernel = SAME[strides].scaled(
         kernel,
         rng.normal(size=inputs).astype("float32"),
         rng.normal(size=outputs).astype("float32"),
     )
-    vector, iterations = converged(kernel, vector, strides)
+    vector, iterations = converged(kernel, vector, SAME[strides])
     assert 1 < iterations < 500
-    assert spectral.residual(kernel, vector, strides) <= 1.1e-5
+    assert spectral.residual(kernel, vector, SAME[strides]) <= 1.1e-5
     np.testing.assert_allclose(np.linalg.norm(vector), 1, rtol=1e-6)
-    norm = float(spectral.operator_norm(kernel, vector, strides))
+    norm = float(spectral.operator_norm(kernel, vector, SAME[strides]))
     expected = largest(oracle(kernel, grid, strides))
     assert abs(norm / expected - 1) < 1e-5
-    assert expected <= spectral.certified_norm(kernel, grid, strides) < 1.4 * expected
+    assert expected <= spectral.certified_norm(kernel, grid, SAME[strides]) < 1.4 * expected
 
 
 # Each is compiled: one of each size and stride runs in every run, each on another grid.
@@ -186,17 +189,17 @@ def test_singular_vector_is_that_of_the_largest_value(family):
     for (grid, inputs, outputs, size, strides), _ in itertools.product(SHAPES, range(5)):
         kernel = structured_kernel(family, size, inputs, outputs, rng)
         expected = largest(matrix_by_convolution(kernel, grid, strides))
-        vector = spectral.singular_vector(kernel, grid, strides)
-        norm = float(spectral.operator_norm(kernel, vector, strides))
+        vector = spectral.singular_vector(kernel, grid, SAME[strides])
+        norm = float(spectral.operator_norm(kernel, vector, SAME[strides]))
         assert norm == pytest.approx(expected, rel=1e-3, abs=1e-9)
-        assert expected <= spectral.certified_norm(kernel, grid, strides) * (1 + 1e-9)
+        assert expected <= spectral.certified_norm(kernel, grid, SAME[strides]) * (1 + 1e-9)
 
 
 @pytest.mark.system
 def test_singular_vector_is_the_same_under_xla():
     kernel, _ = example()
-    plain = spectral.singular_vector(kernel, (6, 5), 1)
-    function = tf.function(lambda k: spectral.singular_vector(k, (6, 5), 1), jit_compile=True)
+    plain = spectral.singular_vector(kernel, (6, 5), SAME[1])
+    function = tf.function(lambda k: spectral.singular_vector(k, (6, 5), SAME[1]), jit_compile=True)
     # But for its sign.
     assert abs(np.sum(function(kernel) * plain)) == pytest.approx(1, abs=1e-5)
     fused = tf.function(lambda: spectral.noise((1, 6, 5, 3)), jit_compile=True)
@@ -213,7 +216,7 @@ def test_power_iteration_is_that_of_the_matrix(iterations, strides):
         expected = matrix.T @ (matrix @ expected)
         expected /= np.linalg.norm(expected)
     # Of any length.
-    result = spectral.power_iteration(kernel, 7 * vector, strides, iterations)
+    result = spectral.power_iteration(kernel, 7 * vector, SAME[strides], iterations)
     assert result.shape == vector.shape
     np.testing.assert_allclose(np.ravel(result), expected, atol=1e-6)
 
@@ -223,9 +226,9 @@ def test_power_iteration_and_residual_approach_the_norm():
     expected = largest(matrix_by_loops(kernel, (6, 5), 1))
     norms, residuals = [], []
     for iterations in (0, 2, 10, 200):
-        current = spectral.power_iteration(kernel, vector, 1, iterations)
-        norms.append(float(spectral.operator_norm(kernel, current, 1)))
-        residuals.append(float(spectral.residual(kernel, current, 1)))
+        current = spectral.power_iteration(kernel, vector, SAME[1], iterations)
+        norms.append(float(spectral.operator_norm(kernel, current, SAME[1])))
+        residuals.append(float(spectral.residual(kernel, current, SAME[1])))
     assert norms == sorted(norms) and residuals == sorted(residuals, reverse=True)
     assert norms[0] < 0.8 * expected
     assert abs(norms[-1] / expected - 1) < 1e-5
@@ -237,7 +240,9 @@ def test_residual_is_that_of_the_matrix(strides):
     matrix, flat = matrix_by_loops(kernel, (6, 5), strides), vector.ravel()
     square = np.sum((matrix @ flat) ** 2)
     expected = np.linalg.norm(matrix.T @ (matrix @ flat) - square * flat) / square
-    assert float(spectral.residual(kernel, vector, strides)) == pytest.approx(expected, rel=1e-5)
+    assert float(spectral.residual(kernel, vector, SAME[strides])) == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 # By hand
@@ -248,10 +253,12 @@ def test_identity(strides):
     kernel = np.zeros((3, 3, 4, 4), "float32")
     kernel[1, 1] = np.eye(4)
     # On an odd grid the pixels read first are the first ones.
-    vector, iterations = spectral.converged(kernel, random_vector((7, 5), 4), strides)
-    assert float(spectral.operator_norm(kernel, vector, strides)) == pytest.approx(1, abs=1e-6)
+    vector, iterations = spectral.converged(kernel, random_vector((7, 5), 4), SAME[strides])
+    assert float(spectral.operator_norm(kernel, vector, SAME[strides])) == pytest.approx(
+        1, abs=1e-6
+    )
     assert iterations == (1 if strides == 1 else 2)
-    assert spectral.certified_norm(kernel, (7, 5), strides) == pytest.approx(1, abs=1e-8)
+    assert spectral.certified_norm(kernel, (7, 5), SAME[strides]) == pytest.approx(1, abs=1e-8)
 
 
 @pytest.mark.parametrize("grid", [(4, 4), (5, 9), (1, 6)])
@@ -263,12 +270,14 @@ def test_ones(grid):
     waves = [np.sin(angle * np.arange(1, n + 1)) for angle, n in zip(angles, grid, strict=True)]
     singular = np.outer(*waves).reshape(1, *grid, 1).astype("float32")
     singular /= np.linalg.norm(singular)
-    assert float(spectral.operator_norm(kernel, singular, 1)) == pytest.approx(expected, rel=1e-6)
-    assert spectral.residual(kernel, singular, 1) < 1e-6
-    vector, _ = spectral.converged(kernel, random_vector(grid, 1), 1)
+    assert float(spectral.operator_norm(kernel, singular, SAME[1])) == pytest.approx(
+        expected, rel=1e-6
+    )
+    assert spectral.residual(kernel, singular, SAME[1]) < 1e-6
+    vector, _ = spectral.converged(kernel, random_vector(grid, 1), SAME[1])
     np.testing.assert_allclose(np.abs(vector), singular, atol=1e-4)
     # The torus with a change of sign at its seams has just these frequencies.
-    certified = spectral.certified_norm(kernel, grid, 1)
+    certified = spectral.certified_norm(kernel, grid, SAME[1])
     assert expected <= certified == pytest.approx(expected, rel=1e-8)
 
 
@@ -278,11 +287,11 @@ def test_shift():
     vector = np.zeros((1, 4, 4, 1), "float32")
     vector[0, 3, 0] = 1
     # What is shifted off the grid is lost.
-    assert spectral.operator_norm(kernel, vector, 1) == 0
-    assert float(spectral.operator_norm(kernel, vector[:, ::-1], 1)) == 0
-    assert float(spectral.operator_norm(kernel, vector[:, :, ::-1], 1)) == 0
-    assert float(spectral.operator_norm(kernel, vector[:, ::-1, ::-1], 1)) == 3
-    assert spectral.certified_norm(kernel, (4, 4), 1) == pytest.approx(3)
+    assert spectral.operator_norm(kernel, vector, SAME[1]) == 0
+    assert float(spectral.operator_norm(kernel, vector[:, ::-1], SAME[1])) == 0
+    assert float(spectral.operator_norm(kernel, vector[:, :, ::-1], SAME[1])) == 0
+    assert float(spectral.operator_norm(kernel, vector[:, ::-1, ::-1], SAME[1])) == 3
+    assert spectral.certified_norm(kernel, (4, 4), SAME[1]) == pytest.approx(3)
 
 
 @pytest.mark.parametrize("strides", [1, 2])
@@ -290,10 +299,10 @@ def test_pointwise_norm_is_that_of_its_matrix_on_every_grid(strides):
     kernel, _ = example(inputs=5, outputs=3, size=1)
     expected = largest(kernel[0, 0])
     for grid in ((1, 1), (4, 4), (5, 3)):
-        vector, _ = spectral.converged(kernel, random_vector(grid, 5), strides)
-        norm = float(spectral.operator_norm(kernel, vector, strides))
+        vector, _ = spectral.converged(kernel, random_vector(grid, 5), SAME[strides])
+        norm = float(spectral.operator_norm(kernel, vector, SAME[strides]))
         assert norm == pytest.approx(expected, rel=1e-5)
-        certified = spectral.certified_norm(kernel, grid, strides)
+        certified = spectral.certified_norm(kernel, grid, SAME[strides])
         assert expected <= certified == pytest.approx(expected, rel=1e-6)
 
 
@@ -306,9 +315,9 @@ def test_norm_is_of_what_the_layers_do(grid, size, strides):
         layer = keras.layers.Conv2D(4, size, strides, padding="same", use_bias=False)
     vector = random_vector(grid, 3)
     expected = np.linalg.norm(layer(vector))
-    norm = float(spectral.operator_norm(layer.kernel, vector, strides))
+    norm = float(spectral.operator_norm(layer.kernel, vector, SAME[strides]))
     assert norm == pytest.approx(expected, rel=1e-5)
-    assert spectral.certified_norm(layer.kernel, grid, strides) > norm
+    assert spectral.certified_norm(layer.kernel, grid, SAME[strides]) > norm
 
 
 # Gradients
@@ -320,13 +329,13 @@ def test_gradient_against_finite_differences(strides, size, is_converged):
     """Of |T v| with v constant, and of the norm itself where v has converged."""
     kernel, vector = example(size=size)
     if is_converged:
-        vector, _ = spectral.converged(kernel, vector, strides, tolerance=1e-6)
+        vector, _ = spectral.converged(kernel, vector, SAME[strides], tolerance=1e-6)
 
     def function(kernel):
         matrix = matrix_by_loops(kernel, (6, 5), strides)
         return largest(matrix) if is_converged else np.linalg.norm(matrix @ np.ravel(vector))
 
-    result = gradient(kernel, vector, strides)
+    result = gradient(kernel, vector, SAME[strides])
     rng = np.random.default_rng(3)
     for _ in range(4):
         direction = rng.normal(size=kernel.shape)
@@ -340,9 +349,9 @@ def test_gradient_reaches_the_scales_of_the_batch_norms():
     kernel, vector = example()
     scale = tf.Variable([1.5, -0.5, 2.0, 0.1])
     with tf.GradientTape() as tape:
-        product = spectral.folded(kernel, output_scale=scale)
-        norm = spectral.operator_norm(product, vector, 1)
-    expected = np.sum(gradient(product, vector, 1) * kernel, axis=(0, 1, 2))
+        product = SAME[1].scaled(kernel, None, scale)
+        norm = spectral.operator_norm(product, vector, SAME[1])
+    expected = np.sum(gradient(product, vector, SAME[1]) * kernel, axis=(0, 1, 2))
     np.testing.assert_allclose(tape.gradient(norm, scale), expected, rtol=1e-5)
 
 
@@ -350,9 +359,9 @@ def test_vectors_are_constants():
     kernel, vector = (tf.constant(array) for array in example())
     with tf.GradientTape(persistent=True) as tape:
         tape.watch([kernel, vector])
-        stepped = spectral.power_iteration(kernel, vector, 1, 2)
-        best, _ = spectral.converged(kernel, vector, 1)
-        norm = spectral.operator_norm(kernel, vector, 1)
+        stepped = spectral.power_iteration(kernel, vector, SAME[1], 2)
+        best, _ = spectral.converged(kernel, vector, SAME[1])
+        norm = spectral.operator_norm(kernel, vector, SAME[1])
     for result in (stepped, best):
         assert tape.gradient(result, [kernel, vector]) == [None, None]
     assert tape.gradient(norm, vector) is None
@@ -361,13 +370,13 @@ def test_vectors_are_constants():
 
 def test_zero_kernel():
     kernel, vector = np.zeros((3, 3, 3, 4), "float32"), random_vector((6, 5), 3)
-    assert spectral.operator_norm(kernel, vector, 1) == 0
-    np.testing.assert_array_equal(gradient(kernel, vector, 1), np.zeros(kernel.shape))
-    assert spectral.residual(kernel, vector, 1) == 0
-    assert spectral.certified_norm(kernel, (6, 5), 1) == 0
-    best, iterations = spectral.converged(kernel, vector, 1)
+    assert spectral.operator_norm(kernel, vector, SAME[1]) == 0
+    np.testing.assert_array_equal(gradient(kernel, vector, SAME[1]), np.zeros(kernel.shape))
+    assert spectral.residual(kernel, vector, SAME[1]) == 0
+    assert spectral.certified_norm(kernel, (6, 5), SAME[1]) == 0
+    best, iterations = spectral.converged(kernel, vector, SAME[1])
     assert iterations == 1
-    for unchanged in (best, spectral.power_iteration(kernel, vector, 1, 3)):
+    for unchanged in (best, spectral.power_iteration(kernel, vector, SAME[1], 3)):
         np.testing.assert_allclose(unchanged, vector, atol=1e-7)
 
 
@@ -377,25 +386,25 @@ def test_zero_kernel():
 def test_tiny_and_huge_kernels(scale):
     kernel, vector = example()
     scaled = (kernel * scale).astype("float32")
-    assert float(spectral.operator_norm(scaled, vector, 1)) == pytest.approx(
-        scale * float(spectral.operator_norm(kernel, vector, 1)), rel=1e-5
+    assert float(spectral.operator_norm(scaled, vector, SAME[1])) == pytest.approx(
+        scale * float(spectral.operator_norm(kernel, vector, SAME[1])), rel=1e-5
     )
     np.testing.assert_allclose(
-        gradient(scaled, vector, 1), gradient(kernel, vector, 1), rtol=1e-4, atol=1e-6
+        gradient(scaled, vector, SAME[1]), gradient(kernel, vector, SAME[1]), rtol=1e-4, atol=1e-6
     )
-    assert float(spectral.residual(scaled, vector, 1)) == pytest.approx(
-        float(spectral.residual(kernel, vector, 1)), rel=1e-5
+    assert float(spectral.residual(scaled, vector, SAME[1])) == pytest.approx(
+        float(spectral.residual(kernel, vector, SAME[1])), rel=1e-5
     )
     np.testing.assert_allclose(
-        spectral.power_iteration(scaled, vector, 1, 3),
-        spectral.power_iteration(kernel, vector, 1, 3),
+        spectral.power_iteration(scaled, vector, SAME[1], 3),
+        spectral.power_iteration(kernel, vector, SAME[1], 3),
         atol=1e-6,
     )
-    best, _ = spectral.converged(scaled, vector, 1)
+    best, _ = spectral.converged(scaled, vector, SAME[1])
     expected = scale * largest(matrix_by_loops(kernel, (6, 5), 1))
-    assert float(spectral.operator_norm(scaled, best, 1)) == pytest.approx(expected, rel=1e-5)
-    assert spectral.certified_norm(scaled, (6, 5), 1) == pytest.approx(
-        scale * spectral.certified_norm(kernel, (6, 5), 1), rel=1e-5
+    assert float(spectral.operator_norm(scaled, best, SAME[1])) == pytest.approx(expected, rel=1e-5)
+    assert spectral.certified_norm(scaled, (6, 5), SAME[1]) == pytest.approx(
+        scale * spectral.certified_norm(kernel, (6, 5), SAME[1]), rel=1e-5
     )
 
 
@@ -403,13 +412,13 @@ def test_kernels_of_mixed_precision():
     """The norm, in float32, of the rounded kernel that the layer convolves with."""
     kernel, vector = example()
     rounded = tf.cast(kernel, "bfloat16")
-    best, _ = spectral.converged(rounded, vector, 1)
-    norm = spectral.operator_norm(rounded, best, 1)
+    best, _ = spectral.converged(rounded, vector, SAME[1])
+    norm = spectral.operator_norm(rounded, best, SAME[1])
     assert best.dtype == norm.dtype == "float32"
     expected = largest(matrix_by_loops(tf.cast(rounded, "float64"), (6, 5), 1))
     assert float(norm) == pytest.approx(expected, rel=1e-5)
     assert expected != pytest.approx(largest(matrix_by_loops(kernel, (6, 5), 1)), rel=1e-5)
-    assert expected <= spectral.certified_norm(rounded, (6, 5), 1)
+    assert expected <= spectral.certified_norm(rounded, (6, 5), SAME[1])
 
 
 # The loop
@@ -417,14 +426,14 @@ def test_kernels_of_mixed_precision():
 
 def test_converged_is_one_loop_of_the_graph():
     kernel, vector = example()
-    function = tf.function(lambda kernel, vector: spectral.converged(kernel, vector, 1))
+    function = tf.function(lambda kernel, vector: spectral.converged(kernel, vector, SAME[1]))
     graph = function.get_concrete_function(kernel, vector).graph
     kinds = [operation.type for operation in graph.get_operations()]
     assert sum(kind in ("While", "StatelessWhile") for kind in kinds) == 1
     # The first products with T and its transpose stand before the loop, all others in it.
     assert kinds.count("Conv2D") == 2
     best, iterations = function(kernel, vector)
-    eager_best, eager_iterations = spectral.converged(kernel, vector, 1)
+    eager_best, eager_iterations = spectral.converged(kernel, vector, SAME[1])
     assert iterations.dtype == "int32" and abs(int(iterations) - int(eager_iterations)) <= 1
     np.testing.assert_allclose(np.abs(best), np.abs(eager_best), atol=1e-4)
 
@@ -433,9 +442,11 @@ def test_converged_is_one_loop_of_the_graph():
 def test_compiled_by_xla():
     """Divisions by the smallest numbers came out as NaN: XLA multiplies divisors."""
     kernel, vector = example()
-    function = tf.function(lambda kernel: spectral.converged(kernel, vector, 1), jit_compile=True)
+    function = tf.function(
+        lambda kernel: spectral.converged(kernel, vector, SAME[1]), jit_compile=True
+    )
     best, _ = function(kernel)
-    norm = float(spectral.operator_norm(kernel, best, 1))
+    norm = float(spectral.operator_norm(kernel, best, SAME[1]))
     assert norm == pytest.approx(largest(matrix_by_loops(kernel, (6, 5), 1)), rel=1e-5)
     unchanged, _ = function(0 * kernel)
     np.testing.assert_allclose(unchanged, vector, atol=1e-6)
@@ -443,14 +454,14 @@ def test_compiled_by_xla():
 
 def test_converged_again_costs_one_or_two_iterations():
     kernel, vector = example()
-    best, iterations = spectral.converged(kernel, vector, 1)
+    best, iterations = spectral.converged(kernel, vector, SAME[1])
     assert iterations > 5
-    again, iterations = spectral.converged(kernel, best, 1)
+    again, iterations = spectral.converged(kernel, best, SAME[1])
     assert iterations <= 2
     np.testing.assert_allclose(again, best, atol=1e-5)
     # A small change of the kernel costs less than a new beginning.
-    _, iterations_from_best = spectral.converged(kernel * 1.001 + 1e-3, best, 1)
-    _, iterations_from_random = spectral.converged(kernel * 1.001 + 1e-3, vector, 1)
+    _, iterations_from_best = spectral.converged(kernel * 1.001 + 1e-3, best, SAME[1])
+    _, iterations_from_random = spectral.converged(kernel * 1.001 + 1e-3, vector, SAME[1])
     assert 1 < iterations_from_best < iterations_from_random
 
 
@@ -464,16 +475,16 @@ def test_basis_is_orthonormal_even_of_almost_parallel_vectors():
 def test_converged_ends_where_it_is_told():
     kernel, vector = example()
     for most in (1, 3):
-        best, iterations = spectral.converged(kernel, vector, 1, most_iterations=most)
+        best, iterations = spectral.converged(kernel, vector, SAME[1], most_iterations=most)
         assert iterations == most
         if most == 1:
             np.testing.assert_allclose(best, vector, atol=1e-7)
-    best, _ = spectral.converged(kernel, vector, 1, tolerance=0.1)
-    assert 1e-3 < spectral.residual(kernel, best, 1) <= 0.1
+    best, _ = spectral.converged(kernel, vector, SAME[1], tolerance=0.1)
+    assert 1e-3 < spectral.residual(kernel, best, SAME[1]) <= 0.1
 
 
 @pytest.mark.parametrize("strides", [1, 2])
-def test_folded_is_a_product_with_diagonals(strides):
+def test_scaled_is_a_product_with_diagonals(strides):
     kernel, _ = example()
     first, second = np.array([2.0, -1.0, 0.5]), np.array([1.0, -3.0, 0.0, 0.25])
     matrix = matrix_by_loops(kernel, (6, 5), strides)
@@ -484,7 +495,7 @@ def test_folded_is_a_product_with_diagonals(strides):
             expected = expected @ np.diag(np.tile(first, 30))
         if scales[1] is not None:
             expected = np.diag(np.tile(second, pixels)) @ expected
-        result = matrix_by_loops(spectral.folded(kernel, *scales), (6, 5), strides)
+        result = matrix_by_loops(SAME[strides].scaled(kernel, *scales), (6, 5), strides)
         np.testing.assert_allclose(result, expected, atol=1e-6)
 
 
@@ -502,7 +513,7 @@ def random_ratios(family, count, seed=0, sizes=(1, 3), most_strides=2):
         kernel = random_kernel(family, rng.choice(sizes), inputs, outputs, rng)
         matrix = matrix_by_loops(kernel, grid, strides)
         if matrix.any():
-            ratios.append(spectral.certified_norm(kernel, grid, strides) / largest(matrix))
+            ratios.append(spectral.certified_norm(kernel, grid, SAME[strides]) / largest(matrix))
     return ratios
 
 
@@ -530,7 +541,7 @@ def test_certified_norm_on_the_smallest_grids(grid, strides):
     for seed in range(10):
         kernel, _ = example(seed=seed)
         norm = largest(matrix_by_loops(kernel, grid, strides))
-        certified = spectral.certified_norm(kernel, grid, strides)
+        certified = spectral.certified_norm(kernel, grid, SAME[strides])
         # What no pixel ever meets does not count.
         assert norm <= certified < (1 + 1e-8 if grid == (1, 1) else 2) * norm
 
@@ -540,9 +551,9 @@ def test_certified_norm_is_close_on_the_grids_of_networks(family):
     kernel = random_kernel(family, 3, 16, 16, np.random.default_rng(0))
     for grid, strides, excess in (((16, 16), 1, 1.02), ((16, 16), 2, 1.06), ((8, 8), 1, 1.06)):
         # Compiled, once for all families.
-        vector = spectral.singular_vector(kernel, grid, strides)
-        norm = float(spectral.operator_norm(kernel, vector, strides))
-        assert norm <= spectral.certified_norm(kernel, grid, strides) < excess * norm
+        vector = spectral.singular_vector(kernel, grid, SAME[strides])
+        norm = float(spectral.operator_norm(kernel, vector, SAME[strides]))
+        assert norm <= spectral.certified_norm(kernel, grid, SAME[strides]) < excess * norm
 
 
 @pytest.mark.parametrize("outputs", [2, 9])
@@ -550,7 +561,7 @@ def test_certified_norm_is_close_on_the_grids_of_networks(family):
 def test_symbols_are_sums_of_aliased_frequencies(strides, outputs):
     """A stride makes frequencies one, whose symbols stand side by side and share the length."""
     kernel = np.random.default_rng(0).normal(size=(3, 4, 2, outputs))
-    norms = spectral._symbol_norms(kernel, strides, 2, 3)
+    norms = spectral._symbol_norms(kernel, (strides, strides), (1, 1), (2, 3))
     assert norms.shape == (2, 2, 3, 2)
     for row, row_phase, column, column_phase in np.ndindex(norms.shape):
         symbols = []
@@ -569,4 +580,4 @@ def test_symbols_are_sums_of_aliased_frequencies(strides, outputs):
 def test_certified_norm_of_a_kernel_gone_wrong(entry):
     kernel, _ = example()
     kernel[1, 1, 0, 0] = entry
-    np.testing.assert_equal(spectral.certified_norm(kernel, (6, 5), 1), entry)
+    np.testing.assert_equal(spectral.certified_norm(kernel, (6, 5), SAME[1]), entry)

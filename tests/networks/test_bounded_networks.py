@@ -211,9 +211,11 @@ def test_files_have_the_norms_of_their_weights(writer, trained, tmp_path):
     net.set_weights(weights)
     name = {"save": "net.keras", "save_weights": "net.weights.h5", "export": "net"}[writer]
     getattr(net, writer)(tmp_path / name)
-    kept = [unit.known.numpy() for unit in net.layers if getattr(unit, "lipschitz", None)]
+    kept = [unit.divisor.known.numpy() for unit in net.layers if getattr(unit, "lipschitz", None)]
     net.converge()
-    changed = [unit.known.numpy() for unit in net.layers if getattr(unit, "lipschitz", None)]
+    changed = [
+        unit.divisor.known.numpy() for unit in net.layers if getattr(unit, "lipschitz", None)
+    ]
     assert len(kept) == 2
     for one, other in zip(kept, changed, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -223,7 +225,7 @@ def test_equal_blocks_begin_with_their_own_bound():
     net = small(blocks=2, lipschitz=MU, recurrent_initialization=True)
     unit = net.get_layer("stage1_block1")
     assert unit.lipschitz_bound()["residual"] < 1e-4
-    for vector, own in zip(unit.vectors, unit.training_vectors, strict=True):
+    for vector, own in zip(unit.divisor.vectors, unit.divisor.training_vectors, strict=True):
         np.testing.assert_array_equal(own, vector)
 
 

@@ -1,5 +1,6 @@
 """Bounds of Lipschitz constants against the singular values of explicit matrices, and by hand."""
 
+import keras
 import numpy as np
 import pytest
 from reference import numpy_network
@@ -13,7 +14,7 @@ from reference.random_network import (
 )
 
 import tfresidual as tfr
-from tfresidual import probes
+from tfresidual import layers, probes
 from tfresidual.probes.lipschitz import METRICS
 from tfresidual.routing import Block, Chain, Stage
 
@@ -126,3 +127,48 @@ def test_leaves_the_network_as_it_was():
 def test_no_bounded_block():
     with pytest.raises(ValueError, match=r"`chain` must have a block.*Received: residual_network"):
         probes.lipschitz(random_network(blocks=1))
+
+
+def conv(kind=None):
+    layer = keras.layers.Conv2D(3, 3, padding="same")
+    return layer if kind is None else kind(layer)
+
+
+def model_of(*branches):
+    state = inputs = keras.Input((6, 5, 3))
+    for branch in branches:
+        added = state
+        for layer in branch:
+            added = layer(added)
+        state = keras.layers.Add()([state, added])
+    outputs = keras.layers.Dense(2, "softmax")(keras.layers.GlobalAveragePooling2D()(state))
+    return keras.Model(inputs, outputs, name="model")
+
+
+def test_branches_of_bounded_layers_in_any_model():
+    relu, wrapped = keras.layers.ReLU, layers.SpectralNormalization
+    parts = layers.Bounded([layers.BatchNormalization(), relu(), conv(), conv()], 0.6)
+    norms = [wrapped(conv(), bound) for bound in (0.5, 0.01)]
+    model = model_of(
+        [parts], [relu(), norms[0], keras.layers.LeakyReLU(2.0), norms[1]], [conv(wrapped), conv()]
+    )
+    chain = tfr.chain(model)
+    frame = probes.lipschitz(chain)
+    assert frame["block"].tolist() == [0, 1]
+    np.testing.assert_allclose(frame["lipschitz"], [0.6, 2 * 0.5 * 0.01])
+    reports = [layer.lipschitz_bound() for layer in (parts, *norms)]
+    for name, factor in (("estimate", 2), ("certified", 2), ("divisor", 1)):
+        one, first, second = (report[name] for report in reports)
+        np.testing.assert_allclose(frame[name], [one, factor * first * second], rtol=1e-6)
+    assert (frame["certified"] / frame["divisor"] < 1.3 * frame["lipschitz"]).all()
+    norms[0].layer.kernel.assign(3 * norms[0].layer.kernel)
+    again = probes.lipschitz(chain)
+    np.testing.assert_allclose(again["estimate"] / frame["estimate"], [1, 3], rtol=1e-5)
+
+
+def test_the_layer_of_keras_is_named_and_bounds_nothing():
+    model = model_of([conv(keras.layers.SpectralNormalization)])
+    chain = tfr.chain(model)
+    assert sum("spectral_normalization" in note for note in chain.notes) == 1
+    with pytest.raises(ValueError, match=r"(?s)`chain` must have.*Received: .*spectral_norm"):
+        probes.lipschitz(chain)

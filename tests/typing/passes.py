@@ -106,6 +106,9 @@ probes.fixed_point(net, test.take(1), times=8)
 bound = shared.sections()[1][0][1][0].lipschitz_bound()
 if bound is not None:
     certified: float = bound["certified"]
+wrapped = layers.SpectralNormalization(keras.layers.Conv2D(64, 3), bound=None)
+branch = layers.Bounded([keras.layers.ReLU(), keras.layers.Dense(3)], bound=0.95)
+norm: float = wrapped.lipschitz_bound()["estimate"] * branch.lipschitz_bound()["certified"]
 
 
 # The depth

@@ -2,6 +2,8 @@
 
 from tfresidual.layers.applications import forward_pass
 from tfresidual.layers.batch_normalization import BatchNormalization
+from tfresidual.layers.bounded import Bounded
+from tfresidual.layers.divisor import fixed_norms
 from tfresidual.layers.layer_scale import LayerScale, ReZero
 from tfresidual.layers.pointwise_convolution import PointwiseConvolution
 from tfresidual.layers.repeated import Repeated
@@ -16,12 +18,14 @@ from tfresidual.layers.shortcuts import (
     Shortcut,
     ShortcutOnlyGateShortcut,
 )
+from tfresidual.layers.spectral_normalization import SpectralNormalization
 from tfresidual.layers.stochastic_depth import StochasticDepth
 from tfresidual.layers.subsampling import Subsampling
 from tfresidual.layers.unshared_batch_normalization import UnsharedBatchNormalization
 
 __all__ = [
     "BatchNormalization",
+    "Bounded",
     "ConvolutionShortcut",
     "DropoutShortcut",
     "ExclusiveGateShortcut",
@@ -35,8 +39,10 @@ __all__ = [
     "ScaledShortcut",
     "Shortcut",
     "ShortcutOnlyGateShortcut",
+    "SpectralNormalization",
     "StochasticDepth",
     "Subsampling",
     "UnsharedBatchNormalization",
+    "fixed_norms",
     "forward_pass",
 ]

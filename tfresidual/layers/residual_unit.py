@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
-import math
 from typing import TYPE_CHECKING, Any
 
 import keras
 from keras import ops
 
 from tfresidual.arguments import check_bool, check_choice, check_int, check_number
-from tfresidual.layers import spectral
 from tfresidual.layers.batch_normalization import PARTS, BatchNormalization
+from tfresidual.layers.branch_bound import BranchBound
 from tfresidual.layers.layer_scale import LayerScale, get_multiplier
 from tfresidual.layers.pointwise_convolution import PointwiseConvolution
 from tfresidual.layers.scalar_bias import ScalarBias
 from tfresidual.layers.shortcuts import ConvolutionShortcut, IdentityShortcut, get_shortcut
 from tfresidual.layers.stochastic_depth import StochasticDepth
 from tfresidual.layers.subsampling import Subsampling
-from tfresidual.machine import backends
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    from tfresidual.layers.divisor import Divisor
     from tfresidual.layers.shortcuts import Shortcut
     from tfresidual.types import (
         BatchNorm,
@@ -60,10 +55,6 @@ BATCH_NORMS = {
 NORMALIZATIONS = ("batch", "fixup")
 # Names of the weights that are learned; all other weights are statistics and states.
 PARAMETERS = ("kernel", "bias", "gamma", "beta")
-# Iterations of power iteration per training step, and the noise that is added to its vector.
-ITERATIONS = 2
-NOISE = 0.01
-_is_fixed = contextvars.ContextVar("whether stored norms are used as they are", default=False)
 BOTTLENECK_REDUCTION = 4
 
 
@@ -420,66 +411,42 @@ class ResidualUnit(keras.layers.Layer):
         self.shape_of_inputs: Shape = tuple(input_shape)
         shape, shapes = input_shape, {}
         for operation in self._branch_operations:
+            shapes[operation] = shape
             if operation.startswith("relu"):
                 continue
             layer = getattr(self, operation)
             if not layer.built:
                 layer.build(shape)
-            shapes[operation] = shape
             shape = layer.compute_output_shape(shape)
         for operation in self._joined_operations:
             if not operation.startswith("relu") and not getattr(self, operation).built:
                 getattr(self, operation).build(output_shape)
-        self.vectors: list[keras.Variable] = []
-        self.training_vectors: list[keras.Variable] = []
+        self._bound: BranchBound | None = None
         if self.lipschitz is not None:
-            self._make_vectors(shapes)
+            self._bound = self._make_bound(shapes)
 
-    def _make_vectors(self, shapes):
-        """Creates the weights from which the norms are computed, for the given input shapes.
-
-        Training and inference have separate vectors, so that evaluating the network does not change
-        how it trains. Another weight records the values on which the bound depended when the
-        vectors of inference were computed.
-        """
-        for operation, shape in shapes.items():
-            if operation.startswith("convolution"):
-                self.vectors.append(self._vector(operation, shape, ""))
-                self.training_vectors.append(self._vector(operation, shape, "training_"))
-        self.known = self.add_weight(
-            # Zeros stand for a branch of zeros, for which any vectors are correct.
-            shape=(sum(math.prod(variable.shape) for variable in self._bounding()),),
-            initializer="zeros",
-            trainable=False,
-            autocast=False,
-            dtype=self.variable_dtype,
-            name="known_weights",
-        )
-        # In a graph, the weights are initialized later.
-        if not backends.is_traced(self.known):
-            self.converge(training=True)
-
-    def _vector(self, name, shape, prefix):
-        """Adds the weight that holds a singular vector of a convolution for a given input shape."""
-        convolution = getattr(self, name)
+    def _make_bound(self, shapes):
+        """Returns the bound of the branch, for the given shapes of the inputs of its operations."""
         first = 1 if self.data_format == "channels_last" else 2
-        grid, channels = tuple(shape)[first : first + 2], shape[self._channel_axis]
-        if None in grid:
-            raise ValueError(
-                "Argument `lipschitz` must be None if the height and width of the images are "
-                "unknown, since the bound depends on their grid. Received: "
-                f"lipschitz={self.lipschitz} and inputs of shape {tuple(shape)}"
-            )
-        # The norm of a 1x1 convolution is that of its matrix and does not depend on the grid.
-        grid = (1, 1) if convolution.kernel_size == (1, 1) else grid
-        return self.add_weight(
-            shape=(1, *grid, channels),
-            initializer=lambda shape, dtype=None: spectral.noise(shape),
-            trainable=False,
-            autocast=False,
-            dtype="float32",
-            name=f"{prefix}vector_of_{name}",
+        for shape in shapes.values():
+            if None in tuple(shape)[first : first + 2]:
+                raise ValueError(
+                    "Argument `lipschitz` must be None if the height and width of the images are "
+                    "unknown, since the bound depends on their grid. Received: "
+                    f"lipschitz={self.lipschitz} and inputs of shape {tuple(shape)}"
+                )
+        return BranchBound(
+            self,
+            self.lipschitz,
+            [getattr(self, name, ops.relu) for name in shapes],
+            list(shapes.values()),
+            [name for name in shapes if name.startswith("convolution")],
         )
+
+    @property
+    def divisor(self) -> Divisor | None:
+        """What holds the norms of a bounded branch, or `None`."""
+        return self._bound and self._bound.divisor
 
     def call(
         self, inputs: Tensor, anchor: Tensor | None = None, training: bool | None = None
@@ -501,97 +468,7 @@ class ResidualUnit(keras.layers.Layer):
                 "Argument `inputs` must have the shape that the unit was built for, since its "
                 f"bound holds for one grid only: {known}. Received: inputs of shape {given}"
             )
-        branch, slopes = inputs, {}
-        for operation in self._branch_operations:
-            if operation.startswith("normalization"):
-                normalization = getattr(self, operation)
-                branch, slopes[operation] = normalization.call_with_slope(branch, training=training)
-            else:
-                branch = self._run([operation], branch, training)
-        factors = self._factors(slopes)
-        find = self._training_vectors if training else self._inference_vectors
-        norms = [
-            spectral.operator_norm(kernel, vector, strides)
-            for vector, (kernel, strides) in zip(find(factors), factors, strict=True)
-        ]
-        bound = ops.prod(norms)
-        return branch / ops.cast(ops.maximum(bound / self.lipschitz, 1.0), branch.dtype)
-
-    def _factors(self, slopes):
-        """Returns kernel and stride of every convolution, with batch normalization folded in.
-
-        A ReLU multiplies by zeros and ones, which commutes with the slopes of a normalization. A
-        normalization before the first convolution is folded into that convolution; every other one
-        is folded into the convolution before it.
-        """
-        factors, waiting = [], None
-        for operation in self._branch_operations:
-            if operation.startswith("convolution"):
-                layer = getattr(self, operation)
-                # Cast as the convolution itself casts it: in mixed precision the kernel is rounded.
-                kernel = ops.cast(ops.cast(layer.kernel, self.compute_dtype), "float32")
-                factors.append((spectral.folded(kernel, waiting), layer.strides[0]))
-                waiting = None
-            elif operation.startswith("normalization"):
-                slope = ops.cast(slopes[operation], "float32")
-                if factors:
-                    kernel, strides = factors.pop()
-                    factors.append((spectral.folded(kernel, output_scale=slope), strides))
-                else:
-                    waiting = slope
-        return factors
-
-    def _training_vectors(self, factors):
-        """Returns the vectors for the norms in a training step, updated by a few iterations."""
-        values = []
-        for vector, (kernel, strides) in zip(self.training_vectors, factors, strict=True):
-            value = ops.convert_to_tensor(vector)
-            # The vector may be a singular vector of a smaller singular value by now. Iterations
-            # alone would not leave it.
-            value += NOISE * spectral.noise(vector.shape)
-            values.append(spectral.power_iteration(kernel, value, strides, ITERATIONS))
-            vector.assign(values[-1])
-        return values
-
-    def _inference_vectors(self, factors):
-        """Returns the vectors for the norms at inference: the stored ones if still valid."""
-        parts = [ops.reshape(ops.cast(part, self.known.dtype), (-1,)) for part in self._bounding()]
-        current = ops.concatenate(parts)
-
-        def kept():
-            return [ops.convert_to_tensor(vector) for vector in self.vectors]
-
-        def sought():
-            return [
-                spectral.singular_vector(
-                    ops.stop_gradient(kernel), tuple(vector.shape[1:3]), strides
-                )
-                for vector, (kernel, strides) in zip(self.vectors, factors, strict=True)
-            ]
-
-        def store(values):
-            for variable, value in zip(
-                [*self.vectors, self.known], [*values, current], strict=True
-            ):
-                variable.assign(value)
-            return values
-
-        if _is_fixed.get():
-            return kept()
-        are_valid = ops.all(current == ops.convert_to_tensor(self.known))
-        return backends.stored_or_new(are_valid, kept, sought, store)
-
-    def _bounding(self):
-        """Returns everything that the bound depends on at inference."""
-        parts = []
-        for operation in self._branch_operations:
-            layer = getattr(self, operation, None)
-            if operation.startswith("convolution"):
-                # Cast as the convolution itself casts it: in mixed precision the kernel is rounded.
-                parts.append(ops.cast(layer.kernel, self.compute_dtype))
-            elif operation.startswith("normalization"):
-                parts += [layer.moving_variance, *([layer.gamma] if layer.scale else [])]
-        return parts
+        return self._bound.run(inputs, training)
 
     def converge(self, training: bool = False) -> None:
         """Computes and stores the norms of the branch's convolutions if the weights changed.
@@ -605,11 +482,7 @@ class ResidualUnit(keras.layers.Layer):
         """
         if self.lipschitz is None:
             return
-        self._inference_vectors(self._inference_factors())
-        if training:
-            for own, vector in zip(self.training_vectors, self.vectors, strict=True):
-                # A copy, since JAX reuses the memory of each variable for its next value.
-                own.assign(ops.copy(vector))
+        self._bound.converge(training)
 
     def lipschitz_bound(self) -> dict[str, float] | None:
         """Returns bounds and estimates of the branch's Lipschitz constant at inference.
@@ -623,29 +496,7 @@ class ResidualUnit(keras.layers.Layer):
         """
         if self.lipschitz is None:
             return None
-        self.converge()
-        estimate, certified, largest = 1.0, 1.0, 0.0
-        for vector, (kernel, strides) in zip(self.vectors, self._inference_factors(), strict=True):
-            value = ops.convert_to_tensor(vector)
-            estimate *= float(spectral.operator_norm(kernel, value, strides))
-            largest = max(largest, float(spectral.residual(kernel, value, strides)))
-            kernel = ops.convert_to_numpy(kernel)
-            certified *= spectral.certified_norm(kernel, vector.shape[1:3], strides)
-        return {
-            "lipschitz": self.lipschitz,
-            "estimate": estimate,
-            "residual": largest,
-            "certified": float(certified),
-            "divisor": max(estimate / self.lipschitz, 1.0),
-        }
-
-    def _inference_factors(self):
-        slopes = {
-            operation: getattr(self, operation).slope()
-            for operation in self._branch_operations
-            if operation.startswith("normalization")
-        }
-        return self._factors(slopes)
+        return self._bound.report()
 
     def join(self, inputs: Tensor, branch: Tensor, training: bool | None = None) -> Tensor:
         """Joins the branch to the unit's input or anchor and applies what follows the addition."""
@@ -706,16 +557,3 @@ class ResidualUnit(keras.layers.Layer):
         if isinstance(shares, dict):
             config = config | {"shares": keras.saving.deserialize_keras_object(shares)}
         return cls(**config)
-
-
-@contextlib.contextmanager
-def fixed_norms() -> Iterator[None]:
-    """Makes units use the norms as they are stored, for export to formats without iterations.
-
-    The weights of an exported file never change, so the norms need no update.
-    """
-    token = _is_fixed.set(True)
-    try:
-        yield
-    finally:
-        _is_fixed.reset(token)

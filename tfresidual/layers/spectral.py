@@ -1,26 +1,26 @@
-"""Norm of a convolution as a linear operator on its grid.
+"""Norm of a layer as a linear operator on its grid.
 
-T is the convolution without bias of an image of height x width pixels, with zero padding "same" and
-a stride. Its norm is its largest singular value: the largest factor by which it lengthens an image.
-The norm of the kernel reshaped to a matrix is a different number and does not bound it.
+T is what a layer does to an image of a given grid, without its bias: a convolution with its
+padding, strides, dilation and groups, a transposed convolution, or a matrix. Its norm is its
+largest singular value: the largest factor by which it lengthens an image. The norm of a kernel that
+is reshaped to a matrix is a different number and does not bound it.
 
 Iterations approach the norm from below: they give |T v| for some unit vector v. `residual` measures
 how far v is from a singular vector, and `certified_norm` bounds the norm from above.
 
-Kernels have the shape (height, width, channels in, channels out) and images (batch, height, width,
-channels), whatever the network's data format. Everything uses `keras.ops`, on every backend of
-Keras, except `certified_norm`, which uses NumPy in float64. The transpose of T is the convolution
-with the reversed kernel of an image that is padded, and spread if there is a stride:
-`keras.ops.conv_transpose` does not take an output shape, so with a stride of 2 it cannot
-distinguish a grid of 7 pixels from one of 8. Kernels of other dtypes, as in mixed precision, are
+The argument `operator` says how a kernel maps vectors: see `tfresidual.layers.operators`, also for
+the shapes of kernels and vectors. Everything uses `keras.ops`, on every backend of Keras, except
+`certified_norm`, which uses NumPy in float64. Kernels of other dtypes, as in mixed precision, are
 cast to float32.
 
 Example:
 
+>>> from tfresidual.layers.operators import Convolution
+>>> operator = Convolution(strides=(1, 1), padding="same")
 >>> kernel = keras.random.normal((3, 3, 16, 16))
->>> vector = singular_vector(kernel, (8, 8), strides=1)
->>> norm = operator_norm(kernel, vector, strides=1)
->>> bool(norm < certified_norm(kernel, (8, 8), strides=1))
+>>> vector = singular_vector(kernel, (8, 8), operator)
+>>> norm = operator_norm(kernel, vector, operator)
+>>> bool(norm < certified_norm(kernel, (8, 8), operator))
 True
 
 Reference:
@@ -29,11 +29,13 @@ Reference:
     circular convolution.
 """
 
+import itertools
 import math
 
 import numpy as np
 from keras import ops
 
+from tfresidual.layers.operators import Matrices
 from tfresidual.machine.backends import compiled
 
 # Lower bound of all divisors, so that 0 / 0 gives 0: the smallest normal float32.
@@ -48,34 +50,14 @@ HASH = ((16, 0x7FEB352D), (15, 0x846CA68B - 2**32), (16, 1))
 PHASES = 2
 
 
-def folded(kernel, input_scale=None, output_scale=None):
-    """Returns the kernel of diag(output_scale) T diag(input_scale): T between two batch norms.
-
-    Args:
-        kernel: tensor or array, `(height, width, channels in, channels out)`.
-        input_scale: `(channels in,)`, gamma / sqrt(variance + epsilon) of the batch norm before the
-            convolution, or `None`.
-        output_scale: `(channels out,)`, the same for the batch norm after it, or `None`.
-
-    Returns:
-        Kernel of the same shape; an array if all arguments are arrays.
-    """
-    if input_scale is not None:
-        kernel = kernel * input_scale[:, None]
-    if output_scale is not None:
-        kernel = kernel * output_scale
-    return kernel
-
-
-def power_iteration(kernel, vector, strides, iterations):
+def power_iteration(kernel, vector, operator, iterations):
     """Returns the unit vector after some steps of v <- T'T v / |T'T v|, without gradients.
 
     Args:
-        kernel: float32, `(height, width, channels in, channels out)`.
-        vector: float32, `(1, height, width, channels in)`, any nonzero image on the grid of the
-            convolution's input. The norm of a 1x1 kernel does not depend on the grid, so a grid of
-            one pixel is enough.
-        strides: int.
+        kernel: float32, of the shape that the operator takes.
+        vector: float32, a batch of one, any nonzero image on the grid of the operator's input. The
+            norm of a 1x1 kernel does not depend on the grid, so a grid of one pixel is enough.
+        operator: `Convolution`, `TransposedConvolution` or `Matrices`.
         iterations: int, number of steps.
 
     Returns:
@@ -85,12 +67,12 @@ def power_iteration(kernel, vector, strides, iterations):
     kernel, _ = _scaled(kernel)
     vector = _unit(_constant(vector))
     for _ in range(iterations):
-        following = _unit(_transpose(kernel, _apply(kernel, vector, strides), vector, strides))
+        following = _unit(operator.transpose(kernel, operator.apply(kernel, vector), vector))
         vector = ops.where(ops.any(following != 0), following, vector)
     return vector
 
 
-def converged(kernel, vector, strides, tolerance=TOLERANCE, most_iterations=500):
+def converged(kernel, vector, operator, tolerance=TOLERANCE, most_iterations=500):
     """Returns a unit vector that T lengthens most, to a tolerance, without gradients.
 
     Each iteration takes the linear combination of three vectors that T lengthens most: the vector
@@ -108,10 +90,10 @@ def converged(kernel, vector, strides, tolerance=TOLERANCE, most_iterations=500)
     1e-4, and the iterations then stop at `most_iterations`.
 
     Args:
-        kernel: float32, `(height, width, channels in, channels out)`.
-        vector: float32, `(1, height, width, channels in)`, the initial vector, a random image. A
-            vector that has already converged is returned after one iteration.
-        strides: int.
+        kernel: float32, of the shape that the operator takes.
+        vector: float32, a batch of one, the initial vector, a random image. A vector that has
+            already converged is returned after one iteration.
+        operator: `Convolution`, `TransposedConvolution` or `Matrices`.
         tolerance: float, the residual at which to stop.
         most_iterations: int, the largest number of iterations.
 
@@ -130,17 +112,17 @@ def converged(kernel, vector, strides, tolerance=TOLERANCE, most_iterations=500)
 
     def improve(vector, step, remainder, error, iterations):
         basis = _orthonormal(vector, remainder, step)
-        images = _apply(kernel, basis, strides)
+        images = operator.apply(kernel, basis)
         rows = ops.reshape(images, (3, -1))
         _, mixtures = ops.eigh(ops.matmul(rows, ops.transpose(rows)))
         # The eigenvalues are in ascending order.
-        shares = ops.reshape(mixtures[:, -1], (3, 1, 1, 1))
+        shares = ops.reshape(mixtures[:, -1], (3,) + (1,) * (len(vector.shape) - 1))
         vector = ops.sum(shares * basis, axis=0, keepdims=True)
         step = ops.sum((shares * basis)[1:], axis=0, keepdims=True)
         image = ops.sum(shares * images, axis=0, keepdims=True)
-        return vector, step, *_residual(kernel, vector, image, strides), iterations + 1
+        return vector, step, *_residual(kernel, vector, image, operator), iterations + 1
 
-    remainder, error = _residual(kernel, vector, _apply(kernel, vector, strides), strides)
+    remainder, error = _residual(kernel, vector, operator.apply(kernel, vector), operator)
     vector, *_, iterations = ops.while_loop(
         unfinished,
         improve,
@@ -150,8 +132,8 @@ def converged(kernel, vector, strides, tolerance=TOLERANCE, most_iterations=500)
     return vector, iterations
 
 
-@compiled("grid", "strides")
-def singular_vector(kernel, grid, strides):
+@compiled("grid", "operator")
+def singular_vector(kernel, grid, operator):
     """Runs `converged` from noise. The same kernel always gives the same vector.
 
     It never starts from the vector of another kernel, however similar: after weights have been
@@ -159,14 +141,14 @@ def singular_vector(kernel, grid, strides):
     value. Compiled once for every shape of kernel and grid. No gradients flow through it.
 
     Args:
-        kernel: float32, `(height, width, channels in, channels out)`.
-        grid: pair of ints, height and width of the convolution's input.
-        strides: int.
+        kernel: float32, of the shape that the operator takes.
+        grid: tuple of ints, the sizes of the operator's input, without channels.
+        operator: `Convolution`, `TransposedConvolution` or `Matrices`.
 
     Returns:
-        Unit vector, `(1, height, width, channels in)`.
+        Unit vector, a batch of one.
     """
-    return converged(kernel, noise((1, *grid, kernel.shape[2])), strides)[0]
+    return converged(kernel, noise(operator.vector_shape(kernel.shape, grid)), operator)[0]
 
 
 def noise(shape):
@@ -188,7 +170,7 @@ def noise(shape):
     return _unit(ops.reshape(values, shape))
 
 
-def operator_norm(kernel, vector, strides):
+def operator_norm(kernel, vector, operator):
     """Returns |T v|: the norm of T if v is its first right singular vector, at most that otherwise.
 
     The vector is treated as a constant: the gradient is that of <u, T v>, with u = T v / |T v| also
@@ -196,9 +178,9 @@ def operator_norm(kernel, vector, strides):
     gradient.
 
     Args:
-        kernel: float32, `(height, width, channels in, channels out)`.
-        vector: float32, `(1, height, width, channels in)`, a unit vector.
-        strides: int.
+        kernel: float32, of the shape that the operator takes.
+        vector: float32, a batch of one, a unit vector.
+        operator: `Convolution`, `TransposedConvolution` or `Matrices`.
 
     Returns:
         float32, at least 0.
@@ -206,31 +188,31 @@ def operator_norm(kernel, vector, strides):
     kernel = ops.cast(kernel, "float32")
     vector = _constant(vector)
     constant, scale = _scaled(kernel)
-    image = _apply(constant, vector, strides)
+    image = operator.apply(constant, vector)
     # Zero in value, but carries the gradient, whatever the magnitude of the kernel.
-    change = _apply(kernel - ops.stop_gradient(kernel), vector, strides)
+    change = operator.apply(kernel - ops.stop_gradient(kernel), vector)
     return scale * _length(image) + ops.sum(_unit(image) * change)
 
 
-def residual(kernel, vector, strides):
+def residual(kernel, vector, operator):
     """Returns |T'T v - s^2 v| / s^2 with s = |T v|: zero for a singular vector or if T v is zero.
 
     Some singular value has a relative distance from s of at most about half of this.
 
     Args:
-        kernel: float32, `(height, width, channels in, channels out)`.
-        vector: float32, `(1, height, width, channels in)`, a unit vector.
-        strides: int.
+        kernel: float32, of the shape that the operator takes.
+        vector: float32, a batch of one, a unit vector.
+        operator: `Convolution`, `TransposedConvolution` or `Matrices`.
 
     Returns:
         float32, at least 0.
     """
     kernel, _ = _scaled(kernel)
     vector = _constant(vector)
-    return _residual(kernel, vector, _apply(kernel, vector, strides), strides)[1]
+    return _residual(kernel, vector, operator.apply(kernel, vector), operator)[1]
 
 
-def certified_norm(kernel, grid, strides):
+def certified_norm(kernel, grid, operator):
     """Returns an upper bound of the norm of T, close to it unless the grid is tiny.
 
     Consider the convolution on a torus a little larger than the grid. For images that are zero
@@ -238,78 +220,48 @@ def certified_norm(kernel, grid, strides):
     least that of T. Its norm is the largest norm of the kernel's symbols, which are small matrices,
     one for every frequency of the torus. The same holds if the sign changes across the seam of the
     torus, which shifts the frequencies by half a step. It also holds for each frequency along one
-    axis separately, so the sign at the seam of the other axis may be chosen for each of them.
+    axis separately, so the sign at the seam of the other axes may be chosen for each of them. The
+    norm of a transposed convolution is that of the convolution, and the norm of a convolution with
+    groups the largest of a group.
 
     Measured: 0 to 3% above the norm on grids of 8x8 to 32x32 with 16 to 64 channels; 1 to 5% in the
     median and at most 40% on grids of 3x3 to 8x8 with up to 4 channels. Four phases at the seams
     take four times the work and reduce the excess by a third on tiny grids; larger tori make no
-    difference worth the time. The bound is exact for 1x1 kernels.
+    difference worth the time. The bound is exact for 1x1 kernels and matrices.
 
     Args:
-        kernel: array or tensor, `(height, width, channels in, channels out)`.
-        grid: pair of ints, height and width of the convolution's input.
-        strides: int.
+        kernel: array or tensor, of the shape that the operator takes.
+        grid: tuple of ints, the sizes of the operator's input, without channels.
+        operator: `Convolution`, `TransposedConvolution` or `Matrices`.
 
     Returns:
         float, at least 0; NaN or infinity if the kernel contains one.
     """
     kernel = np.asarray(ops.convert_to_numpy(kernel), "float64")
-    tori = [
-        _torus(size, pixels, strides) for size, pixels in zip(kernel.shape[:2], grid, strict=True)
-    ]
-    (rows, height), (columns, width) = tori
-    kernel = kernel[rows, columns]
     largest = np.abs(kernel).max()
     if largest == 0 or not np.isfinite(largest):
         return float(largest)
-    norms = _symbol_norms(kernel / largest, strides, height, width)
-    # Axes: row frequency, seam, column frequency, seam.
-    along_columns = norms.max(axis=2).min(axis=2).max(axis=0).min()
-    along_rows = norms.max(axis=0).min(axis=0).max(axis=0).min()
-    return float(largest * min(along_columns, along_rows) * (1 + MARGIN))
+    if isinstance(operator, Matrices):
+        norm = np.linalg.norm(kernel / largest, 2, axis=(1, 2)).max()
+        return float(largest * norm * (1 + MARGIN))
+    axes = operator.axes(kernel.shape, grid)
+    tori = [_torus(axis) for axis in axes]
+    groups = getattr(operator, "groups", 1)
+    kernel = kernel[np.ix_(*(taps for taps, _ in tori), *map(range, kernel.shape[-2:]))]
+    largest = np.abs(kernel).max()
+    if largest == 0:
+        return 0.0
+    parts = np.split(kernel / largest, groups, axis=-1)
+    strides, dilation = ([getattr(axis, name) for axis in axes] for name in ("strides", "dilation"))
+    sizes = [outputs for _, outputs in tori]
+    norm = max(_torus_norm(_symbol_norms(part, strides, dilation, sizes)) for part in parts)
+    return float(largest * norm * (1 + MARGIN))
 
 
-def _apply(kernel, vectors, strides):
-    """Applies T to every vector of a batch."""
-    if kernel.shape[:2] == (1, 1):
-        # Strides are applied here, not in the convolution, for the reason given in
-        # `PointwiseConvolution`.
-        vectors, strides = vectors[:, ::strides, ::strides], 1
-    return ops.conv(vectors, kernel, strides, "same", data_format="channels_last")
-
-
-def _transpose(kernel, images, vector, strides):
-    """Applies T' to images; the result is on the grid of `vector`."""
-    pads = [(0, 0), (0, 0), (0, 0), (0, 0)]
-    for axis, pixels in enumerate(vector.shape[1:3], start=1):
-        taps, rows = kernel.shape[axis - 1], images.shape[axis]
-        spread = (rows - 1) * strides + 1
-        # What "same" pads in front of the images that T takes.
-        front = max(spread - 1 + taps - pixels, 0) // 2
-        images = _spread(images, strides, axis)
-        pads[axis] = (taps - 1 - front, pixels + front - spread)
-    reversed_kernel = ops.transpose(ops.flip(kernel, (0, 1)), (0, 1, 3, 2))
-    return ops.conv(ops.pad(images, pads), reversed_kernel, data_format="channels_last")
-
-
-def _spread(images, strides, axis):
-    """Puts `strides - 1` zeros between neighbours along an axis."""
-    if strides == 1:
-        return images
-    images = ops.expand_dims(images, axis + 1)
-    pads = [(0, 0)] * len(images.shape)
-    pads[axis + 1] = (0, strides - 1)
-    images = ops.pad(images, pads)
-    shape = list(images.shape)
-    shape[axis : axis + 2] = [shape[axis] * strides]
-    images = ops.reshape(images, shape)
-    return images[(slice(None),) * axis + (slice(shape[axis] - strides + 1),)]
-
-
-def _residual(kernel, vector, image, strides):
+def _residual(kernel, vector, image, operator):
     """Returns T'T v - |T v|^2 v and its relative length, for `image` = T v."""
     square = ops.sum(image**2)
-    remainder = _transpose(kernel, image, vector, strides) - square * vector
+    remainder = operator.transpose(kernel, image, vector) - square * vector
     return remainder, _length(remainder) / ops.maximum(square, TINY)
 
 
@@ -349,60 +301,107 @@ def _orthonormal(*vectors):
     return ops.concatenate(basis, axis=0)
 
 
-def _torus(size, pixels, strides):
+def _torus(axis):
     """Returns one axis of the smallest torus around a grid.
 
     Args:
-        size: int, number of the kernel's entries (taps) along the axis.
-        pixels: int, number of pixels of the grid along the axis.
-        strides: int.
+        axis: `tfresidual.layers.operators.Axis`.
 
     Returns:
-        Slice of the taps that reach into the grid at all, and the number of outputs around the
-        torus. On this torus, no tap reaches across the seam from one side of the grid to the other.
+        The list of the taps from the first to the last one that reaches into the grid at all, and
+        the number of outputs around the torus. On this torus, no tap reaches across the seam from
+        one side of the grid to the other.
     """
-    outputs = -(-pixels // strides)
-    # Output i reads the pixels strides * i + tap - before: TensorFlow's padding.
-    before = max((outputs - 1) * strides + size - pixels, 0) // 2
-    first = max(before - (outputs - 1) * strides, 0)
-    last = min(before + pixels - 1, size - 1)
+    last_start = (axis.outputs - 1) * axis.strides
+    reaching = [
+        tap
+        for tap in range(axis.taps)
+        # The first and last pixels that the tap reads.
+        if tap * axis.dilation - axis.front < axis.pixels
+        and last_start + tap * axis.dilation - axis.front >= 0
+    ]
+    if not reaching:
+        return [0], 1
+    first, last = (reaching[end] * axis.dilation - axis.front for end in (0, -1))
     if first == last:
         # The symbol of a single tap has the same norm at all frequencies.
-        return slice(first, last + 1), 1
-    # The torus ends with the last pixel that an output reads. Pixels read before the grid wrap
-    # around to that end of the torus and are outside the grid as well, since TensorFlow never pads
-    # more before the grid than after it.
-    around = (outputs - 1) * strides + last - before + 1
-    return slice(first, last + 1), -(-around // strides)
+        return reaching, 1
+    # Pixels before the grid wrap around to the end of the torus, and must stay outside the grid.
+    after = last_start + last + 1
+    around = max(after, min(axis.pixels, after) - first)
+    return reaching, -(-around // axis.strides)
 
 
-def _symbol_norms(kernel, strides, height, width):
-    """Returns the norms of the symbols on a torus of height x width outputs, for all seam phases.
+def _torus_norm(norms):
+    """Returns the smallest bound from the norms of all symbols, over the order of the axes.
 
-    The pixels of every strides x strides square become channels of one pixel, so that the stride is
-    1. The symbol at a frequency is then the sum of the kernel's matrices, each multiplied by the
+    Args:
+        norms: array with a frequency and a phase for every axis: `(count, PHASES, count, ...)`.
+    """
+    bounds = []
+    for order in itertools.permutations(range(norms.ndim // 2)):
+        remaining = norms
+        for axis in order:
+            # The phase may be chosen after all frequencies of the axes that are still to come.
+            remaining = remaining.max(axis=2 * axis, keepdims=True)
+            remaining = remaining.min(axis=2 * axis + 1, keepdims=True)
+        bounds.append(remaining.item())
+    return min(bounds)
+
+
+def _symbol_norms(kernel, strides, dilation, sizes):
+    """Returns the norms of the symbols on a torus of `sizes` outputs, for all seam phases.
+
+    The pixels of every block of strides x strides become channels of one pixel, so that the stride
+    is 1. The symbol at a frequency is then the sum of the kernel's matrices, each multiplied by the
     phase of the frequency at its position.
 
     Returns:
-        `(height, PHASES, width, PHASES)`: row frequency, phase, column frequency, phase.
+        `(size, PHASES, size, PHASES, ...)`: frequency and phase of every axis.
     """
-    kernel = np.pad(kernel, [(0, -size % strides) for size in kernel.shape[:2]] + [(0, 0)] * 2)
-    high, wide, inputs, outputs = kernel.shape
-    high, wide, inputs = high // strides, wide // strides, inputs * strides**2
-    kernel = kernel.reshape(high, strides, wide, strides, -1, outputs)
-    kernel = kernel.transpose(0, 2, 1, 3, 4, 5).reshape(high, wide, inputs, outputs)
-    if inputs < outputs:
-        kernel = kernel.swapaxes(2, 3)
-    frequencies = [np.arange(PHASES * count) / (PHASES * count) for count in (height, width)]
-    row_turns = np.exp(2j * np.pi * np.outer(frequencies[0], np.arange(high)))
-    column_turns = np.exp(2j * np.pi * np.outer(frequencies[1], np.arange(wide)))
-    squares = np.empty((PHASES * height, PHASES * width))
-    opposite = -np.arange(PHASES * width)
-    for row in range(PHASES * height // 2 + 1):
-        symbols = np.tensordot(column_turns, np.tensordot(row_turns[row], kernel, 1), 1)
+    kernel = _in_blocks(_dilated(kernel, dilation), strides)
+    if kernel.shape[-2] < kernel.shape[-1]:
+        kernel = kernel.swapaxes(-2, -1)
+    turns = []
+    for size, taps in zip(sizes, kernel.shape, strict=False):
+        frequencies = np.arange(PHASES * size) / (PHASES * size)
+        turns.append(np.exp(2j * np.pi * np.outer(frequencies, np.arange(taps))))
+    counts = [PHASES * size for size in sizes]
+    squares = np.full(counts, np.nan)
+    opposite = [-np.arange(count) for count in counts[1:]]
+    # All frequencies of the last axis at once; half of those of the first one, since a real kernel
+    # has conjugate symbols at opposite frequencies.
+    *loops, _ = [range(counts[0] // 2 + 1), *map(range, counts[1:])]
+    for place in itertools.product(*loops):
+        symbols = kernel
+        for axis, index in enumerate(place):
+            symbols = np.tensordot(turns[axis][index], symbols, 1)
+        symbols = np.tensordot(turns[-1], symbols, 1)
         # This is the smaller of the two products with the adjoint.
         products = symbols.conj().swapaxes(1, 2) @ symbols
-        squares[row] = np.linalg.eigvalsh(products)[:, -1]
-        # A real kernel has conjugate symbols at opposite frequencies.
-        squares[-row] = squares[row, opposite]
-    return np.sqrt(squares).reshape(height, PHASES, width, PHASES)
+        squares[place] = np.linalg.eigvalsh(products)[:, -1]
+    for row in range(counts[0] // 2 + 1 if len(sizes) > 1 else 0):
+        squares[-row] = squares[row][np.ix_(*opposite)]
+    return np.sqrt(squares).reshape([part for size in sizes for part in (size, PHASES)])
+
+
+def _dilated(kernel, dilation):
+    """Puts `dilation - 1` zeros between the taps of a kernel."""
+    sizes = [(taps - 1) * step + 1 for taps, step in zip(kernel.shape, dilation, strict=False)]
+    spread = np.zeros((*sizes, *kernel.shape[-2:]))
+    spread[tuple(slice(None, None, step) for step in dilation)] = kernel
+    return spread
+
+
+def _in_blocks(kernel, strides):
+    """Makes the pixels of every block of strides x strides channels of one pixel."""
+    spatial = len(strides)
+    pads = [(0, -taps % step) for taps, step in zip(kernel.shape, strides, strict=False)]
+    kernel = np.pad(kernel, [*pads, (0, 0), (0, 0)])
+    sizes = [taps // step for taps, step in zip(kernel.shape, strides, strict=False)]
+    outputs = kernel.shape[-1]
+    split = [part for pair in zip(sizes, strides, strict=True) for part in pair]
+    kernel = kernel.reshape(*split, -1, outputs)
+    blocks, places = range(0, 2 * spatial, 2), range(1, 2 * spatial, 2)
+    kernel = kernel.transpose(*blocks, *places, 2 * spatial, 2 * spatial + 1)
+    return kernel.reshape(*sizes, -1, outputs)

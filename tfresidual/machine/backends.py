@@ -1,5 +1,6 @@
 """What differs between the backends of Keras: TensorFlow, JAX and PyTorch."""
 
+import functools
 import operator
 
 import keras
@@ -13,14 +14,29 @@ def compiled(*static):
     On TensorFlow the function is not inlined, because a graph may call it many times.
 
     Args:
-        static: names of the arguments that are no tensors; they are given by place.
+        static: names of the last arguments, which are no tensors but hashable; they are given by
+            place.
     """
 
     def decorator(function):
         if BACKEND == "tensorflow":
             import tensorflow as tf
 
-            return tf.function(function, experimental_attributes={"_noinline": True})
+            # A function for each of them, since TensorFlow compares objects by reference only.
+            @functools.cache
+            def function_of(*values):
+                return tf.function(
+                    lambda *tensors: function(*tensors, *values),
+                    autograph=False,
+                    experimental_attributes={"_noinline": True},
+                )
+
+            @functools.wraps(function)
+            def call(*arguments):
+                count = len(arguments) - len(static)
+                return function_of(*arguments[count:])(*arguments[:count])
+
+            return call
         if BACKEND == "jax":
             import jax
 

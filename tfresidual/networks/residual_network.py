@@ -22,6 +22,7 @@ from tfresidual.arguments import (
     is_int,
 )
 from tfresidual.layers import BatchNormalization, PointwiseConvolution, ResidualUnit, ScalarBias
+from tfresidual.layers.divisor import fixed_norms
 from tfresidual.layers.layer_scale import get_multiplier
 from tfresidual.layers.residual_unit import (
     BATCH_NORMS,
@@ -29,7 +30,6 @@ from tfresidual.layers.residual_unit import (
     NORMALIZATIONS,
     PARAMETERS,
     PREACTIVATION_LAYOUTS,
-    fixed_norms,
 )
 from tfresidual.layers.shortcuts import get_shortcut
 from tfresidual.machine.backends import BACKEND

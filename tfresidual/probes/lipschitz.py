@@ -36,6 +36,11 @@ def lipschitz(chain: Chain | ChainSource, *, progress: bool = False) -> Frame:
     at most the bound of the block, except as far as the estimate falls below the product. No data
     is read, and the network is not changed except for the vectors of the power iteration.
 
+    In other networks, a branch is bounded if it is a path of layers of which at least one is
+    `layers.Bounded` or `layers.SpectralNormalization` and all others have a known Lipschitz
+    constant, such as ReLU and pooling. The numbers are then the products of those of the layers.
+    `keras.layers.SpectralNormalization` bounds no convolution: `notes` of the chain name it.
+
     Example:
 
     >>> net = networks.ResidualNetwork((8, 8, 1), 3, blocks=2, widths=(4,), lipschitz=0.95)
@@ -79,6 +84,8 @@ def bounded_blocks(chain):
     if not blocks:
         raise ValueError(
             "Argument `chain` must have a block whose branch is bounded: build the network with "
-            f"`lipschitz`. Received: {chain.name}, where no block is"
+            "`lipschitz`, or make the branch of `layers.Bounded` or `layers.SpectralNormalization` "
+            f"and layers with a known constant. Received: {chain.name}, where no block is"
+            + "".join(f"; {note}" for note in chain.notes if "SpectralNormalization" in note)
         )
     return blocks

@@ -24,6 +24,7 @@ from tfresidual.routing.chain import VALID_POSITIONS, Block, Chain, Stage
 from tfresidual.routing.losses import loss_of, note_of_loss
 from tfresidual.routing.sizes import with_sizes
 from tfresidual.sources.blocks import is_unit, other_anchor, path_to, shortcut_of_unit
+from tfresidual.sources.bounds import BOUNDED, bound_of_branch, notes_of_norms
 from tfresidual.sources.calls import SharedCalls
 from tfresidual.sources.graph import described, replay
 from tfresidual.sources.one_output import arrangement_of
@@ -50,7 +51,11 @@ def chain_of_division(model, division: Division, declared, reference, notes=()) 
     """
     whole, graph, found = division.whole, division.graph, division.blocks
     last = last_operation(whole)
-    prepare = preparation(node.operation for node in whole.nodes if is_unit(node))
+    prepare = preparation(
+        node.operation
+        for node in whole.nodes
+        if is_unit(node) or isinstance(node.operation, BOUNDED)
+    )
     if prepare is not None:
         prepare()
     context = _Context(division)
@@ -70,7 +75,7 @@ def chain_of_division(model, division: Division, declared, reference, notes=()) 
         weights=parameters_of(whole.nodes),
         prepare=prepare,
         reference=reference,
-        notes=(*notes, *note_of_loss(model)),
+        notes=(*notes, *notes_of_norms(whole.nodes), *note_of_loss(model)),
         context=context.function,
         outputs_at_positions=division.outputs_at_positions,
         called=parts.calls.called,
@@ -216,7 +221,13 @@ def preparation(units):
     The function refers to the units, not to their model, because callbacks keep chains only as long
     as their model exists.
     """
-    bounded = list({id(unit): unit for unit in units if unit.lipschitz is not None}.values())
+    bounded = list(
+        {
+            id(unit): unit
+            for unit in units
+            if isinstance(unit, BOUNDED) or unit.lipschitz is not None
+        }.values()
+    )
 
     def converge():
         for unit in bounded:
@@ -325,6 +336,8 @@ class _Parts:
                 return _sum([values[id(tensor)] for tensor in found.branches], target.dtype)
 
             parts |= {"join": join, "branch": branch}
+            if found.before.index == found.begin.index:
+                parts["lipschitz"] = bound_of_branch(nodes, source, found.branches)
         return parts
 
 

@@ -1,0 +1,444 @@
+"""The wrapper of Keras' layers: against the explicit matrix of every layer and its SVD.
+
+The matrix is made of what the layer itself does to unit vectors in float64. Not covered here:
+power iterations by themselves, which are in test_spectral.py, and GPUs.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tfresidual.layers import PointwiseConvolution, SpectralNormalization, fixed_norms
+
+NIGHTLY = pytest.mark.nightly
+layers = keras.layers
+
+
+def sizes(draw, low, high, count):
+    return tuple(draw(st.integers(low, high)) for _ in range(count))
+
+
+@st.composite
+def convolution(draw, layer_class, axes):
+    """A layer of a class and the shape of an input without the batch."""
+    name, size = layer_class.__name__, sizes(draw, 1, 3, axes)
+    is_plain = not any(word in name for word in ("Depthwise", "Separable", "Transpose"))
+    paddings = ["same", "valid"] + (["causal"] if layer_class is layers.Conv1D else [])
+    arguments = {"kernel_size": size, "padding": draw(st.sampled_from(paddings))}
+    arguments["use_bias"] = draw(st.booleans())
+    # Keras takes strides or dilation. On CPUs, TensorFlow has depthwise convolutions of one stride,
+    # dilates neither three axes nor transposed convolutions, and compiles groups of three axes.
+    step, dilation = draw(st.integers(1, 3)), 1
+    if axes == 3 or "Transpose" in name or draw(st.booleans()):
+        each = "Depthwise" in name or "Separable" in name
+        arguments["strides"] = step if each else sizes(draw, 1, 3, axes)
+    else:
+        arguments["dilation_rate"] = dilation = step
+    channels, groups = draw(st.integers(1, 4)), 1
+    if "Depthwise" in name or "Separable" in name:
+        arguments["depth_multiplier"] = draw(st.integers(1, 3))
+    elif is_plain and axes < 3:
+        arguments["groups"] = groups = draw(st.sampled_from([1, 1, 2]))
+    if "Depthwise" not in name:
+        arguments["filters"] = groups * draw(st.integers(1, 4))
+    lower = [(taps - 1) * dilation + 1 if arguments["padding"] == "valid" else 1 for taps in size]
+    most = {1: 8, 2: 6, 3: 4}[axes]
+    grid = tuple(draw(st.integers(low, max(low, most))) for low in lower)
+    return layer_class, arguments, (*grid, channels * groups)
+
+
+@st.composite
+def einsum(draw):
+    equation, shape, outputs = draw(
+        st.sampled_from(
+            [
+                ("ab,bc->ac", (3,), (4,)),
+                ("...x,xy->...y", (2, 3), 4),
+                ("abc,cd->abd", (2, 3), (None, 4)),
+                ("abc,cde->abde", (2, 3), (None, 2, 4)),
+                ("abcd,cde->abe", (2, 3, 2), (None, 5)),
+                ("abc,bcd->abd", (3, 2), (3, 4)),
+                ("abc,bdc->abd", (3, 2), (3, 4)),
+                ("abc,dc->adb", (3, 4), (2, 3)),
+            ]
+        )
+    )
+    return layers.EinsumDense, {"equation": equation, "output_shape": outputs}, shape
+
+
+@st.composite
+def dense(draw):
+    return (
+        layers.Dense,
+        {"units": draw(st.integers(1, 6))},
+        sizes(draw, 1, 5, draw(st.integers(1, 2))),
+    )
+
+
+@st.composite
+def pointwise(draw):
+    shape = sizes(draw, 1, 5, 3)
+    return (
+        PointwiseConvolution,
+        {"filters": draw(st.integers(1, 5)), "strides": draw(st.integers(1, 3))},
+        shape,
+    )
+
+
+CONVOLUTIONS = [
+    *(layers.Conv1D, layers.Conv2D, layers.Conv3D),
+    *(layers.DepthwiseConv1D, layers.DepthwiseConv2D),
+    *(layers.SeparableConv1D, layers.SeparableConv2D),
+    *(layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose),
+]
+KINDS = {
+    one.__name__: convolution(one, next(int(c) for c in one.__name__ if c.isdigit()))
+    for one in CONVOLUTIONS
+} | {
+    "PointwiseConvolution": pointwise(),
+    "Dense": dense(),
+    "EinsumDense": einsum(),
+}
+
+
+def matrix_of(function, shape):
+    """The matrix of a linear function of a batch, from unit vectors in float64."""
+    count = int(np.prod(shape))
+    units = np.eye(count).reshape(count, *shape)
+    outputs = np.asarray(function(np.concatenate([units, 0 * units[:1]])))
+    return (outputs[:-1] - outputs[-1]).reshape(count, -1).T
+
+
+def random_weights(layer, seed):
+    rng = np.random.default_rng(seed)
+    for weight in layer.weights:
+        weight.assign(rng.normal(size=weight.shape))
+
+
+def excess(case, seed, bound):
+    """By how much the norm of a wrapped layer exceeds what it is to be, in float64."""
+    layer_class, arguments, shape = case
+    layer = layer_class(**arguments, dtype="float64")
+    layer.build((None, *shape))
+    random_weights(layer, seed)
+    matrix = matrix_of(layer, shape)
+    wrapped = SpectralNormalization(layer, bound)
+    wrapped.build((None, *shape))
+    found = matrix_of(wrapped, shape)
+    norm = np.linalg.norm(matrix, 2)
+    expected = matrix if norm == 0 else matrix / (norm if bound is None else max(norm / bound, 1))
+    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5)
+    report = wrapped.lipschitz_bound()
+    assert report["certified"] >= norm * (1 - 1e-9)
+    assert report["estimate"] <= norm * (1 + 1e-5)
+    return np.linalg.norm(found, 2) / np.linalg.norm(expected, 2) - 1 if norm else 0.0
+
+
+# Without graphs, of which thousands would be kept.
+@pytest.mark.eager
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [2, pytest.param(500, marks=NIGHTLY)])
+def test_the_norm_is_that_of_the_matrix(kind, count, record_property):
+    found = []
+
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(KINDS[kind], st.integers(0, 10**6), st.sampled_from([0.5, 0.95, 3.0, None]))
+    def run(case, seed, bound):
+        found.append(excess(case, seed, bound))
+
+    run()
+    record_property("largest excess", max(found))
+    record_property("layers", len(found))
+    print(f"\n{kind}: {len(found)} layers, largest excess {max(found):.2e}")
+    # Iterations approach the norm from below.
+    assert max(found) < 1e-3
+
+
+def conv(filters=4, **kwargs):
+    return layers.Conv2D(filters, 3, **{"padding": "same"} | kwargs)
+
+
+def built(layer, shape, bound=0.95, seed=0):
+    wrapped = SpectralNormalization(layer, bound)
+    wrapped.build((None, *shape))
+    random_weights(layer, seed)
+    wrapped.converge(training=True)
+    return wrapped
+
+
+def images(shape, count=3, seed=0):
+    return np.random.default_rng(seed).normal(size=(count, *shape)).astype("f4")
+
+
+@pytest.mark.system
+def test_groups_of_three_axes_and_channels_first():
+    """What TensorFlow computes on CPUs only when it is compiled."""
+    for layer, shape in (
+        (layers.Conv3D(4, 2, groups=2, dtype="float64"), (3, 3, 3, 2)),
+        (layers.Conv2DTranspose(2, 3, data_format="channels_first", dtype="float64"), (3, 4, 3)),
+        (layers.DepthwiseConv1D(3, data_format="channels_first", dtype="float64"), (3, 5)),
+    ):
+        layer.build((None, *shape))
+        matrix = matrix_of(tf.function(layer, jit_compile=True), shape)
+        wrapped = SpectralNormalization(layer)
+        wrapped.build((None, *shape))
+        found = matrix_of(tf.function(wrapped, jit_compile=True), shape)
+        expected = matrix / max(np.linalg.norm(matrix, 2) / 0.95, 1)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("bound", [0.5, None])
+def test_bias_and_activation_are_those_of_the_layer(bound):
+    layer = conv(activation="gelu", activity_regularizer=keras.regularizers.L2(0.1))
+    wrapped, x = built(layer, (5, 4, 3), bound), images((5, 4, 3))
+    divisor = wrapped.lipschitz_bound()["divisor"]
+    before = [weight.numpy() for weight in layer.weights]
+    linear = keras.ops.conv(x, layer.kernel, padding="same") / divisor
+    expected = keras.activations.gelu(linear + layer.bias)
+    for training in (False, True):
+        outputs = wrapped(x, training=training)
+        np.testing.assert_allclose(outputs, expected, rtol=2e-3, atol=2e-3)
+        (loss,) = wrapped.losses
+        assert float(loss) == pytest.approx(0.1 * np.sum(np.square(outputs)), rel=1e-3)
+    for weight, old in zip(layer.weights, before, strict=True):
+        np.testing.assert_array_equal(weight, old)
+
+
+def test_small_norms_are_left_and_zeros_stay_zeros():
+    for bound, scale in ((0.95, 1e-3), (None, 0.0)):
+        layer, x = conv(), images((5, 4, 3))
+        wrapped = built(layer, (5, 4, 3), bound)
+        layer.kernel.assign(scale * layer.kernel)
+        with tf.GradientTape() as tape:
+            outputs = wrapped(x)
+            total = tf.reduce_sum(outputs**2)
+        np.testing.assert_array_equal(outputs, layer(x))
+        assert all(np.isfinite(g).all() for g in tape.gradient(total, layer.trainable_variables))
+
+
+CHANGES = {
+    "assign": lambda w: w.layer.kernel.assign(2 * w.layer.kernel),
+    "one entry": lambda w: w.layer.kernel[1, 1, 0, 0].assign(30.0),
+    "pruned": lambda w: w.layer.kernel.assign(w.layer.kernel * (abs(w.layer.kernel) > 1)),
+    "weights of a file": lambda w: random_weights(w.layer, 7),
+    "lora": lambda w: with_lora(w.layer),
+}
+
+
+def with_lora(layer):
+    layer.enable_lora(2)
+    random_weights(layer, 3)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_inference_follows_the_weights(name, compiled):
+    layer, x = conv(use_bias=False), images((5, 4, 3))
+    wrapped = built(layer, (5, 4, 3))
+    run = tf.function(wrapped) if compiled else wrapped
+    run(x)
+    CHANGES[name](wrapped)
+    if compiled and name == "lora":
+        run = tf.function(wrapped)
+    norm = np.linalg.norm(matrix_of(lambda units: layer(units.astype("f4")), (5, 4, 3)), 2)
+    for _ in range(2):
+        np.testing.assert_allclose(run(x), layer(x) * 0.95 / norm, rtol=1e-4, atol=1e-5)
+    estimate = wrapped.lipschitz_bound()["estimate"]
+    assert estimate == pytest.approx(norm, rel=1e-5)
+
+
+@pytest.mark.system
+def test_training_keeps_the_norm_up_to_date():
+    layer, x, y = conv(), images((5, 4, 3)), images((5, 4, 4), seed=1)
+    wrapped = built(layer, (5, 4, 3), 0.5)
+    optimizer, norms = keras.optimizers.SGD(0.5), []
+    for _ in range(20):
+        with tf.GradientTape() as tape:
+            outputs = wrapped(x, training=True)
+            loss = tf.reduce_mean((outputs - y) ** 2)
+        linear = outputs - layer.bias
+        plain = keras.ops.conv(x, layer.kernel, padding="same")
+        norms.append(np.linalg.norm(plain) / np.linalg.norm(linear) * 0.5)
+        exact = np.linalg.norm(matrix_of(lambda u: layer(u.astype("f4")), (5, 4, 3)), 2)
+        norms[-1] /= exact
+        gradients = tape.gradient(loss, layer.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
+    assert max(norms) < 1 + 1e-4 and min(norms) > 0.97
+
+
+def test_frozen_and_applied_twice():
+    layer, x = conv(filters=3), images((5, 4, 3))
+    wrapped = built(layer, (5, 4, 3))
+    expected = np.asarray(wrapped(wrapped(x)))
+    np.testing.assert_allclose(tf.function(lambda x: wrapped(wrapped(x)))(x), expected, atol=1e-6)
+    once = [v.numpy() for v in wrapped.variables]
+    wrapped.trainable = False
+    np.testing.assert_allclose(wrapped(wrapped(x, training=True), training=True), expected)
+    for variable, old in zip(wrapped.variables, once, strict=True):
+        np.testing.assert_array_equal(variable, old)
+
+
+def ratio_sought(function, shape, steps=40):
+    """The largest |f(x) - f(y)| / |x - y| of random pairs and of those that ascent finds."""
+    rng = np.random.default_rng(0)
+    x, y = (tf.Variable(rng.normal(size=(8, *shape)), dtype="float64") for _ in range(2))
+    optimizer, largest = keras.optimizers.Adam(0.1), 0.0
+    for _ in range(steps):
+        with tf.GradientTape() as tape:
+            moved = tf.reshape(function(x) - function(y), (8, -1))
+            ratios = tf.norm(moved, axis=1) / tf.norm(tf.reshape(x - y, (8, -1)), axis=1)
+            loss = -tf.reduce_sum(tf.math.log(ratios))
+        largest = max(largest, float(tf.reduce_max(ratios)))
+        optimizer.apply_gradients(zip(tape.gradient(loss, [x, y]), [x, y], strict=True))
+    return largest
+
+
+@pytest.mark.system
+def test_no_pair_is_led_further_apart_and_the_bound_is_nearly_attained():
+    for layer, shape in (
+        (conv(activation="leaky_relu", dtype="float64"), (5, 4, 3)),
+        (layers.SeparableConv1D(4, 3, dtype="float64"), (8, 2)),
+        (layers.Conv2DTranspose(3, 3, strides=2, dtype="float64"), (4, 3, 2)),
+    ):
+        found = ratio_sought(tf.function(built(layer, shape)), shape)
+        assert 0.7 < found <= 0.95 * (1 + 1e-5)
+
+
+@pytest.mark.system
+def test_a_block_under_a_bound_of_1_is_invertible():
+    layer = layers.Conv2D(3, 3, padding="same", activation="relu", dtype="float64")
+    wrapped = built(layer, (5, 4, 3), 0.8)
+    x = images((5, 4, 3)).astype("f8")
+    state = target = x + np.asarray(wrapped(x))
+    for _ in range(100):
+        state = target - np.asarray(wrapped(state))
+    np.testing.assert_allclose(state, x, atol=1e-8)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    "dtype", ["float32", "mixed_bfloat16", pytest.param("mixed_float16", marks=NIGHTLY)]
+)
+def test_trained_saved_cloned_and_exported(dtype, tmp_path):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((6, 6, 3)),
+            SpectralNormalization(conv(activation="relu", dtype=dtype), 0.5),
+            SpectralNormalization(layers.DepthwiseConv2D(3, strides=2, dtype=dtype), None),
+            layers.Flatten(dtype=dtype),
+            SpectralNormalization(layers.Dense(3, dtype=dtype), 0.5, name="last"),
+            layers.Activation("linear", dtype="float32"),
+        ]
+    )
+    x, y = images((6, 6, 3), 16), images((3,), 16, seed=1)
+    model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=False)
+    losses = model.fit(x, y, epochs=4, batch_size=8, verbose=0).history["loss"]
+    assert losses[-1] < losses[0]
+    outputs = model.predict(x, verbose=0)
+    for layer in model.layers[:2]:
+        assert layer.compute_dtype == layer.layer.compute_dtype == dtype.removeprefix("mixed_")
+        assert {v.dtype for v in layer.variables} == {"float32"}
+    path = tmp_path / "model.keras"
+    model.save(path)
+    loaded = keras.saving.load_model(path)
+    np.testing.assert_allclose(loaded.predict(x, verbose=0), outputs, atol=1e-6)
+    layer = loaded.get_layer("last")
+    assert layer.bound == layer.from_config(layer.get_config()).bound == 0.5
+    clone = keras.models.clone_model(model)
+    for one, other in zip(clone.layers, model.layers, strict=True):
+        # The weights of the layers alone: the norms are sought anew.
+        if isinstance(one, SpectralNormalization):
+            one.layer.set_weights(other.layer.get_weights())
+    np.testing.assert_allclose(clone.predict(x, verbose=0), outputs, atol=2e-3)
+    model.save_weights(tmp_path / "model.weights.h5")
+    clone.load_weights(tmp_path / "model.weights.h5")
+    np.testing.assert_allclose(clone.predict(x, verbose=0), outputs, atol=1e-6)
+    model.export(tmp_path / "saved", verbose=False)
+    with fixed_norms():
+        model.export(tmp_path / "fixed", verbose=False)
+    for name in ("saved", "fixed"):
+        served = tf.saved_model.load(str(tmp_path / name))
+        np.testing.assert_allclose(served.serve(x), outputs, atol=1e-2 if "16" in dtype else 1e-5)
+
+
+@pytest.mark.system
+def test_compiled_by_xla():
+    (wrapped, fused), x = (built(conv(), (5, 4, 3)) for _ in range(2)), images((5, 4, 3))
+
+    def step(wrapped, training):
+        with tf.GradientTape() as tape:
+            outputs = wrapped(x, training=training)
+            total = tf.reduce_sum(outputs**2)
+        return outputs, tape.gradient(total, wrapped.trainable_variables)
+
+    run = tf.function(step, jit_compile=True)
+    for training in (True, False):
+        for one in (wrapped, fused):
+            one.layer.kernel.assign(0.5 * one.layer.kernel)
+        expected, gradients = step(wrapped, training)
+        found, others = run(fused, training)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+        for gradient, other in zip(gradients, others, strict=True):
+            np.testing.assert_allclose(gradient, other, rtol=1e-3, atol=1e-3)
+
+
+def quantized():
+    model = keras.Sequential([keras.Input((4,)), SpectralNormalization(layers.Dense(3))])
+    model.quantize("int8", filters="dense")
+    return model(np.zeros((1, 4), "f4"))
+
+
+class Doubled(layers.Dense):
+    def call(self, inputs, training=None):
+        return 2 * super().call(inputs)
+
+
+def at_sizes(*sizes, layer=None):
+    wrapped = SpectralNormalization(layer or conv())
+    for size in sizes:
+        wrapped(np.zeros((1, *size, 3), "f4"))
+
+
+BAD = {
+    "another layer": (lambda: SpectralNormalization(layers.ReLU()), "layer"),
+    "a call of its own": (lambda: SpectralNormalization(Doubled(3)), "layer"),
+    "quantized": (quantized, "layer"),
+    "quantized before": (
+        lambda: SpectralNormalization(layers.Dense(3, dtype="int8_from_float32")),
+        "layer",
+    ),
+    "unknown size": (lambda: SpectralNormalization(conv()).build((None, None, 4, 3)), "layer"),
+    "sum over a free axis": (
+        lambda: SpectralNormalization(layers.EinsumDense("abc,cd->ad", 5)).build((None, 3, 4)),
+        "layer",
+    ),
+    "a bound of 0": (lambda: SpectralNormalization(conv(), 0), "bound"),
+    "a bound of nan": (lambda: SpectralNormalization(conv(), float("nan")), "bound"),
+    "another dtype": (lambda: SpectralNormalization(conv(), dtype="bfloat16"), "dtype"),
+    "two grids": (lambda: at_sizes((4, 4), (5, 4)), "inputs"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_arguments(name):
+    make, argument = BAD[name]
+    with pytest.raises(ValueError, match=rf"(?s)Argument `{argument}` must .*Received: "):
+        make()
+
+
+def test_norms_that_do_not_depend_on_the_grid():
+    at_sizes((4, 4), (5, 3), layer=PointwiseConvolution(5, strides=2))
+    at_sizes((4, 4), (5, 3), layer=layers.Dense(5))
+    wrapped = SpectralNormalization(layers.SeparableConv2D(3, 1))
+    assert wrapped(keras.Input((None, None, 3))).shape == (None, None, None, 3)

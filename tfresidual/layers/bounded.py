@@ -1,0 +1,182 @@
+"""A branch of layers with a bounded Lipschitz constant."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from tfresidual.arguments import check_number
+from tfresidual.layers.branch_bound import BranchBound, is_normalization
+from tfresidual.layers.linear import check_not_quantized, dtype_of, kind_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tfresidual.types import Shape, Tensor
+
+
+@keras.saving.register_keras_serializable(package="tfresidual")
+class Bounded(keras.layers.Layer):
+    """Layers one after the other, divided so that their Lipschitz constant is at most a bound.
+
+    The branch F is replaced by `F / max(constant / bound, 1)`, where the constant is the product of
+
+    - the norms of all linear layers on their grid, as in `SpectralNormalization`, with batch
+      normalization folded in: that of diag(slope 2) T diag(slope 1) for a layer T between two of
+      them. Its slopes are gamma / sqrt(variance + epsilon), at inference with the moving variance
+      and in training with that of the batch;
+    - the largest slopes of the activations, 1 for ReLU, and the constants of the other layers.
+
+    This is what `ResidualUnit(lipschitz=...)` does. The divisor divides the biases as well. With a
+    bound under 1, `x + F(x)` is invertible, and `x + F(z)` iterated in z has one fixed point.
+
+    At inference, the bound holds for the current weights, up to a relative error of the norms of at
+    most 1e-3 and mostly about 1e-6, as described in `SpectralNormalization`. In training, a few
+    iterations per step keep the norms up to date, the statistics of a batch count as constants, and
+    dropout as the identity, so that training and inference have the same divisor.
+
+    Example:
+
+    >>> branch = [keras.layers.BatchNormalization(), keras.layers.ReLU(),
+    ...           keras.layers.Conv2D(8, 3, padding="same")]
+    >>> layer = Bounded(branch, bound=0.95)
+    >>> layer(keras.ops.ones((2, 6, 6, 8))).shape
+    TensorShape([2, 6, 6, 8])
+
+    Args:
+        branch: list of layers or a `keras.Sequential`, of which the layers are used: layers that
+            `SpectralNormalization` takes, at least one; batch normalization; `Activation`, `ReLU`,
+            `LeakyReLU` and `ELU`; pooling, padding, cropping and nearest-neighbour upsampling;
+            `Flatten`, `Reshape`, `Permute`; dropout. Activations are those of
+            `keras.activations` with a known largest slope: all but softmax, log_softmax, sparsemax,
+            exponential, glu, mish, hard_shrink and threshold.
+        bound: the largest Lipschitz constant that the branch may have, a float over 0.
+        **kwargs: the other arguments of `keras.layers.Layer`. The dtype is that of the layers.
+
+    Input shape:
+        That of the first layer, with known spatial sizes.
+
+    Output shape:
+        That of the last layer.
+
+    Raises:
+        ValueError: if a layer has no known constant or is quantized, or, when it is built or
+            called, if the shape of its inputs is not known or has changed.
+
+    Reference:
+        "Iterative convergent computation is not a useful inductive bias for ResNets", section 4.2;
+        the quotient in the divisor is inverted in the paper. Behrmann et al. 2019,
+        https://arxiv.org/abs/1811.00995: invertible residual networks.
+    """
+
+    def __init__(
+        self,
+        branch: Sequence[keras.layers.Layer] | keras.Sequential,
+        bound: float = 0.95,
+        **kwargs: Any,
+    ) -> None:
+        layers = _flat(branch)
+        for layer in layers:
+            check_not_quantized(layer)
+            if is_normalization(layer):
+                _check_normalization(layer)
+        if not any(kind_of(layer) is not None for layer in layers):
+            raise ValueError(
+                "Argument `branch` must hold a layer with a kernel. "
+                f"Received: layers of the classes {[type(layer).__name__ for layer in layers]}"
+            )
+        super().__init__(**kwargs | {"dtype": dtype_of(layers, kwargs.get("dtype"))})
+        self.branch: list[keras.layers.Layer] = layers
+        self.bound: float = check_number("bound", bound, over=0)
+
+    def build(self, input_shape: Shape) -> None:
+        shape, shapes, names = tuple(input_shape), [], []
+        if None in shape[1:]:
+            raise ValueError(
+                "Argument `branch` must get inputs of a known shape, since its bound depends on "
+                f"their grid. Received: inputs of shape {shape}"
+            )
+        for place, layer in enumerate(self.branch):
+            if not layer.built:
+                layer.build(shape)
+            shapes.append(shape)
+            if kind_of(layer) is not None:
+                names.append(f"layer{place}")
+            shape = tuple(layer.compute_output_shape(shape))
+        self.shape_of_inputs: Shape = tuple(input_shape)
+        self._bound = BranchBound(self, self.bound, self.branch, shapes, names)
+
+    def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
+        given, known = tuple(inputs.shape)[1:], self.shape_of_inputs[1:]
+        if given != known:
+            raise ValueError(
+                "Argument `inputs` must have the shape that the layer was built for, since its "
+                f"bound holds for one grid only: {known}. Received: inputs of shape {given}"
+            )
+        return self._bound.run(inputs, training, self._bound.is_frozen())
+
+    def converge(self, training: bool = False) -> None:
+        """Computes and stores the norms if the weights changed.
+
+        The first inference call after such a change does the same, also in a graph such as that of
+        `predict`.
+
+        Args:
+            training: whether training continues from these norms as well; otherwise its own vectors
+                are left unchanged.
+        """
+        self._bound.converge(training)
+
+    def lipschitz_bound(self) -> dict[str, float]:
+        """Returns bounds and estimates of the branch's Lipschitz constant at inference.
+
+        Returns:
+            A dict of floats: `lipschitz`, the largest constant allowed; `estimate`, the product of
+            norms and other constants as computed by iteration, which does not exceed the true
+            product; `residual`, the largest relative residual of the iterations, 0 after full
+            convergence; `certified`, an upper bound of the true product, computed in float64;
+            `divisor`, by which the branch is divided.
+        """
+        return self._bound.report()
+
+    def compute_output_shape(self, input_shape: Shape) -> Shape:
+        shape = tuple(input_shape)
+        for layer in self.branch:
+            shape = tuple(layer.compute_output_shape(shape))
+        return shape
+
+    def get_config(self) -> dict[str, Any]:
+        branch = [keras.saving.serialize_keras_object(layer) for layer in self.branch]
+        return super().get_config() | {"branch": branch, "bound": self.bound}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Bounded:
+        branch = [keras.saving.deserialize_keras_object(layer) for layer in config["branch"]]
+        return cls(**config | {"branch": branch})
+
+
+def _flat(branch):
+    """Returns the layers of a list or a `Sequential`, also of those within it."""
+    if isinstance(branch, keras.Sequential):
+        branch = branch.layers
+    if not isinstance(branch, (list, tuple)) or not all(
+        isinstance(layer, keras.layers.Layer) for layer in branch
+    ):
+        raise ValueError(
+            "Argument `branch` must be a list of layers or a `keras.Sequential`. "
+            f"Received: branch={branch!r}"
+        )
+    layers = []
+    for layer in branch:
+        layers += _flat(layer) if isinstance(layer, keras.Sequential) else [layer]
+    return [layer for layer in layers if not isinstance(layer, keras.layers.InputLayer)]
+
+
+def _check_normalization(layer):
+    if getattr(layer, "renorm", False) or layer.synchronized or not isinstance(layer.axis, int):
+        raise ValueError(
+            "Argument `branch` must hold batch normalization along one axis, without `renorm` and "
+            f"`synchronized`. Received: {layer.name!r} with axis={layer.axis!r}, "
+            f"renorm={getattr(layer, 'renorm', False)} and synchronized={layer.synchronized}"
+        )

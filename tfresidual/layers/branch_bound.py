@@ -1,0 +1,217 @@
+"""A chain of layers that is divided by a bound of its Lipschitz constant."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import keras
+from keras import ops
+
+from tfresidual.layers import slopes as slopes_of_layers
+from tfresidual.layers.batch_normalization import BatchNormalization
+from tfresidual.layers.divisor import Divisor
+from tfresidual.layers.linear import check_not_quantized, kind_of, linear_part
+from tfresidual.machine import backends
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tfresidual.layers.linear import Linear
+    from tfresidual.types import Shape, Tensor
+
+
+class BranchBound:
+    """The divisor of a chain of layers, and how the chain is run.
+
+    The Lipschitz constant of the chain is at most the product of the norms of its linear layers,
+    with batch normalization folded in, and of the constants of all other layers. A batch
+    normalization multiplies each channel by its slope. Activations and pooling, whose derivatives
+    act on each channel by itself, commute with it, so it is folded into the linear layer before it,
+    or, if there is none, into the next one. If channels are mixed in between, as by `Flatten`, its
+    largest slope is a factor of its own.
+
+    Args:
+        owner: the layer that gets the weights from which norms are computed.
+        bound: float over 0.
+        layers: list of built layers, or functions whose slopes are known.
+        shapes: shapes of the inputs of the layers, with the batch.
+        names: names of the linear layers, for their weights.
+    """
+
+    def __init__(
+        self,
+        owner: keras.layers.Layer,
+        bound: float,
+        layers: list[keras.layers.Layer | Callable[[Tensor], Tensor]],
+        shapes: list[Shape],
+        names: list[str],
+    ) -> None:
+        self._layers = layers
+        self.linear: dict[int, Linear] = {}
+        self.constant = 1.0
+        # For each normalization: the place of the linear layer it is folded into, and the side.
+        self._folded: dict[int, tuple[int, str] | None] = {}
+        self._plan(layers, shapes)
+        linear = list(self.linear.values())
+        operators = {
+            f"vector_of_{name}": part.operator for name, part in zip(names, linear, strict=True)
+        }
+        self.divisor = Divisor(
+            owner, bound, operators, [part.vector_shape for part in linear], self._parts
+        )
+        # In a graph, the weights are initialized later.
+        if not backends.is_traced(self.divisor.known):
+            self.converge(training=True)
+
+    def _plan(self, layers, shapes):
+        before, waiting = None, []
+        for place, (layer, shape) in enumerate(zip(layers, shapes, strict=True)):
+            if kind_of(layer) is not None:
+                part = self.linear[place] = linear_part(layer, shape)
+                for other in waiting:
+                    if _is_along(layers[other], part.input_axis, shapes[other]):
+                        self._folded[other] = place, "input"
+                waiting, before = [], place
+                self.constant *= _slope(layer.activation, layer)
+            elif is_normalization(layer):
+                self._folded[place] = None
+                if before is None:
+                    waiting.append(place)
+                elif _is_along(layer, self.linear[before].output_axis, shape):
+                    self._folded[place] = before, "output"
+            elif isinstance(layer, keras.layers.Layer):
+                found = slopes_of_layers.known(layer, shape)
+                if found is None:
+                    raise ValueError(
+                        "Argument `branch` must hold layers of which a Lipschitz constant is "
+                        f"known. Received: {type(layer).__name__} {layer.name!r} with inputs of "
+                        f"shape {tuple(shape)}"
+                    )
+                self.constant *= found.constant
+                if not found.keeps_channels:
+                    before, waiting = None, []
+            else:
+                self.constant *= _slope(layer, layer)
+
+    def run(self, inputs: Tensor, training: bool | None, is_frozen: bool = False) -> Tensor:
+        """Returns the outputs of the chain, divided by max(bound of its constant / bound, 1).
+
+        Args:
+            inputs: tensor.
+            training: bool, whether batch normalization uses the statistics of the batch.
+            is_frozen: bool, whether the norms are those of inference even in training.
+        """
+        outputs, slopes = inputs, {}
+        for place, layer in enumerate(self._layers):
+            if place in self._folded:
+                outputs, slopes[place] = _with_slope(layer, outputs, training)
+            else:
+                if place in self.linear:
+                    check_not_quantized(layer)
+                outputs = layer(outputs)
+        kernels, constant = self._kernels(slopes)
+        divisor = self.divisor.of(kernels, self._parts, training and not is_frozen, constant)
+        return outputs / ops.cast(divisor, outputs.dtype)
+
+    def is_frozen(self) -> bool:
+        """Returns whether training changes nothing on which the norms depend."""
+        return not any(
+            layer.trainable if place in self._folded else layer.trainable_variables
+            for place, layer in enumerate(self._layers)
+            if place in self._folded or place in self.linear
+        )
+
+    def _kernels(self, slopes, dtype="float32"):
+        """Returns the kernels of all linear layers, with batch normalization folded in, and the
+        product of all other constants."""
+        kernels, constant = {}, self.constant
+        for place in range(len(self._layers)):
+            if place in self.linear:
+                part = self.linear[place]
+                kernels[place] = part.kernel(part.kernels(), dtype)
+                for other, folded in self._folded.items():
+                    if folded == (place, "input"):
+                        slope = ops.cast(slopes[other], dtype)
+                        kernels[place] = part.operator.scaled(kernels[place], slope, None)
+            elif place in self._folded:
+                slope = ops.cast(slopes[place], dtype)
+                if self._folded[place] is None:
+                    constant *= ops.max(ops.abs(slope))
+                elif self._folded[place][1] == "output":
+                    before = self._folded[place][0]
+                    operator = self.linear[before].operator
+                    kernels[before] = operator.scaled(kernels[before], None, slope)
+        return list(kernels.values()), constant
+
+    def _parts(self):
+        """Returns everything that the bound depends on at inference."""
+        parts = []
+        for place, layer in enumerate(self._layers):
+            if place in self.linear:
+                parts += self.linear[place].kernels()
+            elif place in self._folded:
+                parts += [layer.moving_variance, *([layer.gamma] if layer.scale else [])]
+        return parts
+
+    def _at_inference(self, dtype="float32"):
+        slopes = {place: _slope_at_inference(self._layers[place]) for place in self._folded}
+        return self._kernels(slopes, dtype)
+
+    def converge(self, training: bool = False) -> None:
+        """Computes and stores the norms if the weights changed; see `ResidualUnit.converge`."""
+        kernels, _ = self._at_inference()
+        self.divisor.converge(kernels, self._parts, training)
+
+    def report(self) -> dict[str, float]:
+        """Returns bounds and estimates; see `ResidualUnit.lipschitz_bound`."""
+        self.converge()
+        kernels, constant = self._at_inference()
+        exact, _ = self._at_inference("float64")
+        return self.divisor.report(kernels, exact, float(constant))
+
+
+def is_normalization(layer: object) -> bool:
+    """Returns whether a layer is a batch normalization, of this package or of Keras."""
+    return type(layer) in (BatchNormalization, keras.layers.BatchNormalization)
+
+
+def _slope(activation, layer):
+    """Returns the largest slope of an activation, or raises a `ValueError`."""
+    slope = slopes_of_layers.slope_of(activation)
+    if slope is None:
+        raise ValueError(
+            "Argument `branch` must hold activations of which the largest slope is known. "
+            f"Received: activation={activation!r} of {getattr(layer, 'name', layer)}"
+        )
+    return slope
+
+
+def _is_along(normalization, axis, shape):
+    """Returns whether a normalization has one factor for each channel of a linear layer."""
+    if axis is None:
+        return False
+    return normalization.axis % len(shape) == axis % len(shape)
+
+
+def _with_slope(layer, inputs, training):
+    """Returns the outputs of a batch normalization and the factor of each channel."""
+    if isinstance(layer, BatchNormalization):
+        return layer.call_with_slope(inputs, training=training)
+    outputs = layer(inputs, training=training)
+    if not (training and layer.trainable):
+        return outputs, _slope_at_inference(layer)
+    rank = len(inputs.shape)
+    axes = [axis for axis in range(rank) if axis != layer.axis % rank]
+    _, variance = ops.moments(ops.cast(inputs, layer.variable_dtype), axes=axes)
+    return outputs, _slope_of_variance(layer, variance)
+
+
+def _slope_at_inference(layer):
+    if isinstance(layer, BatchNormalization):
+        return layer.slope()
+    return _slope_of_variance(layer, ops.convert_to_tensor(layer.moving_variance))
+
+
+def _slope_of_variance(layer, variance):
+    slope = ops.rsqrt(variance + layer.epsilon)
+    return slope * layer.gamma if layer.scale else slope

@@ -1,0 +1,227 @@
+"""The number by which a branch is divided so that its Lipschitz constant stays under a bound."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import math
+from typing import TYPE_CHECKING
+
+from keras import ops
+
+from tfresidual.layers import spectral
+from tfresidual.machine import backends
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import keras
+
+    from tfresidual.layers.operators import Operator
+    from tfresidual.types import Tensor
+
+# Iterations of power iteration per training step, and the noise that is added to its vector.
+ITERATIONS = 2
+NOISE = 0.01
+_is_fixed = contextvars.ContextVar("whether stored norms are used as they are", default=False)
+
+
+class Divisor:
+    """Product of the norms of linear operators, over a bound, but at least 1.
+
+    It holds the weights from which the norms are computed. Training and inference have separate
+    vectors, so that evaluating a network does not change how it trains. Another weight records the
+    values on which the norms depended when the vectors of inference were computed.
+
+    At inference, the norms are those of the current weights. They are computed by iterations from
+    noise, run to convergence, by the first call after any change of the weights, also in a copy or
+    a saved model. In training, a few iterations per step keep them up to date with the weights.
+
+    The methods take the kernels of all operators, float32 and of the shapes that the operators
+    take, and `parts`: a function that returns a list of all tensors on which the kernels depend at
+    inference.
+
+    Args:
+        layer: the `keras.layers.Layer` that gets the weights.
+        bound: float over 0, or `None` to divide by the norms themselves.
+        operators: dict from names to `Convolution`, `TransposedConvolution` or `Matrices`.
+        shapes: shapes of the input vector of every operator.
+        parts: the function described above.
+    """
+
+    def __init__(
+        self,
+        layer: keras.layers.Layer,
+        bound: float | None,
+        operators: dict[str, Operator],
+        shapes: Sequence[tuple[int, ...]],
+        parts: Callable[[], list[Tensor]],
+    ) -> None:
+        self.bound = bound
+        self.operators = list(operators.values())
+        self.vectors: list[keras.Variable] = []
+        self.training_vectors: list[keras.Variable] = []
+        for name, shape in zip(operators, shapes, strict=True):
+            self.vectors.append(_vector(layer, name, shape))
+            self.training_vectors.append(_vector(layer, f"training_{name}", shape))
+        self.known: keras.Variable = layer.add_weight(
+            # Zeros stand for kernels of zeros, for which any vectors are correct.
+            shape=(sum(math.prod(part.shape) for part in parts()),),
+            initializer="zeros",
+            trainable=False,
+            autocast=False,
+            dtype=layer.variable_dtype,
+            name="known_weights",
+        )
+
+    def of(
+        self,
+        kernels: list[Tensor],
+        parts: Callable[[], list[Tensor]],
+        training: bool | None = False,
+        constant: float | Tensor = 1.0,
+    ) -> Tensor:
+        """Returns the divisor, float32; gradients flow through it to the kernels.
+
+        Args:
+            kernels: list of float32 tensors.
+            parts: function that returns a list of tensors.
+            training: whether to update the vectors of training and use them.
+            constant: float or float32 tensor, a further factor of the product.
+        """
+        vectors = (
+            self._training_vectors(kernels) if training else self._inference_vectors(kernels, parts)
+        )
+        norms = [
+            spectral.operator_norm(kernel, vector, operator)
+            for vector, kernel, operator in zip(vectors, kernels, self.operators, strict=True)
+        ]
+        norm = ops.prod(norms)
+        if not (isinstance(constant, float) and constant == 1):
+            norm = norm * constant
+        if self.bound is None:
+            # Zeros stay zeros.
+            return ops.where(norm < spectral.TINY, 1.0, norm)
+        return ops.maximum(norm / self.bound, 1.0)
+
+    def _training_vectors(self, kernels):
+        """Returns the vectors for the norms in a training step, updated by a few iterations."""
+        values = []
+        for vector, kernel, operator in zip(
+            self.training_vectors, kernels, self.operators, strict=True
+        ):
+            value = ops.convert_to_tensor(vector)
+            # The vector may be a singular vector of a smaller singular value by now. Iterations
+            # alone would not leave it.
+            value += NOISE * spectral.noise(vector.shape)
+            values.append(spectral.power_iteration(kernel, value, operator, ITERATIONS))
+            vector.assign(values[-1])
+        return values
+
+    def _inference_vectors(self, kernels, parts):
+        """Returns the vectors for the norms at inference: the stored ones if still valid."""
+        flat = [ops.reshape(ops.cast(part, self.known.dtype), (-1,)) for part in parts()]
+        current = ops.concatenate(flat)
+
+        def kept():
+            return [ops.convert_to_tensor(vector) for vector in self.vectors]
+
+        def sought():
+            return [
+                spectral.singular_vector(
+                    ops.stop_gradient(kernel), tuple(vector.shape[1:-1]), operator
+                )
+                for vector, kernel, operator in zip(
+                    self.vectors, kernels, self.operators, strict=True
+                )
+            ]
+
+        def store(values):
+            for variable, value in zip(
+                [*self.vectors, self.known], [*values, current], strict=True
+            ):
+                variable.assign(value)
+            return values
+
+        if _is_fixed.get():
+            return kept()
+        are_valid = ops.all(current == ops.convert_to_tensor(self.known))
+        return backends.stored_or_new(are_valid, kept, sought, store)
+
+    def converge(
+        self,
+        kernels: list[Tensor],
+        parts: Callable[[], list[Tensor]],
+        training: bool = False,
+    ) -> None:
+        """Computes and stores the norms if the weights changed.
+
+        Args:
+            kernels: list of float32 tensors.
+            parts: function that returns a list of tensors.
+            training: whether training continues from these vectors as well; otherwise its own
+                vectors are left unchanged.
+        """
+        self._inference_vectors(kernels, parts)
+        if training:
+            for own, vector in zip(self.training_vectors, self.vectors, strict=True):
+                # A copy, since JAX reuses the memory of each variable for its next value.
+                own.assign(ops.copy(vector))
+
+    def report(
+        self,
+        kernels: list[Tensor],
+        exact: list[Tensor] | None = None,
+        constant: float = 1.0,
+    ) -> dict[str, float]:
+        """Returns bounds and estimates of the product of the norms; see `lipschitz_bound`.
+
+        Args:
+            kernels: list of float32 tensors.
+            exact: the same kernels in float64, of which to certify the norms, or `None`.
+            constant: float, a further factor of the product.
+        """
+        estimate, largest = constant, 0.0
+        for vector, kernel, operator in zip(self.vectors, kernels, self.operators, strict=True):
+            value = ops.convert_to_tensor(vector)
+            estimate *= float(spectral.operator_norm(kernel, value, operator))
+            largest = max(largest, float(spectral.residual(kernel, value, operator)))
+        certified = constant
+        for vector, kernel, operator in zip(
+            self.vectors, exact or kernels, self.operators, strict=True
+        ):
+            certified *= spectral.certified_norm(kernel, vector.shape[1:-1], operator)
+        bound = 1.0 if self.bound is None else self.bound
+        is_divided = estimate > bound or (self.bound is None and estimate >= spectral.TINY)
+        return {
+            "lipschitz": bound,
+            "estimate": estimate,
+            "residual": largest,
+            "certified": float(certified),
+            "divisor": estimate / bound if is_divided else 1.0,
+        }
+
+
+def _vector(layer, name, shape):
+    """Adds the weight that holds a singular vector of the given shape."""
+    return layer.add_weight(
+        shape=shape,
+        initializer=lambda shape, dtype=None: spectral.noise(shape),
+        trainable=False,
+        autocast=False,
+        dtype="float32",
+        name=name,
+    )
+
+
+@contextlib.contextmanager
+def fixed_norms() -> Iterator[None]:
+    """Makes layers use the norms as they are stored, for export to formats without iterations.
+
+    The weights of an exported file never change, so the norms need no update.
+    """
+    token = _is_fixed.set(True)
+    try:
+        yield
+    finally:
+        _is_fixed.reset(token)
