@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import keras
 from keras import ops
@@ -115,9 +115,10 @@ class BranchBound:
 
     def is_frozen(self) -> bool:
         """Returns whether training changes nothing on which the norms depend."""
+        layers: list[Any] = self._layers
         return not any(
             layer.trainable if place in self._folded else layer.trainable_variables
-            for place, layer in enumerate(self._layers)
+            for place, layer in enumerate(layers)
             if place in self._folded or place in self.linear
         )
 

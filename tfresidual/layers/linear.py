@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import keras
 from keras import ops
@@ -272,7 +272,8 @@ def linear_part(layer: keras.layers.Layer, shape: Shape) -> Linear:
             norm depends on a grid that is not known.
     """
     check_linear(layer)
-    return kind_of(layer)(layer, shape)
+    kind: Any = kind_of(layer)
+    return kind(layer, shape)
 
 
 def check_linear(layer: object) -> None:
@@ -296,7 +297,7 @@ def check_not_quantized(layer: keras.layers.Layer) -> None:
         )
 
 
-def dtype_of(layers: list[keras.layers.Layer], given: object = None) -> keras.DTypePolicy:
+def dtype_of(layers: list[keras.layers.Layer], given: Any = None) -> keras.DTypePolicy:
     """Returns the dtype policy of all layers; a given dtype must be the same.
 
     Raises:

@@ -182,6 +182,8 @@ class ResidualUnit(keras.layers.Layer):
             gamma_initializer
         )
         self.lipschitz: float | None = lipschitz
+        # Made when the shapes are known.
+        self._bound: BranchBound | None = None
         self.batch_norm: BatchNorm = batch_norm
         self.data_format: DataFormat = data_format or keras.config.image_data_format()
         # Hidden in a function, since Keras would track a unit in an attribute as a sublayer.
@@ -421,7 +423,6 @@ class ResidualUnit(keras.layers.Layer):
         for operation in self._joined_operations:
             if not operation.startswith("relu") and not getattr(self, operation).built:
                 getattr(self, operation).build(output_shape)
-        self._bound: BranchBound | None = None
         if self.lipschitz is not None:
             self._bound = self._make_bound(shapes)
 
@@ -446,7 +447,7 @@ class ResidualUnit(keras.layers.Layer):
     @property
     def divisor(self) -> Divisor | None:
         """What holds the norms of a bounded branch, or `None`."""
-        return self._bound and self._bound.divisor
+        return None if self._bound is None else self._bound.divisor
 
     def call(
         self, inputs: Tensor, anchor: Tensor | None = None, training: bool | None = None
@@ -480,9 +481,8 @@ class ResidualUnit(keras.layers.Layer):
             training: whether training continues from these vectors as well; otherwise its own
                 vectors are left unchanged.
         """
-        if self.lipschitz is None:
-            return
-        self._bound.converge(training)
+        if self._bound is not None:
+            self._bound.converge(training)
 
     def lipschitz_bound(self) -> dict[str, float] | None:
         """Returns bounds and estimates of the branch's Lipschitz constant at inference.
@@ -494,9 +494,7 @@ class ResidualUnit(keras.layers.Layer):
             convergence; `certified`, an upper bound of the true product; `divisor`, by which the
             branch is divided. `None` if `lipschitz` is `None`.
         """
-        if self.lipschitz is None:
-            return None
-        return self._bound.report()
+        return None if self._bound is None else self._bound.report()
 
     def join(self, inputs: Tensor, branch: Tensor, training: bool | None = None) -> Tensor:
         """Joins the branch to the unit's input or anchor and applies what follows the addition."""

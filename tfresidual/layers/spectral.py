@@ -371,8 +371,8 @@ def _symbol_norms(kernel, strides, dilation, sizes):
     opposite = [-np.arange(count) for count in counts[1:]]
     # All frequencies of the last axis at once; half of those of the first one, since a real kernel
     # has conjugate symbols at opposite frequencies.
-    *loops, _ = [range(counts[0] // 2 + 1), *map(range, counts[1:])]
-    for place in itertools.product(*loops):
+    loops = [range(counts[0] // 2 + 1), *map(range, counts[1:])]
+    for place in itertools.product(*loops[:-1]):
         symbols = kernel
         for axis, index in enumerate(place):
             symbols = np.tensordot(turns[axis][index], symbols, 1)

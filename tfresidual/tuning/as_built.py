@@ -77,7 +77,9 @@ def set_statistics(network: keras.Model, data: Images, chain: Chain | None = Non
     layers = [
         layer
         for layer in network._flatten_layers()
-        if hasattr(layer, "momentum") and all(hasattr(layer, name) for name in STATISTICS)
+        # That of several applications keeps them in layers of its own.
+        if hasattr(layer, "momentum")
+        and all(getattr(layer, name, None) is not None for name in STATISTICS)
     ]
     # A layer may share the statistics of another one.
     owners = {id(layer.moving_mean): layer for layer in layers}.values()
