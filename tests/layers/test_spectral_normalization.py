@@ -157,7 +157,7 @@ def test_the_norm_is_that_of_the_matrix(kind, count, record_property):
         found.append(excess(case, seed, bound))
 
     run()
-    record_property("largest excess", max(found))
+    record_property("largest excess", float(max(found)))
     record_property("layers", len(found))
     print(f"\n{kind}: {len(found)} layers, largest excess {max(found):.2e}")
     # Iterations approach the norm from below.
