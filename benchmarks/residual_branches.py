@@ -15,7 +15,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import time
 
 import keras
+import numpy as np
 from results import compared, run
+from timing import in_turn
 from training_step import batch
 
 from tfresidual import networks
@@ -38,25 +40,9 @@ def step_of(blocks, layout, options):
     return lambda: network.train_on_batch(images, labels)
 
 
-def both_in_turn(functions, rounds, calls=3):
-    """Times functions round by round.
-
-    Returns:
-        A dict from name to a list of pairs: the seconds per call, and those of the processors.
-    """
-    seconds = {name: [] for name in functions}
-    for function in functions.values():
-        function()
-    for _ in range(rounds):
-        for name, function in functions.items():
-            function()
-            begun = time.perf_counter(), time.process_time()
-            for _ in range(calls):
-                function()
-            ended = time.perf_counter(), time.process_time()
-            pair = [(end - start) / calls for start, end in zip(begun, ended, strict=True)]
-            seconds[name].append(pair)
-    return seconds
+def both_clocks():
+    """Returns the time that has passed, and that which the processors spent, in seconds."""
+    return np.array([time.perf_counter(), time.process_time()])
 
 
 def measure(arguments):
@@ -66,7 +52,7 @@ def measure(arguments):
                 "with": step_of(arguments.blocks, layout, options),
                 "without": step_of(arguments.blocks, layout, other),
             }
-            pairs = both_in_turn(steps, arguments.rounds)
+            pairs = in_turn(steps, arguments.rounds, clock=both_clocks)
             setting = f"{arguments.blocks} blocks, {layout}"
             for place, which in enumerate(("", ", CPU")):
                 seconds = [[pair[place] for pair in pairs[key]] for key in steps]

@@ -144,3 +144,12 @@ def in_container():
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"needs a pid namespace of its own, which this machine refuses: {error}")
     return [*command, sys.executable, "-c"]
+
+
+@pytest.fixture(scope="module")
+def no_old_garbage():
+    """Every trial begins with a garbage collection, which need not look at all of TensorFlow."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()

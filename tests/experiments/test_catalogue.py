@@ -165,7 +165,7 @@ def test_an_entry_that_does_not_exist_at_a_size():
 
 
 def test_networks_no_better_than_chance():
-    """They have no indices, as after an epoch of the smallest size, and a run goes on."""
+    """After an epoch at the smallest size they have no indices; the other entries are drawn."""
     frames = random("IC", "smoke")
     indices = frames["indices"].filter(like="_index").columns
     frames["indices"][indices] = float("nan")

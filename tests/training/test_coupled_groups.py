@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from reference.encoder import Encoder
 from reference.random_network import sample
 
 import tfresidual as tfr
@@ -203,43 +204,18 @@ def test_the_chain_of_a_network_of_this_package_couples_as_its_names_do(kwargs):
 # What a chain knows of its blocks.
 
 
-@keras.saving.register_keras_serializable("tests")
-class Layer(keras.layers.Layer):
-    """A layer of a transformer; its parts have no names of their own."""
-
-    def __init__(self, width=4, **kwargs):
-        super().__init__(**kwargs)
-        self.width = width
-        self.attend = keras.layers.MultiHeadAttention(2, 2)
-        self.first, self.second = (keras.layers.LayerNormalization() for _ in range(2))
-        self.expand, self.contract = keras.layers.Dense(width, "gelu"), keras.layers.Dense(width)
-
-    def build(self, shape):
-        self.attend.build(shape, shape)
-        for part in (self.first, self.second, self.expand, self.contract):
-            part.build(shape)
-
-    def call(self, state):
-        normal = self.first(state)
-        state = state + self.attend(normal, normal)
-        return state + self.contract(self.expand(self.second(state)))
-
-    def get_config(self):
-        return super().get_config() | {"width": self.width}
-
-
 def transformer(layers=3, seed=0):
     keras.utils.set_random_seed(seed)
     inputs = keras.Input((5, 4))
     state = inputs
     for place in range(layers):
-        state = Layer(name=f"layer{place}")(state)
+        state = Encoder(name=f"layer{place}")(state)
     outputs = keras.layers.Dense(4, "softmax")(keras.layers.GlobalAveragePooling1D()(state))
     return keras.Model(inputs, outputs)
 
 
 def layers_of(model):
-    return [[layer for layer in model.layers if isinstance(layer, Layer)]]
+    return [[layer for layer in model.layers if isinstance(layer, Encoder)]]
 
 
 def coupled_paths(optimizer):
@@ -255,7 +231,7 @@ def test_attention_and_mlp_alternate_in_a_chain():
     assert len(coupled_paths(by_lists)) == len(model.get_layer("layer0").weights) == 16
     blocks = [group["blocks"] for group in by_chain.get_config()["groups"]["weights"]]
     assert blocks == [[0, 1, 2]] * 16
-    whole = tfr.chain(model, blocks=Layer)
+    whole = tfr.chain(model, blocks=Encoder)
     assert sorted(coupled_paths(GradientCoupling(sgd(), 0.5, groups=whole))) == sorted(
         coupled_paths(by_lists)
     )
@@ -430,7 +406,7 @@ NO_GROUPS = {
         lambda: [[[a, b], [b, c]] for a, b, c in [dense(3, 3, 3)]],
         "in one group and one role",
     ),
-    "a chain of one block": (lambda: tfr.chain(transformer(1), blocks=Layer), "at least two"),
+    "a chain of one block": (lambda: tfr.chain(transformer(1), blocks=Encoder), "at least two"),
     "a config": (lambda: {"weights": [{}], "variables": 3}, "must be a list of groups"),
 }
 

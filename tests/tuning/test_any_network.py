@@ -4,7 +4,6 @@ Not covered: several devices; what is proposed, and chief and workers, which do 
 kind of networks, are in `test_depth_oracle.py` and `test_workers.py`.
 """
 
-import gc
 import json
 import pathlib
 import shutil
@@ -16,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
+from reference.encoder import Encoder
 from reference.random_network import sample
 from tuning.synthetic_search import constant, quiet_oracle, stages_of
 
@@ -23,7 +23,7 @@ import tfresidual as tfr
 from tfresidual import training, tuning
 from tfresidual.tuning import as_built, chance, fingerprint
 
-pytestmark = pytest.mark.eager
+pytestmark = [pytest.mark.eager, pytest.mark.usefixtures("no_old_garbage")]
 
 KERNEL = {"kernel_initializer": "he_normal"}
 
@@ -37,15 +37,6 @@ def images_of(seed, count):
 
 
 TRAIN, HELD_OUT = images_of(0, 48), images_of(1, 48)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_old_garbage():
-    """Every trial begins with a garbage collection, which need not look at all of TensorFlow."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def compiled(net, rate=0.05, metrics=("accuracy",), **kwargs):
@@ -87,28 +78,6 @@ def dense(blocks, rate=0.05, **kwargs):
             state = keras.layers.Add()([state, keras.layers.Dense(width)(branch)])
     net = keras.Model(inputs, keras.layers.Dense(3, "softmax")(state))
     return compiled(net, rate, **kwargs)
-
-
-@keras.saving.register_keras_serializable("tests")
-class Encoder(keras.layers.Layer):
-    """A layer of a transformer."""
-
-    def __init__(self, width, **kwargs):
-        super().__init__(**kwargs)
-        self.width = width
-        self.attend = keras.layers.MultiHeadAttention(2, 2)
-        self.first, self.second = (keras.layers.LayerNormalization() for _ in range(2))
-        self.expand, self.contract = keras.layers.Dense(width, "gelu"), keras.layers.Dense(width)
-
-    def build(self, shape):
-        self.attend.build(shape, shape)
-        for part in (self.first, self.second, self.expand, self.contract):
-            part.build(shape)
-
-    def call(self, state):
-        normal = self.first(state)
-        state = state + self.attend(normal, normal)
-        return state + self.contract(self.expand(self.second(state)))
 
 
 def transformer(blocks):

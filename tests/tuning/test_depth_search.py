@@ -31,7 +31,11 @@ import tfresidual
 from tfresidual import networks, probes, tuning
 from tfresidual.tuning import depth_search
 
-pytestmark = [pytest.mark.eager, pytest.mark.system]
+pytestmark = [
+    pytest.mark.eager,
+    pytest.mark.system,
+    pytest.mark.usefixtures("no_old_garbage"),
+]
 
 STAGE_METRICS = ("distance", "scaled_distance", "mean_perturbation", "mean_scaled_perturbation")
 
@@ -123,15 +127,6 @@ def measured(net, data=HELD_OUT):
     """What the probe says of the stages, a list of dicts."""
     frame = probes.computational_distance(tfresidual.chain(net), data)
     return frame[frame["stage"] != "all"].to_dict("records")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_old_garbage():
-    """Every trial begins with a garbage collection, which need not look at all of TensorFlow."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")

@@ -108,12 +108,6 @@ class Bounded(keras.layers.Layer):
         self._bound = BranchBound(self, self.bound, self.branch, shapes, names)
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
-        given, known = tuple(inputs.shape)[1:], self.shape_of_inputs[1:]
-        if given != known:
-            raise ValueError(
-                "Argument `inputs` must have the shape that the layer was built for, since its "
-                f"bound holds for one grid only: {known}. Received: inputs of shape {given}"
-            )
         return self._bound.run(inputs, training, self._bound.is_frozen())
 
     def converge(self, training: bool = False) -> None:

@@ -46,7 +46,7 @@ class BranchBound:
         shapes: list[Shape],
         names: list[str],
     ) -> None:
-        self._layers = layers
+        self._layers, self._shape = layers, tuple(shapes[0])[1:]
         self.linear: dict[int, Linear] = {}
         self.constant = 1.0
         # For each normalization: the place of the linear layer it is folded into, and the side.
@@ -100,7 +100,16 @@ class BranchBound:
             inputs: tensor.
             training: bool, whether batch normalization uses the statistics of the batch.
             is_frozen: bool, whether the norms are those of inference even in training.
+
+        Raises:
+            ValueError: if the inputs have another shape than that of the bound.
         """
+        given = tuple(inputs.shape)[1:]
+        if given != self._shape:
+            raise ValueError(
+                "Argument `inputs` must have the shape that the layer was built for, since its "
+                f"bound holds for one grid only: {self._shape}. Received: inputs of shape {given}"
+            )
         outputs, slopes = inputs, {}
         for place, layer in enumerate(self._layers):
             if place in self._folded:

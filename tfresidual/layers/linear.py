@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import keras
@@ -222,7 +223,7 @@ class _EinsumDense(Linear):
         columns = [axis for axis in kernel if axis not in inputs]
         self._order = [kernel.index(axis) for axis in parts + rows + columns]
         sizes = dict(zip(kernel, layer.kernel.shape, strict=True))
-        self._sizes = [_product(sizes[axis] for axis in axes) for axes in (parts, rows, columns)]
+        self._sizes = [math.prod(sizes[axis] for axis in axes) for axes in (parts, rows, columns)]
         self.operator = Matrices()
         self.vector_shape = (1, *self._sizes[:2])
 
@@ -316,10 +317,3 @@ def dtype_of(layers: list[keras.layers.Layer], given: Any = None) -> keras.DType
 
 def _named(layer):
     return f"{type(layer).__name__} {getattr(layer, 'name', layer)!r}"
-
-
-def _product(sizes):
-    total = 1
-    for size in sizes:
-        total *= size
-    return total

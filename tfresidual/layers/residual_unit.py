@@ -463,12 +463,6 @@ class ResidualUnit(keras.layers.Layer):
     def _branch(self, inputs, training):
         if self.lipschitz is None:
             return self._run(self._branch_operations, inputs, training)
-        given, known = tuple(inputs.shape)[1:], self.shape_of_inputs[1:]
-        if given != known:
-            raise ValueError(
-                "Argument `inputs` must have the shape that the unit was built for, since its "
-                f"bound holds for one grid only: {known}. Received: inputs of shape {given}"
-            )
         return self._bound.run(inputs, training)
 
     def converge(self, training: bool = False) -> None:

@@ -55,8 +55,9 @@ def power_iteration(kernel, vector, operator, iterations):
 
     Args:
         kernel: float32, of the shape that the operator takes.
-        vector: float32, a batch of one, any nonzero image on the grid of the operator's input. The
-            norm of a 1x1 kernel does not depend on the grid, so a grid of one pixel is enough.
+        vector: float32, a batch of one, a nonzero image on the grid of the operator's input, of a
+            length near 1. The norm of a 1x1 kernel does not depend on the grid, so a grid of one
+            pixel is enough.
         operator: `Convolution`, `TransposedConvolution` or `Matrices`.
         iterations: int, number of steps.
 
@@ -65,11 +66,11 @@ def power_iteration(kernel, vector, operator, iterations):
         itself.
     """
     kernel, _ = _scaled(kernel)
-    vector = _unit(_constant(vector))
+    vector = following = _constant(vector)
     for _ in range(iterations):
-        following = _unit(operator.transpose(kernel, operator.apply(kernel, vector), vector))
-        vector = ops.where(ops.any(following != 0), following, vector)
-    return vector
+        following = operator.transpose(kernel, operator.apply(kernel, following), vector)
+        following = following / _largest(following)
+    return _unit(ops.where(ops.any(following != 0), following, vector))
 
 
 def converged(kernel, vector, operator, tolerance=TOLERANCE, most_iterations=500):
@@ -186,12 +187,11 @@ def operator_norm(kernel, vector, operator):
         float32, at least 0.
     """
     kernel = ops.cast(kernel, "float32")
-    vector = _constant(vector)
     constant, scale = _scaled(kernel)
-    image = operator.apply(constant, vector)
-    # Zero in value, but carries the gradient, whatever the magnitude of the kernel.
-    change = operator.apply(kernel - ops.stop_gradient(kernel), vector)
-    return scale * _length(image) + ops.sum(_unit(image) * change)
+    # Zeros are added, which carry the gradient, whatever the magnitude of the kernel.
+    image = operator.apply(constant + (kernel - ops.stop_gradient(kernel)), _constant(vector))
+    value = ops.stop_gradient(image)
+    return scale * _length(value) + ops.sum(_unit(value) * (image - value))
 
 
 def residual(kernel, vector, operator):
@@ -272,20 +272,25 @@ def _constant(tensor):
 def _scaled(kernel):
     """Returns the kernel as a constant, divided by its largest absolute entry, and that entry."""
     kernel = _constant(kernel)
-    scale = ops.maximum(ops.max(ops.abs(kernel)), TINY)
+    scale = _largest(kernel)
     return kernel / scale, scale
+
+
+def _largest(tensor):
+    """Returns the largest absolute entry, but at least `TINY`."""
+    return ops.maximum(ops.max(ops.abs(tensor)), TINY)
 
 
 def _unit(vector):
     """Scales a vector to length 1 without underflow of tiny entries; zero remains zero."""
-    vector = vector / ops.maximum(ops.max(ops.abs(vector)), TINY)
+    vector = vector / _largest(vector)
     # With an entry of 1 its length is at least 1. The maximum is there because XLA multiplies the
     # two divisors.
     return vector / ops.maximum(ops.sqrt(ops.sum(vector**2)), 1)
 
 
 def _length(vector):
-    scale = ops.maximum(ops.max(ops.abs(vector)), TINY)
+    scale = _largest(vector)
     return scale * ops.sqrt(ops.sum((vector / scale) ** 2))
 
 

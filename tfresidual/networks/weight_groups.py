@@ -13,6 +13,11 @@ BLOCK = re.compile(
 )
 
 
+def plain_name(name):
+    """Returns the name of a weight without the number that Keras adds to names that are taken."""
+    return re.sub(r"_?\d+$", "", name)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class BlockWeights:
     """The weights that one block owns.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import sys
 from typing import TYPE_CHECKING, Any
 
 import keras
 
-from tfresidual.networks.weight_groups import WeightGroup
+from tfresidual.networks.weight_groups import WeightGroup, plain_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -146,14 +145,9 @@ def _difference(first, other):
     if len(first) != len(other):
         return f"{len(first)} weights and {len(other)}"
     for one, two in zip(first, other, strict=True):
-        if tuple(one.shape) != tuple(two.shape) or _plain_name(one.name) != _plain_name(two.name):
+        if tuple(one.shape) != tuple(two.shape) or plain_name(one.name) != plain_name(two.name):
             return f"{one.path} of shape {tuple(one.shape)} and {two.path} of {tuple(two.shape)}"
     return None
-
-
-def _plain_name(name):
-    """Returns the name of a weight without the number that Keras adds to names that are taken."""
-    return re.sub(r"_?\d+$", "", name)
 
 
 def _names(block):
@@ -256,8 +250,8 @@ def _by_place(saved, variables):
             for index, place in zip(weights["blocks"], weights["places"], strict=True)
             if place is not None and place < len(variables)
         ]
-        kinds = {(tuple(v.shape), _plain_name(v.name)) for _, v in members}
-        names = {_plain_name(path.rpartition("/")[2]) for path in weights["paths"]}
+        kinds = {(tuple(v.shape), plain_name(v.name)) for _, v in members}
+        names = {plain_name(path.rpartition("/")[2]) for path in weights["paths"]}
         if len(kinds) > 1 or not {name for _, name in kinds} <= names:
             return None
         _append(groups, number, "weights", members)

@@ -14,7 +14,7 @@ from tfresidual.probes.perturbation import ALL_STAGES
 from tfresidual.routing.batches import batches_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from typing import Any
 
     import keras
@@ -55,7 +55,7 @@ def distances_as_built(network: keras.Model, data: Images, chain: Chain | None =
         ValueError: if the network or the data cannot be measured.
     """
     chain = sources.chain(network) if chain is None else chain
-    with _kept(network):
+    with restored(network.variables):
         set_statistics(network, data, chain)
         return probes.computational_distance(chain, data)
 
@@ -130,9 +130,9 @@ def _share_of_batch(left):
 
 
 @contextlib.contextmanager
-def _kept(network: keras.Model) -> Iterator[None]:
-    """Leaves the variables of a network as they were before the block."""
-    before = [(variable, _value(variable)) for variable in network.variables]
+def restored(variables: Iterable[keras.Variable]) -> Iterator[None]:
+    """Leaves variables as they were before the block."""
+    before = [(variable, _value(variable)) for variable in variables]
     try:
         yield
     finally:
@@ -167,7 +167,7 @@ def compared_with_built(
         measure, or whose numbers are not finite, is left out.
     """
     trained = _means_of_images(chain, data)
-    with _kept(network):
+    with restored(network.variables):
         for weight, value in zip(network.weights, built, strict=True):
             weight.assign(value)
         set_statistics(network, data, chain)

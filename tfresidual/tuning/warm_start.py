@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import re
 from numbers import Real
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,9 @@ import numpy as np
 
 from tfresidual import sources
 from tfresidual.networks import ResidualNetwork
+from tfresidual.networks.weight_groups import plain_name
 from tfresidual.routing.agreement import allowed_difference, sample_images
+from tfresidual.tuning.as_built import restored, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,12 +160,12 @@ def _interleave_chains(networks, nearness, chain_of):
     variables.append(_others(networks, chains))
     matched = [pair for old, young in variables for pair in _matched(old, young, chains)]
     deep = networks["deep"]
-    before = [(variable, np.array(variable.numpy())) for variable in deep.weights]
+    before = values_of(deep)
     try:
         for block in new:
             _multiply_branch(deep, chains["deep"], block, nearness)
     except ValueError:
-        for variable, value in before:
+        for variable, value in zip(deep.weights, before, strict=True):
             variable.assign(value)
         raise
     for source, target in matched:
@@ -225,7 +226,7 @@ def _others(networks, chains):
 
 def _matched(old, young, chains):
     """Returns pairs of the weights of two parts of networks, which must be of the same kinds."""
-    kinds = [[(_plain_name(w.name), tuple(w.shape)) for w in weights] for weights in (old, young)]
+    kinds = [[(plain_name(w.name), tuple(w.shape)) for w in weights] for weights in (old, young)]
     if kinds[0] != kinds[1]:
         differing = next((pair for pair in zip(*kinds, strict=False) if pair[0] != pair[1]), None)
         one, two = differing or (f"{len(part)} weights" for part in kinds)
@@ -235,10 +236,6 @@ def _matched(old, young, chains):
             f"Received: deep={chains['deep'].name}, which has {two}"
         )
     return list(zip(old, young, strict=True))
-
-
-def _plain_name(name):
-    return re.sub(r"_?\d+$", "", name)
 
 
 def _multiply_branch(network, chain, block, factor):
@@ -291,14 +288,11 @@ def _same_place(chain, block):
 @contextlib.contextmanager
 def _changed(layers, factor):
     """Multiplies weights by a factor within the block."""
-    before = [(v, np.array(v.numpy())) for v in itertools.chain(*layers)]
-    try:
-        for variable, value in before:
-            variable.assign(value * factor)
+    variables = list(itertools.chain(*layers))
+    with restored(variables):
+        for variable in variables:
+            variable.assign(variable * factor)
         yield
-    finally:
-        for variable, value in before:
-            variable.assign(value)
 
 
 def _allowed(state):
