@@ -1,11 +1,13 @@
 """The training step with learned factors and with stochastic depth against one without.
 
-    python benchmarks/residual_branches.py [--blocks 9] [--layouts full_preactivation] [--rounds 20]
+    python benchmarks/residual_branches.py [--blocks 9] [--layouts full_preactivation]
+        [--widths 16 32 64] [--rounds 20]
 
-Batches of 64 images of 32x32x3, widths 16, 32 and 64, SGD with momentum: 1.03 means that a step
-takes 3 % longer. SkipInit is compared with branches without normalization, all others with the
-network as it is. *CPU* is the time that the processors spent on the step, on which other work on
-the machine has less effect than on the time that passed.
+Batches of 64 images of 32x32x3, SGD with momentum: 1.03 means that a step takes 3 % longer.
+Stochastic depth multiplies every branch once more, which takes its time from the memory: the wider
+the network, the less it counts. SkipInit is compared with branches without normalization, all
+others with the network as it is. *CPU* is the time that the processors spent on the step, on which
+other work on the machine has less effect than on the time that passed.
 """
 
 import os
@@ -32,9 +34,10 @@ PAIRS = {
 }
 
 
-def step_of(blocks, layout, options):
+def step_of(arguments, layout, options):
     """Returns a training step of a network."""
-    network = networks.resnet(2 * blocks + 2, layout=layout, **options)
+    options = {"widths": tuple(arguments.widths), "layout": layout, **options}
+    network = networks.resnet(2 * arguments.blocks + 2, **options)
     network.compile(keras.optimizers.SGD(0.01, momentum=0.9), "sparse_categorical_crossentropy")
     images, labels = batch()
     return lambda: network.train_on_batch(images, labels)
@@ -49,11 +52,12 @@ def measure(arguments):
     for layout in arguments.layouts:
         for name, (options, other) in PAIRS.items():
             steps = {
-                "with": step_of(arguments.blocks, layout, options),
-                "without": step_of(arguments.blocks, layout, other),
+                "with": step_of(arguments, layout, options),
+                "without": step_of(arguments, layout, other),
             }
             pairs = in_turn(steps, arguments.rounds, clock=both_clocks)
-            setting = f"{arguments.blocks} blocks, {layout}"
+            widths = "-".join(map(str, arguments.widths))
+            setting = f"{arguments.blocks} blocks, widths {widths}, {layout}"
             for place, which in enumerate(("", ", CPU")):
                 seconds = [[pair[place] for pair in pairs[key]] for key in steps]
                 yield compared(f"{name}: with / without{which}", setting, *seconds)
@@ -63,6 +67,7 @@ def measure(arguments):
 def add_arguments(parser):
     parser.add_argument("--blocks", type=int, default=9)
     parser.add_argument("--layouts", nargs="+", default=["full_preactivation"])
+    parser.add_argument("--widths", type=int, nargs="+", default=[16, 32, 64])
     parser.add_argument("--rounds", type=int, default=20)
 
 
