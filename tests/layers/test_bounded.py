@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from reference.layer_test import run_layer_test
 from reference.random_network import sample
 
 from tfresidual.layers import BatchNormalization, Bounded, SpectralNormalization, slopes
@@ -126,6 +127,15 @@ def built(name, bound=0.95, seed=0):
     layer.build((None, *shape))
     with_random_weights(layer.branch, seed)
     return layer, shape, expected_product(layer, factors, constant)
+
+
+@pytest.mark.eager
+def test_layer(tmp_path):
+    def arguments():
+        return {"branch": [BatchNormalization(), layers.ReLU(), conv(2)], "bound": 0.5}
+
+    shape = (3, 5, 4, 3)
+    run_layer_test(Bounded, arguments, shape, (*shape[:3], 2), (4, 5), tmp_path)
 
 
 @pytest.mark.parametrize("name", sample({name: name for name in BRANCHES}, 4, NIGHTLY))

@@ -8,6 +8,7 @@ import json
 import keras
 import numpy as np
 import pytest
+from reference.layer_test import run_layer_test
 
 from tfresidual.layers import Repeated, ResidualUnit, UnsharedBatchNormalization
 
@@ -54,6 +55,14 @@ def randomise(layer):
     rng = np.random.default_rng(1)
     for variable in layer.weights:
         variable.assign(0.5 * rng.uniform(0.1, 1, variable.shape))
+
+
+@pytest.mark.eager
+def test_layer(tmp_path):
+    def arguments():
+        return {"block": ResidualUnit(4), "times": 3}
+
+    run_layer_test(Repeated, arguments, SHAPE, SHAPE, (8, 4), tmp_path)
 
 
 # Keras says so of every saved layer without a `build`.

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from reference.layer_test import run_layer_test
 
 from tfresidual.layers import PointwiseConvolution, SpectralNormalization, fixed_norms
 
@@ -178,6 +179,15 @@ def built(layer, shape, bound=0.95, seed=0):
 
 def images(shape, count=3, seed=0):
     return np.random.default_rng(seed).normal(size=(count, *shape)).astype("f4")
+
+
+@pytest.mark.eager
+def test_layer(tmp_path):
+    def arguments():
+        return {"layer": conv(activation="relu"), "bound": 0.5}
+
+    shape = (3, 5, 4, 3)
+    run_layer_test(SpectralNormalization, arguments, shape, (*shape[:3], 4), (2, 3), tmp_path)
 
 
 @pytest.mark.system

@@ -22,7 +22,8 @@ def run_layer_test(
 
     Args:
         layer_class: the class.
-        init_kwargs: dict, its arguments, without `dtype`.
+        init_kwargs: dict, its arguments, without `dtype`, or a function that returns them, for a
+            layer that takes the dtype of layers within it.
         input_shape: tuple with the batch, or a list of them for a layer of several inputs.
         expected_output_shape: tuple with the batch.
         expected_weights: tuple of the numbers of trainable and of other weight tensors.
@@ -34,7 +35,7 @@ def run_layer_test(
     data = [rng.normal(size=shape).astype("float32") for shape in shapes]
     target = rng.normal(size=expected_output_shape).astype("float32")
 
-    layer = layer_class(**init_kwargs)
+    layer = _made(layer_class, init_kwargs)
     _check_config(layer_class, layer, init_kwargs)
 
     layer.build(*shapes)
@@ -55,19 +56,30 @@ def run_layer_test(
     _check_files(model, layer_class, init_kwargs, shapes, data, after, folder)
     _check_mixed_precision(model, layer_class, init_kwargs, shapes, data, target)
 
-    double = layer_class(**init_kwargs, dtype="float64")(*[array.astype("f8") for array in data])
+    double = _made(layer_class, init_kwargs, "float64")(*[array.astype("f8") for array in data])
     assert double.dtype == "float64"
 
 
-def _model(layer_class, init_kwargs, shapes):
-    layer = layer_class(**init_kwargs)
+def _made(layer_class, init_kwargs, dtype="float32"):
+    if not callable(init_kwargs):
+        return layer_class(**init_kwargs, dtype=dtype)
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(dtype)
+    try:
+        return layer_class(**init_kwargs())
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def _model(layer_class, init_kwargs, shapes, dtype="float32"):
+    layer = _made(layer_class, init_kwargs, dtype)
     inputs = [keras.Input(shape[1:]) for shape in shapes]
     return keras.Model(inputs, layer(*inputs))
 
 
 def _check_config(layer_class, layer, init_kwargs):
     config = layer.get_config()
-    for name in init_kwargs:
+    for name in init_kwargs() if callable(init_kwargs) else init_kwargs:
         assert name in config
         assert hasattr(layer, name)
     assert layer_class.from_config(config).get_config() == config
@@ -117,7 +129,7 @@ def _check_files(model, layer_class, init_kwargs, shapes, data, expected, folder
 
 
 def _check_mixed_precision(model, layer_class, init_kwargs, shapes, data, target):
-    mixed = _model(layer_class, init_kwargs | {"dtype": "mixed_bfloat16"}, shapes)
+    mixed = _model(layer_class, init_kwargs, shapes, "mixed_bfloat16")
     layer = mixed.layers[-1]
     for sublayer in layer._flatten_layers():
         assert sublayer.compute_dtype == "bfloat16", sublayer.path
