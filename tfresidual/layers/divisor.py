@@ -73,6 +73,8 @@ class Divisor:
             dtype=layer.variable_dtype,
             name="known_weights",
         )
+        # TensorFlow saves what is found from the attributes of the layer.
+        layer.variables_of_norms = [*self.vectors, *self.training_vectors, self.known]
 
     def of(
         self,
