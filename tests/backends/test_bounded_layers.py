@@ -99,3 +99,53 @@ def test_numbers_are_those_of_tensorflow(folder, backend):
     with np.load(arguments[1]) as data:
         outputs = loaded.predict(data["x"], verbose=0)
     np.testing.assert_allclose(outputs, found["outputs"][1], atol=1e-4)
+
+
+TRACED = """
+import jax, keras, numpy as np
+from tfresidual import layers
+x = np.ones((2, 5, 4), "float32")
+for layer in (layers.SpectralNormalization(keras.layers.Dense(4)),
+              layers.Bounded([keras.layers.Dense(4)], 0.5)):
+    def inference(state):
+        return layer(state)
+    layer.build((None, 5, 4))
+    kernel = layer.trainable_weights[0]
+    for _ in range(2):
+        kernel.assign(2 * kernel)
+        free = layer(x)
+        kernel.assign(3 * kernel)
+        traced = jax.jit(inference)(x)
+        keras.ops.while_loop(lambda index, state: index < 2,
+                             lambda index, state: (index + 1, layer(state)), (0, x))
+        np.testing.assert_allclose(layer(x), traced, rtol=1e-5)
+        layer.get_weights()
+
+class Cell(keras.layers.Layer):
+    state_size = output_size = 4
+    def __init__(self):
+        super().__init__()
+        self.layer = layers.SpectralNormalization(keras.layers.Dense(4, use_bias=False), 0.5)
+    def call(self, inputs, states):
+        state = self.layer(states[0]) + inputs
+        return state, [state]
+
+cell = Cell()
+inputs = keras.Input((5, 4))
+model = keras.Model(inputs, keras.layers.RNN(cell)(inputs))
+model.predict(x, verbose=0)
+for _ in range(2):
+    cell.layer.layer.kernel.assign(3 * cell.layer.layer.kernel)
+    found, state = model.predict(x, verbose=0), 0 * x[:, 0]
+    for index in range(5):
+        state = cell.layer(state) + x[:, index]
+    np.testing.assert_allclose(found, state, rtol=1e-4)
+"""
+
+
+def test_code_that_the_user_traces():
+    """On JAX, norms are used there, and stored where that is possible."""
+    if importlib.util.find_spec("jax") is None:
+        pytest.skip("jax is not installed")
+    environment = os.environ | {"KERAS_BACKEND": "jax"}
+    subprocess.run([sys.executable, "-c", TRACED], env=environment, check=True)

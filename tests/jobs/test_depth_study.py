@@ -305,8 +305,8 @@ def test_the_log_of_a_worker(settings, tmp_path, monkeypatch, capfd):
     number = r"\d+(\.\d+)?(e-\d+)?"
     patterns = [
         "trial 1: 2 2 2 blocks, started",
-        f"trial 1: 2 2 2 blocks, finished, mean scaled perturbation {number} {number} {number}, "
-        rf"error {number}%, \d+ s",
+        f"trial 1: 2 2 2 blocks, finished, mean scaled perturbation {number} {number} {number} "
+        rf"\({number} {number} {number} as built\), error {number}%, \d+ s",
         "trial 2: 6 6 6 blocks, started",
         "trial 2: 6 6 6 blocks, failed: FailedTrialError: too deep",
     ]

@@ -12,7 +12,13 @@ import tensorflow as tf
 from reference.layer_test import run_layer_test
 from reference.random_network import sample
 
-from tfresidual.layers import BatchNormalization, Bounded, SpectralNormalization, slopes
+from tfresidual.layers import (
+    BatchNormalization,
+    Bounded,
+    ResidualUnit,
+    SpectralNormalization,
+    slopes,
+)
 
 NIGHTLY = pytest.mark.nightly
 layers = keras.layers
@@ -317,11 +323,32 @@ def test_bad_arguments(name):
         make()
 
 
-def test_another_grid_is_refused():
-    layer = Bounded([conv()])
+@pytest.mark.parametrize(
+    "make", [lambda: Bounded([conv()]), lambda: ResidualUnit(4, lipschitz=1.0)]
+)
+def test_another_grid_is_refused(make):
+    layer = make()
     layer(np.zeros((1, 4, 4, 3)))
-    with pytest.raises(ValueError, match=r"Argument `inputs` must have.*Received: "):
-        layer(np.zeros((1, 5, 4, 3)))
+    for other in (np.zeros((1, 5, 4, 3)), keras.Input((5, 4, 3))):
+        with pytest.raises(ValueError, match=r"Argument `inputs` must have.*Received: "):
+            layer(other)
+
+
+@pytest.mark.parametrize("method", ["converge", "lipschitz_bound"])
+def test_norms_before_there_are_weights_are_refused(method):
+    for layer in (Bounded([conv()]), SpectralNormalization(conv()), ResidualUnit(4, lipschitz=1.0)):
+        with pytest.raises(ValueError, match=r"must be built.*Received: "):
+            getattr(layer, method)()
+
+
+def test_a_layer_that_is_there_twice_stays_one_in_a_copy():
+    shared, inputs = conv(3), keras.Input((5, 4, 3))
+    model = keras.Model(inputs, Bounded([shared, layers.ReLU(), shared])(inputs))
+    clone = keras.models.clone_model(model)
+    clone.set_weights(model.get_weights())
+    assert len(clone.trainable_weights) == 2
+    x = np.random.default_rng(0).normal(size=(2, 5, 4, 3))
+    np.testing.assert_array_equal(clone(x), model(x))
 
 
 @pytest.mark.system

@@ -32,6 +32,18 @@ def test_layer(layer_class, init_kwargs, shape, tmp_path):
     run_layer_test(layer_class, init_kwargs, shape, shape, (1, 0), tmp_path)
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [layers.LayerScale(0.5), layers.ReZero(0.5), layers.ScalarBias(), layers.StochasticDepth(0.5)],
+)
+def test_whole_numbers_are_taken_as_floats(layer):
+    numbers = np.arange(12).reshape(4, 3)
+    scale = 0.5 if isinstance(layer, layers.LayerScale) else 1.0
+    np.testing.assert_array_equal(layer(numbers), scale * numbers)
+    if isinstance(layer, layers.StochasticDepth):
+        assert set(np.unique(layer(numbers, training=True) / np.maximum(numbers, 1))) <= {0, 2}
+
+
 @pytest.mark.parametrize("axis", [None, -1, 1, 2, -3])
 def test_every_entry_of_an_axis_has_its_factor(axis):
     layer, x = layers.LayerScale(axis=axis), sample()

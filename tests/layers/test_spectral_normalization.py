@@ -219,9 +219,20 @@ def test_bias_and_activation_are_those_of_the_layer(bound):
         outputs = wrapped(x, training=training)
         np.testing.assert_allclose(outputs, expected, rtol=2e-3, atol=2e-3)
         (loss,) = wrapped.losses
-        assert float(loss) == pytest.approx(0.1 * np.sum(np.square(outputs)), rel=1e-3)
+        regularized = layers.ActivityRegularization(l2=0.1)
+        regularized(outputs)
+        assert float(loss) == pytest.approx(float(*regularized.losses), rel=1e-6)
     for weight, old in zip(layer.weights, before, strict=True):
         np.testing.assert_array_equal(weight, old)
+
+
+def test_a_bound_that_is_set_later():
+    x = images((5, 4, 3))
+    wrapped = built(conv(use_bias=False), (5, 4, 3), 0.5)
+    outputs = np.asarray(wrapped(x))
+    wrapped.bound = 0.25
+    np.testing.assert_allclose(wrapped(x), outputs / 2, rtol=1e-6)
+    assert wrapped.lipschitz_bound()["lipschitz"] == 0.25
 
 
 def test_small_norms_are_left_and_zeros_stay_zeros():
@@ -437,6 +448,12 @@ BAD = {
     "a bound of nan": (lambda: SpectralNormalization(conv(), float("nan")), "bound"),
     "another dtype": (lambda: SpectralNormalization(conv(), dtype="bfloat16"), "dtype"),
     "two grids": (lambda: at_sizes((4, 4), (5, 4)), "inputs"),
+    "two grids, symbolic": (
+        lambda: [
+            one(keras.Input((s, 4, 3))) for one in [SpectralNormalization(conv())] for s in (4, 5)
+        ],
+        "inputs",
+    ),
 }
 
 

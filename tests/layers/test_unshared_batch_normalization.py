@@ -223,6 +223,16 @@ def test_masks_count_however_the_application_is_given():
     np.testing.assert_allclose(found, mean, rtol=1e-5)
 
 
+def test_momentum_and_epsilon_that_are_set_later():
+    x = np.random.default_rng(0).normal(2.0, 1.0, (6, 5)).astype("f4")
+    layer, plain = UnsharedBatchNormalization(2, momentum=0.5), keras.layers.BatchNormalization()
+    for one in (layer, plain):
+        one.build(x.shape)
+        one.momentum, one.epsilon = 0.9, 10.0
+    np.testing.assert_allclose(layer(x, application=1, training=True), plain(x, training=True))
+    np.testing.assert_allclose(layer(x, application=1), plain(x), atol=1e-6)
+
+
 def test_frozen_layer_keeps_everything():
     block, _, layer = block_of()
     layer.trainable = False

@@ -912,6 +912,21 @@ def test_nothing_to_couple_is_an_error(paths, first_block, coupling):
     assert not optimizer.inner.built
 
 
+def test_a_coupling_that_is_set_later():
+    layers = [keras.layers.Dense(2, use_bias=False) for _ in range(2)]
+    for layer in layers:
+        layer.build((None, 2))
+    optimizer = GradientCoupling(keras.optimizers.SGD(1.0), 1.0, groups=[layers])
+    weights = [layer.kernel for layer in layers]
+    gradients = [np.full((2, 2), 1.0, "f4"), np.full((2, 2), 3.0, "f4")]
+    for coupling, moves in ((1.0, (2.0, 2.0)), (0.5, (1.5, 2.5)), (0.0, (1.0, 3.0))):
+        optimizer.coupling = coupling
+        before = [weight.numpy() for weight in weights]
+        optimizer.apply(gradients, weights)
+        for old, weight, move in zip(before, weights, moves, strict=True):
+            np.testing.assert_allclose(old - weight, move, rtol=1e-5)
+
+
 def test_nothing_to_couple_in_fit():
     model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4, name="dense")])
     compiled(model, GradientCoupling("sgd", 0.5))

@@ -66,7 +66,7 @@ def convnext(blocks, rate=0.05, ending=None, **kwargs):
     return compiled(net, rate, **kwargs)
 
 
-def dense(blocks, rate=0.05, **kwargs):
+def dense(blocks, rate=0.01, **kwargs):
     """Blocks of two dense layers, on the numbers of an image: what is fastest."""
     inputs = keras.Input((8, 8, 3))
     state = keras.layers.Dense(6)(keras.layers.Flatten()(inputs))
@@ -249,6 +249,19 @@ def test_chains_that_cannot_be_used(tmp_path):
 
 
 @pytest.mark.system
+def test_a_network_that_is_not_compiled(tmp_path):
+    """Nothing is written, so that the same folder takes the search once it is."""
+
+    def forgotten(blocks):
+        network = dense(blocks)
+        network.compiled = False
+        return network
+
+    with pytest.raises(ValueError, match=r"Argument `hypermodel` must.*compile.*Received: "):
+        searched(tmp_path, forgotten, (1, 1), epsilon=10.0)
+    assert searched(tmp_path, dense, (1, 1), epsilon=10.0).trace()["status"].eq("completed").all()
+
+
 def test_a_network_that_does_not_fit_is_a_failed_trial(tmp_path):
     def make(blocks):
         state = inputs = keras.Input((8, 8, 3))

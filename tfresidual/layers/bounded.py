@@ -8,6 +8,7 @@ import keras
 
 from tfresidual.arguments import check_number
 from tfresidual.layers.branch_bound import BranchBound, is_normalization
+from tfresidual.layers.divisor import built_part
 from tfresidual.layers.linear import check_not_quantized, dtype_of, kind_of
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class Bounded(keras.layers.Layer):
         super().__init__(**kwargs | {"dtype": dtype_of(layers, kwargs.get("dtype"))})
         self.branch: list[keras.layers.Layer] = layers
         self.bound: float = check_number("bound", bound, over=0)
+        self._bound: Any = None
 
     def build(self, input_shape: Shape) -> None:
         shape, shapes, names = tuple(input_shape), [], []
@@ -105,7 +107,7 @@ class Bounded(keras.layers.Layer):
                 names.append(f"layer{place}")
             shape = tuple(layer.compute_output_shape(shape))
         self.shape_of_inputs: Shape = tuple(input_shape)
-        self._bound = BranchBound(self, self.bound, self.branch, shapes, names)
+        self._bound = BranchBound(self, lambda: self.bound, self.branch, shapes, names)
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         return self._bound.run(inputs, training, self._bound.is_frozen())
@@ -120,7 +122,7 @@ class Bounded(keras.layers.Layer):
             training: whether training continues from these norms as well; otherwise its own vectors
                 are left unchanged.
         """
-        self._bound.converge(training)
+        built_part(self, self._bound).converge(training)
 
     def lipschitz_bound(self) -> dict[str, float]:
         """Returns bounds and estimates of the branch's Lipschitz constant at inference.
@@ -132,22 +134,31 @@ class Bounded(keras.layers.Layer):
             convergence; `certified`, an upper bound of the true product, computed in float64;
             `divisor`, by which the branch is divided.
         """
-        return self._bound.report()
+        return built_part(self, self._bound).report()
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         shape = tuple(input_shape)
+        if self.built:
+            self._bound.check_shape(shape)
         for layer in self.branch:
             shape = tuple(layer.compute_output_shape(shape))
         return shape
 
     def get_config(self) -> dict[str, Any]:
-        branch = [keras.saving.serialize_keras_object(layer) for layer in self.branch]
-        return super().get_config() | {"branch": branch, "bound": self.bound}
+        layers = list(dict.fromkeys(self.branch))
+        branch = [keras.saving.serialize_keras_object(layer) for layer in layers]
+        config = super().get_config() | {"branch": branch, "bound": self.bound}
+        if len(layers) < len(self.branch):
+            # Which of them is where, since some are there several times.
+            config["places"] = [layers.index(layer) for layer in self.branch]
+        return config
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Bounded:
+        config = dict(config)
         branch = [keras.saving.deserialize_keras_object(layer) for layer in config["branch"]]
-        return cls(**config | {"branch": branch})
+        places = config.pop("places", range(len(branch)))
+        return cls(**config | {"branch": [branch[place] for place in places]})
 
 
 def _flat(branch):

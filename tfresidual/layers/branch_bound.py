@@ -32,7 +32,7 @@ class BranchBound:
 
     Args:
         owner: the layer that gets the weights from which norms are computed.
-        bound: float over 0.
+        bound: function that returns the bound, a float over 0.
         layers: list of built layers, or functions whose slopes are known.
         shapes: shapes of the inputs of the layers, with the batch.
         names: names of the linear layers, for their weights.
@@ -41,7 +41,7 @@ class BranchBound:
     def __init__(
         self,
         owner: keras.layers.Layer,
-        bound: float,
+        bound: Callable[[], float | None],
         layers: list[keras.layers.Layer | Callable[[Tensor], Tensor]],
         shapes: list[Shape],
         names: list[str],
@@ -104,12 +104,7 @@ class BranchBound:
         Raises:
             ValueError: if the inputs have another shape than that of the bound.
         """
-        given = tuple(inputs.shape)[1:]
-        if given != self._shape:
-            raise ValueError(
-                "Argument `inputs` must have the shape that the layer was built for, since its "
-                f"bound holds for one grid only: {self._shape}. Received: inputs of shape {given}"
-            )
+        self.check_shape(inputs.shape)
         outputs, slopes = inputs, {}
         for place, layer in enumerate(self._layers):
             if place in self._folded:
@@ -121,6 +116,15 @@ class BranchBound:
         kernels, constant = self._kernels(slopes)
         divisor = self.divisor.of(kernels, self._parts, training and not is_frozen, constant)
         return outputs / ops.cast(divisor, outputs.dtype)
+
+    def check_shape(self, shape: Shape) -> None:
+        """Raises a `ValueError` if inputs have another shape than that of the bound."""
+        given = tuple(shape)[1:]
+        if given != self._shape:
+            raise ValueError(
+                "Argument `inputs` must have the shape that the layer was built for, since its "
+                f"bound holds for one grid only: {self._shape}. Received: inputs of shape {given}"
+            )
 
     def is_frozen(self) -> bool:
         """Returns whether training changes nothing on which the norms depend."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from keras import ops
 
@@ -43,7 +43,8 @@ class Divisor:
 
     Args:
         layer: the `keras.layers.Layer` that gets the weights.
-        bound: float over 0, or `None` to divide by the norms themselves.
+        bound: function that returns the bound, a float over 0, or `None` to divide by the norms
+            themselves.
         operators: dict from names to `Convolution`, `TransposedConvolution` or `Matrices`.
         shapes: shapes of the input vector of every operator.
         parts: the function described above.
@@ -52,7 +53,7 @@ class Divisor:
     def __init__(
         self,
         layer: keras.layers.Layer,
-        bound: float | None,
+        bound: Callable[[], float | None],
         operators: dict[str, Operator],
         shapes: Sequence[tuple[int, ...]],
         parts: Callable[[], list[Tensor]],
@@ -101,10 +102,11 @@ class Divisor:
         norm = ops.prod(norms)
         if not (isinstance(constant, float) and constant == 1):
             norm = norm * constant
-        if self.bound is None:
+        bound = self.bound()
+        if bound is None:
             # Zeros stay zeros.
             return ops.where(norm < spectral.TINY, 1.0, norm)
-        return ops.maximum(norm / self.bound, 1.0)
+        return ops.maximum(norm / bound, 1.0)
 
     def _training_vectors(self, kernels):
         """Returns the vectors for the norms in a training step, updated by a few iterations."""
@@ -186,15 +188,20 @@ class Divisor:
         estimate, largest = constant, 0.0
         for vector, kernel, operator in zip(self.vectors, kernels, self.operators, strict=True):
             value = ops.convert_to_tensor(vector)
-            estimate *= float(spectral.operator_norm(kernel, value, operator))
-            largest = max(largest, float(spectral.residual(kernel, value, operator)))
+            norm, remainder = (
+                function(kernel, value, operator)
+                for function in (spectral.operator_norm, spectral.residual)
+            )
+            estimate *= float(ops.convert_to_numpy(norm))
+            largest = max(largest, float(ops.convert_to_numpy(remainder)))
         certified = constant
         for vector, kernel, operator in zip(
             self.vectors, exact or kernels, self.operators, strict=True
         ):
             certified *= spectral.certified_norm(kernel, vector.shape[1:-1], operator)
-        bound = 1.0 if self.bound is None else self.bound
-        is_divided = estimate > bound or (self.bound is None and estimate >= spectral.TINY)
+        given = self.bound()
+        bound = 1.0 if given is None else given
+        is_divided = estimate > bound or (given is None and estimate >= spectral.TINY)
         return {
             "lipschitz": bound,
             "estimate": estimate,
@@ -202,6 +209,16 @@ class Divisor:
             "certified": float(certified),
             "divisor": estimate / bound if is_divided else 1.0,
         }
+
+
+def built_part(layer: keras.layers.Layer, part: Any) -> Any:
+    """Returns what a layer made when it was built, or raises a `ValueError` if that is `None`."""
+    if part is None:
+        raise ValueError(
+            "The layer must be built before its norms are computed: call it, or its method "
+            f"`build`. Received: {type(layer).__name__} {layer.name!r}"
+        )
+    return part
 
 
 def _vector(layer, name, shape):

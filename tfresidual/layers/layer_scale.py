@@ -56,6 +56,8 @@ class LayerScale(keras.layers.Layer):
             autocast=False,
             name="gamma",
         )
+        if self.axis is not None:
+            self.input_spec = keras.layers.InputSpec(axes={self.axis: self.gamma.shape[0]})
         self.built = True
 
     def _size(self, input_shape):
@@ -70,6 +72,7 @@ class LayerScale(keras.layers.Layer):
         return size
 
     def call(self, inputs: Tensor) -> Tensor:
+        inputs = ops.cast(inputs, self.compute_dtype)
         return inputs * self._factors(len(inputs.shape), inputs.dtype)
 
     def after(
@@ -139,6 +142,11 @@ class ReZero(LayerScale):
     """
 
     def __init__(self, initial: float = 0.0, **kwargs: Any) -> None:
+        if "axis" in kwargs:
+            raise ValueError(
+                "Argument `axis` must not be given, since there is one factor: use `LayerScale` "
+                f"for one for each channel. Received: axis={kwargs['axis']!r}"
+            )
         super().__init__(initial, axis=None, **kwargs)
 
     def get_config(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from keras import ops
 from tfresidual.arguments import check_bool, check_choice, check_int, check_number
 from tfresidual.layers.batch_normalization import PARTS, BatchNormalization
 from tfresidual.layers.branch_bound import BranchBound
+from tfresidual.layers.divisor import built_part
 from tfresidual.layers.layer_scale import LayerScale, get_multiplier
 from tfresidual.layers.pointwise_convolution import PointwiseConvolution
 from tfresidual.layers.scalar_bias import ScalarBias
@@ -183,7 +184,7 @@ class ResidualUnit(keras.layers.Layer):
         )
         self.lipschitz: float | None = lipschitz
         # Made when the shapes are known.
-        self._bound: BranchBound | None = None
+        self._bound: Any = None
         self.batch_norm: BatchNorm = batch_norm
         self.data_format: DataFormat = data_format or keras.config.image_data_format()
         # Hidden in a function, since Keras would track a unit in an attribute as a sublayer.
@@ -438,7 +439,7 @@ class ResidualUnit(keras.layers.Layer):
                 )
         return BranchBound(
             self,
-            self.lipschitz,
+            lambda: self.lipschitz,
             [getattr(self, name, ops.relu) for name in shapes],
             list(shapes.values()),
             [name for name in shapes if name.startswith("convolution")],
@@ -475,8 +476,8 @@ class ResidualUnit(keras.layers.Layer):
             training: whether training continues from these vectors as well; otherwise its own
                 vectors are left unchanged.
         """
-        if self._bound is not None:
-            self._bound.converge(training)
+        if self.lipschitz is not None:
+            built_part(self, self._bound).converge(training)
 
     def lipschitz_bound(self) -> dict[str, float] | None:
         """Returns bounds and estimates of the branch's Lipschitz constant at inference.
@@ -488,7 +489,9 @@ class ResidualUnit(keras.layers.Layer):
             convergence; `certified`, an upper bound of the true product; `divisor`, by which the
             branch is divided. `None` if `lipschitz` is `None`.
         """
-        return None if self._bound is None else self._bound.report()
+        if self.lipschitz is None:
+            return None
+        return built_part(self, self._bound).report()
 
     def join(self, inputs: Tensor, branch: Tensor, training: bool | None = None) -> Tensor:
         """Joins the branch to the unit's input or anchor and applies what follows the addition."""
@@ -512,6 +515,8 @@ class ResidualUnit(keras.layers.Layer):
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
         shape = list(input_shape)
+        if self._bound is not None:
+            self._bound.check_shape(shape)
         first = 1 if self.data_format == "channels_last" else 2
         for axis in (first, first + 1):
             size = shape[axis]

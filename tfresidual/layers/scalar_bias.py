@@ -43,6 +43,7 @@ class ScalarBias(keras.layers.Layer):
         self.built = True
 
     def call(self, inputs: Tensor) -> Tensor:
+        inputs = ops.cast(inputs, self.compute_dtype)
         return inputs + ops.cast(ops.convert_to_tensor(self.bias), inputs.dtype)
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:

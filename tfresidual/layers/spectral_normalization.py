@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import keras
+from keras import ops
 
 from tfresidual.arguments import check_number
-from tfresidual.layers.divisor import Divisor
+from tfresidual.layers.divisor import Divisor, built_part
 from tfresidual.layers.linear import check_linear, check_not_quantized, dtype_of, linear_part
 from tfresidual.machine import backends
 
@@ -37,7 +38,8 @@ class SpectralNormalization(keras.layers.Wrapper):
     In mixed precision, the norm is that of the kernel in the compute dtype, in float32; the kernel
     that is divided by it is rounded once more. LoRA is included. On JAX, compiled inference
     compiles the iterations of every layer; call `converge` and use `layers.fixed_norms` to avoid
-    this.
+    this. In functions that JAX traces without knowing the variables, such as `jax.jit(layer)`, norms
+    are not stored. `tf.vectorized_map` needs `layers.fixed_norms`.
 
     Example:
 
@@ -76,6 +78,7 @@ class SpectralNormalization(keras.layers.Wrapper):
         check_linear(layer)
         super().__init__(layer, **kwargs | {"dtype": dtype_of([layer], kwargs.get("dtype"))})
         self.bound: float | None = check_number("bound", bound, over=0, or_none=True)
+        self.divisor: Any = None
         self.supports_masking = layer.supports_masking
 
     def build(self, input_shape: Shape) -> None:
@@ -85,7 +88,7 @@ class SpectralNormalization(keras.layers.Wrapper):
         self.grid: Shape = tuple(input_shape)[1:]
         self.divisor = Divisor(
             self,
-            self.bound,
+            lambda: self.bound,
             {"vector": self.linear.operator},
             [self.linear.vector_shape],
             self.linear.kernels,
@@ -96,7 +99,7 @@ class SpectralNormalization(keras.layers.Wrapper):
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         check_not_quantized(self.layer)
-        self._check_grid(inputs)
+        self._check_grid(inputs.shape)
         kernels = self.linear.kernels()
         divisor = self.divisor.of(
             [self.linear.kernel(kernels)],
@@ -106,11 +109,13 @@ class SpectralNormalization(keras.layers.Wrapper):
         outputs = self.linear.apply(inputs, self.linear.divided(kernels, divisor))
         outputs = self.linear.finished(outputs)
         if self.layer.activity_regularizer is not None:
-            self.add_loss(self.layer.activity_regularizer(outputs))
+            loss = self.layer.activity_regularizer(outputs)
+            # The mean over the batch, as in Keras.
+            self.add_loss(ops.divide_no_nan(loss, ops.cast(ops.shape(outputs)[0], loss.dtype)))
         return outputs
 
-    def _check_grid(self, inputs):
-        given = tuple(inputs.shape)[1:]
+    def _check_grid(self, shape):
+        given = tuple(shape)[1:]
         if self.linear.needs_grid and given != self.grid:
             raise ValueError(
                 "Argument `inputs` must have the shape that the layer was built for, since its "
@@ -127,8 +132,9 @@ class SpectralNormalization(keras.layers.Wrapper):
             training: whether training continues from this norm as well; otherwise its own vector
                 is left unchanged.
         """
+        divisor = built_part(self, self.divisor)
         kernels = self.linear.kernels()
-        self.divisor.converge([self.linear.kernel(kernels)], lambda: kernels, training)
+        divisor.converge([self.linear.kernel(kernels)], lambda: kernels, training)
 
     def lipschitz_bound(self) -> dict[str, float]:
         """Returns bounds and estimates of the norm of the layer's linear part at inference.
@@ -145,6 +151,8 @@ class SpectralNormalization(keras.layers.Wrapper):
         return self.divisor.report([self.linear.kernel(kernels)], exact)
 
     def compute_output_shape(self, input_shape: Shape) -> Shape:
+        if self.built:
+            self._check_grid(input_shape)
         return self.layer.compute_output_shape(input_shape)
 
     def get_config(self) -> dict[str, Any]:

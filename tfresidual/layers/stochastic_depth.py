@@ -53,6 +53,7 @@ class StochasticDepth(keras.layers.Layer):
         self.built = True
 
     def call(self, inputs: Tensor, training: bool | None = None) -> Tensor:
+        inputs = ops.cast(inputs, self.compute_dtype)
         if not training or self.rate == 0:
             return inputs
         shape = (ops.shape(inputs)[0], *[1] * (len(inputs.shape) - 1))

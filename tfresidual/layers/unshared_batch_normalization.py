@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import keras
 from keras import ops
 
-from tfresidual.arguments import check_int
+from tfresidual.arguments import check_int, check_number
 from tfresidual.layers.applications import note_told, number_of_call, unknown_application
 from tfresidual.layers.batch_normalization import LEARNED, BatchNormalization, check_parts
 from tfresidual.machine.backends import known_int
@@ -84,8 +85,10 @@ class UnsharedBatchNormalization(keras.layers.BatchNormalization):
         gamma_initializer: Any = "ones",
         **kwargs: Any,
     ) -> None:
-        if isinstance(gamma_initializer, (int, float)):
-            gamma_initializer = keras.initializers.Constant(gamma_initializer)
+        if isinstance(gamma_initializer, Real):
+            gamma_initializer = keras.initializers.Constant(
+                check_number("gamma_initializer", gamma_initializer)
+            )
         super().__init__(gamma_initializer=gamma_initializer, **kwargs)
         self.applications: int = check_int("applications", applications, at_least=1)
         self.share: tuple[str, ...] = check_parts("share", share)
@@ -107,7 +110,15 @@ class UnsharedBatchNormalization(keras.layers.BatchNormalization):
 
     def normalization(self, application: int) -> BatchNormalization:
         """Returns the batch normalization of an application, counted from 0."""
-        return self.normalizations[min(application, self.applications - 1)]
+        place = check_int("application", application, at_least=0)
+        return self.normalizations[min(place, self.applications - 1)]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        # As of any other batch normalization, these may be set later.
+        if name in ("momentum", "epsilon") and hasattr(self, "normalizations"):
+            for normalization in self.normalizations:
+                setattr(normalization, name, value)
 
     def __call__(
         self,

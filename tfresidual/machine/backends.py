@@ -92,14 +92,20 @@ def stored_or_new(are_valid, stored, new, store):
         are_valid: bool tensor.
         stored: function that returns a list of tensors.
         new: function that returns another list of tensors, of the same shapes.
-        store: function of the new tensors that assigns variables, and returns the tensors.
+        store: function of the new tensors that assigns variables, and returns the tensors. It is
+            not called where JAX could not assign them.
     """
     if BACKEND == "jax":
         import jax
 
         if isinstance(are_valid, jax.core.Tracer):
             # A branch of a compiled function has no side effects.
-            return store(keras.ops.cond(are_valid, stored, new))
+            values = keras.ops.cond(are_valid, stored, new)
+            # What is traced may only be assigned to variables of the same trace, as in `predict`:
+            # not in a function of the user's that knows nothing of them, or in a loop.
+            traces = [getattr(value, "_trace", None) for value in stored()]
+            is_of_trace = all(trace is getattr(are_valid, "_trace", 0) for trace in traces)
+            return store(values) if is_of_trace else values
         return stored() if are_valid else store(new())
     return keras.ops.cond(are_valid, stored, lambda: store(new()))
 

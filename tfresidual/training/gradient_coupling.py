@@ -168,14 +168,25 @@ class GradientCoupling(keras.optimizers.Optimizer):
             )
         super().__init__(learning_rate=0.0, name=name)
         self.inner: keras.optimizers.Optimizer = _checked_inner(inner)
-        self.coupling: float = check_number("coupling", coupling, at_least=0, at_most=1)
+        self._mixtures: tuple[_Mixture, ...] = ()
         check_choice("kernel", kernel, KERNELS)
         self.kernel: CouplingKernel = kernel
         self.first_block: int = check_int("first_block", first_block, at_least=0)
         self._groups: Groups | None = None
         if groups is not None:
             self._groups = groups_given(groups, self.first_block)
-        self._mixtures = ()
+        self.coupling = coupling
+
+    @property
+    def coupling(self) -> float:
+        """The coupling. A new one counts from the next time that a training step is compiled."""
+        return self._coupling
+
+    @coupling.setter
+    def coupling(self, coupling: float) -> None:
+        self._coupling = check_number("coupling", coupling, at_least=0, at_most=1)
+        if self.built:
+            self._mix(self._trainable_variables)
 
     def check_variables(self, variables: Iterable[keras.Variable]) -> None:
         """Raises a `ValueError` if no two of the variables can be coupled."""
@@ -185,9 +196,14 @@ class GradientCoupling(keras.optimizers.Optimizer):
         if self.built:
             return
         variables = list(variables)
-        groups = self._coupled(variables)
+        # Before anything is built, since it may fail.
+        self._coupled(variables)
         self.inner.build(variables)
         super().build(variables)
+        self._mix(variables)
+
+    def _mix(self, variables):
+        groups = self._coupled(variables)
         mixtures = (self._mixture(group) for group in groups)
         self._mixtures = tuple(mixture for mixture in mixtures if mixture is not None)
 

@@ -371,6 +371,10 @@ class DepthSearch(keras_tuner.Tuner):
         if network.built:
             # Before the chain is made, which may compute with images.
             _check_memory(network, depths, args, kwargs)
+        try:
+            self._check_fit(network)
+        except ValueError as error:
+            raise errors.FatalValueError(str(error)) from error
         chain = self._checked_chain(network, depths, kwargs)
         _check_compiled(network, self.distribution_strategy)
         built = values_of(network)
@@ -455,7 +459,21 @@ class DepthSearch(keras_tuner.Tuner):
         self._is_compared = True
 
     def _fingerprint(self, space):
-        return fingerprint.of_network(lambda: self._build_hypermodel(space.copy()), self._chain_of)
+        def build():
+            network = self._build_hypermodel(space.copy())
+            self._check_fit(network)
+            return network
+
+        return fingerprint.of_network(build, self._chain_of)
+
+    def _check_fit(self, network):
+        """Raises a `ValueError` if a network is not compiled for the `fit` of keras-tuner."""
+        has_own_fit = type(self.hypermodel).fit is not keras_tuner.HyperModel.fit
+        if isinstance(network, keras.Model) and not network.compiled and not has_own_fit:
+            raise ValueError(
+                "Argument `hypermodel` must build compiled networks: let it call `compile`. "
+                f"Received: {type(network).__name__} {network.name!r}, which is not compiled"
+            )
 
     def _seed_of(self, depths):
         """Returns the seed of a trial and execution, which does not depend on the process."""
