@@ -38,8 +38,8 @@ class SpectralNormalization(keras.layers.Wrapper):
     In mixed precision, the norm is that of the kernel in the compute dtype, in float32; the kernel
     that is divided by it is rounded once more. LoRA is included. On JAX, compiled inference
     compiles the iterations of every layer; call `converge` and use `layers.fixed_norms` to avoid
-    this. In functions that JAX traces without knowing the variables, such as `jax.jit(layer)`, norms
-    are not stored. `tf.vectorized_map` needs `layers.fixed_norms`.
+    this. In functions that JAX traces without knowing the variables, such as `jax.jit(layer)`,
+    norms are not stored. `tf.vectorized_map` needs `layers.fixed_norms`.
 
     Example:
 
