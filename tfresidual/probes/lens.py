@@ -254,12 +254,13 @@ class _Softmax:
         of_label = tf.maximum(self.of_label, self.of_label.dtype.min)
         balance = tf.reduce_sum(tf.sign(self.shifted - of_label), axis=-1)
         kl = network.negative_entropy - self._expected(network.p) + self.log_total
+        # Not below 0 by rounding, and exactly 0 for the network itself; NaN stays NaN.
+        is_zero = ~tf.math.is_nan(kl) if self is network else kl < 0
         return _stacked(
             cross_entropy=cross_entropy,
             rank=(balance + self.shifted.shape[-1] + 1) / 2,
             probability=tf.exp(self.log_p),
-            # Not below 0 by rounding.
-            kl=tf.zeros_like(kl) if self is network else tf.where(kl < 0, tf.zeros_like(kl), kl),
+            kl=tf.where(is_zero, tf.zeros_like(kl), kl),
             agreement=tf.cast(
                 (self.named == network.named) & _both_finite(self, network), kl.dtype
             ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
 from tfresidual import sources
@@ -99,7 +100,7 @@ def computational_distance(
         the columns `stage`, `blocks` (the number of blocks measured), `distance`,
         `scaled_distance`, `mean_perturbation` and `mean_scaled_perturbation`, all 0 or more. If
         `data` is a dict, `split` is the first column. The means of a stage without a block to
-        measure are NaN.
+        measure are NaN, and so is what a block with NaN contributes to.
 
     Raises:
         ValueError: if the chain or the data cannot be used.
@@ -108,26 +109,34 @@ def computational_distance(
         Hauser 2019, "On residual networks learning a perturbation from identity", eq. 4 and 11,
         fig. 3, 4, 6 and 7.
     """
+    chain = sources.chain(chain)
     frame = perturbation(chain, data, per_position=per_position, progress=progress)
-    return distances_of(frame)
+    return distances_of(frame, chain)
 
 
-def distances_of(frame: Frame) -> Frame:
+def distances_of(frame: Frame, chain: Chain | None = None) -> Frame:
     """Adds up the perturbations of blocks to the distances of stages.
 
     Args:
         frame: a frame of `perturbation` or `block_metrics`, one row per block (and split).
+        chain: the chain that was measured, which says what blocks have an F: if the perturbation of
+            one of them is NaN, so are the sums. Without it, blocks with NaN are left out.
 
     Returns:
         The frame of `computational_distance`.
     """
     if "split" in frame:
-        return by_split(frame, distances_of)
-    blocks = frame.groupby("stage")[list(PERTURBATION_METRICS)]
-    # The sum leaves out NaN, that is, blocks without an F.
-    stages = blocks.sum().set_axis(["distance", "scaled_distance"], axis="columns")
-    stages.insert(0, "blocks", blocks.count()["perturbation"])
-    total = stages.sum().to_frame(ALL_STAGES).T
+        return by_split(frame, functools.partial(distances_of, chain=chain))
+    has_step = frame["perturbation"].notna()
+    if chain is not None:
+        known = {(s.index, b.index) for s in chain.stages for b in s.blocks if b.keeps_shape}
+        places = zip(frame["stage"], frame["block"], strict=True)
+        has_step |= np.array([place in known for place in places], bool)
+    steps = frame[list(PERTURBATION_METRICS)].where(has_step, 0.0).groupby(frame["stage"])
+    stages = steps.agg(lambda column: column.sum(skipna=False))
+    stages.columns = ["distance", "scaled_distance"]
+    stages.insert(0, "blocks", has_step.groupby(frame["stage"]).sum())
+    total = stages.sum(skipna=False).to_frame(ALL_STAGES).T
     distances = pd.concat([stages.astype(float), total]).rename_axis("stage").reset_index()
     distances["mean_perturbation"] = distances["distance"] / distances["blocks"]
     distances["mean_scaled_perturbation"] = distances["scaled_distance"] / distances["blocks"]

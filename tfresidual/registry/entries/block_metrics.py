@@ -12,9 +12,9 @@ def run(chain, data, options, progress):
     """Measures the metrics of all blocks, the distances, and the depth of the stopping rule."""
     blocks = probes.block_metrics(chain, data, progress=progress)
     # The distances are sums of the perturbations just measured.
-    distances = probes.distances_of(blocks)
+    distances = probes.distances_of(blocks, chain)
     in_stages = distances[distances["stage"] != probes.ALL_STAGES]
-    measured = in_stages["blocks"] > 0
+    measured = (in_stages["blocks"] > 0) & in_stages["scaled_distance"].notna()
     asked_for = pd.Series(
         depth_for(in_stages.loc[measured, "scaled_distance"], options.epsilon),
         index=in_stages.index[measured],
