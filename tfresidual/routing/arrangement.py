@@ -1,6 +1,8 @@
 """Inputs and labels in the structures in which Keras takes them. TensorFlow only."""
 
 import functools
+import re
+import textwrap
 from collections.abc import Mapping
 
 import keras
@@ -196,7 +198,10 @@ def _plain(structure):
 
 
 def _line_of(error):
-    return " ".join(str(error).split())[:300]
+    """Returns what Keras says in bold, or the beginning of all it says, without numbers of data."""
+    bold = re.search("\x1b\\[1m(.*?)\x1b\\[0m", str(error), re.DOTALL)
+    text = re.sub(r"\[[\s\d.eE+-]+\]", "[...]", bold[1] if bold else str(error))
+    return textwrap.shorten(text, 300, placeholder=" ...")
 
 
 def _tensor(part):
