@@ -86,7 +86,9 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
     refused, because there it is not: where a gradient is read, TensorFlow no longer rewrites the
     sum that it is, and the weights differ in their last bits. While the callback runs, the training
     function of the model is another one; nothing of it remains afterwards, or in copies and files
-    of the model. Callbacks that read the logs must come after this one, see `ProbeCallback`.
+    of the model. A callback that freezes layers, or compiles the model, in the middle of the
+    training and then calls `make_train_function` must come before this one. Callbacks that read the
+    logs must come after it, see `ProbeCallback`.
 
     Example:
 
@@ -149,32 +151,16 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
         """Sets everything that belongs to one training."""
         self._chain = self._step = self._files = self._table = self._function = None
         self._read, self._read_at = [], 0
-        self._is_checked, self._check_at = False, 1
+        # The number of steps before this epoch, the batch that began last, and the training
+        # function of somebody else that was seen last.
+        self._first, self._batch, self._seen = 0, -1, None
+        self._is_checked, self._check_at, self._has_missed = False, 1, False
         self.warned_of = set()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._forget()
-        _check(self.model)
-        self._chain = chain_in_training(self.model)
-        if any(block.takes_anchor and block.lipschitz is not None for block in self._chain.blocks):
-            raise ValueError(
-                "Argument `model` must not have blocks with both a Lipschitz bound and an anchor: "
-                "to read their gradients would change the last bits of the weights. Received: "
-                f"model={self.model.name}; use `BlockMetrics` for it"
-            )
-        placed = places_of(self.model, self._chain, **options_in_training(self.model))
-        if all(one.before is None for one in placed):
-            raise ValueError(
-                "Argument `model` must have a weight that is trained before its last block: the "
-                "training step computes no gradient before it. "
-                f"Received: model={self.model.name}"
-            )
-        # Blocks of which a step measures something.
-        self._is_measured = np.array([one.before is not None for one in placed])
+        self._measure()
         warn_of_earlier(self, (ProbeCallback, StepMetrics), self.keys())
-        self._step, self._function = _measuring(
-            self.model, self._chain, placed, self.images, self.every
-        )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if self._files is None:
@@ -189,10 +175,14 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
             # After the first step that is measured.
             self._check_at = -done % self.every + 1
         self._read, self._read_at = [], 0
+        self._first, self._batch = self._step.done, -1
+        self._measure_again(0)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         # Reading waits for the device, so it is done seldom. (A callback that defines
         # `on_train_batch_end` makes Keras wait for the end of every batch.)
+        self._batch = batch
+        self._measure_again(batch)
         is_first = batch >= self._check_at and not self._is_checked
         if is_first or batch + self.model.steps_per_execution - self._read_at > ROWS * self.every:
             self._read += self._step.read()
@@ -202,6 +192,7 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._read += self._step.read()
         self._check_measured()
+        self._count_last()
         steps = np.array([step for step, _ in self._read], int)
         values = np.array([value for _, value in self._read], np.float32)
         values = values.reshape(len(steps), len(self._chain.blocks), len(METRICS) + 1)
@@ -229,6 +220,81 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
             for block in self._chain.blocks
             for name in _metrics_of(self._chain, block)
         ]
+
+    def _measure(self):
+        """Makes the model train with a step that measures its blocks as they are now."""
+        _check(self.model)
+        chain = chain_in_training(self.model)
+        if any(block.takes_anchor and block.lipschitz is not None for block in chain.blocks):
+            raise ValueError(
+                "Argument `model` must not have blocks with both a Lipschitz bound and an anchor: "
+                "to read their gradients would change the last bits of the weights. Received: "
+                f"model={self.model.name}; use `BlockMetrics` for it"
+            )
+        placed = places_of(self.model, chain, **options_in_training(self.model))
+        if all(one.before is None for one in placed):
+            raise ValueError(
+                "Argument `model` must have a weight that is trained before its last block: the "
+                "training step computes no gradient before it. "
+                f"Received: model={self.model.name}"
+            )
+        if self._chain is not None and _places(chain) != _places(self._chain):
+            raise ValueError(
+                "Argument `model` must keep its blocks during training. Received: "
+                f"model={self.model.name}, which began with {len(self._chain.blocks)} blocks and "
+                f"has {len(chain.blocks)} others now"
+            )
+        self._step, self._function = _measuring(self.model, chain, placed, self.images, self.every)
+        self._chain = chain
+        # Blocks of which a step measures something.
+        self._is_measured = np.array([one.before is not None for one in placed])
+
+    def _measure_again(self, batch):
+        """Measures on if Keras has made another training function since, before some batch.
+
+        That is how layers are frozen, or a model compiled again, in the middle of a training.
+        """
+        function = self.model.train_function
+        if function is self._function or function is self._seen:
+            return
+        self._seen = function
+        # A function around that of this callback still measures.
+        if _code(function) is None or _code(function) != _code(self._function.function):
+            return
+        self._read += self._step.read()
+        self._check_measured()
+        self._read_at, done = batch, self._first + batch
+        missed = done - self._step.done
+        self._is_checked = True
+        before = self._step
+        with self.going_on("the metrics of further steps"):
+            self._measure()
+            self._step.begin(done)
+        if self._step is before:
+            self._has_missed = True
+        elif missed > 0:
+            self._warn_of_missed(missed)
+
+    def _count_last(self):
+        """Counts the last steps of an epoch if another training function did them."""
+        done, last = self._step.done, self._first + self._batch
+        if self.model.train_function is self._function or self._batch < 0 or done > last:
+            return
+        steps = (self.params or {}).get("steps")
+        count = self.model.steps_per_execution
+        last += count if steps is None else min(count, steps - self._batch)
+        self._step.begin(last)
+        self._warn_of_missed(last - done)
+
+    def _warn_of_missed(self, missed):
+        if not self._has_missed:
+            self._has_missed = True
+            warnings.warn(
+                f"{self.model.name} did training steps that are not measured, {missed} so far: its "
+                "training function was replaced after `StepMetrics` looked. Place the callback "
+                "that does this, such as with `make_train_function`, before `StepMetrics`.",
+                stacklevel=3,
+            )
 
     def _steps_before(self, epoch):
         """Returns the number of steps of the training before the first epoch of this `fit`."""
@@ -389,8 +455,19 @@ class _Replaced:
         return self.function(iterator)
 
     def undo(self):
+        # Somebody may hold a function around this one.
+        self.function = self.before
         if self.model.train_function is self:
             self.model.train_function = self.before
+
+
+def _code(function):
+    """Returns the code of a training function; all that Keras makes have the same."""
+    return getattr(getattr(function, "python_function", function), "__code__", None)
+
+
+def _places(chain):
+    return [(block.stage, block.index, block.keeps_shape) for block in chain.blocks]
 
 
 def _metrics_of(chain, block):

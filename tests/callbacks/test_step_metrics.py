@@ -631,6 +631,77 @@ def test_a_training_goes_on_without_its_file(tmp_path):
         fit(model, PLANE, [steps, FolderLost(folder)], epochs=3)
 
 
+class Freezes(keras.callbacks.Callback):
+    """Freezes a layer before a batch of the second epoch, as Keras asks for."""
+
+    def __init__(self, batch, how):
+        super().__init__()
+        self.batch, self.how, self.epoch = batch, how, 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+        if epoch == 1 and self.batch is None:
+            self.freeze()
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if (self.epoch, batch) == (1, self.batch):
+            self.freeze()
+
+    def freeze(self):
+        self.model.get_layer("branch").trainable = False
+        if self.how == "compile":
+            self.model.compile("sgd", "mse", steps_per_execution=self.model.steps_per_execution)
+        elif self.how == "refused":
+            self.model.compile("sgd", "mse", loss_weights=[1.0])
+        self.model.make_train_function(force=True)
+
+
+@pytest.mark.system
+@pytest.mark.eager
+@pytest.mark.parametrize(
+    ("batch", "how", "is_before", "executed", "missing"),
+    [
+        (None, "force", False, 1, []),
+        (1, "compile", True, 1, []),
+        (1, "force", False, 1, [4]),
+        (2, "force", False, 2, [5]),
+        (None, "refused", True, 1, range(3, 9)),
+    ],
+)
+def test_layers_frozen_in_the_middle(tmp_path, batch, how, is_before, executed, missing):
+    data = np.random.default_rng(0).normal(size=(2, 12, 2)).astype("float32")
+
+    def made():
+        keras.utils.set_random_seed(0)
+        model = dense_model()
+        model.compile("sgd", "mse", steps_per_execution=executed)
+        return model
+
+    path, freezes = tmp_path / "steps.csv", Freezes(batch, how)
+    steps = callbacks.StepMetrics(csv=path)
+    said = pytest.warns(UserWarning, match="not measured|without the metrics")
+    with said if missing else contextlib.nullcontext():
+        chosen = [freezes, steps] if is_before else [steps, freezes]
+        history = fit(model := made(), data, chosen, epochs=3, batch=4)
+    fit(other := made(), data, [Freezes(batch, how)], epochs=3, batch=4)
+    for one, another in zip(model.weights, other.weights, strict=True):
+        np.testing.assert_array_equal(one, another)
+    expected = [step for step in range(9) if step not in missing]
+    assert sorted(set(pd.read_csv(path)["step"])) == expected
+    if how == "force" and not missing:
+        # One after the other, with the layer frozen in between.
+        other, parts = made(), []
+        for epochs, first in ((1, 0), (3, 1)):
+            other.get_layer("branch").trainable = not first
+            other.train_function = None
+            chosen = [callbacks.StepMetrics()]
+            parts.append(fit(other, data, chosen, epochs, batch=4, initial_epoch=first))
+        assert history == {key: [*values, *parts[1][key]] for key, values in parts[0].items()}
+    if how != "refused":
+        fit(model, data, [callbacks.StepMetrics(csv=path)], epochs=4, batch=4, initial_epoch=3)
+        assert sorted(set(pd.read_csv(path)["step"]))[-3:] == [9, 10, 11]
+
+
 @pytest.mark.eager
 def test_tensorboard_has_every_step(tmp_path):
     model = plane_model()
