@@ -12,7 +12,7 @@ import keras
 
 from tfresidual.arguments import check_bool, check_int, check_ints, checked_path
 from tfresidual.callbacks.failures import GoesOn
-from tfresidual.callbacks.probe_callback import chain_in_training
+from tfresidual.callbacks.probe_callback import chain_in_training, epoch_numbers
 from tfresidual.machine.files import remove_unfinished
 from tfresidual.machine.locks import locked, remove_abandoned
 from tfresidual.saved_model.format import check_can_open, series_of, series_path
@@ -99,8 +99,9 @@ class ExportForProbing(GoesOn, keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._has_begun, self.warned_of = False, set()
-        # A previous training run that failed did not release the folder.
-        self._held.close()
+        # A previous training run that failed did not release the folder, which may be gone.
+        with contextlib.suppress(OSError):
+            self._held.close()
         last = (self.params or {}).get("epochs")
         if not last:
             return
@@ -108,12 +109,6 @@ class ExportForProbing(GoesOn, keras.callbacks.Callback):
             raise ValueError(
                 "Argument `epochs` must hold at least one epoch of the training, from 0 to "
                 f"{last}. Received: epochs={sorted(self.epochs)}"
-            )
-        if self.epochs is None and self.every > last:
-            warnings.warn(
-                f"ExportForProbing exports every {self.every} epochs, but the training has only "
-                f"{last}: nothing will be exported.",
-                stacklevel=2,
             )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -124,6 +119,12 @@ class ExportForProbing(GoesOn, keras.callbacks.Callback):
         last = (self.params or {}).get("epochs") or epoch + 1
         to_come = range(epoch + 1 if epoch else 0, last + 1)
         planned = {number for number in to_come if self._is_chosen(number)}
+        if not planned and self.epochs is None:
+            warnings.warn(
+                f"ExportForProbing exports every {self.every} epochs, but the training has only "
+                f"{epoch_numbers(epoch, last)}: nothing will be exported.",
+                stacklevel=2,
+            )
         if planned:
             with contextlib.ExitStack() as held:
                 held.enter_context(locked(self.folder))
@@ -145,7 +146,8 @@ class ExportForProbing(GoesOn, keras.callbacks.Callback):
                 self._export(epoch + 1)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        self._held.close()
+        with self.going_on("what its folder held"):
+            self._held.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ExportForProbing:
         """Returns a copy without a model, which holds no lock on a folder."""

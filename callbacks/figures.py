@@ -100,7 +100,8 @@ class Figures(GoesOn, keras.callbacks.Callback):
             self._writer.flush()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        self._writer.close()
+        with self.going_on("the last figures"):
+            self._writer.close()
         self._writer = None
 
 

@@ -193,7 +193,7 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
         self._chain: Chain | None = None
         self._keys: list[str] = []
         self._first: dict[str | None, Any] | None = None
-        self._is_tried, self._has_ended = True, False
+        self._is_tried, self._has_begun, self._has_ended = True, False, False
 
     def probe(self, chain: Chain) -> dict[str, float]:
         """Runs the probe and returns a dict of floats by log key."""
@@ -220,16 +220,24 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
         self._chain, self.frames, self.warned_of = None, {}, set()
         self._has_ended = False
         epochs = (self.params or {}).get("epochs")
-        if epochs and epochs < self.every:
-            warnings.warn(
-                f"{type(self).__name__} runs every {self.every} epochs, but the training has only "
-                f"{epochs}: it will never run.",
-                stacklevel=2,
-            )
+        self._has_begun = False
         self._is_tried = not epochs or epochs >= self.every
         self._first = self._first_batches()
         if self.model.built:
             self._begin()
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if self._has_begun:
+            return
+        self._has_begun = True
+        # Only now is the first epoch of this training run known.
+        epochs = (self.params or {}).get("epochs")
+        if epochs and epochs // self.every == epoch // self.every:
+            warnings.warn(
+                f"{type(self).__name__} runs every {self.every} epochs, but the training has only "
+                f"{epoch_numbers(epoch, epochs)}: it will never run.",
+                stacklevel=2,
+            )
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         # This is not done at the end of the first batch, since a callback that defines
@@ -330,6 +338,16 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
         new._model = new._chain = new._first = None
         new.frames = {}
         return new
+
+
+def epoch_numbers(first, last):
+    """Returns which epochs a training has, as text, counted from 1.
+
+    Args:
+        first: int, the number of epochs before.
+        last: int, the number of epochs at its end.
+    """
+    return f"epochs {first + 1} to {last}" if first else f"{last}"
 
 
 @contextlib.contextmanager

@@ -289,10 +289,10 @@ def test_a_training_is_the_same_with_and_without_a_look():
 # Other callbacks
 
 
-def warned(net, *chosen, epochs=1):
+def warned(net, *chosen, **kwargs):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        fit(net, *chosen, epochs=epochs)
+        fit(net, *chosen, **kwargs)
     return [str(one.message) for one in caught if one.category is UserWarning]
 
 
@@ -351,6 +351,7 @@ def test_which_list_a_callback_is_in(net):
     assert seen == [["Batches"], ["Batches", "Batches"], [], []]
 
 
+@pytest.mark.system
 @pytest.mark.compiled
 def test_every_so_many_epochs_of_a_shorter_training(net):
     data = (IMAGES, LABELS)
@@ -359,6 +360,10 @@ def test_every_so_many_epochs_of_a_shorter_training(net):
         "Perturbation runs every 3 epochs, but the training has only 2: it will never run."
     )
     assert warned(net, callbacks.Perturbation(data, every=2), epochs=2) == []
+    # The first epochs were those of an earlier training.
+    (text,) = warned(net, callbacks.Perturbation(data, every=4), epochs=7, initial_epoch=4)
+    assert text.endswith("has only epochs 5 to 7: it will never run.")
+    assert warned(net, callbacks.Perturbation(data, every=4), epochs=4, initial_epoch=3) == []
 
 
 def test_copies_before_and_during_a_training(net):
