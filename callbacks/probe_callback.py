@@ -277,14 +277,17 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
         """Checks the network, once it is built, and whether data and probe fit it."""
         chain = chain_in_training(self.model)
         self.check(chain)
-        is_read = self.counts_errors or (self.reads_labels and takes_any_labels(chain))
+        is_read = self.counts_errors or self.reads_labels
+        is_checked = self.counts_errors or (is_read and takes_any_labels(chain))
         few = {}
         for split, batch in self._first.items():
             with _in_split(split):
                 images, labels, _ = next(batches_of(batch, chain, with_labels=False)[0])
                 check_images(chain, images)
                 if is_read:
+                    # Weights that cannot be used are an error here.
                     _, prepared, _ = next(batches_of(batch, chain)[0])
+                if is_checked:
                     self._check_labels(chain, images, prepared, labels_of(chain, batch))
                 few[split] = sliced((images, labels), slice(TRIED))
                 if batch[1] is None:

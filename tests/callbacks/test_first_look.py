@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import layers
 from reference.random_network import random_batch, random_network
 
 from tfresidual import callbacks
@@ -202,6 +203,54 @@ def test_all_labels_of_arrays_are_looked_at(net):
     images, labels = np.zeros((300, 8, 8, 3), "float32"), np.zeros(300, int)
     labels[-1] = 7
     refused(net, callbacks.Readout((images, labels)), r"Received: labels .* from 0 to 7$")
+
+
+WEIGHTS = np.array([1, 0, 2, 0, 1, 0.5], "float32")
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda images, labels: (images, labels, WEIGHTS), callbacks.BlockMetrics),
+        (lambda images, labels: (images, [labels], [WEIGHTS]), callbacks.BlockMetrics),
+        (lambda images, labels: (images, labels, WEIGHTS[:, None, None]), callbacks.Readout),
+        (lambda images, labels: dataset(images, labels, WEIGHTS), callbacks.Readout),
+        (lambda images, labels: dataset(images, labels, (WEIGHTS,)), callbacks.BlockMetrics),
+    ],
+)
+def test_images_of_weight_zero_need_no_label(net, make, kind):
+    images, labels = random_batch(net, images=6)
+    times = (2 * WEIGHTS).astype(int)
+    repeated = images.repeat(times, axis=0), labels.repeat(times)
+    data = make(images, np.where(WEIGHTS == 0, -1, labels))
+    history = fit(net, kind({"weighted": data, "repeated": repeated})).history
+    found = {key: values for key, values in history.items() if key.startswith("weighted/")}
+    assert len(found) > 2
+    for key, values in found.items():
+        expected = history[key.replace("weighted/", "repeated/")]
+        assert values == pytest.approx(expected, rel=1e-4)
+
+
+def test_weights_that_cannot_be_used_are_refused_when_training_begins(net):
+    for weights, received in (
+        ({"a": WEIGHTS}, r"\{'a': '\*'\} for the labels of one output"),
+        ([WEIGHTS, WEIGHTS], r"\['\*', '\*'\] for the labels of one output"),
+        (WEIGHTS[:3], "3 weights for 6 images"),
+    ):
+        data = IMAGES, LABELS, weights
+        refused(net, callbacks.BlockMetrics(data), rf"one sample weight .* Received: .*{received}")
+    inputs = keras.Input((8, 8, 3))
+    state = layers.Conv2D(4, 3, padding="same")(inputs)
+    state = state + layers.Conv2D(4, 3, padding="same")(state)
+    pixels = keras.Model(inputs, layers.Conv2D(3, 1)(state))
+    pixels.compile("sgd", "mse")
+    data = IMAGES, IMAGES, np.ones((6, 8, 8))
+    for kind in (callbacks.BlockMetrics, callbacks.SignalPropagation):
+        before = pixels.get_weights()
+        with pytest.raises(ValueError, match=r"one sample weight per image.*\(6, 8, 8\)$"):
+            pixels.fit(IMAGES, IMAGES, verbose=0, callbacks=[kind(data)])
+        for old, new in zip(before, pixels.get_weights(), strict=True):
+            np.testing.assert_array_equal(old, new)
 
 
 def test_labels_that_the_probe_does_not_read(net):

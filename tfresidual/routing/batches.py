@@ -220,9 +220,14 @@ def first_batch(data, again=False):
 
 
 def labels_of(chain, batch):
-    """Returns the labels in what `first_batch` returned that are those of a chain, as a tensor."""
+    """Returns the labels in what `first_batch` returned that are those of a chain, as a tensor.
+
+    Those of images of weight 0 are left out.
+    """
     images, labels, weights = batch
-    return _labels_of(labels, weights, chain, True, _count(images, labels))[0]
+    labels, weights = _labels_of(labels, weights, chain, True, _count(images, labels))
+    of_images, _ = _weights_of(weights, labels)
+    return tf.boolean_mask(labels, of_images > 0)
 
 
 def _first_of(data):
@@ -422,14 +427,15 @@ def _kinds(specs):
 def _weights_of(weights, labels):
     """Returns the weights of the images of a batch, `(images,)`, and those of positions, or `None`.
 
-    Those of images are 1 if there are none.
+    Those of images are 1 if there are none; those with one weight for all positions, of
+    shape `(images, 1, ...)`, are of images.
     """
     same = tf.ones([len(labels)], tf.float64)
     if weights is None:
         return same, None
     weights = tf.convert_to_tensor(weights)
-    if weights.shape.rank == 2 and weights.shape[1] == 1:
-        weights = weights[:, 0]
+    if weights.shape.rank > 1 and set(weights.shape[1:]) == {1}:
+        weights = tf.reshape(weights, [-1])
     if len(weights) != len(labels):
         raise _other_weights(f"{len(weights)} weights for {len(labels)} images")
     if weights.shape.rank > 1:
@@ -497,6 +503,13 @@ def _labels_of(labels, weights, chain, with_labels, count):
     elif not with_labels:
         (labels, *_) = keras.tree.flatten(labels)
         weights = None if keras.tree.is_nested(weights) else weights
+    if keras.tree.is_nested(weights):
+        leaves = keras.tree.flatten(weights)
+        if isinstance(weights, Mapping) or len(leaves) != 1:
+            structure = keras.tree.map_structure(lambda _: "*", weights)
+            raise _other_weights(f"weights of structure {structure} for the labels of one output")
+        # As Keras takes them for the labels of one output.
+        (weights,) = leaves
     return _tensor_of("labels", labels), weights
 
 
