@@ -13,6 +13,7 @@ from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.order import callbacks_before
 from tfresidual.callbacks.probe_callback import ProbeCallback
 from tfresidual.callbacks.summaries import metadata_of
+from tfresidual.machine.files import check_can_write
 from tfresidual.registry import ENTRIES
 from tfresidual.registry.figures import study_figures
 
@@ -57,6 +58,7 @@ class Figures(GoesOn, keras.callbacks.Callback):
     Raises:
         ValueError: if an argument cannot be used; when training begins, if a probe does not come
             before this callback.
+        OSError: when training begins, if `log_dir` cannot be written to.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Figures(GoesOn, keras.callbacks.Callback):
                 f"callbacks: it draws what they measured in the same epoch. Received: "
                 f"probes={late!r}, which come later or not at all"
             )
+        check_can_write("log_dir", self.log_dir, is_folder=True)
         self._writer = tf.summary.create_file_writer(str(self.log_dir))
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

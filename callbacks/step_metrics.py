@@ -26,6 +26,7 @@ from tfresidual.callbacks.training_step import (
     MeasuredStep,
     reduction_of,
 )
+from tfresidual.machine.files import check_can_write
 from tfresidual.machine.first_step import changed_method
 from tfresidual.probes.block_metrics import metrics_of
 from tfresidual.probes.logs import log_key
@@ -122,6 +123,7 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
             not the mean or the sum of those of the images; compiled by XLA (`jit_compile`), whose
             rounding changes with what is measured; on several replicas; or with blocks that have
             both a Lipschitz bound and an anchor.
+        OSError: when training begins, if `csv` or `tensorboard` cannot be written to.
 
     Reference:
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, section 4.1; Hauser 2019, "On
@@ -159,6 +161,10 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._forget()
+        if self.csv is not None:
+            check_can_write("csv", self.csv)
+        if self.tensorboard is not None:
+            check_can_write("tensorboard", self.tensorboard, is_folder=True)
         self._measure()
         warn_of_earlier(self, (ProbeCallback, StepMetrics), self.keys())
 

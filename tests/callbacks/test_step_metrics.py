@@ -8,6 +8,8 @@ import contextlib
 import copy
 import gc
 import math
+import pathlib
+import re
 import shutil
 import weakref
 
@@ -629,6 +631,31 @@ def test_a_training_goes_on_without_its_file(tmp_path):
     steps = callbacks.StepMetrics(csv=folder / "steps.csv", on_error="raise")
     with pytest.raises(OSError, match="steps"):
         fit(model, PLANE, [steps, FolderLost(folder)], epochs=3)
+
+
+@pytest.mark.eager
+def test_files_that_can_never_be_written_are_refused(tmp_path):
+    (tmp_path / "file").write_text("x")
+    places = [tmp_path / "file/x"]
+    if pathlib.Path("/proc").is_dir():
+        # Where no user can write.
+        places.append(pathlib.Path("/proc/none/x"))
+    given = [{name: place} for place in places for name in ("csv", "tensorboard")]
+    given += [{"csv": tmp_path}, {"tensorboard": tmp_path / "file"}]
+    net, batches = plane_model(), []
+    net.compile("sgd", "mse")
+    count = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda *args: batches.append(1))
+    for settings in given:
+        ((name, path),) = settings.items()
+        received = re.escape(f"Received: {name}={str(path)!r}")
+        with pytest.raises(OSError, match=rf"`{name}` must be.* {received}"):
+            fit(net, PLANE, [count, callbacks.StepMetrics(**settings)])
+    assert not batches and [path.name for path in tmp_path.iterdir()] == ["file"]
+    probe = callbacks.Perturbation(PLANE[0])
+    for place in places:
+        figures = callbacks.Figures(probe, place)
+        with pytest.raises(OSError, match=r"`log_dir` must be.*Received: log_dir="):
+            fit(net, PLANE, [probe, figures, count])
 
 
 class Freezes(keras.callbacks.Callback):

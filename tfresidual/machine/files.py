@@ -53,6 +53,39 @@ def check_folder(name: str, folder: pathlib.Path, within: str = "") -> None:
         )
 
 
+def check_can_write(name: str, path: pathlib.Path, is_folder: bool = False) -> None:
+    """Raises an `OSError` unless a file can be written to a path, or files in a folder there.
+
+    Nothing is created. What may change, such as the room on a disk, is not looked at.
+    """
+    received = f"Received: {name}={str(path)!r}"
+    if is_folder:
+        check_folder(name, path)
+    elif (file := file_above(path)) is not None:
+        raise NotADirectoryError(
+            f"Argument `{name}` must be the path of a file in a folder. {received}, but "
+            f"{str(file)!r} is not a folder"
+        )
+    elif path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "no file that can be replaced"
+        raise FileExistsError(
+            f"Argument `{name}` must be the path of a file. {received}, which is {what}"
+        )
+    above = path.absolute() / "any" if is_folder else path.absolute()
+    folder = next(folder for folder in above.parents if folder.is_dir())
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        if is_full(error):
+            return
+        what = "a folder" if is_folder else "the path of a file"
+        raise OSError(
+            f"Argument `{name}` must be {what} that can be written to; in {str(folder)!r}, the "
+            f"system reports: {error.strerror}. {received}"
+        ) from error
+
+
 @contextlib.contextmanager
 def folders_above(path):
     """Creates the parent folders of a path, and removes those it created if the block fails."""
