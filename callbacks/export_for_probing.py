@@ -13,7 +13,7 @@ import keras
 from tfresidual.arguments import check_bool, check_int, check_ints, checked_path
 from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.probe_callback import chain_in_training, epoch_numbers
-from tfresidual.machine.files import remove_unfinished
+from tfresidual.machine.files import check_can_write, remove_unfinished
 from tfresidual.machine.locks import locked, remove_abandoned
 from tfresidual.saved_model.format import check_can_open, series_of, series_path
 from tfresidual.saved_model.writer import obstacle_at, parts_to_save
@@ -126,6 +126,7 @@ class ExportForProbing(GoesOn, keras.callbacks.Callback):
                 stacklevel=2,
             )
         if planned:
+            check_can_write("folder", self.folder, is_folder=True)
             with contextlib.ExitStack() as held:
                 held.enter_context(locked(self.folder))
                 # Removes what a training run that was killed left behind.

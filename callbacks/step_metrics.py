@@ -153,8 +153,8 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
         """Sets everything that belongs to one training."""
         self._chain = self._step = self._files = self._table = self._function = None
         self._read, self._read_at = [], 0
-        # The number of steps before this epoch, the batch that began last, and the training
-        # function of somebody else that was seen last.
+        # The number of steps before this epoch, the batch that began last, and another training
+        # function with which nothing can be measured.
         self._first, self._batch, self._seen = 0, -1, None
         self._is_checked, self._check_at, self._has_missed = False, 1, False
         self.warned_of = set()
@@ -250,7 +250,10 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
                 f"model={self.model.name}, which began with {len(self._chain.blocks)} blocks and "
                 f"has {len(chain.blocks)} others now"
             )
-        self._step, self._function = _measuring(self.model, chain, placed, self.images, self.every)
+        fits = [] if self._function is None else self._function.fits
+        self._step, self._function = _measuring(
+            self.model, fits, chain, placed, self.images, self.every
+        )
         self._chain = chain
         # Blocks of which a step measures something.
         self._is_measured = np.array([one.before is not None for one in placed])
@@ -272,11 +275,11 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
         self._read_at, done = batch, self._first + batch
         missed = done - self._step.done
         self._is_checked = True
-        before = self._step
         with self.going_on("the metrics of further steps"):
             self._measure()
             self._step.begin(done)
-        if self._step is before:
+            self._seen = None
+        if self._seen is not None:
             self._has_missed = True
         elif missed > 0:
             self._warn_of_missed(missed)
@@ -410,11 +413,13 @@ def _key(model, before, chain, images, every):
     )
 
 
-def _measuring(model, chain, placed, images, every):
+def _measuring(model, fits, chain, placed, images, every):
     """Makes a model train with a `MeasuredStep`; returns that and the `_Replaced`."""
-    replaced, kept = _Replaced(model), _kept(model)
+    # Perhaps the step of another `fit`, during which a callback began this one.
+    is_taken = isinstance(model.train_function, _Replaced)
+    replaced, kept = _Replaced(model, fits), _kept(model)
     key = _key(model, replaced.before, chain, images, every)
-    if kept.key != key:
+    if is_taken or kept.key != key:
         kept.key = kept.step = kept.function = None
         kept.step = MeasuredStep(model, chain.loss, placed, images, every)
         kept.function = replaced.made(kept.step)
@@ -428,13 +433,18 @@ class _Replaced:
     """Makes a model train with another function, from `begin` until `undo`.
 
     An interrupted `fit` does not call `on_train_end`; the next one then finds out by itself.
+
+    Args:
+        model: the model.
+        fits: the histories that the model has had in this `fit`, also those of others that
+            callbacks called.
     """
 
-    def __init__(self, model):
+    def __init__(self, model, fits):
         self.model, self.function = model, None
-        self.before, self.fit = model.train_function, getattr(model, "history", None)
+        self.before, self.fits = model.train_function, [*fits, getattr(model, "history", None)]
         if isinstance(self.before, _Replaced):
-            if self.before.fit is self.fit:
+            if self.before.is_within():
                 raise ValueError(
                     "Argument `callbacks` must hold one `StepMetrics` at most. Received: several"
                 )
@@ -455,10 +465,15 @@ class _Replaced:
         self.function, self.model.train_function = function, self
 
     def __call__(self, iterator):
-        if getattr(self.model, "history", None) is not self.fit:
+        if not self.is_within():
             self.undo()
             return self.before(iterator)
         return self.function(iterator)
+
+    def is_within(self):
+        """Returns whether the model is still in the `fit` that it began with."""
+        history = getattr(self.model, "history", None)
+        return any(history is one for one in self.fits)
 
     def undo(self):
         # Somebody may hold a function around this one.

@@ -650,16 +650,18 @@ def test_files_that_can_never_be_written_are_refused(tmp_path):
         received = re.escape(f"Received: {name}={str(path)!r}")
         with pytest.raises(OSError, match=rf"`{name}` must be.* {received}"):
             fit(net, PLANE, [count, callbacks.StepMetrics(**settings)])
-    assert not batches and [path.name for path in tmp_path.iterdir()] == ["file"]
     probe = callbacks.Perturbation(PLANE[0])
     for place in places:
         figures = callbacks.Figures(probe, place)
         with pytest.raises(OSError, match=r"`log_dir` must be.*Received: log_dir="):
             fit(net, PLANE, [probe, figures, count])
+        with pytest.raises(OSError, match=r"`folder` must be.*Received: folder="):
+            fit(net, PLANE, [callbacks.ExportForProbing(place), count])
+    assert not batches and [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 class Freezes(keras.callbacks.Callback):
-    """Freezes a layer before a batch of the second epoch, as Keras asks for."""
+    """Freezes a layer before a batch of the second epoch, as Keras asks for, or calls `fit`."""
 
     def __init__(self, batch, how):
         super().__init__()
@@ -675,6 +677,9 @@ class Freezes(keras.callbacks.Callback):
             self.freeze()
 
     def freeze(self):
+        if self.how == "fit":
+            fit(self.model, np.ones((2, 4, 2)), [callbacks.StepMetrics()], batch=2)
+            return
         self.model.get_layer("branch").trainable = False
         if self.how == "compile":
             self.model.compile("sgd", "mse", steps_per_execution=self.model.steps_per_execution)
@@ -692,6 +697,7 @@ class Freezes(keras.callbacks.Callback):
         (1, "compile", True, 1, []),
         (1, "force", False, 1, [4]),
         (2, "force", False, 2, [5]),
+        (None, "fit", False, 1, []),
         (None, "refused", True, 1, range(3, 9)),
     ],
 )
