@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras import ops
 
 from tfresidual.machine.first_step import changed_method
+from tfresidual.routing.outputs import logits_of, operation_of
 from tfresidual.routing.positions import are_indices, are_per_position, counted, fits, kept
 
 # The name of the cross-entropy of this file among the names of losses.
@@ -34,6 +35,8 @@ _OUTPUTS = tuple(
         [[-3.0, 2.0, 0.5], [1.0, -12.0, 4.0], [0.2, 0.1, 25.0], [-0.6, 0.0, 7.0]],
     )
 )
+# The operations from which the cross-entropies of Keras take the logits in a graph.
+_ACTIVATIONS = {"Softmax": tf.nn.softmax, "Sigmoid": tf.nn.sigmoid}
 _CROSS_ENTROPIES = (
     keras.losses.categorical_crossentropy,
     keras.losses.sparse_categorical_crossentropy,
@@ -64,8 +67,9 @@ def loss_of(model, kind=None):
         the class that the loss ignores, or `None`.
 
         For outputs `(images, positions, classes)` with labels per position, the loss of an image is
-        the mean of the losses of its positions. Positions that the labels leave out do not count,
-        see `tfresidual.routing.positions`; an image without any other position has the loss 0. A
+        the mean of the losses of its positions, and for maps of outputs that of its pixels.
+        Positions that the labels leave out do not count, see `tfresidual.routing.positions`, nor do
+        pixels of the class that the loss ignores; an image without any other has the loss 0. A
         loss that returns one number per image decides itself what it does with such labels.
 
     Raises:
@@ -136,7 +140,7 @@ def _loss_of(model, kind):
         from_logits = kind != "probabilities"
         return loss_from({"loss": CROSS_ENTROPY, "config": {"from_logits": from_logits}})
     function = keras.losses.get(loss)
-    losses = _per_image(_of_images(function), _ignored_class(function))
+    losses = _per_image_of(function)
     description = _description(function)
     is_plain = function in _CROSS_ENTROPIES
     if description is None or not (is_plain or _is_rebuilt(losses, description)):
@@ -171,8 +175,7 @@ def loss_from(description):
                 "Argument `description` must name a loss of Keras or of this package. "
                 f"Received: description={description!r}"
             )
-        loss = loss if config is None else loss(**config)
-        losses = _per_image(_of_images(loss), _ignored_class(loss))
+        losses = _per_image_of(loss if config is None else loss(**config))
     losses.description = description
     return _weighted(losses, description["weight"]) if "weight" in description else losses
 
@@ -315,14 +318,33 @@ def _known_loss(name):
     return found if is_loss or is_function else None
 
 
-def _of_images(loss):
+def _per_image_of(loss):
+    """Returns the loss per image of a loss object or function of `compile`."""
+    ignored_class = getattr(loss, "ignore_class", None)
+    if not isinstance(loss, keras.losses.Loss):
+        return _per_image(loss, ignored_class)
+    base, kind = keras.losses.Loss, type(loss)
+    if kind.__call__ is not base.__call__ or kind.call is base.call:
+        return _refusal(kind)
     # A loss object averages over the images when it is called; its method `call` does not.
-    return loss.call if isinstance(loss, keras.losses.Loss) else loss
+    return _per_image(loss.call, ignored_class, loss.dtype)
 
 
-def _ignored_class(loss):
-    """Returns the class that a loss object ignores, or `None`."""
-    return getattr(loss, "ignore_class", None)
+def _refusal(kind):
+    """Returns a loss that raises an error, for a class that does not say what an image's loss is.
+
+    It is raised where the loss is used: what does not depend on it can be measured.
+    """
+
+    def losses(labels, outputs):
+        raise ValueError(
+            "Argument `loss` of `compile` must have the method `call`, which returns one number "
+            "per image, and leave `__call__`, which makes one number of these, to "
+            f"`keras.losses.Loss`. Received: loss={kind.__name__}"
+        )
+
+    losses.ignore_class = None
+    return losses
 
 
 def _is_plain_cross_entropy(loss):
@@ -340,8 +362,10 @@ def _cross_entropy(from_logits):
 
     def function(labels, outputs):
         is_sparse = len(labels.shape) < len(outputs.shape) or labels.shape[-1] != outputs.shape[-1]
-        # Keras stores the logits on the tensor that a softmax returns, for its own losses.
-        logits = outputs if from_logits else getattr(outputs, "_keras_logits", None)
+        # Keras takes the logits of a softmax from there even with `from_logits=True`.
+        logits = logits_of(outputs, "Softmax")
+        if logits is None and from_logits:
+            logits = outputs
         if logits is None:
             sparse, dense = reversed(_CROSS_ENTROPIES)
             return sparse(labels, outputs) if is_sparse else dense(labels, outputs)
@@ -357,13 +381,16 @@ def _cross_entropy(from_logits):
             rows = ops.cast(labels, logits.dtype)
         return softmax_cross_entropy(rows, logits)
 
-    return _per_image(function)
+    # Probabilities keep their logits in every dtype, for an accurate gradient.
+    return _per_image(function, is_cast=from_logits)
 
 
-def _per_image(function, ignored_class=None):
+def _per_image(function, ignored_class=None, dtype=None, is_cast=True):
     """Returns the function averaged over all axes but the first.
 
-    Labels are passed to it as Keras passes them: cast to float, and with an axis added if needed.
+    Labels and outputs are passed to it as Keras passes them: cast to the dtype of the loss, which
+    is that of Keras by default, and labels with an axis added if needed. With `is_cast=False`,
+    outputs stay as they are.
     """
 
     def values_of(labels, outputs):
@@ -381,6 +408,8 @@ def _per_image(function, ignored_class=None):
         labels, outputs = ops.convert_to_tensor(labels), ops.convert_to_tensor(outputs)
         is_double = keras.backend.standardize_dtype(outputs.dtype) == "float64"
         labels = ops.cast(labels, "float64" if is_double else "float32")
+        if is_cast:
+            outputs = _in_dtype(outputs, dtype or keras.config.floatx())
         if len(labels.shape) + 1 == len(outputs.shape) and outputs.shape[-1] == 1:
             labels = ops.expand_dims(labels, axis=-1)
         if are_per_position(labels, outputs.shape[1:]):
@@ -390,6 +419,9 @@ def _per_image(function, ignored_class=None):
                 is_counted = ops.logical_and(is_counted, of_position != ignored_class)
             values = values_of(kept(labels, is_counted), _kept_outputs(outputs, is_counted))
             if len(values.shape) > 1 and fits(values, is_counted):
+                mask = _mask_of(values)
+                if mask is not None and len(mask.shape) == 2:
+                    is_counted = ops.logical_and(is_counted, mask)
                 return _mean_of_positions(values, is_counted)
         values = values_of(labels, outputs)
         images, numbers = outputs.shape[0], values.shape[0] if len(values.shape) else 1
@@ -400,10 +432,25 @@ def _per_image(function, ignored_class=None):
                 "Argument `loss` of `compile` must be a loss that returns one number per image, "
                 f"not one for all images. Received: loss={_name_of(function)}"
             )
-        return ops.mean(ops.reshape(values, (ops.shape(outputs)[0], -1)), axis=-1)
+        mask, images = _mask_of(values), ops.shape(outputs)[0]
+        values = ops.reshape(values, (images, -1))
+        if mask is None:
+            return ops.mean(values, axis=-1)
+        return _mean_of_positions(values, ops.reshape(mask, (images, -1)))
 
     losses.ignore_class = ignored_class
     return losses
+
+
+def _in_dtype(outputs, dtype):
+    """Returns outputs as Keras passes them to a loss of some dtype: without logits if it casts.
+
+    Outputs in float64 stay in it.
+    """
+    own = keras.backend.standardize_dtype(outputs.dtype)
+    if own == dtype:
+        return outputs
+    return tf.identity(outputs) if own == "float64" else ops.cast(outputs, dtype)
 
 
 def _kept_outputs(outputs, is_counted):
@@ -411,12 +458,23 @@ def _kept_outputs(outputs, is_counted):
 
     Whatever they are there, even NaN, these positions then have a gradient of exactly 0.
     """
+    stored, operation = logits_of(outputs), operation_of(outputs)
+    if stored is None and operation in _ACTIVATIONS:
+        # Made by the same operation, from whose type the cross-entropies of Keras take the logits.
+        return _ACTIVATIONS[operation](kept(*outputs.op.inputs, is_counted))
     result = kept(outputs, is_counted)
-    # Keras stores the logits on the tensor that a softmax returns, for its own losses.
-    logits = getattr(outputs, "_keras_logits", None)
-    if logits is not None:
-        result._keras_logits = kept(logits, is_counted)
+    if stored is not None:
+        result._keras_logits = kept(stored, is_counted)
     return result
+
+
+def _mask_of(values):
+    """Returns which values of a loss count, bool; `None` if all do.
+
+    The losses of Keras that ignore a class say so on the tensor that they return.
+    """
+    mask = getattr(values, "_keras_mask", None)
+    return None if mask is None else ops.cast(mask, "bool")
 
 
 def _mean_of_positions(values, is_counted):

@@ -1,6 +1,7 @@
 """The outputs of a head, and checks of the labels for them."""
 
 import numpy as np
+import tensorflow as tf
 
 # The names of what a head returns.
 OUTPUTS, LOGITS = "outputs", "logits"
@@ -12,6 +13,30 @@ def named_outputs(outputs):
     # Keras stores the logits on the tensor that a softmax or a sigmoid returns.
     logits = getattr(outputs, "_keras_logits", None)
     return values if logits is None else values | {LOGITS: logits}
+
+
+def logits_of(outputs, *operations):
+    """Returns the logits that the cross-entropies of Keras take instead of some outputs.
+
+    Keras stores them on the tensor that its own softmax or sigmoid returns. In a graph, which is
+    where `fit` computes, it also finds those of the operations of TensorFlow.
+
+    Args:
+        outputs: a tensor.
+        operations: types of operations of TensorFlow, `"Softmax"` or `"Sigmoid"`.
+
+    Returns:
+        A tensor, or `None` if the outputs are used as they are.
+    """
+    logits = getattr(outputs, "_keras_logits", None)
+    if logits is None and operation_of(outputs) in operations:
+        (logits,) = outputs.op.inputs
+    return logits
+
+
+def operation_of(outputs):
+    """Returns the type of the operation that made a tensor of a graph, `None` outside of one."""
+    return outputs.op.type if tf.is_symbolic_tensor(outputs) else None
 
 
 def check_labels(kind, labels, outputs, with_signs=False, of="image"):

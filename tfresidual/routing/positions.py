@@ -139,17 +139,21 @@ def not_ignored(chain, labels, shape):
 
     Args:
         chain: a chain.
-        labels: the labels of the images, of outputs per image.
+        labels: the labels of the images, of outputs per image or of maps of outputs.
         shape: the shape of the outputs of one image.
 
     Returns:
         A bool tensor, or `None` if no class is ignored or the labels are not indices.
     """
     ignored = getattr(chain.loss, "ignore_class", None)
-    is_index = len(labels.shape) == 1 or tuple(labels.shape[1:]) == (1,)
-    if ignored is None or len(shape) != 1 or shape[0] == 1 or not is_index:
+    # One index per row of outputs, of which there may be several axes.
+    is_index = len(labels.shape) == len(shape) or (
+        len(labels.shape) == len(shape) + 1 and labels.shape[-1] == 1
+    )
+    if ignored is None or len(shape) in (0, 2) or shape[-1] == 1 or not is_index:
         return None
-    return tf.cast(tf.reshape(labels, [-1]), tf.int64) != ignored
+    labels = tf.cast(tf.reshape(labels, [tf.shape(labels)[0], -1]), tf.int64)
+    return tf.reduce_any(labels != ignored, axis=1)
 
 
 def only_counted(values, valid, is_counted=None, of_states=()):

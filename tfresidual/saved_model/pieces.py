@@ -8,7 +8,7 @@ import itertools
 import tensorflow as tf
 
 from tfresidual.routing import Stage
-from tfresidual.routing.outputs import LOGITS, OUTPUTS, named_outputs
+from tfresidual.routing.outputs import LOGITS, OUTPUTS, logits_of, named_outputs
 from tfresidual.saved_model.format import CONTEXT, HEAD, LOSS, STEM, block_name, transition_name
 from tfresidual.saved_model.inputs import of_context, of_entries, of_images, of_tensors, specs_of
 
@@ -51,7 +51,7 @@ def cut_chain(chain):
             anchor = anchor if block.keeps_shape else state
             blocks.append(dataclasses.replace(block, **functions))
         stages.append(Stage(index, tuple(blocks), transition))
-    head, values = cut_within(HEAD, lambda *given: named_outputs(chain.head(*given)), state)
+    head, values = cut_within(HEAD, lambda *given: _values_of(chain, chain.head(*given)), state)
     labels_taken = _labels_taken(chain, values)
     if getattr(chain.loss, "description", None) is None:
         for name, labels in labels_taken.items():
@@ -82,6 +82,19 @@ def _cut_block(block, state, anchor, cut):
         join, _ = cut(name("join"), block.join, takes[-1], of_branch)
         functions |= {"branch": branch, "join": join}
     return functions, after
+
+
+def _values_of(chain, outputs):
+    """Returns what the head of a chain returns, by name, with the logits that its loss takes."""
+    named = ((getattr(chain.loss, "description", None) or {}).get("loss") or "").lower()
+    # A loss of the user's own may be a cross-entropy of either kind.
+    takes = [
+        operation
+        for operation, others in (("Softmax", "binary"), ("Sigmoid", "categorical"))
+        if others not in named
+    ]
+    logits = logits_of(outputs, *takes)
+    return named_outputs(outputs) | ({} if logits is None else {LOGITS: logits})
 
 
 def compile_function(function, *specs):
