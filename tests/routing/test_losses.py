@@ -11,6 +11,7 @@ from keras import layers, ops
 
 import tfresidual as tfr
 from tfresidual import probes
+from tfresidual.routing.agreement import check_losses
 
 CLASSES = 3
 IMAGES = np.random.default_rng(1).normal(size=(6, 4)).astype("float32")
@@ -133,3 +134,46 @@ def test_a_loss_with_its_own_call_is_refused_where_it_is_used(loss):
     with pytest.raises(ValueError, match=f"`loss` .*method `call`.*Received: loss={kind}$"):
         probes.block_metrics(model, (IMAGES, ROWS))
     assert len(probes.line_element(model, (IMAGES, ROWS))) == 2
+
+
+def contrastive(labels, outputs):
+    rows = ops.normalize(outputs, axis=-1)
+    products = ops.log_softmax(5 * ops.matmul(rows, ops.transpose(rows)), axis=-1)
+    are_same = ops.equal(ops.reshape(labels, (-1, 1)), ops.reshape(labels, (1, -1)))
+    return -ops.mean(ops.cast(are_same, products.dtype) * products, axis=-1)
+
+
+def divided(labels, outputs):
+    return ops.mean(ops.square(outputs), axis=-1) / ops.cast(ops.shape(outputs)[0], "float32")
+
+
+@pytest.mark.parametrize("size", [1, 3, 6])
+@pytest.mark.parametrize(
+    "loss", [contrastive, divided, keras.losses.Circle()], ids=["pairs", "share", "Circle"]
+)
+def test_a_loss_that_depends_on_other_images_is_refused(loss, size):
+    model = network(loss, dense())
+    data = tf.data.Dataset.from_tensor_slices((IMAGES, INDICES)).batch(size)
+    for probe in (probes.block_metrics, probes.first_order):
+        with pytest.raises(ValueError, match=r"`loss` .*on the other images.*Received: "):
+            probe(model, data)
+    assert len(probes.line_element(model, data)) == 2
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 1e4, np.nan, np.inf])
+@pytest.mark.parametrize(
+    ("loss", "labels"),
+    [
+        ("poisson", np.exp(ROWS)),
+        ("log_cosh", ROWS),
+        (DENSE(from_logits=True), ROWS),
+        (keras.losses.MeanSquaredError(dtype="float16"), ROWS),
+        (SPARSE(ignore_class=1), INDICES),
+    ],
+    ids=["poisson", "log cosh", "cross-entropy", "half", "ignored"],
+)
+def test_rounding_is_no_dependence(loss, labels, scale):
+    model = network(loss, dense())
+    kernel, _ = model.layers[-1].weights
+    kernel.assign(kernel * scale)
+    check_losses(tfr.chain(model), labels[:4], {"outputs": model(IMAGES[:4])})

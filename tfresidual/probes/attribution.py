@@ -175,7 +175,7 @@ def attribution(
     frames = {}
     for split, part in splits_of(data).items():
         check = label_check(chain, target)
-        values = run_over(chain, name, function, part, progress, check=check)
+        values = run_over(chain, name, function, part, progress, check=check, with_losses=False)
         counted, weights, size = (values.pop(name) for name in (COUNTED, WEIGHTS, "size"))
         is_there = counted if per_position else counted.reshape(len(counted), -1).any(axis=1)
         # The logits of a network that explodes are not sums of anything.

@@ -142,7 +142,8 @@ def lens(
     function = functools.partial(_batch_values, chain, per_position, normalize)
     frames = {}
     for split, part in splits_of(data).items():
-        values = run_over(chain, name, function, part, progress, check=label_check(chain))
+        check = label_check(chain)
+        values = run_over(chain, name, function, part, progress, check=check, with_losses=False)
         of_examples = values.pop(COUNTED), values.pop(WEIGHTS)
         frames[split] = frame_of(_places(chain), values, *of_examples, per_image, per_position)
     return joined_splits(frames)

@@ -81,21 +81,72 @@ def _has_diverged(chain, images):
     )
 
 
-def check_run(chain, images):
+def check_run(chain, images, labels=None):
     """Compares what is compiled of a chain with its network, as every run of a probe does first.
 
     Args:
         chain: a `tfresidual.routing.Chain`.
         images: the first images of the run, as tensors.
+        labels: their labels, as a tensor, if the loss is used.
 
     Raises:
-        ValueError: if they differ, see `check_agreement`, or if this machine cannot compute them.
+        ValueError: if they differ, see `check_agreement`, if this machine cannot compute them, or
+            if the loss of an image depends on others, see `check_losses`.
     """
     if chain.reference is not None:
         few = sliced(images, slice(COMPARED))
         with known_kernels(chain):
             found = _compiled(chain, few)[0](few)
         check_agreement(chain, few, found)
+        if labels is not None:
+            check_losses(chain, labels[:COMPARED], found)
+
+
+def check_losses(chain, labels, found):
+    """Raises a `ValueError` if the loss of an image differs, by more than rounding, without others.
+
+    Nothing is compared where the loss raises an error, as for labels that it does not take, is not
+    finite, or is random.
+
+    Args:
+        chain: a `tfresidual.routing.Chain`.
+        labels: the labels of some images.
+        found: the outputs of the chain for these images, as returned by `named_outputs`.
+    """
+    # The first label once more, with other outputs if there are several images: many losses of
+    # pairs are 0 where no two images have one label.
+    of_labels = np.append(np.arange(len(labels)), 0)
+    of_outputs = np.append(np.arange(len(labels)), min(1, len(labels) - 1))
+
+    def losses(part):
+        outputs = tf.gather(found[OUTPUTS], of_outputs[part])
+        if LOGITS in found:
+            # Keras stores the logits here, and the losses read them from here.
+            outputs._keras_logits = tf.gather(found[LOGITS], of_outputs[part])
+        return np.asarray(chain.loss(tf.gather(labels, of_labels[part]), outputs))
+
+    try:
+        whole = losses(slice(None))
+        parts = np.concatenate([losses(slice(1)), losses(slice(1, None))])
+        again = whole if np.array_equal(whole, parts, equal_nan=True) else losses(slice(None))
+    except Exception:
+        # Code written by others may raise any error. If the probe raises it too, it says why.
+        return
+    share = ALLOWED.get(whole.dtype.name, ALLOWED_OTHERWISE)
+    whole, parts, again = (values.astype(np.float64) for values in (whole, parts, again))
+    with np.errstate(invalid="ignore"):
+        sizes = np.maximum(np.abs(whole), np.abs(parts))
+        # A loss near zero may be the difference of numbers of the size of the outputs.
+        largest = np.abs(np.asarray(found[OUTPUTS]).astype(np.float64)).max(initial=0)
+        allowed = share * np.maximum(sizes, np.median(sizes)) + 1e-5 * largest
+        is_other = (np.abs(whole - parts) > allowed) & np.isfinite(sizes)
+    if is_other.any() and np.array_equal(whole, again, equal_nan=True):
+        raise ValueError(
+            "Argument `loss` of `compile` must give an image a loss that does not depend on the "
+            "other images of the batch: it cannot be measured per image otherwise. "
+            f"Received: {chain.name}, whose losses of some images are {whole.round(4).tolist()}, "
+            f"but {parts.round(4).tolist()} with the first of them by itself"
+        )
 
 
 def sample_images(chain):

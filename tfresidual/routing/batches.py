@@ -304,6 +304,7 @@ def run_over(
     check=None,
     with_labels=True,
     plain=None,
+    with_losses=True,
 ):
     """Applies a function of a chain to every batch and concatenates the values of the images.
 
@@ -324,6 +325,8 @@ def run_over(
         with_labels: whether the function reads the labels.
         plain: a faster `function(images, labels)`, or `None`. It also returns a mask under
             `IN_RANGE`; from the first batch on in which an image is not, `function` is used.
+        with_losses: whether a function that reads the labels computes the loss of the chain from
+            them, which must then be one of every image by itself.
 
     Returns:
         A dict of arrays whose first axis is the image, with the weights of the images under
@@ -344,7 +347,7 @@ def run_over(
             if key_of(images) not in shapes:
                 shapes.add(key_of(images))
                 check_images(chain, images)
-                check_run(chain, images)
+                check_run(chain, images, labels if with_labels and with_losses else None)
             if check is not None:
                 check(images, labels)
             found = None

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfresidual.arguments import check_bool, is_number
 from tfresidual.machine.console import progress_bar
 from tfresidual.metrics import change_of, norm, plain_norms_and_cosines
-from tfresidual.routing.agreement import COMPARED, check_agreement
+from tfresidual.routing.agreement import COMPARED, check_agreement, check_losses
 from tfresidual.routing.batches import batches_of, no_images, rebatched
 from tfresidual.routing.chain import checked_chain
 from tfresidual.routing.images import check_images, key_of, known_kernels, sliced, spec_of
@@ -191,6 +191,8 @@ def evaluate(
             if not runner.is_compared:
                 found = {name: part[:COMPARED] for name, part in runner.unperturbed.items()}
                 check_agreement(chain, sliced(images, slice(COMPARED)), found)
+                if with_losses:
+                    check_losses(chain, labels[:COMPARED], found)
                 runner.is_compared = True
             all_labels.append(labels.numpy()[runner.is_counted])
             image, *position = np.nonzero(runner.is_counted)

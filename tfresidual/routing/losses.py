@@ -37,6 +37,8 @@ _OUTPUTS = tuple(
 )
 # The operations from which the cross-entropies of Keras take the logits in a graph.
 _ACTIVATIONS = {"Softmax": tf.nn.softmax, "Sigmoid": tf.nn.sigmoid}
+# The losses of Keras that compare the images of a batch with each other.
+_OF_PAIRS = (keras.losses.Circle,)
 _CROSS_ENTROPIES = (
     keras.losses.categorical_crossentropy,
     keras.losses.sparse_categorical_crossentropy,
@@ -325,23 +327,26 @@ def _per_image_of(loss):
         return _per_image(loss, ignored_class)
     base, kind = keras.losses.Loss, type(loss)
     if kind.__call__ is not base.__call__ or kind.call is base.call:
-        return _refusal(kind)
-    # A loss object averages over the images when it is called; its method `call` does not.
-    return _per_image(loss.call, ignored_class, loss.dtype)
-
-
-def _refusal(kind):
-    """Returns a loss that raises an error, for a class that does not say what an image's loss is.
-
-    It is raised where the loss is used: what does not depend on it can be measured.
-    """
-
-    def losses(labels, outputs):
-        raise ValueError(
+        return _refusal(
             "Argument `loss` of `compile` must have the method `call`, which returns one number "
             "per image, and leave `__call__`, which makes one number of these, to "
             f"`keras.losses.Loss`. Received: loss={kind.__name__}"
         )
+    if isinstance(loss, _OF_PAIRS):
+        return _refusal(
+            "Argument `loss` of `compile` must give an image a loss that does not depend on the "
+            "other images of the batch: it cannot be measured per image otherwise. "
+            f"Received: loss={kind.__name__}"
+        )
+    # A loss object averages over the images when it is called; its method `call` does not.
+    return _per_image(loss.call, ignored_class, loss.dtype)
+
+
+def _refusal(message):
+    """Returns a loss that raises an error where it is used: other probes do not need it."""
+
+    def losses(labels, outputs):
+        raise ValueError(message)
 
     losses.ignore_class = None
     return losses
