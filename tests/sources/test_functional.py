@@ -1143,6 +1143,24 @@ class OtherCall(keras.Model):
         return 2 * super().call(inputs)
 
 
+class OtherDunderCall(keras.Model):
+    """The same for a model whose `call` is the usual one."""
+
+    def __call__(self, inputs, *args, **kwargs):
+        return super().__call__(2 * inputs, *args, **kwargs)
+
+
+class OtherNetwork(networks.ResidualNetwork):
+    def __call__(self, inputs, *args, **kwargs):
+        return super().__call__(2 * inputs, *args, **kwargs)
+
+
+def with_a_call_of_its_own():
+    (model, _) = post_activation()
+    model.call = lambda *args, **kwargs: 2 * type(model).call(model, *args, **kwargs)
+    return model
+
+
 def without_additions():
     inputs = images_input()
     return model_of(inputs, convolution(4, "stem")(inputs))
@@ -1168,6 +1186,18 @@ def several(inputs, outputs):
         (
             lambda: OtherCall(*(lambda m: (m.inputs, m.outputs))(post_activation()[0])),
             r"must be a functional `keras.Model`.*Received: .*type OtherCall",
+        ),
+        (
+            lambda: OtherDunderCall(*(lambda m: (m.inputs, m.outputs))(post_activation()[0])),
+            r"must be a functional `keras.Model`.*Received: .*type OtherDunderCall",
+        ),
+        (
+            with_a_call_of_its_own,
+            r"must be a functional `keras.Model`.*Received: .*type Functional",
+        ),
+        (
+            lambda: OtherNetwork((8, 8, 3), 3, blocks=1),
+            r"must be a functional `keras.Model`.*Received: .*type OtherNetwork",
         ),
         (
             lambda: keras.Sequential([layers.Dense(3)]),

@@ -178,13 +178,17 @@ def test_layers_are_not_called():
     assert has_graph(keras.Model(state, layers.ReLU()(state)))
 
 
-def test_models_that_keep_a_nested_one_whole():
+@pytest.mark.parametrize("name", ["call", "__call__"])
+def test_models_that_keep_a_nested_one_whole(name):
     """What cannot be flattened is one operation of the graph."""
 
     class Doubled(keras.Model):
-        def call(self, inputs):
-            return 2 * super().call(inputs)
+        pass
 
+    def doubled(self, inputs, **kwargs):
+        return 2 * getattr(super(Doubled, self), name)(inputs, **kwargs)
+
+    setattr(Doubled, name, doubled)
     inner_input = keras.Input((4,))
     inner = Doubled(inner_input, layers.Dense(4)(inner_input))
     first, second = keras.Input((4,), name="a"), keras.Input((4,), name="b")
@@ -193,7 +197,8 @@ def test_models_that_keep_a_nested_one_whole():
     model = keras.Model(inputs, named({"a": inner(inputs), "b": inputs}))
     assert not has_graph(inner)
     graph = graph_of(model)
-    assert kinds_of(graph) == ["Entry", "Doubled", "Functional"]
+    kinds = [kind for kind in kinds_of(graph) if kind != "Multiply"]
+    assert kinds == ["Entry", "Doubled", "Functional"]
     rows = np.random.default_rng(0).normal(size=(5, 4)).astype("float32")
     function = replayed(graph.nodes, graph.input, graph.output)
     np.testing.assert_allclose(function(rows), model(rows), rtol=1e-6)

@@ -22,7 +22,7 @@ from tfresidual.saved_model.reader import saved_model_chain
 from tfresidual.sources.calls import SharedCalls
 from tfresidual.sources.compiled import NOT_COMPILED, notes_of_file
 from tfresidual.sources.functional import preparation, unit_parts
-from tfresidual.sources.graph import reference_of
+from tfresidual.sources.graph import has_graph, reference_of
 from tfresidual.sources.keras_models import chain_of_model
 from tfresidual.sources.one_output import arrangement_of
 from tfresidual.sources.origin import Origin
@@ -142,7 +142,9 @@ def chain(
         path = pathlib.Path(source)
         if not path.is_dir():
             return _of_file(path, options)
-    is_found = isinstance(source, keras.Model) and not isinstance(source, ResidualNetwork)
+    # A subclass may compute something else than its units.
+    is_network = isinstance(source, ResidualNetwork) and has_graph(source)
+    is_found = isinstance(source, keras.Model) and not is_network
     given = [name for name, value in options.items() if value is not None]
     if given and not is_found:
         raise ValueError(
@@ -154,7 +156,7 @@ def chain(
         return checked_chain(source)
     if isinstance(source, (str, os.PathLike)):
         return saved_model_chain(path)
-    if isinstance(source, ResidualNetwork):
+    if is_network:
         return _of_residual_network(source)
     if isinstance(source, keras.Model):
         return chain_of_model(source, **options)

@@ -325,8 +325,22 @@ def has_graph(model):
     """Returns whether the graph of a model is known, and the model computes just that graph."""
     if not isinstance(model, keras.Model) or getattr(model, "inputs", None) is None:
         return False
-    graph_calls = (type(_rewrapped(model)).call, keras.Sequential.call)
-    return type(model).call in graph_calls
+    if not _has_usual_call(model):
+        return False
+    graph_calls = (_functional_call(), keras.Sequential.call)
+    return type(model).call in graph_calls and "call" not in vars(model)
+
+
+def _has_usual_call(model):
+    """Returns whether calling a model is what Keras does, and then `call`."""
+    return type(model).__call__ is keras.layers.Layer.__call__
+
+
+@functools.cache
+def _functional_call():
+    """Returns the `call` of functional models."""
+    image = keras.Input((1,))
+    return type(keras.Model(image, image)).call
 
 
 def reference_of(model):
