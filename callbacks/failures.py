@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import warnings
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from tfresidual.types import OnError
 
 ON_ERROR = ("warn", "raise")
+NUMBER = r"\b(?:nan|inf)\b|\d+(?:\.\d+)?(?:e[+-]?\d+)?"
 
 
 class GoesOn:
@@ -24,7 +26,7 @@ class GoesOn:
 
     Attributes:
         on_error: `"warn"` or `"raise"`.
-        warned_of: the causes that this training has warned of.
+        warned_of: the causes that this training has warned of, without their numbers.
     """
 
     on_error: OnError = "warn"
@@ -48,8 +50,10 @@ class GoesOn:
             if self.on_error == "raise":
                 raise
             cause = f"{type(error).__name__}: {error}"
-            if cause not in self.warned_of:
-                self.warned_of.add(cause)
+            # The same failure may have other numbers in each epoch.
+            kind = re.sub(NUMBER, "0", f"{lost}: {cause}")
+            if kind not in self.warned_of:
+                self.warned_of.add(kind)
                 warnings.warn(
                     f"{type(self).__name__} failed, and training goes on without {lost}; "
                     f'`on_error="raise"` ends it instead. Cause: {cause}',

@@ -17,12 +17,14 @@ from tfresidual.arguments import check_int
 from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.order import warn_of_earlier
 from tfresidual.probes.measure import takes_any_labels
+from tfresidual.routing.agreement import DisagreementError
 from tfresidual.routing.batches import batches_of, check_data, first_batch, labels_of, splits_of
+from tfresidual.routing.chain import change_of
 from tfresidual.routing.evaluator import check_scored
 from tfresidual.routing.images import check_images, sliced
 from tfresidual.routing.labels import check_prepared
 from tfresidual.routing.positions import has_positions, shape_of_outputs
-from tfresidual.sources.origin import settings_of
+from tfresidual.sources.settings import settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,14 +113,14 @@ def chain_in_training(model):
     """
     probed, state = _probed(model), _state_of(model)
     is_old = probed.chain is None or probed.state != state
-    if is_old or probed.chain.made_of.change(probed.chain.loss) is not None:
+    if is_old or change_of(probed.chain) is not None:
         probed.chain, probed.state = sources.chain(model, **probed.options), state
     return probed.chain
 
 
 def _state_of(model):
     # Keras makes this object in every `compile`.
-    return getattr(model, "_loss_tracker", None), settings_of(model)
+    return getattr(model, "_loss_tracker", None), settings_of([model])
 
 
 def forget_chain(model):
@@ -194,6 +196,8 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
         self._keys: list[str] = []
         self._first: dict[str | None, Any] | None = None
         self._is_tried, self._has_begun, self._has_ended = True, False, False
+        # Whether a new chain failed like the one before it.
+        self._is_hopeless = False
 
     def probe(self, chain: Chain) -> dict[str, float]:
         """Runs the probe and returns a dict of floats by log key."""
@@ -218,7 +222,7 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._chain, self.frames, self.warned_of = None, {}, set()
-        self._has_ended = False
+        self._has_ended = self._is_hopeless = False
         epochs = (self.params or {}).get("epochs")
         self._has_begun = False
         self._is_tried = not epochs or epochs >= self.every
@@ -258,8 +262,23 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
         logs.update(dict.fromkeys(self._keys, math.nan))
         if (epoch + 1) % self.every == 0:
             with self.going_on("its numbers of this epoch"):
-                self._chain = chain_in_training(self.model)
-                logs.update(self.probe(self._chain))
+                logs.update(self._probed_again())
+
+    def _probed_again(self):
+        """Runs the probe on the model as it is now; returns what `probe` does."""
+        self._chain = chain_in_training(self.model)
+        try:
+            return self.probe(self._chain)
+        except DisagreementError:
+            if self._is_hopeless:
+                raise
+            # Something may have changed that the chain does not show.
+            self.frames, self._is_hopeless = {}, True
+            forget_chain(self.model)
+            self._chain = chain_in_training(self.model)
+            numbers = self.probe(self._chain)
+            self._is_hopeless = False
+            return numbers
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self._has_ended = True

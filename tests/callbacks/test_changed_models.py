@@ -5,6 +5,11 @@ The truth is a `GradientTape` over calls of the layers as they are then.
 
 import dataclasses
 import functools
+import logging
+import os
+import random
+import threading
+import types
 
 import keras
 import numpy as np
@@ -200,6 +205,120 @@ def test_a_small_change_inside_an_attribute(is_partial):
     np.testing.assert_allclose(fit_and_published(net), net.truth(), rtol=1e-5)
 
 
+class Smoothed(keras.losses.Loss):
+    """A loss that holds another one of Keras."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = keras.losses.CategoricalCrossentropy(label_smoothing=0.1)
+
+    def call(self, labels, outputs):
+        return self.inner.call(keras.ops.one_hot(labels, 4), outputs)
+
+
+FACTORS = {"whole": 1.0}
+
+
+def helper(values):
+    return FACTORS["whole"] * values
+
+
+class Reading(layers.Layer):
+    """A block that reads numbers from everywhere."""
+
+    scale = 1.0
+
+    def __init__(self, name):
+        super().__init__(name=name)
+        self.config = types.SimpleNamespace(inner=types.SimpleNamespace(scale=1.0, parts=[[1.0]]))
+        self.config.inner.outer, self.chosen = self.config, {1.0}
+        self.dense = layers.Dense(5, activation="tanh")
+        # What changes by itself, or is not read.
+        self.calls, self.random, self.lock = 0, np.random.default_rng(0), threading.Lock()
+        self.seen, self.mean = {}, keras.metrics.Mean()
+        self.python_random, self.log = random.Random(0), logging.getLogger("tests")
+
+    def call(self, state):
+        self.calls += 1
+        self.seen["last"] = self.calls
+        self.random.normal()
+        self.python_random.gauss()
+        with self.lock:
+            inner = self.config.inner
+            factor = inner.scale * inner.parts[0][0] * max(self.chosen) * self.scale
+            return helper(self.dense(state)) * factor
+
+
+def reading(**kwargs):
+    """A network of such blocks, whose output is the same for states of another size.
+
+    Args:
+        kwargs: of the `Lambda` that multiplies all states.
+    """
+    image = keras.Input((6,))
+    state = layers.Dense(5)(image)
+    for block in range(2):
+        state = layers.Add()([state, Reading(f"b{block}")(state)])
+        if kwargs:
+            state = layers.Lambda(**kwargs, name=f"times{block}")(state)
+    model = keras.Model(image, layers.Dense(4, activation="softmax", name="head")(state))
+    model.get_layer("head").kernel.assign(np.zeros((5, 4)))
+    model.compile("sgd", Smoothed(), run_eagerly=True)
+    return model
+
+
+def closed(factor):
+    def multiplied(state):
+        return state * factor[0]
+
+    return {"function": multiplied}, lambda model: factor.__setitem__(0, 3.0)
+
+
+READ = {
+    "inside": lambda model: setattr(model.get_layer("b1").config.inner, "scale", 3.0),
+    "list": lambda model: model.get_layer("b1").config.inner.parts[0].__setitem__(0, 3.0),
+    "set": lambda model: setattr(model.get_layer("b1"), "chosen", {3.0}),
+    "class": lambda model: setattr(Reading, "scale", 3.0),
+    "global": lambda model: FACTORS.update(whole=3.0),
+    "activation": lambda model: setattr(
+        model.get_layer("b1").dense, "activation", keras.activations.relu
+    ),
+    "loss": lambda model: model.loss.inner._fn_kwargs.update(label_smoothing=0.5),
+    "another loss": lambda model: setattr(
+        model.loss, "inner", keras.losses.CategoricalCrossentropy()
+    ),
+    "closure": closed([1.0]),
+}
+OFTEN = ("inside", "loss", "closure")
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(change, id=name, marks=[] if name in OFTEN else [pytest.mark.nightly])
+        for name, change in READ.items()
+    ],
+)
+def test_what_is_read_from_elsewhere(change, monkeypatch):
+    """A change that the outputs of the model do not show; nothing else is a change."""
+    monkeypatch.setattr(Reading, "scale", 1.0)
+    monkeypatch.setitem(FACTORS, "whole", 1.0)
+    kwargs, change = change if isinstance(change, tuple) else ({}, change)
+    model = reading(**kwargs)
+    chain = tfr.chain(model)
+    frame = probes.block_metrics(chain, (IMAGES, LABELS))
+    model.optimizer.learning_rate = 0.0
+    model.fit(IMAGES, LABELS, verbose=0)
+    model.evaluate(IMAGES, LABELS, verbose=0)
+    model.predict(IMAGES, verbose=0)
+    again = probes.block_metrics(chain, (IMAGES, LABELS))
+    np.testing.assert_array_equal(again["l2_ratio"], frame["l2_ratio"])
+    change(model)
+    with pytest.raises(ValueError, match="make another chain"):
+        probes.block_metrics(chain, (IMAGES, LABELS))
+
+
 class Weighted(keras.losses.Loss):
     def __init__(self):
         super().__init__()
@@ -224,6 +343,43 @@ def test_a_loss_that_changes_as_it_is(is_own):
     published, truth = fit_and_published(net), np.array(net.truth())
     truth[:2] *= 3
     np.testing.assert_allclose(published, truth, rtol=1e-5)
+
+
+NOISE = np.random.default_rng(1)
+
+
+class Outside(layers.Layer):
+    """Multiplies by a number of the environment, and adds noise with another as its deviation."""
+
+    def call(self, state):
+        noise = float(os.environ.get("TESTS_NOISE", 0.0)) * NOISE.normal()
+        return float(os.environ.get("TESTS_SCALE", 1.0)) * state + noise
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(("name", "is_lost"), [("TESTS_SCALE", False), ("TESTS_NOISE", True)])
+def test_a_change_that_only_the_outputs_show(name, is_lost, monkeypatch, recwarn):
+    """The chain is made again; what no chain can follow is one warning, whatever its numbers."""
+    net = Net()
+    net.model = keras.Sequential([keras.Input((6,)), Outside(), *net.model.layers])
+    net.model.compile(keras.optimizers.SGD(0.0), LOSS, run_eagerly=True)
+
+    def change(epoch, logs):
+        if epoch:
+            monkeypatch.setenv(name, str(epoch + 1.0))
+
+    own = [
+        keras.callbacks.LambdaCallback(on_epoch_begin=change),
+        callbacks.BlockMetrics((IMAGES, LABELS)),
+    ]
+    logs = net.model.fit(IMAGES, LABELS, epochs=4, verbose=0, callbacks=own).history
+    found = next(value for key, value in logs.items() if key.endswith("block1/l2_ratio"))
+    np.testing.assert_array_equal(np.isnan(found), [False, *[is_lost] * 3])
+    warned = [one for one in recwarn if "training goes on" in str(one.message)]
+    assert len(warned) == is_lost
+    if not is_lost:
+        chain = tfr.chain(net.model)
+        assert found[-1] == pytest.approx(probes.block_metrics(chain, (IMAGES, LABELS)).l2_ratio[1])
 
 
 @pytest.mark.system

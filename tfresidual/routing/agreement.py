@@ -26,6 +26,10 @@ SAMPLES = 2
 SIZES = (224, 256, 64, 32, 16, 8, 4, 512, 4096, 65536)
 
 
+class DisagreementError(ValueError):
+    """Says that a chain computes something else than its network."""
+
+
 def check_agreement(chain, images, found):
     """Raises a `ValueError` if the outputs of a chain are not those of its network, up to rounding.
 
@@ -57,7 +61,7 @@ def check_agreement(chain, images, found):
             f"distinguished from the effect of a route. Received: {chain.name}, whose "
             f"outputs differ by up to {again[1]:.3g} from one call to the next"
         )
-    raise ValueError(
+    raise DisagreementError(
         "Argument `chain` must compute what its network does. On the unperturbed route, the "
         "outputs for some of these images differ from those of the network itself by more than "
         "rounding: dividing the network into blocks loses part of what it computes, the network "

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from keras import ops
 
+from tfresidual.routing.agreement import sample_images
+
 if TYPE_CHECKING:
     import keras
 
@@ -188,9 +190,9 @@ class Chain:
         context: the function `images -> context`, a dict of tensors with a leading axis of images;
             `None` if blocks read nothing but the state. Under the name `VALID_POSITIONS`, it may
             hold which positions of the states are not padding, bool, `(images, positions)`.
-        made_of: what the chain was made of, with a method `change(loss)` that returns in words what
-            has changed since; `None` if that is not known, as in chains built by hand. A probe
-            raises an error if anything has.
+        made_of: what the chain was made of, with a method `change(loss, call)` that returns in
+            words what has changed since; `None` if that is not known, as in chains built by hand. A
+            probe raises an error if anything has.
         outputs_at_positions: whether outputs `(images, positions, classes)` are those of the
             positions of the last state, in their order. If not, as for words that are gathered from
             a sequence, padding of the states says nothing about labels, even if there are as many.
@@ -393,7 +395,7 @@ def checked_chain(chain):
             "Argument `chain` must be a `tfresidual.routing.Chain`, as `tfresidual.chain` "
             f"returns it. Received: chain={chain!r} of type {type(chain).__name__}"
         )
-    change = None if chain.made_of is None else chain.made_of.change(chain.loss)
+    change = change_of(chain)
     if change is not None:
         raise ValueError(
             "Argument `chain` must have been made of the model as it is now: the model has "
@@ -401,6 +403,20 @@ def checked_chain(chain):
             f"is: {change}"
         )
     return chain
+
+
+def change_of(chain, *, reads_loss=True):
+    """Returns what of its model has changed since a chain was made, in words; `None` if nothing.
+
+    Args:
+        chain: a `Chain`.
+        reads_loss: whether the loss of the model counts.
+    """
+    if chain.made_of is None:
+        return None
+    # The network itself may count its calls, for example.
+    call = None if chain.reference is None else functools.partial(sample_images, chain)
+    return chain.made_of.change(chain.loss if reads_loss else None, call)
 
 
 def _counted(things, name):

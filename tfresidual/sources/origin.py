@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
+import contextlib
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING
 
 import keras
-import numpy as np
-import tensorflow as tf
 
 from tfresidual.routing.losses import weights_of_losses
+from tfresidual.sources.graph import has_graph
+from tfresidual.sources.settings import settings_inside, settings_of
 
-# What Keras sets on a model while it trains, evaluates and predicts.
-OF_TRAINING = ("stop_training", "stop_evaluating", "stop_predicting", "_eval_epoch_iterator")
-PLAIN = (bool, int, float, complex, str, bytes, type(None))
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 
 class Origin:
@@ -33,15 +32,20 @@ class Origin:
         # A subclassed model is kept alive by its chain as it is.
         self._layers = list(model.layers)
         self._parts = _parts_of(model, self._layers)
+        self._settings = self._settings_of(model)
+        # The settings that change whenever the network is called, such as a count of the calls.
+        self._passing: set[Any] = set()
         # The object is kept, so that no other one gets its id.
         self._loss, self._losses = (model.loss, _loss_of(model)), losses
 
-    def change(self, losses: Any) -> str | None:
+    def change(self, losses: Any, call: Callable[[], object] | None = None) -> str | None:
         """Returns what has changed since the chain was made, in words; `None` if nothing has.
 
         Args:
             losses: the loss per image of the chain. The loss of the model is looked at only if it
                 is the one that was made from that.
+            call: calls the network. What that changes was not changed by others; it is called only
+                if there is a change.
         """
         model = self._model()
         for what, now in _parts_of(model, self._layers).items():
@@ -50,13 +54,48 @@ class Origin:
                 continue
             if len(now) != len(before) or not all(map(_is_same, now, before)):
                 return what
+        setting = self._changed_setting(model, call)
+        if setting is not None:
+            return setting
         if model is None or losses is not self._losses or _loss_of(model) == self._loss[1]:
             return None
         return "loss"
 
+    def _settings_of(self, model):
+        """Returns the settings of all layers and models but those that compute just a graph."""
+        own = [] if model is None else [model]
+        return settings_of(
+            layer for layer in [*own, *self._parts["layers"]] if not has_graph(layer)
+        )
+
+    def _changed_setting(self, model, call):
+        """Returns an attribute that differs from what it was, in words, or `None`."""
+        before, now = self._settings, self._settings_of(model)
+        if model is None:
+            # Those of the model itself are not known any more.
+            known = set(map(id, self._parts["layers"]))
+            before = {key: value for key, value in before.items() if key[0] in known}
+        changed = _changed(before, now) - self._passing
+        if changed and call is not None:
+            # Code written by others may raise any error.
+            with contextlib.suppress(Exception):
+                call()
+            self._passing |= _changed(now, self._settings_of(model))
+            changed -= self._passing
+        if not changed:
+            return None
+        owner, path = min(changed, key=lambda key: len(key[1]))
+        names = {id(layer): layer.name for layer in [model, *self._parts["layers"]] if layer}
+        return f"what {names[owner]} reads, {path}"
+
+
+def _changed(before, now):
+    """Returns the keys of two dicts under which they differ, as a set."""
+    return {key for key in {*before, *now} if before.get(key) != now.get(key)}
+
 
 def _loss_of(model):
-    return _plain([model.loss, weights_of_losses(model)])
+    return settings_inside("loss", [model.loss, weights_of_losses(model)])
 
 
 def _is_same(one, other):
@@ -84,62 +123,3 @@ def _parts_of(model, layers):
 def _all_of(layers):
     """Returns layers and all layers inside them, as a list."""
     return [inner for layer in layers for inner in layer._flatten_layers()]
-
-
-def settings_of(model: keras.Model) -> list[Any]:
-    """Returns what the methods of a model and of its layers may read beside weights.
-
-    These are the attributes that are numbers, texts, functions or arrays, or lists of them, and
-    those of objects that are neither layers nor variables. Two results are equal if all of them are
-    the same. An attribute that changes in every call only costs time, where a chain is made again.
-
-    Args:
-        model: the `keras.Model`.
-    """
-    usual = {*OF_TRAINING, *vars(keras.Model()), *vars(keras.layers.Layer())}
-    return [
-        (id(layer), name, plain)
-        for layer in [model, *_all_of(model.layers)]
-        for name, value in vars(layer).items()
-        if name not in usual
-        # Of TensorFlow's checkpoints.
-        and not name.startswith("_self_")
-        and (plain := _plain(value)) is not None
-    ]
-
-
-def _plain(value, is_inside=False):
-    """Returns a value that can be compared with others; `None` if it cannot.
-
-    Args:
-        value: the value.
-        is_inside: whether it is an attribute of an object that is no layer; objects inside such
-            objects are not looked into.
-    """
-    if isinstance(value, PLAIN):
-        return repr(value)
-    if isinstance(value, functools.partial):
-        value = [value.func, value.args, value.keywords]
-    if isinstance(value, (list, tuple)):
-        return tuple(_plain(one, is_inside) for one in value)
-    if isinstance(value, dict):
-        return tuple((repr(key), _plain(one, is_inside)) for key, one in value.items())
-    if isinstance(value, tf.Tensor):
-        if not hasattr(value, "numpy") or value.dtype in (tf.resource, tf.variant):
-            return None
-        value = value.numpy()
-    if isinstance(value, (np.ndarray, np.generic)):
-        return value.shape, value.tobytes()
-    if inspect.isroutine(value):
-        return value
-    if is_inside or _is_of_library(value) or not hasattr(value, "__dict__"):
-        return None
-    return id(value), _plain(vars(value), is_inside=True)
-
-
-def _is_of_library(value):
-    """Returns whether an object is one of Keras' or TensorFlow's, other than a loss."""
-    if isinstance(value, keras.losses.Loss):
-        return False
-    parents = (parent.__module__.partition(".")[0] for parent in type(value).__mro__)
-    return any(name in ("keras", "tensorflow", "tfresidual") for name in parents)

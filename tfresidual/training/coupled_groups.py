@@ -66,7 +66,8 @@ def _of_chain(chain, first_block):
     The blocks of one kind are counted from 0, in order: where several kinds alternate, such as
     attention and MLP, neighbours of one kind are one apart.
     """
-    change = None if chain.made_of is None else chain.made_of.change(None)
+    # Only those who have a chain have imported this.
+    change = sys.modules["tfresidual.routing.chain"].change_of(chain, reads_loss=False)
     if change is not None:
         raise ValueError(
             "Argument `groups` must be a chain of the model as it is now: the model has changed, "

@@ -1,0 +1,248 @@
+"""What the methods of layers, of models and of losses may read beside weights."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import inspect
+import random
+import sys
+import types
+from typing import TYPE_CHECKING
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import Any
+
+# What Keras sets on a model while it trains, evaluates and predicts.
+OF_TRAINING = ("stop_training", "stop_evaluating", "stop_predicting", "_eval_epoch_iterator")
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+# What changes in every step, and is not read at inference.
+PASSING = (
+    *(keras.KerasTensor, keras.Variable, tf.Variable, tf.data.Dataset, tf.data.Iterator),
+    *(keras.metrics.Metric, keras.optimizers.Optimizer, keras.callbacks.Callback),
+)
+# How deep, and into how many things, an attribute is looked into.
+DEPTH, MOST = 8, 1000
+# The methods that compute at inference.
+CALLS = ("call", "__call__")
+
+
+def settings_of(layers: Iterable[Any]) -> dict[Any, Any]:
+    """Returns what the methods of layers may read beside weights.
+
+    These are their attributes, and what is inside them: numbers, texts, arrays, functions, losses,
+    and the attributes of objects of other packages than Keras and TensorFlow; and for layers of a
+    class of such a package, what their `call` reads of the class, of functions around it and of
+    its module. Of what cannot be looked into, it is the identity.
+
+    Args:
+        layers: layers or models, without those inside them.
+
+    Returns:
+        A dict by `(id of the layer, path)`, whose values can be compared. The path is a str, such
+        as `"config.scale"`.
+    """
+    found = {}
+    for layer in layers:
+        usual = _usual(isinstance(layer, keras.Model))
+        for name, value in vars(layer).items():
+            # Names that begin so are of TensorFlow's checkpoints.
+            if name not in usual and not name.startswith("_self_"):
+                found |= {(id(layer), path): one for path, one in _Walk().values(name, value)}
+        found |= {(id(layer), path): one for path, one in _Walk().of_class("", type(layer))}
+    return found
+
+
+def settings_inside(name: str, value: Any) -> dict[str, Any]:
+    """Returns what a value holds that can be compared, as a dict by path."""
+    return dict(_Walk().values(name, value))
+
+
+@functools.cache
+def _usual(is_model):
+    """Returns the names of the attributes that Keras gives to every layer, or to every model."""
+    if not is_model:
+        return frozenset(vars(keras.layers.Layer()))
+    model = keras.Model()
+    model.compile()
+    return frozenset({*OF_TRAINING, *vars(model)})
+
+
+class _Walk:
+    """Looks into one attribute, and into nothing twice."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, Any] = {}
+
+    def values(self, path: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
+        """Yields pairs of a path and what is found there, in a form that can be compared."""
+        if isinstance(value, PLAIN):
+            yield path, (type(value), repr(value))
+            return
+        if isinstance(value, tf.Tensor):
+            if not hasattr(value, "numpy") or value.dtype in (tf.resource, tf.variant):
+                return
+            value = value.numpy()
+        if isinstance(value, (np.ndarray, np.generic)) and value.dtype != object:
+            yield path, (value.shape, value.dtype.str, value.tobytes())
+            return
+        if isinstance(value, PASSING):
+            return
+        is_known = id(value) in self.seen or len(self.seen) > MOST or depth > DEPTH
+        # Kept, so that no other object gets its id.
+        self.seen[id(value)] = value
+        yield path, _identity(value)
+        if not is_known:
+            for inner, one in self.parts(value):
+                yield from self.values(f"{path}{inner}", one, depth + 1)
+            if inspect.isfunction(value):
+                yield from self.of_function(path, value, depth)
+            elif not isinstance(value, type) and _is_looked_into(value):
+                yield from self.of_class(path, type(value), depth)
+
+    def parts(self, value: Any) -> Iterator[tuple[str, Any]]:
+        """Yields pairs of what is added to the path, and a part of a value."""
+        if isinstance(value, functools.partial):
+            yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
+        elif isinstance(value, types.MethodType):
+            yield from ((".__self__", value.__self__), (".__func__", value.__func__))
+        elif isinstance(value, dict):
+            yield from ((f"[{key!r}]", one) for key, one in value.items())
+        elif isinstance(value, (list, tuple, collections.deque)):
+            if all(isinstance(one, PLAIN) for one in value):
+                yield "", repr(list(value))
+            else:
+                yield from ((f"[{index}]", one) for index, one in enumerate(value))
+        elif isinstance(value, (set, frozenset)):
+            yield "", repr(sorted(map(repr, value)))
+        if _is_looked_into(value):
+            names = dict.fromkeys(vars(value)) if hasattr(value, "__dict__") else {}
+            for kind in () if isinstance(value, type) else type(value).__mro__:
+                slots = vars(kind).get("__slots__", ())
+                names |= dict.fromkeys([slots] if isinstance(slots, str) else slots)
+            for name in names:
+                one = inspect.getattr_static(value, name, None)
+                if isinstance(one, (types.MemberDescriptorType, types.GetSetDescriptorType)):
+                    one = getattr(value, name, None)
+                # Of a class, not its methods.
+                is_own = not isinstance(value, type) or isinstance(one, _SIMPLE)
+                if not name.startswith(("__", "_self_")) and is_own:
+                    yield f".{name}", one
+
+    def of_class(self, path: str, kind: type, depth: int = 0) -> Iterator[tuple[str, Any]]:
+        """Yields what the call of objects of a class reads of the class and around it."""
+        for name, value in _read_of_class(kind).items():
+            if inspect.isfunction(value):
+                yield from self.of_function(f"{path}.{name}" if path else name, value, depth)
+            else:
+                yield from self.values(f"{path}.{name}" if path else name, value, depth + 1)
+
+    def of_function(self, path: str, function: Any, depth: int) -> Iterator[tuple[str, Any]]:
+        """Yields what a function reads around it."""
+        if _is_of_library(function.__module__) or depth > DEPTH:
+            return
+        code = function.__code__
+        around = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+        read = {name: value for name, cell in around.items() for value in _content(cell)}
+        # The class itself, in methods that call `super()`.
+        read.pop("__class__", None)
+        for name in _names_in(code):
+            if name in function.__globals__:
+                read.setdefault(name, function.__globals__[name])
+        read |= {"defaults": function.__defaults__, "kwdefaults": function.__kwdefaults__}
+        for name, value in read.items():
+            if isinstance(value, types.ModuleType):
+                yield from self.of_module(f"{path} -> {name}", value, code, depth)
+            elif value is not None:
+                yield from self.values(f"{path} -> {name}", value, depth + 1)
+
+    def of_module(self, path: str, module: Any, code: Any, depth: int) -> Iterator[tuple[str, Any]]:
+        """Yields what code may read of a module, by the names in it."""
+        if not _is_of_library(module.__name__):
+            for name in _names_in(code):
+                value = vars(module).get(name)
+                if isinstance(value, _SIMPLE) or inspect.isfunction(value):
+                    yield from self.values(f"{path}.{name}", value, depth + 1)
+
+
+_CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque, functools.partial)
+_SIMPLE = (*PLAIN, dict, list, tuple, set, np.ndarray, np.generic)
+
+
+def _content(cell):
+    try:
+        return [cell.cell_contents]
+    except ValueError:
+        # It is empty so far.
+        return []
+
+
+@functools.cache
+def _names_in(code):
+    """Returns the names that code reads, and the functions defined in it, as a frozen set."""
+    inner = [one for one in code.co_consts if isinstance(one, types.CodeType)]
+    return frozenset(code.co_names).union(*map(_names_in, inner))
+
+
+def _read_of_class(kind):
+    """Returns what the call of objects of a class reads of the class, as a dict by name.
+
+    These are its own methods, from `call` on, and what they name of the class that is no method.
+    """
+    parents = [one for one in kind.__mro__ if not _is_of_library(one.__module__)]
+    own = {name: value for one in reversed(parents) for name, value in vars(one).items()}
+    found, waiting = {}, [name for name in CALLS if name in own]
+    while waiting:
+        name = waiting.pop()
+        value = own[name]
+        if isinstance(value, property):
+            value = value.fget
+        value = getattr(value, "__func__", value)
+        if name in found:
+            continue
+        if inspect.isfunction(value):
+            found[name] = value
+            waiting += [one for one in _names_in(value.__code__) if one in own]
+        elif isinstance(value, _SIMPLE):
+            found[name] = value
+    return found
+
+
+def _identity(value):
+    """Returns what tells an object from another one, without keeping it alive."""
+    if isinstance(value, types.MethodType):
+        return types.MethodType
+    if isinstance(value, _CONTAINERS):
+        return type(value)
+    # A function that was made in the place of another one may have its id.
+    return id(value), type(value).__qualname__, getattr(value, "__code__", None)
+
+
+def _is_looked_into(value):
+    """Returns whether the attributes of an object are looked into."""
+    if isinstance(value, keras.losses.Loss):
+        return True
+    if isinstance(value, (keras.Operation, random.Random, types.ModuleType, functools.partial)):
+        return False
+    if inspect.isroutine(value):
+        return False
+    kind = value if isinstance(value, type) else type(value)
+    if kind is types.SimpleNamespace:
+        return True
+    return not any(_is_of_library(one.__module__) for one in kind.__mro__ if one is not object)
+
+
+def _is_of_library(module):
+    name = (module or "").partition(".")[0]
+    return name in _LIBRARIES
+
+
+_LIBRARIES = {
+    *("keras", "tensorflow", "tfresidual", "numpy", "tf_keras", "jax", "torch"),
+    *(sys.stdlib_module_names - {"__main__"}),
+}
