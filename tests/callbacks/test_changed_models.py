@@ -319,6 +319,24 @@ def test_what_is_read_from_elsewhere(change, monkeypatch):
         probes.block_metrics(chain, (IMAGES, LABELS))
 
 
+@pytest.mark.system
+def test_what_keras_changes_by_itself_is_no_change(tmp_path):
+    """Training, evaluation, prediction and files of layers that keep something while they train."""
+    image = keras.Input((3, 4))
+    state = layers.SpectralNormalization(layers.Dense(4))(image)
+    state = state + layers.GRU(4, dropout=0.2, return_sequences=True)(state)
+    model = keras.Model(image, layers.Dense(4, activation="softmax")(layers.Flatten()(state)))
+    model.compile("adam", LOSS, metrics=["accuracy"], run_eagerly=True)
+    images = rng.normal(size=(4, 3, 4)).astype("float32")
+    chain = tfr.chain(model)
+    model.fit(images, LABELS[:4], verbose=0, validation_split=0.5)
+    model.evaluate(images, LABELS[:4], verbose=0)
+    model.predict(images, verbose=0)
+    model.save(tmp_path / "model.keras")
+    model.export(tmp_path / "model", verbose=False)
+    assert np.isfinite(probes.block_metrics(chain, (images, LABELS[:4]))["l2_ratio"]).all()
+
+
 class Weighted(keras.losses.Loss):
     def __init__(self):
         super().__init__()

@@ -10,7 +10,7 @@ import keras
 
 from tfresidual.routing.losses import weights_of_losses
 from tfresidual.sources.graph import has_graph
-from tfresidual.sources.settings import settings_inside, settings_of
+from tfresidual.sources.settings import NOTHING, settings_inside, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,8 +90,11 @@ class Origin:
 
 
 def _changed(before, now):
-    """Returns the keys of two dicts under which they differ, as a set."""
-    return {key for key in {*before, *now} if before.get(key) != now.get(key)}
+    """Returns the keys of two dicts of settings under which they differ, as a set.
+
+    Keras sets some attributes to `None` when they are first needed.
+    """
+    return {key for key in {*before, *now} if before.get(key, NOTHING) != now.get(key, NOTHING)}
 
 
 def _loss_of(model):

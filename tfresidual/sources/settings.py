@@ -18,9 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Any
 
-# What Keras sets on a model while it trains, evaluates and predicts.
-OF_TRAINING = ("stop_training", "stop_evaluating", "stop_predicting", "_eval_epoch_iterator")
+# What Keras sets on models and cells while it trains, evaluates and predicts.
+OF_TRAINING = (
+    *("stop_training", "stop_evaluating", "stop_predicting", "_eval_epoch_iterator"),
+    *("_dropout_mask", "_recurrent_dropout_mask"),
+)
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
+# What is found for `None`, or where there is no attribute.
+NOTHING = (type(None), "None")
 # What changes in every step, and is not read at inference.
 PASSING = (
     *(keras.KerasTensor, keras.Variable, tf.Variable, tf.data.Dataset, tf.data.Iterator),
@@ -66,11 +71,12 @@ def settings_inside(name: str, value: Any) -> dict[str, Any]:
 @functools.cache
 def _usual(is_model):
     """Returns the names of the attributes that Keras gives to every layer, or to every model."""
-    if not is_model:
-        return frozenset(vars(keras.layers.Layer()))
+    # An export sets those of a model on layers, too.
     model = keras.Model()
-    model.compile()
-    return frozenset({*OF_TRAINING, *vars(model)})
+    usual = {*OF_TRAINING, *vars(keras.layers.Layer()), *vars(model)}
+    if is_model:
+        model.compile()
+    return frozenset({*usual, *vars(model)} if is_model else usual)
 
 
 class _Walk:
