@@ -1217,6 +1217,44 @@ def test_models_without_a_chain(make, message):
         tfr.chain(make())
 
 
+class HalfMerge(layers.Add):
+    def _merge_function(self, inputs):
+        return inputs[0] + 0.5 * inputs[1]
+
+
+class TwiceUnit(tfr.layers.ResidualUnit):
+    def call(self, inputs, *args, **kwargs):
+        return 2 * super().call(inputs, *args, **kwargs)
+
+
+class UnitOfTwice(tfr.layers.ResidualUnit):
+    def __call__(self, inputs, *args, **kwargs):
+        return super().__call__(2 * inputs, *args, **kwargs)
+
+
+@pytest.mark.parametrize("kind", [HalfMerge, TwiceUnit, UnitOfTwice])
+def test_what_a_subclass_computes_is_the_block(kind):
+    """An addition or a residual unit whose class computes something else is whole."""
+    inputs = images_input()
+    state = convolution(4, "stem")(inputs)
+    for index in range(2):
+        if kind is HalfMerge:
+            state = kind(name=f"end{index}")([state, convolution(4, f"conv{index}")(state)])
+        else:
+            state = kind(4, name=f"end{index}")(state)
+    model = model_of(inputs, state)
+    chain = tfr.chain(model)
+    images = np.random.default_rng(0).normal(size=(3, 8, 8, 3)).astype("float32")
+    given = chain.given(images)
+    state = given.stem(images)
+    for block in given.blocks:
+        changed = block.changed(state, None, lambda branch: branch)
+        state = block.apply(state)
+        np.testing.assert_allclose(changed, state, rtol=1e-5, atol=1e-5)
+    assert len(given.blocks) == 2
+    np.testing.assert_allclose(given.head(state), model(images), rtol=1e-5, atol=1e-5)
+
+
 def test_residual_networks_have_their_own_chain():
     net = networks.resnet(20)
     assert tfr.chain(net).blocks[0].shortcut == IDENTITY

@@ -185,13 +185,23 @@ def blocks_of(graph, trunk, is_chosen=None):
 
 
 def is_unit(node):
-    """Returns whether a node is a call of a residual unit."""
-    return isinstance(node.operation, ResidualUnit)
+    """Returns whether a node is a call of a residual unit, which computes what such units do."""
+    return _is_unchanged(node.operation, ResidualUnit)
+
+
+def _is_unchanged(layer, kind):
+    """Returns whether a layer is of a class and computes what that does, not of its own."""
+    methods = [name for name in ("call", "__call__", "_merge_function") if hasattr(kind, name)]
+    return (
+        isinstance(layer, kind)
+        and all(getattr(type(layer), name) is getattr(kind, name) for name in methods)
+        and "call" not in vars(layer)
+    )
 
 
 def is_addition(node):
     """Returns whether a node adds tensors of the graph: an `Add` layer, `ops.add` or `+`."""
-    is_add = isinstance(node.operation, keras.layers.Add) or is_of_keras(node.operation, "Add")
+    is_add = _is_unchanged(node.operation, keras.layers.Add) or is_of_keras(node.operation, "Add")
     return is_add and len(node.arguments) > 1
 
 
