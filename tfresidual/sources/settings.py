@@ -56,8 +56,8 @@ def settings_of(layers: Iterable[Any]) -> dict[Any, Any]:
     for layer in layers:
         usual = _usual(isinstance(layer, keras.Model))
         for name, value in vars(layer).items():
-            # Names that begin so are of TensorFlow's checkpoints.
-            if name not in usual and not name.startswith("_self_"):
+            # Names that begin so are of TensorFlow's checkpoints, and of callbacks.
+            if name not in usual and not name.startswith(("_self_", "_tfresidual_")):
                 found |= {(id(layer), path): one for path, one in _Walk().values(name, value)}
         found |= {(id(layer), path): one for path, one in _Walk().of_class("", type(layer))}
     return found
