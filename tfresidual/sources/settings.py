@@ -8,7 +8,7 @@ import inspect
 import random
 import sys
 import types
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -52,7 +52,7 @@ def settings_of(layers: Iterable[Any]) -> dict[Any, Any]:
         A dict by `(id of the layer, path)`, whose values can be compared. The path is a str, such
         as `"config.scale"`.
     """
-    found = {}
+    found: dict[tuple[int, str], Any] = {}
     for layer in layers:
         usual = _usual(isinstance(layer, keras.Model))
         for name, value in vars(layer).items():
