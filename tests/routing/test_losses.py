@@ -84,6 +84,7 @@ FROM_LOGITS = {
 
 
 @pytest.mark.system
+@pytest.mark.filterwarnings("ignore:.*received `from_logits=True`:UserWarning")
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 @pytest.mark.parametrize("name", FROM_LOGITS)
 def test_logits_are_found_where_keras_finds_them(policy, name, tmp_path, global_policy):
