@@ -332,8 +332,12 @@ def has_graph(model):
 
 
 def _has_usual_call(model):
-    """Returns whether calling a model is what Keras does, and then `call`."""
-    return type(model).__call__ is keras.layers.Layer.__call__
+    """Returns whether calling a model is what Keras does, and then `call`.
+
+    That of the models in keras-hub only refuses strings before.
+    """
+    owner = next(kind for kind in type(model).__mro__ if "__call__" in vars(kind))
+    return owner.__module__.partition(".")[0] in ("keras", "keras_hub")
 
 
 @functools.cache
