@@ -16,7 +16,6 @@ import tensorflow as tf
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from typing import Any
 
 # What Keras sets on models and cells while it trains, evaluates and predicts.
 OF_TRAINING = (
