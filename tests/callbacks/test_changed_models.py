@@ -393,7 +393,7 @@ def test_a_change_that_only_the_outputs_show(name, is_lost, monkeypatch, recwarn
     logs = net.model.fit(IMAGES, LABELS, epochs=4, verbose=0, callbacks=own).history
     found = next(value for key, value in logs.items() if key.endswith("block1/l2_ratio"))
     np.testing.assert_array_equal(np.isnan(found), [False, *[is_lost] * 3])
-    warned = [one for one in recwarn if "training goes on" in str(one.message)]
+    warned = [w for w in recwarn if "training goes on" in str(w.message)]
     assert len(warned) == is_lost
     if not is_lost:
         chain = tfr.chain(net.model)

@@ -89,6 +89,8 @@ FROM_LOGITS = {
 @pytest.mark.parametrize("name", FROM_LOGITS)
 def test_logits_are_found_where_keras_finds_them(policy, name, tmp_path, global_policy):
     global_policy(policy)
+    # In half precision, an image that is given its label for certain may have no gradient.
+    keras.utils.set_random_seed(0)
     head, loss, labels = FROM_LOGITS[name]
     model = network(loss, head)
     expected = norms_by_keras(model, IMAGES, labels)

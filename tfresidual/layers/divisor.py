@@ -188,12 +188,10 @@ class Divisor:
         estimate, largest = constant, 0.0
         for vector, kernel, operator in zip(self.vectors, kernels, self.operators, strict=True):
             value = ops.convert_to_tensor(vector)
-            norm, remainder = (
-                function(kernel, value, operator)
-                for function in (spectral.operator_norm, spectral.residual)
-            )
+            norm = spectral.operator_norm(kernel, value, operator)
+            residual = spectral.residual(kernel, value, operator)
             estimate *= float(ops.convert_to_numpy(norm))
-            largest = max(largest, float(ops.convert_to_numpy(remainder)))
+            largest = max(largest, float(ops.convert_to_numpy(residual)))
         certified = constant
         for vector, kernel, operator in zip(
             self.vectors, exact or kernels, self.operators, strict=True

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfresidual.routing.images import dtype_taken, is_shape, key_of, known_kernels, sliced, spec_of
-from tfresidual.routing.outputs import LOGITS, OUTPUTS, named_outputs
+from tfresidual.routing.outputs import LOGITS, OUTPUTS, named_outputs, with_logits
 
 # The largest difference that rounding may cause, as a share of the largest output of an image, by
 # the coarsest dtype of the computation. TensorFlow rounds differently when the parts of a network
@@ -24,6 +24,13 @@ SAMPLES = 2
 # Sizes to try for axes of unknown size: the most common image size first, then smaller ones for
 # tokens with few positions, and larger ones for sound, which is downsampled many times.
 SIZES = (224, 256, 64, 32, 16, 8, 4, 512, 4096, 65536)
+
+
+# The beginning of the error about a loss that compares images.
+ALONE = (
+    "Argument `loss` of `compile` must give an image a loss that does not depend on the other "
+    "images of the batch: it cannot be measured per image otherwise."
+)
 
 
 class DisagreementError(ValueError):
@@ -123,11 +130,8 @@ def check_losses(chain, labels, found):
     of_outputs = np.append(np.arange(len(labels)), min(1, len(labels) - 1))
 
     def losses(part):
-        outputs = tf.gather(found[OUTPUTS], of_outputs[part])
-        if LOGITS in found:
-            # Keras stores the logits here, and the losses read them from here.
-            outputs._keras_logits = tf.gather(found[LOGITS], of_outputs[part])
-        return np.asarray(chain.loss(tf.gather(labels, of_labels[part]), outputs))
+        values = {name: tf.gather(value, of_outputs[part]) for name, value in found.items()}
+        return np.asarray(chain.loss(tf.gather(labels, of_labels[part]), with_logits(values)))
 
     try:
         whole = losses(slice(None))
@@ -146,10 +150,9 @@ def check_losses(chain, labels, found):
         is_other = (np.abs(whole - parts) > allowed) & np.isfinite(sizes)
     if is_other.any() and np.array_equal(whole, again, equal_nan=True):
         raise ValueError(
-            "Argument `loss` of `compile` must give an image a loss that does not depend on the "
-            "other images of the batch: it cannot be measured per image otherwise. "
-            f"Received: {chain.name}, whose losses of some images are {whole.round(4).tolist()}, "
-            f"but {parts.round(4).tolist()} with the first of them by itself"
+            f"{ALONE} Received: {chain.name}, whose losses of some images are "
+            f"{whole.round(4).tolist()}, but {parts.round(4).tolist()} with the first of them by "
+            "itself"
         )
 
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras import ops
 
 from tfresidual.machine.first_step import changed_method
+from tfresidual.routing.agreement import ALONE
 from tfresidual.routing.outputs import logits_of, operation_of
 from tfresidual.routing.positions import are_indices, are_per_position, counted, fits, kept
 
@@ -333,11 +334,7 @@ def _per_image_of(loss):
             f"`keras.losses.Loss`. Received: loss={kind.__name__}"
         )
     if isinstance(loss, _OF_PAIRS):
-        return _refusal(
-            "Argument `loss` of `compile` must give an image a loss that does not depend on the "
-            "other images of the batch: it cannot be measured per image otherwise. "
-            f"Received: loss={kind.__name__}"
-        )
+        return _refusal(f"{ALONE} Received: loss={kind.__name__}")
     # A loss object averages over the images when it is called; its method `call` does not.
     return _per_image(loss.call, ignored_class, loss.dtype)
 

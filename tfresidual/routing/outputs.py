@@ -15,6 +15,14 @@ def named_outputs(outputs):
     return values if logits is None else values | {LOGITS: logits}
 
 
+def with_logits(values):
+    """Returns the outputs that `named_outputs` took, with the logits where Keras stores them."""
+    outputs = values[OUTPUTS]
+    if LOGITS in values:
+        outputs._keras_logits = values[LOGITS]
+    return outputs
+
+
 def logits_of(outputs, *operations):
     """Returns the logits that the cross-entropies of Keras take instead of some outputs.
 

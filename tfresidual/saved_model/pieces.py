@@ -8,7 +8,7 @@ import itertools
 import tensorflow as tf
 
 from tfresidual.routing import Stage
-from tfresidual.routing.outputs import LOGITS, OUTPUTS, logits_of, named_outputs
+from tfresidual.routing.outputs import LOGITS, OUTPUTS, logits_of, named_outputs, with_logits
 from tfresidual.saved_model.format import CONTEXT, HEAD, LOSS, STEM, block_name, transition_name
 from tfresidual.saved_model.inputs import of_context, of_entries, of_images, of_tensors, specs_of
 
@@ -60,7 +60,7 @@ def cut_chain(chain):
         chain,
         stem=of_images(stem, chain.input_shape),
         stages=tuple(stages),
-        head=lambda *given: _without_logits(head(*given)),
+        head=lambda *given: with_logits(head(*given)),
         context=None if chain.context is None else compute,
         prepare=None,
         compiled={},
@@ -111,7 +111,7 @@ def _loss_of(chain, names):
         return chain.loss(labels, outputs)
 
     def of_outputs_and_logits(labels, *values):
-        return chain.loss(labels, _without_logits(dict(zip(names, values, strict=True))))
+        return chain.loss(labels, with_logits(dict(zip(names, values, strict=True))))
 
     return of_outputs if names == [OUTPUTS] else of_outputs_and_logits
 
@@ -127,13 +127,6 @@ def result_of(function):
     if isinstance(result, dict):
         return {name: tf.TensorSpec(value.shape, value.dtype) for name, value in result.items()}
     return tf.TensorSpec(result.shape, result.dtype)
-
-
-def _without_logits(values):
-    outputs = values[OUTPUTS]
-    if LOGITS in values:
-        outputs._keras_logits = values[LOGITS]
-    return outputs
 
 
 def _possible_labels(chain, outputs):

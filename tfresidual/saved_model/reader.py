@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfresidual.routing.arrangement import Arrangement
 from tfresidual.routing.chain import Block, Chain, Stage
 from tfresidual.routing.losses import loss_from
-from tfresidual.routing.outputs import LOGITS, OUTPUTS
+from tfresidual.routing.outputs import OUTPUTS, with_logits
 from tfresidual.routing.sizes import with_sizes
 from tfresidual.saved_model.format import (
     CALLED,
@@ -168,12 +168,7 @@ def _block(stage, index, layout, pieces, parameters):
 
 def _head(piece):
     def head(*given):
-        values = piece(*given)
-        outputs = values[OUTPUTS]
-        if LOGITS in values:
-            # Keras stores the logits here, and the losses read them from here.
-            outputs._keras_logits = values[LOGITS]
-        return outputs
+        return with_logits(piece(*given))
 
     return head
 

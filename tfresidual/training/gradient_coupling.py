@@ -186,7 +186,7 @@ class GradientCoupling(keras.optimizers.Optimizer):
     def coupling(self, coupling: float) -> None:
         self._coupling = check_number("coupling", coupling, at_least=0, at_most=1)
         if self.built:
-            self._mix(self._trainable_variables)
+            self._mix(self._coupled(self._trainable_variables))
 
     def check_variables(self, variables: Iterable[keras.Variable]) -> None:
         """Raises a `ValueError` if no two of the variables can be coupled."""
@@ -197,13 +197,12 @@ class GradientCoupling(keras.optimizers.Optimizer):
             return
         variables = list(variables)
         # Before anything is built, since it may fail.
-        self._coupled(variables)
+        groups = self._coupled(variables)
         self.inner.build(variables)
         super().build(variables)
-        self._mix(variables)
+        self._mix(groups)
 
-    def _mix(self, variables):
-        groups = self._coupled(variables)
+    def _mix(self, groups):
         mixtures = (self._mixture(group) for group in groups)
         self._mixtures = tuple(mixture for mixture in mixtures if mixture is not None)
 
