@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import keras
 
-from tfresidual.arguments import check_bool, check_int, check_ints, checked_path
+from tfresidual.arguments import ArgumentError, check_bool, check_int, check_ints, checked_path
 from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.probe_callback import chain_in_training, epoch_numbers
 from tfresidual.machine.files import check_can_write, remove_unfinished
@@ -85,9 +85,8 @@ class ExportForProbing(GoesOn, keras.callbacks.Callback):
         self.every: int = check_int("every", every, at_least=1)
         self.overwrite: bool = check_bool("overwrite", overwrite)
         if epochs is not None and every != 1:
-            raise ValueError(
-                "Arguments `every` and `epochs` must not both be given. "
-                f"Received: every={every!r}, epochs={epochs!r}"
+            raise ArgumentError(
+                ("every", "epochs"), "not both be given", every=every, epochs=epochs
             )
         self.folder: pathlib.Path = checked_path("folder", folder)
         check_can_open("folder", self.folder)
@@ -106,9 +105,10 @@ class ExportForProbing(GoesOn, keras.callbacks.Callback):
         if not last:
             return
         if self.epochs is not None and min(self.epochs) > last:
-            raise ValueError(
-                "Argument `epochs` must hold at least one epoch of the training, from 0 to "
-                f"{last}. Received: epochs={sorted(self.epochs)}"
+            raise ArgumentError(
+                "epochs",
+                f"hold at least one epoch of the training, from 0 to {last}",
+                said=f"epochs={sorted(self.epochs)}",
             )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

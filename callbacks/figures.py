@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import keras
 import tensorflow as tf
 
-from tfresidual.arguments import check_int, checked_path
+from tfresidual.arguments import ArgumentError, check_int, checked_path
 from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.order import callbacks_before
 from tfresidual.callbacks.probe_callback import ProbeCallback
@@ -81,10 +81,11 @@ class Figures(GoesOn, keras.callbacks.Callback):
         before = callbacks_before(self)
         late = [type(probe).__name__ for probe in self.probes if probe not in before]
         if late:
-            raise ValueError(
-                "Argument `probes` must hold callbacks that come before `Figures` in the list of "
-                f"callbacks: it draws what they measured in the same epoch. Received: "
-                f"probes={late!r}, which come later or not at all"
+            raise ArgumentError(
+                "probes",
+                "hold callbacks that come before `Figures` in the list of callbacks: it draws "
+                "what they measured in the same epoch",
+                said=f"probes={late!r}, which come later or not at all",
             )
         check_can_write("log_dir", self.log_dir, is_folder=True)
         self._writer = tf.summary.create_file_writer(str(self.log_dir))
@@ -113,10 +114,11 @@ def _checked(probes):
     listed = [probes] if isinstance(probes, keras.callbacks.Callback) else probes
     is_list = isinstance(listed, (list, tuple)) and len(listed) > 0
     if not is_list or not all(isinstance(probe, ProbeCallback) for probe in listed):
-        raise ValueError(
-            "Argument `probes` must be a callback that runs a probe, such as "
-            "`tfresidual.callbacks.BlockMetrics`, or a list of them. "
-            f"Received: probes={probes!r}"
+        raise ArgumentError(
+            "probes",
+            "be a callback that runs a probe, such as `tfresidual.callbacks.BlockMetrics`, or a "
+            "list of them",
+            probes,
         )
     return list(listed)
 

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfresidual import sources
-from tfresidual.arguments import check_int
+from tfresidual.arguments import ArgumentError, check_int
 from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.order import warn_of_earlier
 from tfresidual.probes.measure import takes_any_labels
@@ -94,9 +94,8 @@ def use_blocks(
             when training begins.
     """
     if not isinstance(model, keras.Model):
-        raise ValueError(
-            "Argument `model` must be a `keras.Model`. "
-            f"Received: model={model!r} of type {type(model).__name__}"
+        raise ArgumentError(
+            "model", "be a `keras.Model`", said=f"model={model!r} of type {type(model).__name__}"
         )
     options = {"blocks": blocks, "open": open, "inputs": inputs, "padding": padding}
     options["output"] = output
@@ -251,10 +250,11 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if self._has_ended:
-            raise ValueError(
-                "Argument `callbacks` must not hold a callback with which another `fit` is called "
-                "during the training: it would probe the model of that. "
-                f"Received: {type(self).__name__}, which was last given to {self.model.name}"
+            raise ArgumentError(
+                "callbacks",
+                "not hold a callback with which another `fit` is called during the training: it "
+                "would probe the model of that",
+                said=f"{type(self).__name__}, which was last given to {self.model.name}",
             )
         if self._chain is None:
             self._begin()
@@ -339,9 +339,8 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
         """Checks the labels of some images, and all labels that have been read already."""
         all_labels = np.asarray(all_labels)
         if all_labels.dtype.kind not in "biuf":
-            raise ValueError(
-                "Argument `data` must hold labels that are numbers. "
-                f"Received: labels of dtype {all_labels.dtype}"
+            raise ArgumentError(
+                "data", "hold labels that are numbers", said=f"labels of dtype {all_labels.dtype}"
             )
         shape = shape_of_outputs(chain, images)
         if len(shape) == 1:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 import tensorflow as tf
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.callbacks.summaries import metadata_of
 from tfresidual.callbacks.training_step import METRICS
 from tfresidual.machine.files import damaged, written
@@ -59,9 +60,10 @@ class StepTable:
         with self.beside.open("rb") as file:
             is_own = file.readline() == HEADER_BESIDE
         if not is_own and self.every > 1:
-            raise ValueError(
-                "Argument `csv` must be a path beside which `StepMetrics` can write a second file. "
-                f"Received: csv={str(self.path)!r}, where {self.beside.name} is another file"
+            raise ArgumentError(
+                "csv",
+                "be a path beside which `StepMetrics` can write a second file",
+                said=f"csv={str(self.path)!r}, where {self.beside.name} is another file",
             )
         return is_own
 
@@ -73,10 +75,10 @@ class StepTable:
         steps, last = [], None
         with self.path.open("rb") as file:
             if file.readline() != HEADER:
-                raise ValueError(
-                    "Argument `csv` must be the path of a new file, or of one that `StepMetrics` "
-                    f"has written. Received: csv={str(self.path)!r}, a file without the columns "
-                    f"{', '.join(COLUMNS)}"
+                raise ArgumentError(
+                    "csv",
+                    "be the path of a new file, or of one that `StepMetrics` has written",
+                    said=f"csv={str(self.path)!r}, a file without the columns {', '.join(COLUMNS)}",
                 )
             size = file.tell()
             for line in file:

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pandas as pd
 
-from tfresidual.arguments import check_int, checked_path
+from tfresidual.arguments import ArgumentError, check_int, checked_path
 from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.order import warn_of_earlier
 from tfresidual.callbacks.probe_callback import (
@@ -232,23 +232,27 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
         _check(self.model)
         chain = chain_in_training(self.model)
         if any(block.takes_anchor and block.lipschitz is not None for block in chain.blocks):
-            raise ValueError(
-                "Argument `model` must not have blocks with both a Lipschitz bound and an anchor: "
-                "to read their gradients would change the last bits of the weights. Received: "
-                f"model={self.model.name}; use `BlockMetrics` for it"
+            raise ArgumentError(
+                "model",
+                "not have blocks with both a Lipschitz bound and an anchor: to read their "
+                "gradients would change the last bits of the weights",
+                said=f"model={self.model.name}; use `BlockMetrics` for it",
             )
         placed = places_of(self.model, chain, **options_in_training(self.model))
         if all(one.before is None for one in placed):
-            raise ValueError(
-                "Argument `model` must have a weight that is trained before its last block: the "
-                "training step computes no gradient before it. "
-                f"Received: model={self.model.name}"
+            raise ArgumentError(
+                "model",
+                "have a weight that is trained before its last block: the training step computes "
+                "no gradient before it",
+                said=f"model={self.model.name}",
             )
         if self._chain is not None and _places(chain) != _places(self._chain):
-            raise ValueError(
-                "Argument `model` must keep its blocks during training. Received: "
-                f"model={self.model.name}, which began with {len(self._chain.blocks)} blocks and "
-                f"has {len(chain.blocks)} others now"
+            raise ArgumentError(
+                "model",
+                "keep its blocks during training",
+                said=f"model={self.model.name}, which began with {len(self._chain.blocks)} "
+                "blocks and "
+                f"has {len(chain.blocks)} others now",
             )
         fits = [] if self._function is None else self._function.fits
         self._step, self._function = _measuring(
@@ -334,9 +338,10 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
         self._is_checked = True
         counts = np.array([value for _, value in self._read])[:, self._is_measured, -1]
         if np.isnan(counts).any():
-            raise ValueError(
-                "Argument `model` must have a gradient of the loss at every state. Received: "
-                f"model={self.model.name}, where the training step computed none at some of them"
+            raise ArgumentError(
+                "model",
+                "have a gradient of the loss at every state",
+                said=f"model={self.model.name}, where the training step computed none at some",
             )
 
     def _means(self, values):
@@ -445,9 +450,7 @@ class _Replaced:
         self.before, self.fits = model.train_function, [*fits, getattr(model, "history", None)]
         if isinstance(self.before, _Replaced):
             if self.before.is_within():
-                raise ValueError(
-                    "Argument `callbacks` must hold one `StepMetrics` at most. Received: several"
-                )
+                raise ArgumentError("callbacks", "hold one `StepMetrics` at most", said="several")
             self.before = self.before.before
 
     def made(self, step):
@@ -519,7 +522,8 @@ def _check(model):
         what, received = "one replica", f"{replicas} replicas"
     else:
         return
-    raise ValueError(
-        f"Argument `model` must be trained with {what}, to be measured by `StepMetrics`. "
-        f"Received: model={model.name}, {received}"
+    raise ArgumentError(
+        "model",
+        f"be trained with {what}, to be measured by `StepMetrics`",
+        said=f"model={model.name}, {received}",
     )

@@ -21,6 +21,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.metrics import wide
 from tfresidual.routing.block_values import values_of_block
 from tfresidual.routing.losses import single
@@ -174,10 +175,12 @@ class MeasuredStep:
                     attributes[name] = method
         expected = sum(len(places) for _, places in self._places.values())
         if len(seen) < expected:
-            raise ValueError(
-                "Argument `model` must compute its states in its own graph in every training "
-                f"step. Received: model={self.model.name}, where {expected - len(seen)} of "
-                f"{expected} states did not pass"
+            raise ArgumentError(
+                "model",
+                "compute its states in its own graph in every training step",
+                said=f"model={self.model.name}, where {expected - len(seen)} of {expected} "
+                "states did "
+                "not pass",
             )
 
     def read(self) -> list[tuple[int, np.ndarray]]:
@@ -225,10 +228,11 @@ def _numbers_per_image(loss, labels, model):
     made = tf.function(values_of, autograph=False).get_concrete_function(*specs)
     shape = made.structured_outputs.shape[1:]
     if None in shape:
-        raise ValueError(
-            "Argument `model` must be trained with a loss whose reduction is "
-            "'sum_over_batch_size' if the number of its positions varies. "
-            f"Received: model={model.name}, loss={own!r} with the reduction {own.reduction!r}"
+        raise ArgumentError(
+            "model",
+            "be trained with a loss whose reduction is 'sum_over_batch_size' if the number of "
+            "its positions varies",
+            said=f"model={model.name}, loss={own!r} with the reduction {own.reduction!r}",
         )
     return math.prod(shape)
 
@@ -250,9 +254,10 @@ def _shares(weights, size, reduction, numbers):
     """
     given = [one for one in keras.tree.flatten(weights) if one is not None]
     if len(given) > 1:
-        raise ValueError(
-            "Argument `sample_weight` must hold one tensor, since the model has one output. "
-            f"Received: {len(given)} tensors"
+        raise ArgumentError(
+            "sample_weight",
+            "hold one tensor, since the model has one output",
+            said=f"{len(given)} tensors",
         )
     rows, total = tf.ones([size, 1]), tf.cast(size * numbers, tf.float32)
     if given:

@@ -6,15 +6,71 @@ import math
 import os
 import pathlib
 from numbers import Integral, Real
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
 # The largest count allowed, so that sums and products of a few counts fit into 64 bits.
 LARGEST_COUNT = 10**9
+_NOTHING = object()
+
+
+class ArgumentError(ValueError):
+    """An argument that cannot be used.
+
+    Example:
+
+    >>> raise ArgumentError("epsilon", "be over 0", -1)
+    Traceback (most recent call last):
+    tfresidual.arguments.ArgumentError: Argument `epsilon` must be over 0. Received: epsilon=-1
+
+    Args:
+        names: the name of the argument, or a tuple of the names of arguments that do not fit
+            together. Keras makes a new error of a text alone.
+        must: what it must be, in the words that follow "must".
+        value: what was received.
+        said: a description of what was received, instead of the value.
+        values: what was received by name, instead of one value.
+
+    Attributes:
+        names: tuple of the names.
+        must: see above.
+        received: what was received, as text.
+    """
+
+    def __init__(
+        self,
+        names: str | tuple[str, ...],
+        must: str | None = None,
+        value: Any = _NOTHING,
+        /,
+        said: str | None = None,
+        **values: Any,
+    ) -> None:
+        if must is None:
+            super().__init__(names)
+            self.names: tuple[str, ...] = ()
+            return
+        self.names = (names,) if isinstance(names, str) else names
+        self.must = must
+        if value is not _NOTHING:
+            values = {self.names[0]: value}
+        self.received = said or ", ".join(f"{name}={value!r}" for name, value in values.items())
+        super().__init__(self.text())
+
+    def text(self, shown: Mapping[str, str] = MappingProxyType({})) -> str:
+        """Returns the message.
+
+        Args:
+            shown: what to call arguments instead.
+        """
+        *first, last = (f"`{shown.get(name, name)}`" for name in self.names)
+        named = f"Arguments {', '.join(first)} and {last}" if first else f"Argument {last}"
+        return f"{named} must {self.must.removesuffix('.')}. Received: {self.received}"
 
 
 @overload
@@ -61,7 +117,7 @@ def check_int(
         )
         bounds = f"{at_least} or more" if is_usual else f"from {at_least} to {at_most}"
         bounds += ", or None" if or_none else ""
-        raise ValueError(f"Argument `{name}` must be an int, {bounds}. Received: {name}={value!r}")
+        raise ArgumentError(name, f"be an int, {bounds}", value)
     return int(value)
 
 
@@ -84,9 +140,7 @@ def check_ints(name: str, values: Any, at_least: int) -> tuple[int, ...]:
         received = checked if is_listed else values
         is_huge = any(is_int(value) and value > LARGEST_COUNT for value in checked)
         bounds = f"from {at_least} to {LARGEST_COUNT}" if is_huge else f"{at_least} or more"
-        raise ValueError(
-            f"Argument `{name}` must hold ints, {bounds}. Received: {name}={received!r}"
-        )
+        raise ArgumentError(name, f"hold ints, {bounds}", received)
     return tuple(map(int, checked))
 
 
@@ -154,7 +208,7 @@ def check_number(
         words = [f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None]
         what = " ".join(["a finite number", " and ".join(words)]).strip()
         what += ", or None" if or_none else ""
-        raise ValueError(f"Argument `{name}` must be {what}. Received: {name}={value!r}")
+        raise ArgumentError(name, f"be {what}", value)
     return number
 
 
@@ -169,17 +223,14 @@ def check_bool(name: str, value: Any) -> bool:
     NumPy bools are accepted.
     """
     if not isinstance(value, (bool, np.bool_)):
-        raise ValueError(f"Argument `{name}` must be a bool. Received: {name}={value!r}")
+        raise ArgumentError(name, "be a bool", value)
     return bool(value)
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
     """Raises a `ValueError` unless an argument is one of the given strings."""
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(
-            f"Argument `{name}` must be one of {', '.join(map(repr, choices))}. "
-            f"Received: {name}={value!r}"
-        )
+        raise ArgumentError(name, f"be one of {', '.join(map(repr, choices))}", value)
 
 
 def is_int(value: Any) -> bool:
@@ -202,8 +253,7 @@ def checked_path(name: str, value: str | os.PathLike[str]) -> pathlib.Path:
     """Returns an argument as a `pathlib.Path`; raises a `ValueError` if it cannot be one."""
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str) or not text or "\0" in text:
-        raise ValueError(
-            f"Argument `{name}` must be a path: a non-empty str without null characters, or a "
-            f"`pathlib.Path`. Received: {name}={value!r}"
+        raise ArgumentError(
+            name, "be a path: a non-empty str without null characters, or a `pathlib.Path`", value
         )
     return pathlib.Path(text)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import keras
 import numpy as np
 
-from tfresidual.arguments import check_bool, check_int
+from tfresidual.arguments import ArgumentError, check_bool, check_int
 from tfresidual.machine import backends
 
 if TYPE_CHECKING:
@@ -82,23 +82,26 @@ class ArrayDataset(keras.utils.PyDataset):
             np.atleast_1d(np.asarray(part, "float32")) for part in (factor, offset)
         )
         if len(self.images) != len(self.labels):
-            raise ValueError(
-                "Arguments `images` and `labels` must hold the same number of entries. Received: "
-                f"images.shape={self.images.shape}, labels.shape={self.labels.shape}"
+            raise ArgumentError(
+                ("images", "labels"),
+                "hold the same number of entries",
+                said=f"images.shape={self.images.shape}, labels.shape={self.labels.shape}",
             )
         if self.augment and self.images.ndim != 4:
-            raise ValueError(
-                "Argument `images` must be of shape [N, H, W, C] with `augment=True`. Received: "
-                f"images.shape={self.images.shape}"
+            raise ArgumentError(
+                "images",
+                "be of shape [N, H, W, C] with `augment=True`",
+                said=f"images.shape={self.images.shape}",
             )
         if on_device is None:
             size = self.images.nbytes + self.labels.nbytes
             on_device = size <= MOST_OF_MEMORY * backends.accelerator_memory()
         self.on_device = check_bool("on_device", on_device)
         if self.on_device and backends.BACKEND not in ("jax", "torch"):
-            raise ValueError(
-                "Argument `on_device` must be False or None on this backend. Received: "
-                f"on_device={on_device!r}, KERAS_BACKEND={backends.BACKEND}"
+            raise ArgumentError(
+                "on_device",
+                "be False or None on this backend",
+                said=f"on_device={on_device!r}, KERAS_BACKEND={backends.BACKEND}",
             )
         self._epoch, self._is_over = 0, False
         self._order: tuple[int, Array] | None = None
@@ -175,9 +178,10 @@ def _kept(name, values):
     """Returns an argument as an array of a dtype that every backend has."""
     array = np.asarray(values)
     if array.ndim < 1 or not len(array) or array.dtype.kind not in "biuf":
-        raise ValueError(
-            f"Argument `{name}` must be an array of numbers with at least one entry. Received: "
-            f"{name} of shape {array.shape} and dtype {array.dtype}"
+        raise ArgumentError(
+            name,
+            "be an array of numbers with at least one entry",
+            said=f"{name} of shape {array.shape} and dtype {array.dtype}",
         )
     if name == "images":
         return array if array.dtype == np.uint8 else array.astype("float32", copy=False)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from tfresidual.arguments import check_int
+from tfresidual.arguments import ArgumentError, check_int
 
 if TYPE_CHECKING:
     from tfresidual.types import ArrayLike, Tensor
@@ -82,13 +82,14 @@ def flip_and_crop(images: Tensor | ArrayLike, seed: Tensor | ArrayLike, padding:
 def _checked(images, seed):
     images, seed = tf.convert_to_tensor(images), tf.convert_to_tensor(seed)
     if images.shape.rank != 4:
-        raise ValueError(
-            "Argument `images` must be a batch of images, of shape [N, H, W, C]. Received: "
-            f"images.shape={images.shape}"
+        raise ArgumentError(
+            "images",
+            "be a batch of images, of shape [N, H, W, C]",
+            said=f"images.shape={images.shape}",
         )
     if not seed.shape.is_compatible_with([2]):
-        raise ValueError(
-            f"Argument `seed` must be two integers, of shape [2]. Received: seed.shape={seed.shape}"
+        raise ArgumentError(
+            "seed", "be two integers, of shape [2]", said=f"seed.shape={seed.shape}"
         )
     return images, seed
 

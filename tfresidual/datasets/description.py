@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfresidual.arguments import check_bool, check_choice, check_int, is_int
+from tfresidual.arguments import ArgumentError, check_bool, check_choice, check_int, is_int
 
 if TYPE_CHECKING:
     from tfresidual.types import DatasetName
@@ -136,7 +136,7 @@ def check_name(name, digits):
     """Raises a `ValueError` unless there is a dataset of that name, with that many digits."""
     check_choice("name", name, TITLES)
     if name == "digitclutter" and not (is_int(digits) and digits in (3, 4, 5)):
-        raise ValueError(f"Argument `digits` must be 3, 4 or 5. Received: digits={digits!r}")
+        raise ArgumentError("digits", "be 3, 4 or 5", digits)
 
 
 def checked_options(*, batch_size, augment, shuffle, seed, pixels):
@@ -177,14 +177,16 @@ def sizes_of(name, train_size, validation, test_size):
     if available is None:
         return train_size, held_out, test_size
     if test_size > available_test:
-        raise ValueError(
-            f"Argument `test_size` must be at most {available_test}, the number of test images of "
-            f"{TITLES[name]}. Received: test_size={test_size!r}"
+        raise ArgumentError(
+            "test_size",
+            f"be at most {available_test}, the number of test images of {TITLES[name]}",
+            test_size,
         )
     if (train_size or 1) + held_out > available:
-        raise ValueError(
-            f"Arguments `train_size` and `validation` must together fit into the {available} "
-            f"training images of {TITLES[name]}. Received: train_size={train_size!r}, "
-            f"validation={validation!r}"
+        raise ArgumentError(
+            ("train_size", "validation"),
+            f"together fit into the {available} training images of {TITLES[name]}",
+            train_size=train_size,
+            validation=validation,
         )
     return train_size or available - held_out, held_out, test_size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from tfresidual.arguments import check_int
+from tfresidual.arguments import ArgumentError, check_int
 from tfresidual.datasets.arrays import ArrayDataset
 
 if TYPE_CHECKING:
@@ -80,8 +80,7 @@ def remember(train, epoch, fixed):
 def _remembered(train, name):
     """Returns what `remember` was given for a training pipeline."""
     if not hasattr(train, name):
-        raise ValueError(
-            "Argument `train` must be the training dataset that `load` or `load_file` returned. "
-            f"Received: train={train!r}"
+        raise ArgumentError(
+            "train", "be the training dataset that `load` or `load_file` returned", train
         )
     return getattr(train, name)

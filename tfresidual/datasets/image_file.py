@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfresidual.arguments import check_int, checked_path
+from tfresidual.arguments import ArgumentError, check_int, checked_path
 from tfresidual.datasets.arrays import ArrayDataset
 from tfresidual.datasets.description import (
     SPLITS,
@@ -111,17 +111,18 @@ class ImageFile:
         if name != self.name or (self.digits is not None and digits != self.digits):
             what, held = ("data", self.name) if name != self.name else ("digits", self.digits)
             given = name if what == "data" else digits
-            raise ValueError(
-                f"Argument `{what}` must be {held!r}, which `data_file` holds. Received: "
-                f"{what}={given!r}, data_file={str(self.path)!r}"
+            raise ArgumentError(
+                what,
+                f"be {held!r}, which `data_file` holds",
+                said=f"{what}={given!r}, data_file={str(self.path)!r}",
             )
         asked = {"train": train_size, "validation": validation, "test": test_size}
         for split, count in asked.items():
             if count > self.sizes[split]:
-                raise ValueError(
-                    f"Argument `{SIZES[split]}` must be at most {self.sizes[split]}, the number of "
-                    f"images in `data_file`. Received: {SIZES[split]}={count}, "
-                    f"data_file={str(self.path)!r}"
+                raise ArgumentError(
+                    SIZES[split],
+                    f"be at most {self.sizes[split]}, the number of images in `data_file`",
+                    said=f"{SIZES[split]}={count}, data_file={str(self.path)!r}",
                 )
 
 
@@ -154,14 +155,16 @@ def open_file(data_file: StrPath) -> ImageFile:
     except Exception as error:
         raise damaged(path, error, REMEDY) from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise ValueError(
-            "Argument `data_file` must be a file that `tfresidual data NAME --to FILE.npz` wrote; "
-            f"this one is something else. Received: data_file={str(data_file)!r}"
+        raise ArgumentError(
+            "data_file",
+            "be a file that `tfresidual data NAME --to FILE.npz` wrote; this one is something else",
+            str(data_file),
         )
     if str(header.get("version")) != str(VERSION):
-        raise ValueError(
-            f"Argument `data_file` must have version {VERSION} of its format. {REMEDY}. Received: "
-            f"version {header.get('version')!r}, data_file={str(data_file)!r}"
+        raise ArgumentError(
+            "data_file",
+            f"have version {VERSION} of its format. {REMEDY}",
+            said=f"version {header.get('version')!r}, data_file={str(data_file)!r}",
         )
     try:
         name, digits = header["name"], header["digits"]
@@ -185,10 +188,11 @@ def check_target(data_file: StrPath) -> pathlib.Path:
         )
     check_folder("data_file", target.parent)
     if target.exists() and not _is_own(target):
-        raise ValueError(
-            "Argument `data_file` must be a new file, or one that `tfresidual data NAME --to "
-            "FILE.npz` wrote, damaged or not: nothing else is replaced. Received: "
-            f"data_file={str(data_file)!r}"
+        raise ArgumentError(
+            "data_file",
+            "be a new file, or one that `tfresidual data NAME --to FILE.npz` wrote, damaged or "
+            "not: nothing else is replaced",
+            str(data_file),
         )
     return target
 

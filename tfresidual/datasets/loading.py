@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, overload
 
 import tensorflow as tf
 
-from tfresidual.arguments import check_bool, checked_path
+from tfresidual.arguments import ArgumentError, check_bool, checked_path
 from tfresidual.datasets.builders import digitclutter_builder, folder_of, public_builder, read_split
 from tfresidual.datasets.description import (
     SPLITS,
@@ -189,10 +189,7 @@ def save(
     check_name(name, digits)
     sizes = sizes_of(name, train_size, validation, test_size)
     if validation is None:
-        raise ValueError(
-            "Argument `validation` must be a number of images, or a fraction. Received: "
-            "validation=None"
-        )
+        raise ArgumentError("validation", "be a number of images, or a fraction", None)
     read = reader(name, digits, sizes, data_dir, check_bool("download", download))
     write(path, name, digits, {split: read(split) for split in SPLITS})
 
@@ -211,9 +208,10 @@ def reader(name, digits, sizes, data_dir, download):
     if data_dir is not None:
         path = str(checked_path("data_dir", data_dir))
         if any("\ud800" <= letter <= "\udfff" for letter in path):
-            raise ValueError(
-                "Argument `data_dir` must be a path in UTF-8: tensorflow-datasets reads and writes "
-                f"no other. Received: data_dir={path!r}"
+            raise ArgumentError(
+                "data_dir",
+                "be a path in UTF-8: tensorflow-datasets reads and writes no other",
+                path,
             )
     check_folder("data_dir", folder_of(data_dir))
     if name == "digitclutter":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import keras
 
 from tfresidual import layers, networks, training
+from tfresidual.arguments import ArgumentError
 from tfresidual.datasets.description import sizes_of
 from tfresidual.jobs.settings import (
     ANY_DEPTH,
@@ -72,9 +73,11 @@ def build(settings: Settings, blocks: tuple[int, ...] | None = None) -> networks
     try:
         return getattr(networks, settings.network)(**kwargs)
     except TooLargeError as error:
-        raise ValueError(
-            "Arguments `depth` and `width` must fit into the memory of this machine: the weights "
-            f"{error.amounts}. Received: depth={settings.depth!r}, width={settings.width!r}"
+        raise ArgumentError(
+            ("depth", "width"),
+            f"fit into the memory of this machine: the weights {error.amounts}",
+            depth=settings.depth,
+            width=settings.width,
         ) from error
 
 
@@ -105,9 +108,8 @@ def _size(settings, blocks, input_shape):
     """
     for name, having in OF_NETWORKS.items():
         if settings.network not in having and getattr(settings, name) != getattr(Settings, name):
-            raise ValueError(
-                f"Argument `{name}` must not be given: {settings.network} has its own. Received: "
-                f"{name}={getattr(settings, name)!r}"
+            raise ArgumentError(
+                name, f"not be given: {settings.network} has its own", getattr(settings, name)
             )
     between = {} if settings.transition is None else {"transition": settings.transition}
     if settings.network not in WIDTHS:
@@ -117,17 +119,21 @@ def _size(settings, blocks, input_shape):
         return {"width": width, **between}
     stages = stages_of(settings)
     if between and stages == 1:
-        raise ValueError(
-            "Argument `transition` must not be given to a network of one stage: it is between two. "
-            f"Received: transition={settings.transition!r}, stages={settings.stages!r}"
+        raise ArgumentError(
+            "transition",
+            "not be given to a network of one stage: it is between two",
+            transition=settings.transition,
+            stages=settings.stages,
         )
     rows, columns, _ = input_shape
     # The largest power of two that divides both.
     most = (math.gcd(rows, columns) & -math.gcd(rows, columns)).bit_length()
     if stages > most:
-        raise ValueError(
-            f"Argument `stages` must be {most} or less for images of {rows}x{columns}: every stage "
-            f"but the first halves height and width. Received: stages={settings.stages!r}"
+        raise ArgumentError(
+            "stages",
+            f"be {most} or less for images of {rows}x{columns}: every stage but the first halves "
+            "height and width",
+            settings.stages,
         )
     depth = settings.depth or DEPTHS[settings.network]
     if settings.network == "resnet101":
@@ -209,22 +215,21 @@ def nothing_to_couple(settings: Settings, where: str) -> ValueError:
         settings: a `Settings` with a coupling.
         where: str, the argument that determines the network, as `name=value`.
     """
-    return ValueError(
-        "Argument `coupling` must be used with a network that has at least two blocks to couple "
-        "in a stage: blocks from `coupling_from` on that keep the shape of the state. Received: "
-        f"coupling={settings.coupling!r}, coupling_from={settings.coupling_from!r}, {where}"
+    return ArgumentError(
+        "coupling",
+        "be used with a network that has at least two blocks to couple in a stage: blocks from "
+        "`coupling_from` on that keep the shape of the state",
+        said=f"coupling={settings.coupling!r}, coupling_from={settings.coupling_from!r}, {where}",
     )
 
 
 def check_any_depth(settings: Settings) -> None:
     """Raises a `ValueError` unless the stages of the network can have any number of blocks."""
     if settings.network not in ANY_DEPTH:
-        raise ValueError(
-            f"Argument `network` must be one of {', '.join(map(repr, ANY_DEPTH))} for a depth "
-            f"search. Received: network={settings.network!r}"
+        raise ArgumentError(
+            "network",
+            f"be one of {', '.join(map(repr, ANY_DEPTH))} for a depth search",
+            settings.network,
         )
     if settings.depth is not None:
-        raise ValueError(
-            "Argument `depth` must not be given for a depth search. Received: "
-            f"depth={settings.depth!r}"
-        )
+        raise ArgumentError("depth", "not be given for a depth search", settings.depth)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from tfresidual import datasets, plots
-from tfresidual.arguments import checked_path
+from tfresidual.arguments import ArgumentError, checked_path
 from tfresidual.jobs.frames import read_frames
 from tfresidual.jobs.run_folder import SETTINGS_FILE, read_settings, settings_of
 from tfresidual.jobs.settings import Settings, describe, used
@@ -114,16 +114,14 @@ def _named(runs):
     # In contrast to `resolve`, this leaves loops of links as they are.
     parts = [pathlib.Path(os.path.realpath(folder)).parts for folder in folders]
     if len(folders) < 2 or len(set(parts)) < len(folders):
-        raise ValueError(
-            "Argument `runs` must be the folders of two or more runs, each named once. "
-            f"Received: runs={runs!r}"
-        )
+        raise ArgumentError("runs", "be the folders of two or more runs, each named once", runs)
     for folder in folders:
         if not (folder / SETTINGS_FILE).exists() or not (folder / "log.csv").exists():
-            raise ValueError(
-                "Argument `runs` must be folders that `tfresidual study` or `train` wrote, with at "
-                f"least one complete epoch. Received: {str(folder)!r}, without {SETTINGS_FILE} or "
-                "log.csv"
+            raise ArgumentError(
+                "runs",
+                "be folders that `tfresidual study` or `train` wrote, with at least one complete "
+                "epoch",
+                said=f"{str(folder)!r}, without {SETTINGS_FILE} or log.csv",
             )
     longest = max(map(len, parts))
     length = next(n for n in range(1, longest + 1) if len({p[-n:] for p in parts}) == len(parts))
@@ -158,9 +156,11 @@ def _target(page, folders):
     if path.exists():
         mark = f'content="{GENERATOR}"'
         if not path.is_file() or mark not in path.read_bytes()[:_HEAD].decode("utf-8", "replace"):
-            raise ValueError(
-                "Argument `page` must be a new file, or a page that `tfresidual compare` wrote: "
-                f"nothing else is replaced. Received: page={str(path)!r}"
+            raise ArgumentError(
+                "page",
+                "be a new file, or a page that `tfresidual compare` wrote: nothing else is "
+                "replaced",
+                str(path),
             )
     return path
 

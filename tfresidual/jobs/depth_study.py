@@ -23,7 +23,7 @@ import keras_tuner
 import tensorflow as tf
 
 from tfresidual import datasets, report, tuning
-from tfresidual.arguments import check_int, checked_path
+from tfresidual.arguments import ArgumentError, check_int, checked_path
 from tfresidual.jobs.building import (
     build,
     check_any_depth,
@@ -149,10 +149,11 @@ def run(
         f"workers={workers}",
     )
     if workers > 1 and IP in os.environ:
-        raise ValueError(
-            f"Argument `workers` must be 1 if {IP} is set, since this process is then a chief or "
-            f"a worker; start each worker as its own process. Received: workers={workers}, "
-            f"{IP}={os.environ[IP]!r}"
+        raise ArgumentError(
+            "workers",
+            f"be 1 if {IP} is set, since this process is then a chief or a worker; start each "
+            "worker as its own process",
+            said=f"workers={workers}, {IP}={os.environ[IP]!r}",
         )
     check(settings)
     check_any_depth(settings)
@@ -418,9 +419,8 @@ def _check_name(folder):
     try:
         str(folder.absolute()).encode()
     except UnicodeEncodeError as error:
-        raise ValueError(
-            "Argument `folder` must be a path in UTF-8: keras-tuner writes to no other. Received: "
-            f"folder={str(folder)!r}"
+        raise ArgumentError(
+            "folder", "be a path in UTF-8: keras-tuner writes to no other", str(folder)
         ) from error
 
 
@@ -430,18 +430,20 @@ def _check_search(settings, search):
     for name in ("start", "min_blocks", "max_blocks"):
         depths = getattr(search, name)
         if isinstance(depths, tuple) and len(depths) != stages_of(settings):
-            raise ValueError(
-                f"Argument `{name}` must be an int, or one int for each stage, of which there are "
-                f"{stages_of(settings)}. Received: {name}={depths!r}"
+            raise ArgumentError(
+                name,
+                f"be an int, or one int for each stage, of which there are {stages_of(settings)}",
+                depths,
             )
         for depth in _depths(depths, settings):
             check_int(name, depth, at_least=1, at_most=MOST_BLOCKS)
     most = _depths(search.max_blocks, settings)
     if settings.share_from is not None and settings.share_from >= max(most):
-        raise ValueError(
-            "Argument `share_from` must be a block of the networks that the search may try, less "
-            f"than `max_blocks`. Received: share_from={settings.share_from!r}, "
-            f"max_blocks={search.max_blocks!r}"
+        raise ArgumentError(
+            "share_from",
+            "be a block of the networks that the search may try, less than `max_blocks`",
+            share_from=settings.share_from,
+            max_blocks=search.max_blocks,
         )
     if settings.coupling is not None:
         # If networks of this depth have nothing to couple, deeper ones have nothing either, and
@@ -459,9 +461,11 @@ def _check_search(settings, search):
         max_trials=search.max_trials,
     )
     if search.warm_start and settings.share_from is not None:
-        raise ValueError(
-            "Argument `warm_start` must not be given if blocks are shared. Received: "
-            f"warm_start=True, share_from={settings.share_from!r}"
+        raise ArgumentError(
+            "warm_start",
+            "not be given if blocks are shared",
+            warm_start=True,
+            share_from=settings.share_from,
         )
 
 

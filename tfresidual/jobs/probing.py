@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from tfresidual import datasets, sources
-from tfresidual.arguments import check_choice, check_int, checked_path
+from tfresidual.arguments import ArgumentError, check_choice, check_int, checked_path
 from tfresidual.jobs.data import prepare
 from tfresidual.jobs.frames import (
     count_images,
@@ -114,14 +114,11 @@ def _checked(target, names, folder, splits, images, changes, options, pixels):
     names, splits = _listed(names) or None, _listed(splits)
     for name in names or ():
         if name not in ENTRIES:
-            raise ValueError(
-                f"Argument `names` must hold names of probes: {', '.join(map(repr, ENTRIES))}. "
-                f"Received: {name!r}"
+            raise ArgumentError(
+                "names", f"hold names of probes: {', '.join(map(repr, ENTRIES))}", said=f"{name!r}"
             )
     if not splits or any(split not in SPLITS for split in splits):
-        raise ValueError(
-            f"Argument `splits` must hold 'train', 'test' or both. Received: splits={splits!r}"
-        )
+        raise ArgumentError("splits", "hold 'train', 'test' or both", splits)
     if images is not None:
         check_int("images", images, at_least=1)
     check_choice("pixels", pixels, datasets.PIXELS)

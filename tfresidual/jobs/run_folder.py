@@ -10,6 +10,7 @@ import platform
 from importlib import metadata
 from typing import TYPE_CHECKING
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.jobs.settings import SOURCES, Settings, check, used
 from tfresidual.machine.backends import BACKEND
 from tfresidual.machine.files import check_folder, damaged, read_json, replacing
@@ -63,9 +64,10 @@ def refuse_other_settings(
         return
     content = read_settings(folder)
     if set(parts) - set(content):
-        raise ValueError(
-            "Argument `folder` must be new, or hold a run of the same kind; this one holds a "
-            f"training, not a search. Received: folder={str(folder)!r}"
+        raise ArgumentError(
+            "folder",
+            "be new, or hold a run of the same kind; this one holds a training, not a search",
+            str(folder),
         )
     changed, before = {}, {}
     for name, part in parts.items():
@@ -74,9 +76,8 @@ def refuse_other_settings(
             if key not in free:
                 before[key], changed[key] = earlier, now
     if "search" in content and "search" not in parts:
-        raise ValueError(
-            "Argument `folder` must be new, or hold a run of the same kind; this one holds a "
-            f"search. Received: folder={str(folder)!r}"
+        raise ArgumentError(
+            "folder", "be new, or hold a run of the same kind; this one holds a search", str(folder)
         )
     if changed:
         raise ValueError(
@@ -138,11 +139,12 @@ def refuse_other_backend(folder: pathlib.Path, done: int, epochs: int) -> None:
     machine = read_settings(folder).get("machine", {})
     backend = machine.get("backend", "tensorflow") if isinstance(machine, dict) else "tensorflow"
     if backend != BACKEND:
-        raise ValueError(
-            f"Argument `folder` must be new, or hold a training on {BACKEND} or one that is "
-            f"finished; this one began on {backend}, and {done} of {epochs} epochs are complete. "
-            f"Finish it there, with KERAS_BACKEND={backend} or `tfresidual train --backend "
-            f"{backend}`. Received: folder={str(folder)!r}, KERAS_BACKEND={BACKEND}"
+        raise ArgumentError(
+            "folder",
+            f"be new, or hold a training on {BACKEND} or one that is finished; this one began on "
+            f"{backend}, and {done} of {epochs} epochs are complete. Finish it there, with "
+            f"KERAS_BACKEND={backend} or `tfresidual train --backend {backend}`",
+            said=f"folder={str(folder)!r}, KERAS_BACKEND={BACKEND}",
         )
 
 

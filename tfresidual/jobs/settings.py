@@ -11,6 +11,7 @@ import numpy as np
 
 from tfresidual import datasets, networks, training
 from tfresidual.arguments import (
+    ArgumentError,
     check_bool,
     check_choice,
     check_epsilon,
@@ -200,28 +201,31 @@ def check(settings: Settings) -> None:
     training.coupling_kernel([0, 1], coupling or 0.0, settings.kernel)
     for name in ("kernel", "coupling_from"):
         if settings.coupling is None and getattr(settings, name) != getattr(Settings, name):
-            raise ValueError(
-                f"Argument `{name}` must be given together with `coupling`: it says how gradients "
-                f"are coupled. Received: {name}={getattr(settings, name)!r}, coupling=None"
+            raise ArgumentError(
+                name,
+                "be given together with `coupling`: it says how gradients are coupled",
+                said=f"{name}={getattr(settings, name)!r}, coupling=None",
             )
     for name in ("gamma", *OF_SHORTCUTS):
         check_number(name, getattr(settings, name), at_least=-1e9, at_most=1e9, or_none=True)
     for name, (_, shortcuts) in OF_SHORTCUTS.items():
         if getattr(settings, name) is not None and settings.shortcut not in shortcuts:
-            raise ValueError(
-                f"Argument `{name}` must be given together with `shortcut` as "
-                f"{' or '.join(map(repr, shortcuts))}: no other shortcut has it. Received: "
-                f"{name}={getattr(settings, name)!r}, shortcut={settings.shortcut!r}"
+            raise ArgumentError(
+                name,
+                f"be given together with `shortcut` as {' or '.join(map(repr, shortcuts))}: no "
+                "other shortcut has it",
+                said=f"{name}={getattr(settings, name)!r}, shortcut={settings.shortcut!r}",
             )
     check_number("lipschitz", settings.lipschitz, at_least=1e-9, at_most=1e9, or_none=True)
     for name in SOURCES:
         if getattr(settings, name) is not None:
             checked_path(name, getattr(settings, name))
     if settings.data_dir is not None and settings.data_file is not None:
-        raise ValueError(
-            "Arguments `data_dir` and `data_file` must not be given together: each says where the "
-            f"images are. Received: data_dir={settings.data_dir!r}, "
-            f"data_file={settings.data_file!r}"
+        raise ArgumentError(
+            ("data_dir", "data_file"),
+            "not be given together: each says where the images are",
+            data_dir=settings.data_dir,
+            data_file=settings.data_file,
         )
 
 
@@ -233,9 +237,10 @@ def check_names(settings: Settings) -> None:
     try:
         keras.dtype_policies.get(settings.dtype)
     except ValueError as error:
-        raise ValueError(
-            "Argument `dtype` must be a dtype policy of Keras, such as 'float32' or "
-            f"'mixed_bfloat16'. Received: dtype={settings.dtype!r}"
+        raise ArgumentError(
+            "dtype",
+            "be a dtype policy of Keras, such as 'float32' or 'mixed_bfloat16'",
+            settings.dtype,
         ) from error
 
 

@@ -6,7 +6,7 @@ import os
 import numpy as np
 
 from tfresidual import datasets
-from tfresidual.arguments import checked_path
+from tfresidual.arguments import ArgumentError, checked_path
 from tfresidual.jobs.run_folder import MODEL_FILE, SETTINGS_FILE, settings_of
 from tfresidual.jobs.settings import Settings, describe, with_data_of_file
 from tfresidual.routing.outputs import is_binary
@@ -47,9 +47,10 @@ def whole_series(target):
     named = series_of(target, is_member=os.path.lexists) if series else {}
     lost = [path.name for epoch, path in named.items() if epoch not in series]
     if lost:
-        raise ValueError(
-            "Argument `target` must be the folder of a series of complete SavedModels. Received: "
-            f"target={str(target)!r}, in which {', '.join(lost)} cannot be opened"
+        raise ArgumentError(
+            "target",
+            "be the folder of a series of complete SavedModels",
+            said=f"target={str(target)!r}, in which {', '.join(lost)} cannot be opened",
         )
     for path in series.values():
         check_whole(path)
@@ -90,24 +91,26 @@ def settings_for(target, path, changes):
     elif "data" in completed:
         settings = Settings()
     else:
-        raise ValueError(
-            "Argument `data` must be given for a network outside the folder of a run. Received: "
-            f"target={str(target)!r}, data=None"
+        raise ArgumentError(
+            "data",
+            "be given for a network outside the folder of a run",
+            target=str(target),
+            data=None,
         )
     unknown = set(changes) - {field.name for field in dataclasses.fields(Settings)}
     if unknown:
-        raise ValueError(
-            "Argument `changes` must hold fields of `tfresidual.jobs.settings.Settings`. "
-            f"Received: {', '.join(map(repr, sorted(unknown)))}"
+        raise ArgumentError(
+            "changes",
+            "hold fields of `tfresidual.jobs.settings.Settings`",
+            said=f"{', '.join(map(repr, sorted(unknown)))}",
         )
     changes = completed
     settings = dataclasses.replace(settings, **_other_source(settings, changes), **changes)
     try:
         datasets.describe(settings.data)
     except ValueError as error:
-        raise ValueError(
-            "Argument `data` must name a dataset, see `tfresidual.datasets.load`. "
-            f"Received: data={settings.data!r}"
+        raise ArgumentError(
+            "data", "name a dataset, see `tfresidual.datasets.load`", settings.data
         ) from error
     return settings
 
@@ -140,9 +143,10 @@ def check_fit(chain, settings, path):
     if len(expected) != len(shape) or any(
         size not in (None, given) for size, given in zip(expected, shape, strict=True)
     ):
-        raise ValueError(
-            f"Argument `data` must name a dataset of images of shape {expected}, which "
-            f"{name} takes. Received: data={settings.data!r} with images of shape {shape}"
+        raise ArgumentError(
+            "data",
+            f"name a dataset of images of shape {expected}, which {name} takes",
+            said=f"data={settings.data!r} with images of shape {shape}",
         )
     classes = chain(np.zeros((1, *shape), "float32")).shape[-1]
     has_labels = chain.outputs.startswith("label")
@@ -150,7 +154,8 @@ def check_fit(chain, settings, path):
         classes, has_labels = 2, False
     if classes != description.classes or has_labels != description.multi_label:
         kind = "with several labels per image" if has_labels else "with one label per image"
-        raise ValueError(
-            f"Argument `data` must name a dataset of {classes} classes {kind}, which {name} was "
-            f"made for. Received: data={settings.data!r}"
+        raise ArgumentError(
+            "data",
+            f"name a dataset of {classes} classes {kind}, which {name} was made for",
+            settings.data,
         )

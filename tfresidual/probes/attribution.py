@@ -11,7 +11,7 @@ import pandas as pd
 import tensorflow as tf
 
 from tfresidual import sources
-from tfresidual.arguments import check_bool
+from tfresidual.arguments import ArgumentError, check_bool
 from tfresidual.probes.measure import check_blocks
 from tfresidual.probes.predictions import (
     COUNTED,
@@ -330,10 +330,11 @@ def _share_elsewhere(gradient, signed, signs):
 
 def _known(chain, gradient):
     if gradient is None:
-        raise ValueError(
-            "Argument `chain` must have a head with a gradient at its input; `stop_gradient`, or a "
-            f"function outside of TensorFlow, passes none. Received: {chain.name}, whose head has "
-            "none"
+        raise ArgumentError(
+            "chain",
+            "have a head with a gradient at its input; `stop_gradient`, or a function outside of "
+            "TensorFlow, passes none",
+            said=f"{chain.name}, whose head has none",
         )
     return gradient
 
@@ -363,10 +364,10 @@ def _largest(values):
 def _check_deviation(chain, deviation, size, is_known):
     is_over = is_known & ~(deviation <= ALLOWED * size)
     if is_over.any():
-        raise ValueError(
-            "Argument `chain` must have blocks whose changes add up to the last state; they do not "
-            f"add up to the logit. Received: {chain.name}, with a deviation of up to "
-            f"{deviation[is_over].max():.3g}"
+        raise ArgumentError(
+            "chain",
+            "have blocks whose changes add up to the last state; they do not add up to the logit",
+            said=f"{chain.name}, with a deviation of up to {deviation[is_over].max():.3g}",
         )
 
 
@@ -377,7 +378,8 @@ def _check_elsewhere(chain, elsewhere, is_known):
 
 
 def _no_positions(chain):
-    return ValueError(
-        "Argument `per_position` must be False for a network whose head does not read every "
-        f"position by itself. Received: per_position=True for {chain.name}"
+    return ArgumentError(
+        "per_position",
+        "be False for a network whose head does not read every position by itself",
+        said=f"per_position=True for {chain.name}",
     )

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from tfresidual import sources
-from tfresidual.arguments import check_bool, check_choice, check_int, check_number
+from tfresidual.arguments import ArgumentError, check_bool, check_choice, check_int, check_number
 from tfresidual.probes.evaluate_routes import places_of
 from tfresidual.probes.measure import weighted_mean
 from tfresidual.routing import evaluate
@@ -176,18 +176,23 @@ def check_arguments(blocks, times, probability, groups):
     check_number("probability", probability, over=0, at_most=1)
     check_choice("groups", groups, GROUPINGS)
     if groups == "next block" and blocks == 1:
-        raise ValueError(
-            "Argument `blocks` must be 2 or more for groups of the next block: the first of the "
-            f"blocks only determines groups. Received: blocks={blocks!r}, groups={groups!r}"
+        raise ArgumentError(
+            "blocks",
+            "be 2 or more for groups of the next block: the first of the blocks only determines "
+            "groups",
+            blocks=blocks,
+            groups=groups,
         )
 
 
 def check_next_block(chain, groups):
     """Raises a `ValueError` if groups of the next block need more blocks than a chain has."""
     if groups == "next block" and len(last_blocks(chain, 2)) < 2:
-        raise ValueError(
-            "Argument `groups` must be 'fixed' for a network without two blocks in its last stage "
-            f"that the head can follow. Received: groups={groups!r}, {chain.name}"
+        raise ArgumentError(
+            "groups",
+            "be 'fixed' for a network without two blocks in its last stage that the head can "
+            "follow",
+            said=f"groups={groups!r}, {chain.name}",
         )
 
 
@@ -206,9 +211,10 @@ def _curves(chain, blocks, times, scale):
     stage = chain.stages[-1]
     last = len(stage.blocks) - 1
     if not stage.blocks:
-        raise ValueError(
-            "Argument `chain` must have a block in its last stage. "
-            f"Received: {chain.name}, whose last stage has none"
+        raise ArgumentError(
+            "chain",
+            "have a block in its last stage",
+            said=f"{chain.name}, whose last stage has none",
         )
     curves = {
         BLOCKS: [

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from tfresidual import sources
-from tfresidual.arguments import check_bool, check_choice, is_number
+from tfresidual.arguments import ArgumentError, check_bool, check_choice, is_number
 from tfresidual.probes.drop_blocks import rows_of as drop_rows
 from tfresidual.probes.drop_blocks import with_unperturbed_error
 from tfresidual.probes.evaluate_routes import frames_of_rows
@@ -208,9 +208,7 @@ def indices_of(
             unless `at_chance` is `"nan"`.
     """
     if at_chance not in ("raise", "nan"):
-        raise ValueError(
-            f"Argument `at_chance` must be 'raise' or 'nan'. Received: at_chance={at_chance!r}"
-        )
+        raise ArgumentError("at_chance", "be 'raise' or 'nan'", at_chance)
     check_choice("reading", reading, READINGS)
     records = []
     splits: Iterable[Any] = readout["split"].unique() if "split" in readout else [None]
@@ -235,10 +233,11 @@ def indices_of(
 def _refuse_chance(error, chance, split):
     if _reaches(error, chance):
         of_split = "" if split is None else f" on {split}"
-        raise ValueError(
-            "Argument `chain` must be a network whose error is below chance: the indices divide "
-            "by the difference between chance and error. Received: an error of "
-            f"{error:.4f}{of_split}, where chance is {chance:.4f}"
+        raise ArgumentError(
+            "chain",
+            "be a network whose error is below chance: the indices divide by the difference "
+            "between chance and error",
+            said=f"an error of {error:.4f}{of_split}, where chance is {chance:.4f}",
         )
 
 
@@ -332,9 +331,10 @@ def check_chance(choice):
     """Raises a `ValueError` unless `convergence_indices` can use this as its `chance`."""
     is_choice = isinstance(choice, str) and choice in CHANCES
     if not is_choice and not (is_number(choice) and 0 < choice <= 1):
-        raise ValueError(
-            f"Argument `chance` must be one of {', '.join(map(repr, CHANCES))}, or a number over "
-            f"0 and at most 1. Received: chance={choice!r}"
+        raise ArgumentError(
+            "chance",
+            f"be one of {', '.join(map(repr, CHANCES))}, or a number over 0 and at most 1",
+            choice,
         )
 
 

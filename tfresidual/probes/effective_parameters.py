@@ -12,7 +12,7 @@ import pandas as pd
 from keras import ops
 
 from tfresidual import sources
-from tfresidual.arguments import check_int
+from tfresidual.arguments import ArgumentError, check_int
 
 if TYPE_CHECKING:
     from tfresidual.routing import Chain
@@ -166,17 +166,19 @@ class _Weight:
 def _coupled(chain, first_block):
     """Returns the weights that have counterparts, as a list of lists of `_Weight`."""
     if not chain.weights or not any(block.weights for block in chain.blocks):
-        raise ValueError(
-            "Argument `chain` must know the trainable weights of its blocks, as the chain of a "
-            f"`tfresidual.networks.ResidualNetwork` does. Received: {chain.name}, whose blocks "
-            "have none"
+        raise ArgumentError(
+            "chain",
+            "know the trainable weights of its blocks, as the chain of a "
+            "`tfresidual.networks.ResidualNetwork` does",
+            said=f"{chain.name}, whose blocks have none",
         )
     deepest = max(block.index for block in chain.blocks)
     first_block = check_int("first_block", first_block, at_least=0)
     if first_block > deepest:
-        raise ValueError(
-            f"Argument `first_block` must be a block of {chain.name}, whose stages have blocks up "
-            f"to {deepest}. Received: first_block={first_block}"
+        raise ArgumentError(
+            "first_block",
+            f"be a block of {chain.name}, whose stages have blocks up to {deepest}",
+            said=f"first_block={first_block}",
         )
     alike = {}
     for block in chain.blocks:

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.probes.patching import are_sources, with_others
 from tfresidual.routing.batches import batches_of, no_images, rebatched
 from tfresidual.routing.chain import BLOCK_FUNCTIONS
@@ -57,9 +58,10 @@ def filled(chain, data, fill, keep_norm, seed):
     """
     _check(chain, fill, keep_norm)
     if fill != ZERO and isinstance(data, Iterator):
-        raise ValueError(
-            f"Argument `data` must be data that can be read twice with fill={fill!r}. "
-            f"Received: data={data!r} of type {type(data).__name__}"
+        raise ArgumentError(
+            "data",
+            f"be data that can be read twice with fill={fill!r}",
+            said=f"data={data!r} of type {type(data).__name__}",
         )
     key = ("filled", fill, keep_norm)
     if key not in chain.compiled:
@@ -77,16 +79,18 @@ def _check(chain, fill, keep_norm):
         if not block.keeps_shape:
             continue
         if keep_norm and block.join is None:
-            raise ValueError(
-                "Argument `keep_norm` must be False for a chain with blocks whose branch cannot be "
-                f"told from what follows it, such as whole layers. Received: keep_norm=True for "
-                f"{block} of {chain.name}"
+            raise ArgumentError(
+                "keep_norm",
+                "be False for a chain with blocks whose branch cannot be told from what follows "
+                "it, such as whole layers",
+                said=f"keep_norm=True for {block} of {chain.name}",
             )
         if block.takes_anchor and not keep_norm and fill != ZERO:
-            raise ValueError(
-                "Argument `keep_norm` must be True for properly convergent stages, whose blocks "
-                "join their branch to the input of the stage, not to the state. Received: "
-                f"keep_norm=False and fill={fill!r} for {chain.name}"
+            raise ArgumentError(
+                "keep_norm",
+                "be True for properly convergent stages, whose blocks join their branch to the "
+                "input of the stage, not to the state",
+                said=f"keep_norm=False and fill={fill!r} for {chain.name}",
             )
 
 
@@ -213,9 +217,10 @@ def _measure_means(chain, data, keep_norm, means):
 def _sum_of(total, other):
     """Returns the sum of arrays, of which one may have fewer positions, its first axis."""
     if total.shape[1:] != other.shape[1:] or (total.ndim < 2 and total.shape != other.shape):
-        raise ValueError(
-            "Argument `data` must hold images of one size, or sequences, with fill='mean'. "
-            f"Received: states of shape {total.shape} and {other.shape}"
+        raise ArgumentError(
+            "data",
+            "hold images of one size, or sequences, with fill='mean'",
+            said=f"states of shape {total.shape} and {other.shape}",
         )
     most = max(len(total), len(other))
     return sum(
@@ -285,10 +290,11 @@ def _drawn(seed):
     def places(chain, images, labels):
         found = np.flatnonzero(are_sources(chain, images, labels))
         if len(found) < 2:
-            raise ValueError(
-                "Argument `fill` must be another one than 'resample' for data with a batch in "
-                "which fewer than two images count, since no other one can be drawn. Received: "
-                f"a batch of {len(labels)}, of which {len(found)} count"
+            raise ArgumentError(
+                "fill",
+                "be another one than 'resample' for data with a batch in which fewer than two "
+                "images count, since no other one can be drawn",
+                said=f"a batch of {len(labels)}, of which {len(found)} count",
             )
         # Each one is followed by the next one in a random order, which is no image itself.
         order = rng.permutation(found)

@@ -10,6 +10,7 @@ import pandas as pd
 import tensorflow as tf
 
 from tfresidual import sources
+from tfresidual.arguments import ArgumentError
 from tfresidual.metrics import change_of, norm
 from tfresidual.probes.measure import counted_weights, weighted_mean
 from tfresidual.routing.batches import WEIGHTS, run_over, splits_of
@@ -92,9 +93,10 @@ def fixed_point(
     check_times(times)
     stages = [stage for stage in chain.stages if stage.can_repeat]
     if not stages:
-        raise ValueError(
-            "Argument `chain` must have a stage whose last block keeps the shape of the state. "
-            f"Received: {chain.name}, where no stage has one"
+        raise ArgumentError(
+            "chain",
+            "have a stage whose last block keeps the shape of the state",
+            said=f"{chain.name}, where no stage has one",
         )
     function = functools.partial(_batch_values, chain, times)
     frames = []

@@ -26,7 +26,7 @@ import tensorflow as tf
 from keras import backend, ops
 
 from tfresidual import sources
-from tfresidual.arguments import check_int, check_number
+from tfresidual.arguments import ArgumentError, check_int, check_number
 from tfresidual.metrics import change_of, norm
 from tfresidual.probes.eigenvalues import largest_eigenvalues, linearized, push_and_pull
 from tfresidual.probes.measure import by_split, measure
@@ -100,9 +100,10 @@ def metric_product(
     counts = {len(part) if part.ndim else 0 for part in (*parts, vectors)}
     if len(counts) > 1 or counts == {0}:
         shapes = " and ".join(str(part.shape) for part in parts)
-        raise ValueError(
-            "Arguments `images` and `vectors` must hold one vector per image, for at least one "
-            f"image. Received: images of shape {shapes} and vectors of shape {vectors.shape}"
+        raise ArgumentError(
+            ("images", "vectors"),
+            "hold one vector per image, for at least one image",
+            said=f"images of shape {shapes} and vectors of shape {vectors.shape}",
         )
     function = functools.partial(_products, chain, stage, block)
     name = f"metric product at stage {stage} block {block}"
@@ -332,23 +333,26 @@ def line_between(
     """
     chain = _checked_chain(chain, stage, block)
     if chain.context is not None:
-        raise ValueError(
-            "Argument `chain` must be a network whose blocks read nothing but the state: the "
-            "states on the line belong to neither of the two images. "
-            f"Received: {chain.name}, whose blocks read more"
+        raise ArgumentError(
+            "chain",
+            "be a network whose blocks read nothing but the state: the states on the line belong "
+            "to neither of the two images",
+            said=f"{chain.name}, whose blocks read more",
         )
     if not is_shape(chain.input_shape):
-        raise ValueError(
-            "Argument `chain` must be a network with one input. "
-            f"Received: {chain.name} with inputs of shape {chain.input_shape}"
+        raise ArgumentError(
+            "chain",
+            "be a network with one input",
+            said=f"{chain.name} with inputs of shape {chain.input_shape}",
         )
     check_int("points", points, at_least=1)
     pairs = np.asarray(first_images), np.asarray(second_images)
     expected = 1 + len(chain.input_shape)
     if pairs[0].shape != pairs[1].shape or pairs[0].ndim != expected or not len(pairs[0]):
-        raise ValueError(
-            "Arguments `first_images` and `second_images` must be arrays of the same shape, with "
-            f"at least one image. Received: shapes {pairs[0].shape} and {pairs[1].shape}"
+        raise ArgumentError(
+            ("first_images", "second_images"),
+            "be arrays of the same shape, with at least one image",
+            said=f"shapes {pairs[0].shape} and {pairs[1].shape}",
         )
     function = functools.partial(_lines, chain, stage, block, points)
     name = f"line from stage {stage} block {block} in {points} points"
@@ -374,9 +378,10 @@ def _checked_chain(chain, stage, block):
     check_int("block", block, at_least=0)
     if stage > len(chain.stages) or block >= len(chain.stages[stage - 1].blocks):
         depths = [len(stage.blocks) for stage in chain.stages]
-        raise ValueError(
-            f"Arguments `stage` and `block` must be a block of {chain.name}, whose stages have "
-            f"{depths} blocks. Received: stage={stage}, block={block}"
+        raise ArgumentError(
+            ("stage", "block"),
+            f"be a block of {chain.name}, whose stages have {depths} blocks",
+            said=f"stage={stage}, block={block}",
         )
     return chain
 
@@ -402,10 +407,11 @@ def _products(chain, stage, block, images, vectors):
     """Returns the products of a batch, with the shape of the vectors."""
     state, product = _metric(chain, stage, block, images)
     if state.shape[1:] != vectors.shape[1:]:
-        raise ValueError(
-            "Argument `vectors` must have the shape of the state before the block, "
-            f"{tuple(state.shape)[1:]} for each image. "
-            f"Received: vectors of shape {tuple(vectors.shape)[1:]}"
+        raise ArgumentError(
+            "vectors",
+            f"have the shape of the state before the block, {tuple(state.shape)[1:]} for each "
+            "image",
+            said=f"vectors of shape {tuple(vectors.shape)[1:]}",
         )
     return only_counted({"product": product(vectors)}, valid_images(chain.given(images)))
 
@@ -417,9 +423,10 @@ def _eigenvalues(chain, stage, block, count, tolerance, most_iterations, images,
     state, product = _metric(chain, stage, block, images)
     size = int(np.prod(state.shape[1:]))
     if count > size:
-        raise ValueError(
-            "Argument `count` must be at most the number of features of the state before the "
-            f"block, {size}. Received: count={count}"
+        raise ArgumentError(
+            "count",
+            f"be at most the number of features of the state before the block, {size}",
+            said=f"count={count}",
         )
 
     values, residuals = largest_eigenvalues(product, state, count, tolerance, most_iterations)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.machine.tables import NUMBER, Kind, read_table, whole
 
 if TYPE_CHECKING:
@@ -81,9 +82,10 @@ def from_logs(history: keras.callbacks.History | dict[str, Any] | Frame | StrPat
     table = _table(history)
     twice = table["epoch"].duplicated()
     if twice.any():
-        raise ValueError(
-            "Argument `history` must have one row per epoch. Received: several rows of epoch "
-            f"{table.loc[twice, 'epoch'].iloc[0]}"
+        raise ArgumentError(
+            "history",
+            "have one row per epoch",
+            said=f"several rows of epoch {table.loc[twice, 'epoch'].iloc[0]}",
         )
     rows: dict[tuple[Any, ...], dict[str, float]] = {}
     for key in table.columns:
@@ -94,9 +96,10 @@ def from_logs(history: keras.callbacks.History | dict[str, Any] | Frame | StrPat
             place = (int(epoch), match["split"], int(match["stage"]), int(match["block"]))
             rows.setdefault(place, {})[match["name"]] = value
     if not rows:
-        raise ValueError(
-            "Argument `history` must hold keys such as 'stage1/block0/cosine_loss', which the "
-            f"callbacks publish. Received: the keys {list(table.columns)}"
+        raise ArgumentError(
+            "history",
+            "hold keys such as 'stage1/block0/cosine_loss', which the callbacks publish",
+            said=f"the keys {list(table.columns)}",
         )
     index = pd.MultiIndex.from_tuples(rows, names=["epoch", "split", "stage", "block"])
     frame = pd.DataFrame(list(rows.values()), index=index).dropna(how="all").reset_index()

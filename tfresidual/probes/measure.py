@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from tfresidual.arguments import check_bool
+from tfresidual.arguments import ArgumentError, check_bool
 from tfresidual.routing.batches import WEIGHTS, run_over, splits_of
 from tfresidual.routing.chain import VALID_POSITIONS
 from tfresidual.routing.labels import check_prepared
@@ -110,9 +110,8 @@ def measure(
 def check_blocks(chain):
     """Raises a `ValueError` if a chain has no blocks."""
     if not chain.blocks:
-        raise ValueError(
-            "Argument `chain` must have at least one block to measure. "
-            f"Received: {chain.name}, which has none"
+        raise ArgumentError(
+            "chain", "have at least one block to measure", said=f"{chain.name}, which has none"
         )
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 import tensorflow as tf
 
 from tfresidual import sources
-from tfresidual.arguments import check_bool, check_choice, check_ints, is_int
+from tfresidual.arguments import ArgumentError, check_bool, check_choice, check_ints, is_int
 from tfresidual.machine.console import progress_bar
 from tfresidual.probes.measure import block_places, check_blocks, repeated, weighted_mean
 from tfresidual.probes.predictions import (
@@ -184,9 +184,10 @@ def patching(
     target = checked_target(target, TARGETS)
     check_choice("metric", metric, METRICS)
     if metric == KL and target != LABEL:
-        raise ValueError(
-            f"Argument `target` must be left out with metric={KL!r}, which compares predictions of "
-            f"all classes. Received: target={target!r}"
+        raise ArgumentError(
+            "target",
+            f"be left out with metric={KL!r}, which compares predictions of all classes",
+            target,
         )
     if positions is not None and not (isinstance(positions, str) and positions == EACH):
         positions = _checked_positions(positions)
@@ -199,9 +200,10 @@ def patching(
         chain.prepare()
     parts, others = splits_of(data), splits_of(source)
     if source is not None and set(parts) != set(others):
-        raise ValueError(
-            "Argument `source` must have the splits of `data`. "
-            f"Received: splits {list(others)!r} for {list(parts)!r}"
+        raise ArgumentError(
+            "source",
+            "have the splits of `data`",
+            said=f"splits {list(others)!r} for {list(parts)!r}",
         )
     frames = {}
     for split, part in parts.items():
@@ -257,15 +259,17 @@ def _pairs(chain, data, source, at_once):
     for own, other in itertools.zip_longest(rebatched(batches, at_once), others):
         counts = [0 if part is None else len(part[1]) for part in (own, other)]
         if counts[0] != counts[1]:
-            raise ValueError(
-                "Argument `source` must hold as many images as `data`. Received: "
-                f"{'more' if counts[1] > counts[0] else 'fewer'} images"
+            raise ArgumentError(
+                "source",
+                "hold as many images as `data`",
+                said=f"{'more' if counts[1] > counts[0] else 'fewer'} images",
             )
         specs = [[spec_of(part) for part in pair] for pair in (own, other)]
         if specs[0] != specs[1]:
-            raise ValueError(
-                "Argument `source` must hold images and labels of the shapes and dtypes of those "
-                f"of `data`. Received: {specs[1]} for {specs[0]}"
+            raise ArgumentError(
+                "source",
+                "hold images and labels of the shapes and dtypes of those of `data`",
+                said=f"{specs[1]} for {specs[0]}",
             )
         # A pair of which one has the weight 0 is not there.
         pairs = chosen_of((*own[:2], *other[:2], own[2]), (own[2] > 0) & (other[2] > 0))
@@ -324,10 +328,11 @@ def places_of_next(chain, images, labels):
     if not len(sources):
         return (np.arange(count) + 1) % count
     if len(sources) == 1:
-        raise ValueError(
-            "Argument `source` must be given for a batch with a single image that counts, since "
-            f"no other one can be its source. Received: source=None, and a batch of {count} "
-            f"image{'' if count == 1 else 's'}"
+        raise ArgumentError(
+            "source",
+            "be given for a batch with a single image that counts, since no other one can be its "
+            "source",
+            said=f"source=None, and a batch of {count} image{'' if count == 1 else 's'}",
         )
     kinds = _numbered(labels)[sources]
     # Where the labels change: what comes next with other labels is one of these.
@@ -351,10 +356,11 @@ def _checked_positions(positions):
     """Returns positions as a tuple of ints, which count from 0."""
     listed = [positions] if is_int(positions) else positions
     if np.iterable(listed) and any(is_int(one) and one < 0 for one in listed):
-        raise ValueError(
-            "Argument `positions` must count from 0: the last position of an image depends on its "
-            "padding. Of images of 7 positions without padding, the last one is 6. "
-            f"Received: positions={positions!r}"
+        raise ArgumentError(
+            "positions",
+            "count from 0: the last position of an image depends on its padding. Of images of 7 "
+            "positions without padding, the last one is 6",
+            positions,
         )
     return check_ints("positions", listed, 0)
 
@@ -366,24 +372,24 @@ def _check_positions(chain, image, positions):
     pairs, _ = given.walk(state)
     shapes = [tuple(state.shape[1:]) for state in (state, *(after for _, after in pairs))]
     if any(len(shape) != 2 for shape in shapes) or len({shape[0] for shape in shapes}) > 1:
-        raise ValueError(
-            "Argument `positions` must be None for a network whose states are not all "
-            "`(images, positions, features)` with the same positions. "
-            f"Received: positions={positions!r} for {chain.name}, with states of shape "
-            f"{', '.join(map(str, dict.fromkeys(shapes)))}"
+        raise ArgumentError(
+            "positions",
+            "be None for a network whose states are not all `(images, positions, features)` with "
+            "the same positions",
+            said=f"positions={positions!r} for {chain.name}, with states of shape "
+            f"{', '.join(map(str, dict.fromkeys(shapes)))}",
         )
     count = shapes[0][0]
     if positions != EACH and max(positions) >= count:
-        raise ValueError(
-            f"Argument `positions` must be from 0 to {count - 1}. Received: positions={positions!r}"
-        )
+        raise ArgumentError("positions", f"be from 0 to {count - 1}", positions)
 
 
 def _other_padding(chain):
-    return ValueError(
-        "Argument `source` must have the padding of `data` for a network with states that have "
-        "other positions, of which it is not known what is padding. Received: images and sources "
-        f"with different padding for {chain.name}"
+    return ArgumentError(
+        "source",
+        "have the padding of `data` for a network with states that have other positions, of "
+        "which it is not known what is padding",
+        said=f"images and sources with different padding for {chain.name}",
     )
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 import tensorflow as tf
 from keras import backend
 
-from tfresidual.arguments import is_int
+from tfresidual.arguments import ArgumentError, is_int
 from tfresidual.probes.measure import repeated, weighted_mean
 from tfresidual.routing.labels import check_prepared
 from tfresidual.routing.outputs import LOGITS, OUTPUTS, is_binary, named_outputs
@@ -45,9 +45,10 @@ def logits_of(kind, outputs):
         A tuple of the logits, `(..., classes)`, in float32 or float64, and a bool.
     """
     if len(outputs.shape) not in (2, 3):
-        raise ValueError(
-            "Argument `chain` must return one row of outputs per image, or per image and position. "
-            f"Received: outputs of shape {tuple(outputs.shape)}"
+        raise ArgumentError(
+            "chain",
+            "return one row of outputs per image, or per image and position",
+            said=f"outputs of shape {tuple(outputs.shape)}",
         )
     named = named_outputs(outputs)
     is_known = LOGITS in named or kind.endswith("logits")
@@ -136,10 +137,7 @@ def label_check(chain, target=None):
         shape = shape_of_outputs(chain, images)
         classes = 2 if is_binary(chain.outputs, shape[-1]) else shape[-1]
         if any(is_int(one) and one >= classes for one in _parts(target)):
-            raise ValueError(
-                f"Argument `target` must be a class from 0 to {classes - 1}. "
-                f"Received: target={target!r}"
-            )
+            raise ArgumentError("target", f"be a class from 0 to {classes - 1}", target)
         check_prepared(chain, labels, shape)
 
     return check
@@ -164,10 +162,11 @@ def checked_target(target, choices):
     ]
     if not all(are_known) or len(parts) > 2 or len(set(parts)) < len(parts):
         listed = ", ".join(map(repr, choices))
-        raise ValueError(
-            f"Argument `target` must be one of {listed} or the index of a class, 0 or more; or, "
-            f"for a difference, a pair of different ones of these, without {MARGIN!r}. "
-            f"Received: target={target!r}"
+        raise ArgumentError(
+            "target",
+            f"be one of {listed} or the index of a class, 0 or more; or, for a difference, a pair "
+            f"of different ones of these, without {MARGIN!r}",
+            target,
         )
     return parts if len(parts) == 2 else target
 
@@ -269,9 +268,8 @@ def _along(counted, values):
 def check_positions(per_position, logits):
     """Raises a `ValueError` if rows per position are asked for and the outputs have none."""
     if per_position and len(logits.shape) == 2:
-        raise ValueError(
-            "Argument `per_position` must be False for a network with one row of outputs per "
-            "image. Received: per_position=True"
+        raise ArgumentError(
+            "per_position", "be False for a network with one row of outputs per image", True
         )
 
 

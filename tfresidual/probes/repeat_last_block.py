@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfresidual import sources
-from tfresidual.arguments import check_bool, check_int
+from tfresidual.arguments import ArgumentError, check_bool, check_int
 from tfresidual.metrics import change_of, cosine, norm, ratio
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.probes.measure import counted_weights, standard_error, weighted_mean
@@ -107,9 +107,10 @@ def repeat_last_block(
     rows = rows_of(chain, times, scale, blocks)
     if not rows:
         last = "last block keeps" if blocks == 1 else f"last {blocks} blocks keep"
-        raise ValueError(
-            f"Argument `chain` must have a stage whose {last} the shape of the state. "
-            f"Received: {chain.name}, where no stage has one"
+        raise ArgumentError(
+            "chain",
+            f"have a stage whose {last} the shape of the state",
+            said=f"{chain.name}, where no stage has one",
         )
     tables = {"repeat_last_block": rows}
     frame = frames_of_rows(chain, data, tables, memory_limit, progress)[0]["repeat_last_block"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tfresidual import sources
-from tfresidual.arguments import check_int, check_ints
+from tfresidual.arguments import ArgumentError, check_int, check_ints
 from tfresidual.probes.drop_blocks import with_unperturbed_error
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.routing.evaluator import MEMORY_LIMIT
@@ -79,9 +79,10 @@ def shuffle_blocks(
             place = {"stage": stage.index, "swaps": count, "draw": draw}
             rows.append((place | {"kendall_tau": kendall_tau(order)}, route))
     if not rows:
-        raise ValueError(
-            "Arguments `chain` and `swaps` must leave something to move: a stage with two blocks "
-            f"that keep the shape of the state. Received: {chain.name}, swaps={swaps!r}"
+        raise ArgumentError(
+            ("chain", "swaps"),
+            "leave something to move: a stage with two blocks that keep the shape of the state",
+            said=f"{chain.name}, swaps={swaps!r}",
         )
     tables = {"shuffle_blocks": rows}
     frames, values = frames_of_rows(chain, data, tables, memory_limit, progress)

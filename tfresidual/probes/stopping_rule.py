@@ -7,7 +7,7 @@ from typing import overload
 
 import numpy as np
 
-from tfresidual.arguments import is_number
+from tfresidual.arguments import ArgumentError, is_number
 
 # Iterables that do not contain distances.
 NOT_DISTANCES = (str, bytes, bytearray, Mapping)
@@ -62,14 +62,16 @@ def depth_for(scaled_distance: float | Iterable[float], epsilon: float = 0.1) ->
     if isinstance(distances, Iterable) and not isinstance(distances, NOT_DISTANCES):
         return [depth_for(distance, epsilon) for distance in distances]
     if not is_number(distances) or distances < 0:
-        raise ValueError(
-            "Argument `scaled_distance` must be a finite number, 0 or more, that fits a float. "
-            f"Received: scaled_distance={_shown(distances)}"
+        raise ArgumentError(
+            "scaled_distance",
+            "be a finite number, 0 or more, that fits a float",
+            said=f"scaled_distance={_shown(distances)}",
         )
     if not is_number(epsilon) or epsilon <= 0:
-        raise ValueError(
-            "Argument `epsilon` must be a finite number over 0 that fits a float. "
-            f"Received: epsilon={_shown(epsilon)}"
+        raise ArgumentError(
+            "epsilon",
+            "be a finite number over 0 that fits a float",
+            said=f"epsilon={_shown(epsilon)}",
         )
     return math.ceil(_decimal(distances) / _decimal(epsilon))
 

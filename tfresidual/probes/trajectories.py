@@ -9,6 +9,7 @@ import pandas as pd
 from keras import ops
 
 from tfresidual import sources
+from tfresidual.arguments import ArgumentError
 from tfresidual.networks import InverseProblemNetwork
 from tfresidual.routing import Block, Chain, Stage
 from tfresidual.routing.routes import checked_routes, follow, unperturbed
@@ -104,9 +105,10 @@ def _of_route(chain, inputs, route):
     states = [first, *(after for _, after in pairs)]
     estimates = np.stack([ops.convert_to_numpy(chain.head(state)) for state in states], axis=1)
     if estimates.shape[2:] != (2,):
-        raise ValueError(
-            f"Argument `chain` must return points of the plane. Received: {chain.name}, whose "
-            f"outputs have the shape {estimates.shape[2:]}"
+        raise ArgumentError(
+            "chain",
+            "return points of the plane",
+            said=f"{chain.name}, whose outputs have the shape {estimates.shape[2:]}",
         )
     stages = [chain.stages[0].index, *(block.stage for block in followed.blocks)]
     count, length = estimates.shape[:2]
@@ -167,10 +169,11 @@ def trajectory_summary(
     blocks = plain.shape[1] - 1
     extra = extended.shape[1] - 1 - blocks
     if blocks < 1 or extra < 1 or without.shape[2] != blocks:
-        raise ValueError(
-            "Arguments `readout`, `dropped` and `repeated` must belong to one network: with n "
-            "blocks, without one of them, and with more than n applications. Received: frames of "
-            f"{blocks}, {without.shape[2] - 1} and {blocks + extra} applications"
+        raise ArgumentError(
+            ("readout", "dropped", "repeated"),
+            "belong to one network: with n blocks, without one of them, and with more than n "
+            "applications",
+            said=f"frames of {blocks}, {without.shape[2] - 1} and {blocks + extra} applications",
         )
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         last = plain[:, -1]
@@ -195,18 +198,19 @@ def _estimates(name, frame, solutions, routes=None):
     """Returns the estimates of a frame as float64, `(routes, inputs, blocks applied + 1, 2)`."""
     missing = [column for column in _COLUMNS if column not in frame.columns]
     if missing:
-        raise ValueError(
-            f"Argument `{name}` must be a frame of `trajectories`. Received: a frame without the "
-            f"columns {missing}"
+        raise ArgumentError(
+            name, "be a frame of `trajectories`", said=f"a frame without the columns {missing}"
         )
     counts = tuple(frame[["route", "input", "step"]].nunique())
     is_whole = len(frame) == np.prod(counts) > 0
     if not is_whole or counts[1] != len(solutions) or counts[0] != (routes or counts[0]):
-        raise ValueError(
-            f"Argument `{name}` must be a frame of `trajectories` on {routes or 'some'} "
-            f"route{'' if routes == 1 else 's'} of one length, with as many inputs as "
-            f"`solutions`. Received: {len(frame)} rows of {counts[0]} routes, {counts[1]} inputs "
-            f"and {counts[2]} steps, and {len(solutions)} solutions"
+        raise ArgumentError(
+            name,
+            f"be a frame of `trajectories` on {routes or 'some'} "
+            f"route{'' if routes == 1 else 's'} of one length, with as many inputs as `solutions`",
+            said=f"{len(frame)} rows of {counts[0]} routes, {counts[1]} inputs and "
+            f"{counts[2]} steps, "
+            f"and {len(solutions)} solutions",
         )
     return frame[["z1", "z2"]].to_numpy(np.float64).reshape(*counts, 2)
 
@@ -217,9 +221,10 @@ def _check_chain(chain):
         for stage in chain.stages
     )
     if tuple(chain.input_shape) != (2,) or not is_even:
-        raise ValueError(
-            "Argument `chain` must take points of the plane and never change the shape of the "
-            f"state. Received: {chain.name}, whose inputs have the shape {tuple(chain.input_shape)}"
+        raise ArgumentError(
+            "chain",
+            "take points of the plane and never change the shape of the state",
+            said=f"{chain.name}, whose inputs have the shape {tuple(chain.input_shape)}",
         )
 
 
@@ -233,8 +238,9 @@ def _checked_points(name: str, points: ArrayLike) -> Array:
         points = points.astype(np.float32)
     is_plane = points.ndim == 2 and points.shape[1] == 2 and len(points)
     if not is_plane or points.dtype.kind != "f" or not np.isfinite(points).all():
-        raise ValueError(
-            f"Argument `{name}` must be an array (inputs, 2) of finite numbers, with at least one "
-            f"input. Received: an array of shape {points.shape} and dtype {points.dtype}"
+        raise ArgumentError(
+            name,
+            "be an array (inputs, 2) of finite numbers, with at least one input",
+            said=f"an array of shape {points.shape} and dtype {points.dtype}",
         )
     return points

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import jinja2
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.machine.console import printable
 from tfresidual.machine.files import replacing
 from tfresidual.report import tables
@@ -143,9 +144,10 @@ def _checked(sections):
     sections = list(sections)
     for section in sections:
         if not isinstance(section, Section):
-            raise ValueError(
-                "Argument `sections` must be a list of tfresidual.report.Section. Received: an "
-                f"entry {section!r} (of type {type(section).__name__})"
+            raise ArgumentError(
+                "sections",
+                "be a list of tfresidual.report.Section",
+                said=f"an entry {section!r} (of type {type(section).__name__})",
             )
     return sections
 
@@ -154,9 +156,8 @@ def _checked_summary(summary):
     summary = list(summary)
     for fact in summary:
         if isinstance(fact, str) or not hasattr(fact, "__len__") or len(fact) != 3:
-            raise ValueError(
-                "Argument `summary` must be a list of triples (label, value, note). Received: "
-                f"{fact!r}"
+            raise ArgumentError(
+                "summary", "be a list of triples (label, value, note)", said=f"{fact!r}"
             )
     return [tuple("" if text is None else str(text) for text in fact) for fact in summary]
 
@@ -165,7 +166,5 @@ def _checked_settings(settings):
     if settings is None:
         return {}
     if not isinstance(settings, Mapping):
-        raise ValueError(
-            f"Argument `settings` must be a dictionary or None. Received: {settings!r}"
-        )
+        raise ArgumentError("settings", "be a dictionary or None", said=f"{settings!r}")
     return settings

@@ -5,6 +5,8 @@ from dataclasses import KW_ONLY, dataclass
 import pandas as pd
 from matplotlib.figure import Figure
 
+from tfresidual.arguments import ArgumentError
+
 
 @dataclass(frozen=True, eq=False)
 class Section:
@@ -64,14 +66,14 @@ class Section:
         for name, kind in (("figure", Figure), ("frame", pd.DataFrame)):
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
-                raise ValueError(
-                    f"Argument `{name}` must be a {kind.__module__.partition('.')[0]} "
-                    f"{kind.__name__} or None. Received: {name}={value!r} (of type "
-                    f"{type(value).__name__})"
+                raise ArgumentError(
+                    name,
+                    f"be a {kind.__module__.partition('.')[0]} {kind.__name__} or None",
+                    said=f"{name}={value!r} (of type {type(value).__name__})",
                 )
 
 
 def check_text(value, name):
     """Raises a `ValueError` unless `value` is text that is not empty."""
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"Argument `{name}` must be a non-empty text. Received: {name}={value!r}")
+        raise ArgumentError(name, "be a non-empty text", value)

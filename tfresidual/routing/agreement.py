@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.routing.images import dtype_taken, is_shape, key_of, known_kernels, sliced, spec_of
 from tfresidual.routing.outputs import LOGITS, OUTPUTS, named_outputs, with_logits
 
@@ -62,11 +63,13 @@ def check_agreement(chain, images, found):
         return
     again = difference(expected, named_outputs(chain.reference(images)))
     if not again[0] <= allowed:
-        raise ValueError(
-            "Argument `chain` must belong to a network that always gives the same outputs for "
-            "the same images outside of training: otherwise random differences cannot be "
-            f"distinguished from the effect of a route. Received: {chain.name}, whose "
-            f"outputs differ by up to {again[1]:.3g} from one call to the next"
+        raise ArgumentError(
+            "chain",
+            "belong to a network that always gives the same outputs for the same images outside "
+            "of training: otherwise random differences cannot be distinguished from the effect "
+            "of a route",
+            said=f"{chain.name}, whose outputs differ by up to {again[1]:.3g} from one call "
+            "to the next",
         )
     raise DisagreementError(
         "Argument `chain` must compute what its network does. On the unperturbed route, the "

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import keras
 import tensorflow as tf
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.routing.images import dtype_taken, is_alike, is_shape, map_up_to
 
 _DESCRIBED = ("is_checked", "outputs", "names", "losses", "output")
@@ -84,10 +85,11 @@ class Arrangement:
                 for parts in (self.inputs, images)
             )
             expected = keras.tree.map_shape_structure(lambda shape: shape[1:], shapes)
-            raise ValueError(
-                f"Argument `data` must hold batches of images of shape {expected}, in a structure "
-                f"that `fit` takes for them. Keras says: {_line_of(error)} "
-                f"Received: a batch of shape {given}"
+            raise ArgumentError(
+                "data",
+                f"hold batches of images of shape {expected}, in a structure that `fit` takes for "
+                f"them. Keras says: {_line_of(error)}",
+                said=f"a batch of shape {given}",
             ) from error
 
     @functools.cached_property
@@ -122,10 +124,11 @@ class Arrangement:
             # Keras raises errors of many kinds.
             structure = keras.tree.map_structure(lambda _: "*", labels)
             names = f" of outputs {self.names}" if self.names else ""
-            raise ValueError(
-                "Argument `data` must hold labels in the structure of the outputs of the network, "
-                f"as `fit` takes them. Keras says: {_line_of(error)} "
-                f"Received: labels of structure {structure} for output {self.output}{names}"
+            raise ArgumentError(
+                "data",
+                "hold labels in the structure of the outputs of the network, as `fit` takes "
+                f"them. Keras says: {_line_of(error)}",
+                said=f"labels of structure {structure} for output {self.output}{names}",
             ) from error
         return of_output, weights
 

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfresidual.arguments import check_bool
+from tfresidual.arguments import ArgumentError, check_bool
 from tfresidual.machine.console import progress_bar
 from tfresidual.machine.passes import is_from_python, without_tuning
 from tfresidual.routing.agreement import check_run
@@ -124,24 +124,25 @@ def check_data(data, again=False):
     """
     if isinstance(data, tf.data.Dataset):
         if data.cardinality() == tf.data.INFINITE_CARDINALITY:
-            raise ValueError(
-                "Argument `data` must be finite: a probe runs over all of it. Use "
-                f"`data.take(n)`. Received: data={data!r}"
+            raise ArgumentError(
+                "data", "be finite: a probe runs over all of it. Use `data.take(n)`", data
             )
         _parts(data.element_spec)
     elif isinstance(data, keras.utils.PyDataset):
         if data.num_batches is None:
-            raise ValueError(
-                "Argument `data` must be finite: a probe runs over all of it. Received: "
-                f"data={data!r} with num_batches=None"
+            raise ArgumentError(
+                "data",
+                "be finite: a probe runs over all of it",
+                said=f"data={data!r} with num_batches=None",
             )
     elif isinstance(data, Iterator):
         if again:
-            raise ValueError(
-                "Argument `data` must be data that can be read again, since it is read in every "
-                "epoch: a generator can be read once. Pass arrays, a `keras.utils.PyDataset`, or "
-                "`tf.data.Dataset.from_generator` with the function that makes the generator. "
-                f"Received: data={data!r}"
+            raise ArgumentError(
+                "data",
+                "be data that can be read again, since it is read in every epoch: a generator "
+                "can be read once. Pass arrays, a `keras.utils.PyDataset`, or "
+                "`tf.data.Dataset.from_generator` with the function that makes the generator",
+                data,
             )
     elif _is_dense(data) or (isinstance(data, (list, tuple)) and len(data) in (1, 2, 3)):
         images, labels, _ = _parts(data)
@@ -149,11 +150,11 @@ def check_data(data, again=False):
         for part in given:
             leaves = keras.tree.flatten(part) if isinstance(part, Mapping) else [part]
             if not all(map(_is_array, leaves)):
-                raise ValueError(
-                    "Argument `data` must be a pair of arrays, if it is a tuple or a list; "
-                    "`.to_tensor()` makes one of a ragged tensor, `tf.sparse.to_dense` of a sparse "
-                    "one. "
-                    f"Received: {' and '.join(type(one).__name__ for one in given)}"
+                raise ArgumentError(
+                    "data",
+                    "be a pair of arrays, if it is a tuple or a list; `.to_tensor()` makes one "
+                    "of a ragged tensor, `tf.sparse.to_dense` of a sparse one",
+                    said=f"{' and '.join(type(one).__name__ for one in given)}",
                 )
         count = _count(images, labels)
         for part in given:
@@ -164,10 +165,11 @@ def check_data(data, again=False):
                         *map(len, (leaf, labels) if part is images else (images, leaf))
                     )
     else:
-        raise ValueError(
-            "Argument `data` must be a `tf.data.Dataset`, `keras.utils.PyDataset` or generator of "
-            "batches `(images, labels)`, or a pair of arrays. "
-            f"Received: data={_short(data)} of type {type(data).__name__}"
+        raise ArgumentError(
+            "data",
+            "be a `tf.data.Dataset`, `keras.utils.PyDataset` or generator of batches `(images, "
+            "labels)`, or a pair of arrays",
+            said=f"data={_short(data)} of type {type(data).__name__}",
         )
 
 
@@ -180,9 +182,10 @@ def _short(data):
 
 def no_images(data):
     """Returns the error for data without images that count."""
-    return ValueError(
-        "Argument `data` must hold images, not all of weight 0: at least one batch with images. "
-        f"Received: data={_short(data)}"
+    return ArgumentError(
+        "data",
+        "hold images, not all of weight 0: at least one batch with images",
+        said=f"data={_short(data)}",
     )
 
 
@@ -209,12 +212,14 @@ def first_batch(data, again=False):
     if again and isinstance(data, tf.data.Dataset) and is_from_python(data):
         second = _first_of(data)
         if second is None or not _are_equal(batch, second):
-            raise ValueError(
-                "Argument `data` must begin with the same batch whenever it is read, if it comes "
-                "from a Python function: a probe reads it in every epoch. Make a new iterator in "
-                "each call of the function, or pass arrays. Received: "
-                f"data={data!r}, which {'is empty' if second is None else 'began otherwise'} when "
-                "it was read for the second time"
+            raise ArgumentError(
+                "data",
+                "begin with the same batch whenever it is read, if it comes from a Python "
+                "function: a probe reads it in every epoch. Make a new iterator in each call of "
+                "the function, or pass arrays",
+                said=f"data={data!r}, which "
+                f"{'is empty' if second is None else 'began otherwise'} when "
+                "it was read for the second time",
             )
     return _parts(data) if _is_dense(data) or isinstance(data, (list, tuple)) else batch
 
@@ -289,7 +294,7 @@ def splits_of(data):
     """Returns the data as a dict by split name; data that is not a mapping has the key `None`."""
     if isinstance(data, Mapping):
         if not data:
-            raise ValueError(f"Argument `data` must not be empty. Received: data={data!r}")
+            raise ArgumentError("data", "not be empty", data)
         return dict(data)
     return {None: data}
 
@@ -394,9 +399,10 @@ def _checked(batches, chain=None, with_labels=False, with_all=False):
         specs = spec_of(images), spec_of(labels)
         first = specs if first is None else first
         if _kinds(specs) != _kinds(first):
-            raise ValueError(
-                "Argument `data` must hold batches of the same dtypes and numbers of axes. "
-                f"Received: images and labels as {_listed(first)}, and then as {_listed(specs)}"
+            raise ArgumentError(
+                "data",
+                "hold batches of the same dtypes and numbers of axes",
+                said=f"images and labels as {_listed(first)}, and then as {_listed(specs)}",
             )
         shapes.add(key_of(specs))
         of_images, weights = _weights_of(weights, labels)
@@ -450,9 +456,8 @@ def _weights_of(weights, labels):
 
 
 def _other_weights(what):
-    return ValueError(
-        "Argument `data` must hold one sample weight of 0 or more per image, if it holds weights. "
-        f"Received: {what}"
+    return ArgumentError(
+        "data", "hold one sample weight of 0 or more per image, if it holds weights", said=f"{what}"
     )
 
 
@@ -490,9 +495,10 @@ def _labels_of(labels, weights, chain, with_labels, count):
     """
     if labels is None:
         if with_labels:
-            raise ValueError(
-                "Argument `data` must hold labels, in batches `(images, labels)`, since they are "
-                "read. Received: images alone"
+            raise ArgumentError(
+                "data",
+                "hold labels, in batches `(images, labels)`, since they are read",
+                said="images alone",
             )
         return tf.zeros([count]), None
     several = _are_arrays(labels, count) if chain is None else _are_several(None, chain)[1]
@@ -534,17 +540,17 @@ def _tensor_of(name, values, dtype="float32"):
 
 
 def _no_numbers(name, what):
-    return ValueError(
-        "Argument `data` must hold arrays or dense tensors with a leading axis of images, and "
-        f"{name} of numbers; `.to_tensor()` makes a dense tensor of a ragged one. "
-        f"Received: {name} {what}"
+    return ArgumentError(
+        "data",
+        f"hold arrays or dense tensors with a leading axis of images, and {name} of numbers; "
+        "`.to_tensor()` makes a dense tensor of a ragged one",
+        said=f"{name} {what}",
     )
 
 
 def _other_count(images, labels):
-    return ValueError(
-        "Argument `data` must hold as many labels as images. "
-        f"Received: {images} images and {labels} labels"
+    return ArgumentError(
+        "data", "hold as many labels as images", said=f"{images} images and {labels} labels"
     )
 
 
@@ -592,9 +598,10 @@ def _is_dense(values):
 def _parts(batch):
     """Returns images, labels and sample weights of a batch, `None` for what it does not have."""
     if isinstance(batch, (list, tuple)) and len(batch) not in (1, 2, 3):
-        raise ValueError(
-            "Argument `data` must yield batches `(images, labels)`. "
-            f"Received: a batch of type {type(batch).__name__} with {len(batch)} parts"
+        raise ArgumentError(
+            "data",
+            "yield batches `(images, labels)`",
+            said=f"a batch of type {type(batch).__name__} with {len(batch)} parts",
         )
     return keras.utils.unpack_x_y_sample_weight(batch)
 

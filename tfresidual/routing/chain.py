@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from keras import ops
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.routing.agreement import sample_images
 
 if TYPE_CHECKING:
@@ -391,16 +392,17 @@ def checked_chain(chain):
         ValueError: if it is something else, or the model has changed.
     """
     if not isinstance(chain, Chain):
-        raise ValueError(
-            "Argument `chain` must be a `tfresidual.routing.Chain`, as `tfresidual.chain` "
-            f"returns it. Received: chain={chain!r} of type {type(chain).__name__}"
+        raise ArgumentError(
+            "chain",
+            "be a `tfresidual.routing.Chain`, as `tfresidual.chain` returns it",
+            said=f"chain={chain!r} of type {type(chain).__name__}",
         )
     change = change_of(chain)
     if change is not None:
-        raise ValueError(
-            "Argument `chain` must have been made of the model as it is now: the model has "
-            f"changed, make another chain. Received: a chain of {chain.name}, where what changed "
-            f"is: {change}"
+        raise ArgumentError(
+            "chain",
+            "have been made of the model as it is now: the model has changed, make another chain",
+            said=f"a chain of {chain.name}, where what changed is: {change}",
         )
     return chain
 

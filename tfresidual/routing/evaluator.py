@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfresidual.arguments import check_bool, is_number
+from tfresidual.arguments import ArgumentError, check_bool, is_number
 from tfresidual.machine.console import progress_bar
 from tfresidual.metrics import change_of, norm, plain_norms_and_cosines
 from tfresidual.routing.agreement import COMPARED, check_agreement, check_losses
@@ -229,11 +229,12 @@ def evaluate(
 def check_scored(chain):
     """Raises a `ValueError` unless the outputs of a chain can be right or wrong."""
     if chain.outputs == "values":
-        raise ValueError(
-            "Argument `chain` must return classes or labels: errors on a route are not defined "
-            "for other outputs. If each image's row of outputs stands for classes nevertheless, "
-            "declare it with `dataclasses.replace(chain, outputs='logits')`. Received: "
-            f"{chain.name}, whose outputs are values"
+        raise ArgumentError(
+            "chain",
+            "return classes or labels: errors on a route are not defined for other outputs. If "
+            "each image's row of outputs stands for classes nevertheless, declare it with "
+            "`dataclasses.replace(chain, outputs='logits')`",
+            said=f"{chain.name}, whose outputs are values",
         )
 
 
@@ -241,10 +242,7 @@ def check_memory_limit(memory_limit):
     """Raises a `ValueError` unless the argument is a number of MiB."""
     is_endless = isinstance(memory_limit, float) and memory_limit == math.inf
     if not is_endless and not (is_number(memory_limit) and memory_limit > 0):
-        raise ValueError(
-            "Argument `memory_limit` must be a number of MiB over 0. "
-            f"Received: memory_limit={memory_limit!r}"
-        )
+        raise ArgumentError("memory_limit", "be a number of MiB over 0", memory_limit)
 
 
 class _Runner:
@@ -292,9 +290,10 @@ class _Runner:
         of_image = (1 + RUNTIME_SHARE) * self.bytes_per_image / MIB
         self.at_once = int(min(MOST_IMAGES, (memory_limit - RUNTIME_MIB) / of_image))
         if self.at_once < 1:
-            raise ValueError(
-                f"Argument `memory_limit` must be {math.ceil(RUNTIME_MIB + of_image)} MiB or more: "
-                f"one image needs that much. Received: memory_limit={memory_limit!r}"
+            raise ArgumentError(
+                "memory_limit",
+                f"be {math.ceil(RUNTIME_MIB + of_image)} MiB or more: one image needs that much",
+                memory_limit,
             )
 
     def counted(self, labels, context):
@@ -507,10 +506,11 @@ def _change(chain, reference, state, positions):
 def _head_values(chain, state, labels, with_losses):
     outputs = chain.head(state)
     if len(outputs.shape) not in (2, 3):
-        raise ValueError(
-            "Argument `chain` must return one row of outputs per image or position: errors on a "
-            f"route are not defined for outputs of other shapes. Received: {chain.name}, whose "
-            f"outputs have the shape {tuple(outputs.shape)}"
+        raise ArgumentError(
+            "chain",
+            "return one row of outputs per image or position: errors on a route are not defined "
+            "for outputs of other shapes",
+            said=f"{chain.name}, whose outputs have the shape {tuple(outputs.shape)}",
         )
     known = labels
     if has_positions(outputs.shape[1:]):

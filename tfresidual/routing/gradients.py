@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tensorflow as tf
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.routing.positions import counted_images
 
 if TYPE_CHECKING:
@@ -183,10 +184,11 @@ def known_gradients(chain, states, gradients):
         ValueError: if no state has a gradient.
     """
     if all(gradient is None for gradient in gradients):
-        raise ValueError(
-            "Argument `chain` must have a loss with a gradient at its states; `stop_gradient`, or "
-            "a function outside of TensorFlow, passes none. "
-            f"Received: {chain.name}, whose head or loss has none"
+        raise ArgumentError(
+            "chain",
+            "have a loss with a gradient at its states; `stop_gradient`, or a function outside "
+            "of TensorFlow, passes none",
+            said=f"{chain.name}, whose head or loss has none",
         )
     return [
         tf.zeros_like(state) if gradient is None else gradient

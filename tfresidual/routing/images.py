@@ -11,6 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfresidual.arguments import ArgumentError
+
 
 def sliced(images, part):
     """Returns a part of a batch of images, given by a slice of its first axis."""
@@ -116,9 +118,10 @@ def known_kernels(chain):
         reason = next((line for line in lines if "NHWC" in line or "NCHW" in line), None)
         if reason is None:
             raise
-        raise ValueError(
-            "Argument `chain` must belong to a network that can compute on this machine. Of some "
-            'layers with `data_format="channels_first"`, TensorFlow computes nothing on a CPU: use '
-            'a GPU, or build the network with `data_format="channels_last"`. TensorFlow says: '
-            f"{reason} Received: {chain.name}"
+        raise ArgumentError(
+            "chain",
+            "belong to a network that can compute on this machine. Of some layers with "
+            '`data_format="channels_first"`, TensorFlow computes nothing on a CPU: use a GPU, '
+            f'or build the network with `data_format="channels_last"`. TensorFlow says: {reason}',
+            said=f"{chain.name}",
         ) from error

@@ -3,6 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.routing.images import check_images, key_of, spec_of
 from tfresidual.routing.losses import takes_signs
 from tfresidual.routing.outputs import check_labels
@@ -41,9 +42,10 @@ def prepared_labels(chain, images, labels, weights=None):
         shape = shape_of_outputs(chain, images)
     if not (is_read and are_per_position(labels, shape)):
         if weights is not None:
-            raise ValueError(
-                "Argument `data` must hold one sample weight per image. "
-                f"Received: weights of shape {tuple(weights.shape)}"
+            raise ArgumentError(
+                "data",
+                "hold one sample weight per image",
+                said=f"weights of shape {tuple(weights.shape)}",
             )
         return labels
     is_weighted = _checked_weights(weights, labels)
@@ -125,14 +127,15 @@ def check_per_position(labels, shape):
         shape: the shape of the outputs for one image.
     """
     if not _are_numbers(labels):
-        raise ValueError(
-            "Argument `data` must hold labels that are numbers. "
-            f"Received: labels of dtype {labels.dtype.name}"
+        raise ArgumentError(
+            "data", "hold labels that are numbers", said=f"labels of dtype {labels.dtype.name}"
         )
     if not are_per_position(labels, shape):
-        raise ValueError(
-            "Argument `data` must hold one label per position, for outputs (positions, classes) of "
-            f"shape {tuple(shape)} per image. Received: labels of shape {tuple(labels.shape)}"
+        raise ArgumentError(
+            "data",
+            "hold one label per position, for outputs (positions, classes) of shape "
+            f"{tuple(shape)} per image",
+            said=f"labels of shape {tuple(labels.shape)}",
         )
 
 
@@ -147,17 +150,19 @@ def _checked_weights(weights, labels):
     if weights.shape.rank == 3 and weights.shape[-1] == 1:
         weights = weights[:, :, 0]
     if weights.shape != labels.shape[:2]:
-        raise ValueError(
-            "Argument `data` must hold one sample weight per position, for outputs per position. "
-            f"Received: weights of shape {tuple(weights.shape)} for labels of shape "
-            f"{tuple(labels.shape)}"
+        raise ArgumentError(
+            "data",
+            "hold one sample weight per position, for outputs per position",
+            said=f"weights of shape {tuple(weights.shape)} for labels of shape "
+            f"{tuple(labels.shape)}",
         )
     is_weighted = tf.cast(weights, tf.float64) != 0
     if not np.isin(weights.numpy().astype(float), (0, 1)).all():
-        raise ValueError(
-            "Argument `data` must hold sample weights of 0 and 1 for positions, which leave "
-            f"positions out: probes weight all others alike. Received: weights from "
-            f"{weights.numpy().min()} to {weights.numpy().max()}"
+        raise ArgumentError(
+            "data",
+            "hold sample weights of 0 and 1 for positions, which leave positions out: probes "
+            "weight all others alike",
+            said=f"weights from {weights.numpy().min()} to {weights.numpy().max()}",
         )
     return is_weighted
 

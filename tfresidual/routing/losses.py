@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.machine.first_step import changed_method
 from tfresidual.routing.agreement import ALONE
 from tfresidual.routing.outputs import logits_of, operation_of
@@ -133,10 +134,7 @@ def _noted(losses, note):
 def _loss_of(model, kind):
     loss = single(model.loss) if model.compiled else None
     if isinstance(loss, (list, tuple, dict)):
-        raise ValueError(
-            "Argument `model` must have one loss, since a probe follows one gradient. "
-            f"Received: loss={loss!r}"
-        )
+        raise ArgumentError("model", "have one loss, since a probe follows one gradient", loss=loss)
     if loss is None:
         if kind == "label_probabilities":
             return loss_from({"loss": "binary_crossentropy", "config": None})
@@ -174,9 +172,8 @@ def loss_from(description):
     else:
         loss = _known_loss(name)
         if loss is None:
-            raise ValueError(
-                "Argument `description` must name a loss of Keras or of this package. "
-                f"Received: description={description!r}"
+            raise ArgumentError(
+                "description", "name a loss of Keras or of this package", description
             )
         losses = _per_image_of(loss if config is None else loss(**config))
     losses.description = description
@@ -400,10 +397,12 @@ def _per_image(function, ignored_class=None, dtype=None, is_cast=True):
             return function(labels, outputs)
         except (ValueError, TypeError) as error:
             (reason, *_) = str(error).splitlines() or [""]
-            raise ValueError(
-                "Argument `data` must hold labels as the loss of the network takes them. "
-                f"{_name_of(function)} says: {reason} Received: labels of shape "
-                f"{tuple(labels.shape)} for outputs of shape {tuple(outputs.shape)}"
+            raise ArgumentError(
+                "data",
+                f"hold labels as the loss of the network takes them. {_name_of(function)} says: "
+                f"{reason}",
+                said=f"labels of shape {tuple(labels.shape)} for outputs of shape "
+                f"{tuple(outputs.shape)}",
             ) from error
 
     def losses(labels, outputs):

@@ -3,6 +3,8 @@
 import numpy as np
 import tensorflow as tf
 
+from tfresidual.arguments import ArgumentError
+
 # The names of what a head returns.
 OUTPUTS, LOGITS = "outputs", "logits"
 
@@ -61,9 +63,8 @@ def check_labels(kind, labels, outputs, with_signs=False, of="image"):
     if not len(labels):
         return
     if labels.dtype.kind in "OSUc":
-        raise ValueError(
-            "Argument `data` must hold labels that are numbers. "
-            f"Received: labels such as {labels.ravel()[0]!r}"
+        raise ArgumentError(
+            "data", "hold labels that are numbers", said=f"labels such as {labels.ravel()[0]!r}"
         )
     numbers = labels.astype(float)
     shape = labels.shape[1:]
@@ -75,9 +76,10 @@ def check_labels(kind, labels, outputs, with_signs=False, of="image"):
     lowest = -1 if with_signs and kind.startswith("label") else 0
     if not (is_row or is_index) or not labels.min() >= lowest or not np.isfinite(numbers).all():
         rows = f", or a row of {outputs} per {of}" if outputs > 1 else ""
-        raise ValueError(
-            f"Argument `data` must hold labels from 0 to {highest}{rows}. Received: labels of "
-            f"shape {labels.shape} from {labels.min()} to {labels.max()}"
+        raise ArgumentError(
+            "data",
+            f"hold labels from 0 to {highest}{rows}",
+            said=f"labels of shape {labels.shape} from {labels.min()} to {labels.max()}",
         )
 
 

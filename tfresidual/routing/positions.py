@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.routing.chain import VALID_POSITIONS
 from tfresidual.routing.images import key_of, known_kernels, sliced
 
@@ -194,9 +195,11 @@ def check_any_counts(is_counted):
         is_counted: bool array whose first axis is the image, or `None` if all images count.
     """
     if is_counted is not None and not np.any(is_counted):
-        raise ValueError(
-            "Argument `data` must hold at least one position that counts: all are padding, or "
-            f"their labels leave them out. Received: {len(is_counted)} images without any"
+        raise ArgumentError(
+            "data",
+            "hold at least one position that counts: all are padding, or their labels leave them "
+            "out",
+            said=f"{len(is_counted)} images without any",
         )
 
 

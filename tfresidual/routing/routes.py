@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tfresidual.arguments import check_int, is_int, is_number
+from tfresidual.arguments import ArgumentError, check_int, is_int, is_number
 from tfresidual.routing.chain import Stage, checked_chain, multiplied
 
 if TYPE_CHECKING:
@@ -93,14 +93,11 @@ def drop(chain: Chain, *blocks: tuple[int, int]) -> Route:
     for pair in blocks:
         is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
         if not is_pair or any(isinstance(part, (tuple, list)) for part in pair):
-            raise ValueError(
-                f"Argument `blocks` must be pairs (stage, block). Received: {received}"
-            )
+            raise ArgumentError("blocks", "be pairs (stage, block)", said=f"{received}")
     dropped = [_movable(chain, "blocks", *pair, "dropped", received) for pair in blocks]
     if not dropped or len(set(dropped)) < len(dropped):
-        raise ValueError(
-            "Argument `blocks` must be one or more different pairs (stage, block). Received: "
-            f"{received}"
+        raise ArgumentError(
+            "blocks", "be one or more different pairs (stage, block)", said=f"{received}"
         )
     route = unperturbed(chain)
     stages = tuple(
@@ -170,9 +167,10 @@ def repeat_last_block(
     check_scale(scale)
     check_int("blocks", blocks, at_least=1)
     if len(own) < blocks:
-        raise ValueError(
-            f"Argument `stage` must be a stage of {chain.name} with "
-            f"{'a block' if blocks == 1 else f'{blocks} blocks'}. Received: stage={stage}"
+        raise ArgumentError(
+            "stage",
+            f"be a stage of {chain.name} with {'a block' if blocks == 1 else f'{blocks} blocks'}",
+            said=f"stage={stage}",
         )
     repeated = own[-blocks:]
     for block in reversed(repeated):
@@ -209,9 +207,10 @@ def swap(chain: Chain, stage: int, first: int, second: int) -> Route:
         _movable(chain, name, stage, block, "moved", f"{name}={block!r}")
     parts = _parts(chain.stages[stage - 1])
     if first == second or parts[first] != parts[second]:
-        raise ValueError(
-            "Arguments `first` and `second` must be two blocks with no block between them that "
-            f"changes the shape of the state. Received: first={first}, second={second}"
+        raise ArgumentError(
+            ("first", "second"),
+            "be two blocks with no block between them that changes the shape of the state",
+            said=f"first={first}, second={second}",
         )
     order = [a.block for a in unperturbed(chain).stages[stage - 1]]
     order[first], order[second] = order[second], order[first]
@@ -250,9 +249,11 @@ def shuffle(chain: Chain, stage: int, seed: int = 0, swaps: int | None = None) -
         check_int("swaps", swaps, at_least=1)
     runs = movable_runs(chain.stages[stage - 1])
     if not runs:
-        raise ValueError(
-            "Argument `stage` must have at least two blocks that can change places, that is, "
-            f"blocks that keep the shape of the state. Received: stage={stage} of {chain.name}"
+        raise ArgumentError(
+            "stage",
+            "have at least two blocks that can change places, that is, blocks that keep the "
+            "shape of the state",
+            said=f"stage={stage} of {chain.name}",
         )
     rng = np.random.default_rng(seed)
     order = [block.index for block in blocks]
@@ -306,14 +307,15 @@ def follow(chain: Chain, route: Route) -> Chain:
 def checked_routes(chain: Chain, routes: Iterable[Route], name: str = "routes") -> list[Route]:
     """Returns the routes as a list; raises a `ValueError` unless all of them fit the chain."""
     if isinstance(routes, Route) or not isinstance(routes, Iterable):
-        raise ValueError(f"Argument `routes` must be a list of routes. Received: routes={routes!r}")
+        raise ArgumentError("routes", "be a list of routes", routes)
     routes = list(routes)
     for route in routes:
         fits = isinstance(route, Route) and len(route.stages) == len(chain.stages)
         if not fits or not all(map(_leads_through, chain.stages, route.stages)):
-            raise ValueError(
-                f"Argument `{name}` must hold routes through {chain.name}, made by the functions "
-                f"of `tfresidual.routes`. Received: {route!r}"
+            raise ArgumentError(
+                name,
+                f"hold routes through {chain.name}, made by the functions of `tfresidual.routes`",
+                said=f"{route!r}",
             )
     return routes
 
@@ -373,9 +375,10 @@ def _replaced(chain, stage, applications, name):
 def _stage(chain, stage):
     check_int("stage", stage, at_least=1)
     if stage > len(chain.stages):
-        raise ValueError(
-            f"Argument `stage` must be a stage of {chain.name}, from 1 to {len(chain.stages)}. "
-            f"Received: stage={stage}"
+        raise ArgumentError(
+            "stage",
+            f"be a stage of {chain.name}, from 1 to {len(chain.stages)}",
+            said=f"stage={stage}",
         )
     return chain.stages[stage - 1]
 
@@ -384,9 +387,10 @@ def _block(chain, name, stage, index, received):
     """Returns a block of a stage; `name` and `received` describe the argument in the error."""
     blocks = _stage(chain, stage).blocks
     if not is_int(index) or index not in range(len(blocks)):
-        raise ValueError(
-            f"Argument `{name}` must be a block of stage {stage} of {chain.name}, from 0 to "
-            f"{len(blocks) - 1}. Received: {received}"
+        raise ArgumentError(
+            name,
+            f"be a block of stage {stage} of {chain.name}, from 0 to {len(blocks) - 1}",
+            said=f"{received}",
         )
     return blocks[index]
 
@@ -395,9 +399,11 @@ def _movable(chain, name, stage, index, what, received):
     """Returns the pair (stage, block) of a block; raises a `ValueError` if it changes the shape."""
     block = _block(chain, name, stage, index, received)
     if not block.keeps_shape:
-        raise ValueError(
-            f"Argument `{name}` must not name {block} of {chain.name} to be {what}: it changes "
-            f"the shape of the state, and what follows needs the new shape. Received: {received}"
+        raise ArgumentError(
+            name,
+            f"not name {block} of {chain.name} to be {what}: it changes the shape of the state, "
+            "and what follows needs the new shape",
+            said=f"{received}",
         )
     return block.stage, block.index
 
@@ -411,7 +417,7 @@ def check_scale(scale):
     """Raises a `ValueError` unless branches can be multiplied by a number."""
     # A float32 cannot hold much more than this.
     if not is_number(scale) or not abs(float(scale)) < 3e38:
-        raise ValueError(f"Argument `scale` must be a finite number. Received: scale={scale!r}")
+        raise ArgumentError("scale", "be a finite number", scale)
 
 
 def _counted(count, noun):

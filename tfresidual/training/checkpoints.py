@@ -8,6 +8,7 @@ import zipfile
 import keras
 import pandas as pd
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.machine import backends
 from tfresidual.machine.archives import RefusedFileError, check_model_file
 from tfresidual.machine.files import check_file, damaged, remove_unfinished, replacing
@@ -265,9 +266,11 @@ class Checkpoints(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         if self.folder.monitor not in (logs or {}):
             metric = self.folder.monitor.removeprefix("val_")
-            raise ValueError(
-                "Argument `metric` must be the name of a metric that the network was compiled "
-                f"with; the logs hold {', '.join(logs or {})}. Received: metric={metric!r}"
+            raise ArgumentError(
+                "metric",
+                "be the name of a metric that the network was compiled with; the logs hold "
+                f"{', '.join(logs or {})}",
+                metric,
             )
         row = pd.DataFrame([{"epoch": epoch, **(logs or {})}])
         self.log = pd.concat([self.log, row], ignore_index=True) if len(self.log) else row

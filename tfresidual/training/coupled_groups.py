@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.networks.weight_groups import WeightGroup, plain_name
 
 if TYPE_CHECKING:
@@ -52,10 +53,11 @@ def groups_given(groups, first_block):
     function = _of_chain if is_chain else _of_layers
     result = Groups(lambda variables: _checked(function(groups, first_block), groups))
     if not any(len(group.variables) > 1 for group in result.found(())):
-        raise ValueError(
-            "Argument `groups` must hold at least two blocks with weights of their own that can be "
-            "coupled: blocks that keep the shape of the state, from block `first_block` on. "
-            f"Received: groups={_shown(groups)}, first_block={first_block}"
+        raise ArgumentError(
+            "groups",
+            "hold at least two blocks with weights of their own that can be coupled: blocks that "
+            "keep the shape of the state, from block `first_block` on",
+            said=f"groups={_shown(groups)}, first_block={first_block}",
         )
     return result
 
@@ -69,10 +71,10 @@ def _of_chain(chain, first_block):
     # Only those who have a chain have imported this.
     change = sys.modules["tfresidual.routing.chain"].change_of(chain, reads_loss=False)
     if change is not None:
-        raise ValueError(
-            "Argument `groups` must be a chain of the model as it is now: the model has changed, "
-            f"make another chain. Received: a chain of {chain.name}, where what changed is: "
-            f"{change}"
+        raise ArgumentError(
+            "groups",
+            "be a chain of the model as it is now: the model has changed, make another chain",
+            said=f"a chain of {chain.name}, where what changed is: {change}",
         )
     groups = []
     for stage in chain.stages:
@@ -101,10 +103,11 @@ def _of_layers(groups, first_block):
         for place, weights in enumerate(owned):
             difference = _difference(owned[0], weights)
             if difference is not None:
-                raise ValueError(
-                    "Argument `groups` must hold blocks with the same weights in the same order in "
-                    f"each group. Received: group {number}, where block 0, {_names(blocks[0])}, "
-                    f"and block {place}, {_names(blocks[place])}, differ: {difference}"
+                raise ArgumentError(
+                    "groups",
+                    "hold blocks with the same weights in the same order in each group",
+                    said=f"group {number}, where block 0, {_names(blocks[0])}, and block {place}, "
+                    f"{_names(blocks[place])}, differ: {difference}",
                 )
         for role, members in enumerate(zip(*owned, strict=True)):
             name = f"{role}/{members[0].name}"
@@ -125,18 +128,20 @@ def _weights_of(block, number, place):
     """Returns the weights of a block in order, trainable or not, each of them once."""
     layers = block if isinstance(block, (list, tuple)) else [block]
     if not layers or not all(isinstance(layer, keras.layers.Layer) for layer in layers):
-        raise ValueError(
-            "Argument `groups` must hold blocks that are layers, or lists of layers. Received: "
-            f"group {number}, block {place}: {_shown(block)}"
+        raise ArgumentError(
+            "groups",
+            "hold blocks that are layers, or lists of layers",
+            said=f"group {number}, block {place}: {_shown(block)}",
         )
     unbuilt = [layer.name for layer in layers if not layer.built]
     weights = list({id(w): w for layer in layers for w in layer.weights}.values())
     if unbuilt or not weights:
         why = f"of which {unbuilt} is not built" if unbuilt else "without weights"
-        raise ValueError(
-            "Argument `groups` must hold layers that are built, that is, called in a model or by "
-            f"`layer.build`, and have weights. Received: group {number}, block {place}: "
-            f"{_names(block)}, {why}"
+        raise ArgumentError(
+            "groups",
+            "hold layers that are built, that is, called in a model or by `layer.build`, and "
+            "have weights",
+            said=f"group {number}, block {place}: {_names(block)}, {why}",
         )
     return weights
 
@@ -157,10 +162,11 @@ def _names(block):
 
 
 def _no_groups(groups):
-    return ValueError(
-        "Argument `groups` must be a list of groups, each a list of two or more blocks, which are "
-        "layers or lists of layers; or a chain, as `tfresidual.chain(model)` returns it; or None. "
-        f"Received: groups={_shown(groups)}"
+    return ArgumentError(
+        "groups",
+        "be a list of groups, each a list of two or more blocks, which are layers or lists of "
+        "layers; or a chain, as `tfresidual.chain(model)` returns it; or None",
+        said=f"groups={_shown(groups)}",
     )
 
 
@@ -175,16 +181,18 @@ def _checked(groups, given):
     for group in groups:
         for variable in group.variables:
             if not isinstance(variable, keras.Variable):
-                raise ValueError(
-                    "Argument `groups` must be of a Keras model that can be trained. Received: "
-                    f"groups={_shown(given)}, with a weight of type {type(variable).__name__}"
+                raise ArgumentError(
+                    "groups",
+                    "be of a Keras model that can be trained",
+                    said=f"groups={_shown(given)}, with a weight of type {type(variable).__name__}",
                 )
             other = place_of.setdefault(id(variable), group)
             if other is not group:
-                raise ValueError(
-                    "Argument `groups` must hold a weight in one group and one role alone; give "
-                    "lists of layers that leave out one of them. Received: the weight "
-                    f"{variable.path} as {_place(other)} and as {_place(group)}"
+                raise ArgumentError(
+                    "groups",
+                    "hold a weight in one group and one role alone; give lists of layers that "
+                    "leave out one of them",
+                    said=f"the weight {variable.path} as {_place(other)} and as {_place(group)}",
                 )
     return groups
 
@@ -276,13 +284,14 @@ def _by_path(saved, variables):
         ):
             there = by_path.get(path, [])
             if len(there) > 1 or (was_trainable and not there):
-                raise ValueError(
-                    "Argument `groups` must name weights of the model, each by a path of its own. "
-                    "Layers without a name inside a custom layer get other paths in another "
-                    "process: build the optimizer before the model is saved, by `optimizer.build("
-                    "model.trainable_variables)` or a step of training, or compile the model "
-                    f"anew. Received: {path!r}, the path of {len(there)} of the "
-                    f"{len(variables)} variables"
+                raise ArgumentError(
+                    "groups",
+                    "name weights of the model, each by a path of its own. Layers without a name "
+                    "inside a custom layer get other paths in another process: build the "
+                    "optimizer before the model is saved, by "
+                    "`optimizer.build(model.trainable_variables)` or a step of training, or "
+                    "compile the model anew",
+                    said=f"{path!r}, the path of {len(there)} of the {len(variables)} variables",
                 )
             members += [(index, variable) for variable in there]
         _append(groups, number, "weights", members)

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfresidual.arguments import check_choice, check_int, check_number
+from tfresidual.arguments import ArgumentError, check_choice, check_int, check_number
 from tfresidual.networks.weight_groups import blocks_of, groups_of
 from tfresidual.training.coupled_groups import Groups, config_of, groups_given
 
@@ -57,7 +57,7 @@ def coupling_kernel(
     check_choice("kernel", kernel, KERNELS)
     places = np.asarray(blocks)
     if places.ndim != 1 or places.dtype.kind not in "iu" or len(set(places.tolist())) < len(places):
-        raise ValueError(f"Argument `blocks` must be different ints. Received: blocks={blocks!r}")
+        raise ArgumentError("blocks", "be different ints", blocks)
     count = len(places)
     if kernel == "uniform":
         return (1 - coupling) * np.eye(count) + coupling / count
@@ -261,9 +261,10 @@ class GradientCoupling(keras.optimizers.Optimizer):
             trainable_variables = self._trainable_variables
         trainable_variables = list(trainable_variables)
         if len(grads) != len(trainable_variables):
-            raise ValueError(
-                "Argument `grads` must hold one gradient for every variable. Received: "
-                f"{len(grads)} gradients, {len(trainable_variables)} variables"
+            raise ArgumentError(
+                "grads",
+                "hold one gradient for every variable",
+                said=f"{len(grads)} gradients, {len(trainable_variables)} variables",
             )
         if not self.built:
             self.build(trainable_variables)
@@ -383,14 +384,14 @@ class GradientCoupling(keras.optimizers.Optimizer):
 
 def _checked_inner(inner):
     if isinstance(inner, keras.optimizers.LossScaleOptimizer):
-        raise ValueError(
-            "Argument `inner` must not be a LossScaleOptimizer, which must wrap the coupling "
-            "instead: LossScaleOptimizer(GradientCoupling(...)); `compile` adds it "
-            f"automatically. Received: inner={inner!r}"
+        raise ArgumentError(
+            "inner",
+            "not be a LossScaleOptimizer, which must wrap the coupling instead: "
+            "LossScaleOptimizer(GradientCoupling(...)); `compile` adds it automatically",
+            inner,
         )
     if not isinstance(inner, (str, dict, keras.optimizers.Optimizer)):
-        raise ValueError(
-            "Argument `inner` must be a keras.optimizers.Optimizer, or its name or config. "
-            f"Received: inner={inner!r}"
+        raise ArgumentError(
+            "inner", "be a keras.optimizers.Optimizer, or its name or config", inner
         )
     return keras.optimizers.get(inner)

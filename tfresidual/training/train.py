@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import keras
 import pandas as pd
 
-from tfresidual.arguments import check_bool, check_int, checked_path
+from tfresidual.arguments import ArgumentError, check_bool, check_int, checked_path
 from tfresidual.datasets.arrays import ArrayDataset
 from tfresidual.datasets.epochs import counts_epochs, set_epoch
 from tfresidual.machine.backends import set_random_state
@@ -144,9 +144,10 @@ def train(
     epochs = check_int("epochs", epochs, at_least=1)
     batch_size = check_int("batch_size", batch_size, at_least=1, or_none=True)
     if batch_size is not None and not (_are_arrays(data) or _are_arrays(validation)):
-        raise ValueError(
-            "Argument `batch_size` must be given for a pair of arrays only, and not for data in "
-            f"batches. Received: batch_size={batch_size!r}, data of type {type(data).__name__}"
+        raise ArgumentError(
+            "batch_size",
+            "be given for a pair of arrays only, and not for data in batches",
+            said=f"batch_size={batch_size!r}, data of type {type(data).__name__}",
         )
     data = _in_batches(data, batch_size, shuffle=True)
     validation = _in_batches(validation, batch_size)
