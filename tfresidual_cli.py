@@ -45,10 +45,19 @@ LAYOUTS = (
     "bn_after_addition",
     "original",
 )
-# Each probe has a file of its name. The files are listed without importing the package.
-_PACKAGE = importlib.util.find_spec("tfresidual").submodule_search_locations[0]
-_ENTRIES = pathlib.Path(_PACKAGE, "registry", "entries").glob("[a-z]*.py")
-PROBES = tuple(sorted(path.stem for path in _ENTRIES))
+
+
+def _declarations():
+    """Returns the module of that name, without importing the package around it."""
+    folder = importlib.util.find_spec("tfresidual").submodule_search_locations[0]
+    path = pathlib.Path(folder, "declarations.py")
+    spec = importlib.util.spec_from_file_location("tfresidual_declarations", path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PROBES = tuple(sorted(_declarations().PROBES))
 TRANSITIONS = (
     "projection",
     "convolution",

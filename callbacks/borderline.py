@@ -57,7 +57,7 @@ class Borderline(ProbeCallback):
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, section 4.3 and fig. 6.
     """
 
-    counts_errors = True
+    runs = "borderline"
 
     def __init__(
         self,

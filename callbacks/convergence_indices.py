@@ -55,7 +55,7 @@ class ConvergenceIndices(ProbeCallback):
         3.3.
     """
 
-    counts_errors = True
+    runs = "convergence_indices"
 
     def __init__(
         self,

@@ -13,8 +13,8 @@ from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.order import callbacks_before
 from tfresidual.callbacks.probe_callback import ProbeCallback
 from tfresidual.callbacks.summaries import metadata_of
+from tfresidual.declarations import PROBES
 from tfresidual.machine.files import check_can_write
-from tfresidual.registry import ENTRIES
 from tfresidual.registry.figures import study_figures
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # The mean that the stopping rule allows where no callback says another one.
 _EPSILON = 0.1
 _DPI = 100
-_PROBE_OF = {figure.name: entry.name for entry in ENTRIES.values() for figure in entry.figures}
+_PROBE_OF = {figure.name: probe.name for probe in PROBES.values() for figure in probe.figures}
 
 
 class Figures(GoesOn, keras.callbacks.Callback):

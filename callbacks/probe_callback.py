@@ -12,10 +12,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfresidual import sources
+from tfresidual import probes, sources
 from tfresidual.arguments import ArgumentError, check_int
 from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.order import warn_of_earlier
+from tfresidual.declarations import PROBES
+from tfresidual.probes.logs import block_logs, log_key, published_blocks
 from tfresidual.probes.measure import takes_any_labels
 from tfresidual.routing.agreement import DisagreementError
 from tfresidual.routing.batches import batches_of, check_data, first_batch, labels_of, splits_of
@@ -173,12 +175,20 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
             fit the network, or if the probe fails.
     """
 
-    # Whether the probe reads any data.
-    reads_data = True
-    # Whether it computes the loss from the labels.
-    reads_labels = False
-    # Whether it counts right and wrong predictions.
-    counts_errors = False
+    # The probe, whose declared columns are published unless a class has a `probe` and `keys` of its
+    # own, and the arguments of the constructor that it is given.
+    runs = ""
+    takes: tuple[str, ...] = ()
+    # Whether it reads any data, computes the loss from the labels, counts wrong predictions.
+    reads_data, reads_labels, counts_errors = True, False, False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.runs:
+            declared = PROBES[cls.runs]
+            cls.reads_data = bool(declared.reads)
+            cls.reads_labels = declared.reads == "labels"
+            cls.counts_errors = "classes" in declared.needs
 
     def __init__(self, data: Data | None, *, every: int = 1, on_error: OnError = "warn") -> None:
         super().__init__()
@@ -200,11 +210,25 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
 
     def probe(self, chain: Chain) -> dict[str, float]:
         """Runs the probe and returns a dict of floats by log key."""
-        raise NotImplementedError
+        data = (self.data,) if self.reads_data else ()
+        given = {name: getattr(self, name) for name in self.takes}
+        frame = getattr(probes, self.runs)(chain, *data, **given)
+        self.keep(**{self.runs: frame})
+        declared = PROBES[self.runs]
+        logs = block_logs(frame, declared.published, declared.prefix)
+        return {key: logs[key] for key in self.keys(chain)}
 
     def keys(self, chain: Chain) -> list[str]:
         """Returns all keys that `probe` returns for a chain."""
-        raise NotImplementedError
+        declared = PROBES[self.runs]
+        places = published_blocks(declared, chain)
+        return [
+            log_key(declared.prefix + name, block.stage, block.index, split)
+            for split in self.splits()
+            for block in chain.blocks
+            for name, blocks in places.items()
+            if block in blocks
+        ]
 
     def check(self, chain: Chain) -> None:
         """Raises a `ValueError` if it is known that the probe cannot be run on a chain."""
@@ -217,7 +241,7 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
 
     def splits(self) -> list[str | None]:
         """Returns the names of the splits of the data, `[None]` if it has no splits."""
-        return list(splits_of(self.data))
+        return list(splits_of(self.data)) if self.reads_data else [None]
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._chain, self.frames, self.warned_of = None, {}, set()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tfresidual.callbacks.block_metrics import BlockMetrics
+from tfresidual.callbacks.block_probes import BlockMetrics, Readout
 from tfresidual.callbacks.perturbation import Perturbation
-from tfresidual.callbacks.readout import Readout
 
 if TYPE_CHECKING:
     from tfresidual.callbacks.probe_callback import ProbeCallback

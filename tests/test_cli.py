@@ -187,8 +187,8 @@ def test_defaults_of_probe_are_those_of_the_package():
     from tfresidual import registry
     from tfresidual.jobs import probing
 
-    assert set(tfresidual_cli.PROBES) == set(registry.ENTRIES)
-    long = [name for name, entry in registry.ENTRIES.items() if not entry.by_default]
+    assert set(tfresidual_cli.PROBES) == set(registry.PROBES)
+    long = [name for name, entry in registry.PROBES.items() if not entry.by_default]
     assert f"except {' and '.join(long)}, which take long]" in OPTIONS["probe", "names"].help
     for name, default in dataclasses.asdict(registry.ProbeOptions()).items():
         if name in ("at_chance", "seed", "first_block"):

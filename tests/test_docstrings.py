@@ -49,7 +49,7 @@ OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 FENCE = re.compile(r"^( *)```python\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 # The rest are nightly tests.
 EVERY_RUN = (
-    "tfresidual.callbacks.readout.Readout",
+    "tfresidual.callbacks.block_probes.Readout",
     "tfresidual.layers.spectral",
     "tfresidual.training.multi_label.MultiLabelCrossentropy",
 )

@@ -20,6 +20,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 ORDER = (
     "types",
     "arguments",
+    "declarations",
     "metrics",
     "machine",
     "layers",

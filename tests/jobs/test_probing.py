@@ -169,7 +169,7 @@ def test_what_frames_were_measured_on_is_written_beside_them(run, tmp_path):
 
 
 def test_probes_that_a_network_has_blocks_for():
-    every = list(registry.ENTRIES)
+    every = list(registry.PROBES)
     bounded = random_network(transition="convolution", lipschitz=0.9)
     assert registry.possible(tfr.chain(bounded)) == every
     every.remove("lipschitz")

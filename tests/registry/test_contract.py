@@ -2,6 +2,8 @@
 
 import contextlib
 import io
+import pathlib
+import runpy
 
 import numpy as np
 import pandas as pd
@@ -10,8 +12,9 @@ import tensorflow as tf
 from reference.random_network import random_batch, random_network
 
 import tfresidual as tfr
+from tfresidual import registry
 from tfresidual.jobs.frames import read_frame, size_of
-from tfresidual.registry import ENTRIES, ProbeOptions, possible
+from tfresidual.registry import PROBES, ProbeOptions, possible
 
 OPTIONS = ProbeOptions(times=2, at_chance="nan", epsilon=0.1, seed=0)
 
@@ -34,12 +37,12 @@ def net(nets, name):
 FEW = ("block_metrics", "readout", "effective_parameters")
 every_probe = pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[] if name in FEW else [pytest.mark.system]) for name in ENTRIES],
+    [pytest.param(name, marks=[] if name in FEW else [pytest.mark.system]) for name in PROBES],
 )
 
 
 def run(name, net, data, progress=False):
-    return ENTRIES[name].run(tfr.chain(net), data, OPTIONS, progress)
+    return registry.run(name, tfr.chain(net), data, OPTIONS, progress)
 
 
 def assert_equal(measured, expected, rtol):
@@ -98,10 +101,17 @@ def test_splits_are_measured_one_by_one_and_the_network_is_left_as_it_was(name, 
 
 
 @pytest.mark.eager
-@pytest.mark.parametrize("name", ENTRIES)
+@pytest.mark.parametrize("name", PROBES)
 def test_data_that_is_none_is_refused(name, net):
     if name in ("effective_parameters", "lipschitz"):
         pytest.skip("reads no images")
     for data in (None, 3, "images"):
         with pytest.raises(ValueError, match=r"^Argument `data` .*Received: "):
             run(name, net, data)
+
+
+def test_the_page_of_metrics_has_what_probes_declare():
+    hook = pathlib.Path(__file__).parents[2] / "docs" / "hooks" / "metrics.py"
+    page, path = (runpy.run_path(str(hook))[name] for name in ("page", "PAGE"))
+    text = path.read_text(encoding="utf-8")
+    assert text == page(text)

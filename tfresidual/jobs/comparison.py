@@ -20,7 +20,7 @@ from tfresidual.machine.console import printable, say
 from tfresidual.machine.files import check_folder, damaged
 from tfresidual.probes.logs import blocks_of, from_logs
 from tfresidual.registry.comparison import Measured, comparison_sections
-from tfresidual.registry.figures import FIGURES, images_text
+from tfresidual.registry.figures import FIGURES, frames_of, images_text
 from tfresidual.report import Section, numbers_text, write
 from tfresidual.report.findings import of_test
 from tfresidual.report.tables import from_settings
@@ -40,7 +40,7 @@ _HEAD = 2000
 # Letters of the name of a run, and bytes of that of a page; a file system takes 255.
 _LONGEST, _LONGEST_FILE = 40, 180
 # The frames that the page shows.
-FRAMES = {frame for figure in FIGURES for frame in figure.frames}
+FRAMES = {frame for figure in FIGURES for frame in frames_of(figure)}
 
 
 @dataclasses.dataclass(frozen=True)

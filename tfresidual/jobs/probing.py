@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from tfresidual import datasets, sources
+from tfresidual import datasets, registry, sources
 from tfresidual.arguments import ArgumentError, check_choice, check_int, checked_path
 from tfresidual.jobs.data import prepare
 from tfresidual.jobs.frames import (
@@ -24,7 +24,7 @@ from tfresidual.jobs.targets import check_fit, folder_of, network_of, settings_f
 from tfresidual.machine.console import say
 from tfresidual.machine.files import check_folder
 from tfresidual.machine.locks import locked
-from tfresidual.registry import ENTRIES, ProbeOptions, possible
+from tfresidual.registry import PROBES, ProbeOptions, possible
 from tfresidual.registry.figures import study_figures
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def probe(
             or the folder of a series of them, see `tfresidual.callbacks.ExportForProbing`. The
             data is that of the run whose folder contains the network, unless `changes` says
             otherwise.
-        names: names of probes, or a single name, see `tfresidual.registry.ENTRIES`; by default
+        names: names of probes, or a single name, see `tfresidual.registry.PROBES`; by default
             all probes that the network has blocks for, except those that take much longer than
             the others (`line_element` and `patching`).
         folder: where to write; by default `probes` in the folder of the run or of the series, or
@@ -113,9 +113,9 @@ def _checked(target, names, folder, splits, images, changes, options, pixels):
     """Returns the arguments of `probe` as an `_Asked`; raises its errors, and writes nothing."""
     names, splits = _listed(names) or None, _listed(splits)
     for name in names or ():
-        if name not in ENTRIES:
+        if name not in PROBES:
             raise ArgumentError(
-                "names", f"hold names of probes: {', '.join(map(repr, ENTRIES))}", said=f"{name!r}"
+                "names", f"hold names of probes: {', '.join(map(repr, PROBES))}", said=f"{name!r}"
             )
     if not splits or any(split not in SPLITS for split in splits):
         raise ArgumentError("splits", "hold 'train', 'test' or both", splits)
@@ -167,7 +167,7 @@ def _run(asked, console):
             what = described(str(asked.target), asked.settings, counts, asked.pixels, options)
         for name in asked.names or _measured_at_once(chain):
             say(console, f"running {name}")
-            measured = ENTRIES[name].run(chain, data, options, console is not None)
+            measured = registry.run(name, chain, data, options, console is not None)
             # Only the last network of a series is drawn.
             figures = study_figures(measured, options.epsilon) if path == last else {}
             if epoch is not None:
@@ -198,8 +198,8 @@ def _measured_at_once(chain):
 
     Those are all possible ones, without those measured by another one of them.
     """
-    names = [name for name in possible(chain) if ENTRIES[name].by_default]
-    return [name for name in names if ENTRIES[name].measured_by not in names]
+    names = [name for name in possible(chain) if PROBES[name].by_default]
+    return [name for name in names if PROBES[name].measured_by not in names]
 
 
 def _first_coupled(chain, settings):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfresidual import plots, probes, sources
+from tfresidual import plots, probes, registry, sources
 from tfresidual.arguments import checked_path
 from tfresidual.datasets import plain
 from tfresidual.datasets.description import sizes_of
@@ -31,7 +31,7 @@ from tfresidual.machine.console import say
 from tfresidual.machine.locks import locked
 from tfresidual.plots.style import RIGHT, WRONG
 from tfresidual.probes.logs import blocks_of
-from tfresidual.registry import ENTRIES, ProbeOptions, possible
+from tfresidual.registry import PROBES, ProbeOptions, has, possible
 from tfresidual.registry.figures import images_text, study_figures, study_sections
 from tfresidual.report import Section, findings, write
 
@@ -139,15 +139,15 @@ def _probe(folder, result, data, settings, console):
 
     frames, records = {}, {}
     for name in possible(chain):
-        for study in ENTRIES[name].studies:
-            if not study.when(chain):
+        for study in PROBES[name].studies:
+            if not has(chain, study.needs):
                 continue
             say(console, f"running {name}")
             parts, counts = {}, {}
             for split in study.splits:
                 parts[split], counts[split] = images_of(split, study.images)
             changed = dataclasses.replace(options, **study.changes)
-            measured = ENTRIES[name].run(chain, parts, changed, console is not None)
+            measured = registry.run(name, chain, parts, changed, console is not None)
             for key, frame in measured.items():
                 key = study.renamed.get(key, key)
                 frames[key] = frame

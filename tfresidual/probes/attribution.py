@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfresidual import sources
 from tfresidual.arguments import ArgumentError, check_bool
+from tfresidual.declarations import Column, Figure, Probe
 from tfresidual.probes.measure import check_blocks
 from tfresidual.probes.predictions import (
     COUNTED,
@@ -50,6 +51,41 @@ FROZEN = Setting("`freeze_normalization` must be False", "freeze_normalization=T
 ALLOWED = 1e-12
 # The largest share of the gradient at other positions, in float32, that is taken for rounding.
 ALLOWED_ELSEWHERE = 1e-4
+
+
+DECLARATION = Probe(
+    "attribution",
+    place=6,
+    frames={"attribution": ("stage", "block", "part", "attribution")},
+    needs=("classes",),
+    columns={
+        "attribution": Column(
+            "what the block adds to the logit of the label",
+            low="below 0, it lowers the logit",
+            high="above 0, it raises it",
+        ),
+    },
+    published={"attribution": "blocks_with_part"},
+    figures=(
+        Figure(
+            name="attribution",
+            column="attribution",
+            title="Which blocks make the logit of the label?",
+            question=(
+                "The scalar product of what each block adds with the gradient of the label's "
+                "logit at the last state, for the blocks that reach it through identity "
+                "shortcuts."
+            ),
+            reading=(
+                "Above zero, a part raises the logit. The first part is that of all blocks "
+                "before those shown. The last one, of the head, is what is left, so that the "
+                "parts add up to the logit by definition: biases, and how far the head is "
+                "from being linear. It is nearly the whole logit if the head begins with "
+                "layer or RMS normalization, whose divisor changes with the state."
+            ),
+        ),
+    ),
+)
 
 
 def attribution(
@@ -184,6 +220,11 @@ def attribution(
         _check_elsewhere(chain, values.pop("elsewhere"), is_there & is_finite)
         frames[split] = frame_of(_places(chain), values, counted, weights, per_image, per_position)
     return joined_splits(frames)
+
+
+def blocks_with_part(chain):
+    """Returns the blocks of a chain that have parts of their own."""
+    return chain.blocks[first_with_part(chain) :]
 
 
 def first_with_part(chain):

@@ -5,8 +5,13 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
+import pandas as pd
+
 from tfresidual import sources
+from tfresidual.declarations import LINES, Column, Figure, Probe, Study
 from tfresidual.probes.measure import measure
+from tfresidual.probes.perturbation import ALL_STAGES, distances_of
+from tfresidual.probes.stopping_rule import depth_for
 from tfresidual.routing.block_values import BLOCK_METRICS, STATE_METRICS, block_values
 
 if TYPE_CHECKING:
@@ -15,6 +20,229 @@ if TYPE_CHECKING:
 
 # Metrics whose sign matters: their means are returned with standard errors.
 SIGNED = ("cosine_loss", "readout_cosine_loss")
+
+
+DECLARATION = Probe(
+    "block_metrics",
+    place=1,
+    frames={
+        "block_metrics": (
+            "stage",
+            "block",
+            "cosine_loss",
+            "l2_ratio",
+            "gradient_norm",
+            "perturbation",
+        ),
+        "computational_distance": ("stage", "blocks", "distance"),
+    },
+    columns={
+        "cosine_loss": Column(
+            "cosine of `F` and `g`",
+            at_least=-1,
+            at_most=1,
+            low="below 0, the block steps down the loss",
+            high="near 0, its effect shows only after later blocks; above 0, it steps up",
+            paper="II 4.1, fig. 4",
+        ),
+        "readout_cosine_loss": Column(
+            ("the same with the gradient of the head applied directly to `h`; last stage only"),
+            at_least=-1,
+            at_most=1,
+            low="the block improves what could be read out already",
+            high="as above",
+            paper="II fig. 13",
+        ),
+        "l2_ratio": Column(
+            "norm of `F` over norm of `h`",
+            at_least=0,
+            low=(
+                "the block adjusts the state; to first order the cosine tells the change of "
+                "the loss"
+            ),
+            high=("near or above 1, the block replaces the state, and the cosine tells little"),
+            paper="II fig. 2",
+        ),
+        "gradient_norm": Column(
+            "norm of `g`",
+            at_least=0,
+            low="by orders of magnitude along the network: vanishing",
+            high="exploding",
+            paper="II fig. 8",
+        ),
+        "perturbation": Column(
+            "norm of `F`", at_least=0, low="a small step", high="a large step", paper="PI fig. 2"
+        ),
+        "scaled_perturbation": Column(
+            "`l2_ratio` by another name",
+            at_least=0,
+            low="close to the identity",
+            high="far from it",
+            paper="PI fig. 5",
+        ),
+        "distance": Column(
+            ("sum of the perturbations of the blocks of a stage; of routes, see below"),
+            at_least=0,
+            low="an image moves little on its way through the stage",
+            high="it moves far",
+            paper="PI fig. 3",
+        ),
+        "scaled_distance": Column(
+            "sum of the scaled perturbations of a stage",
+            at_least=0,
+            low="the same, each step relative to where it starts",
+            paper="PI fig. 6",
+        ),
+        "mean_scaled_perturbation": Column(
+            "`scaled_distance` over the number of blocks",
+            at_least=0,
+            low="the stopping rule asks for `epsilon` or less",
+            high="more blocks are asked for",
+            paper="PI fig. 7",
+        ),
+        "depth_asked_for": Column(
+            "`scaled_distance` over `epsilon`, rounded up; `depth` in logs",
+            at_least=0,
+            high=(
+                "how many blocks the rule asks for, *if* the distance stays as it is in a "
+                "deeper network"
+            ),
+            paper="PI 2.3",
+        ),
+    },
+    published={
+        "cosine_loss": "keeping",
+        "readout_cosine_loss": "last keeping",
+        "l2_ratio": "keeping",
+        "gradient_norm": "all",
+    },
+    figures=(
+        Figure(
+            name="cosine_loss",
+            column="cosine_loss",
+            title="Do blocks move down the loss gradient?",
+            question=(
+                "The cosine between what a block adds to the state and the gradient of the "
+                "loss there, averaged over images."
+            ),
+            reading=(
+                "Below zero, a block moves the state so that the loss falls, to first order. "
+                "Near zero, its step is perpendicular to the gradient. Columns whose names "
+                "end in _se are standard errors over the images. Blocks that change the shape "
+                "of the state do not add to their input and are left out."
+            ),
+            source="Jastrzebski et al. 2018, figure 4",
+            frames=("block_metrics",),
+            has_table=True,
+            finding="cosine_loss",
+        ),
+        Figure(
+            name="l2_ratio",
+            column="l2_ratio",
+            title="How much does a block change?",
+            question="The norm of what a block adds, divided by the norm of its input.",
+            reading=(
+                "A block with a ratio near or above 1 replaces much of the state; one with a "
+                "small ratio adjusts it. The smaller the ratio, the better the cosine above "
+                "predicts how the loss changes."
+            ),
+            source="Jastrzebski et al. 2018, figure 2",
+            frames=("block_metrics",),
+        ),
+        Figure(
+            name="gradient_norm",
+            column="gradient_norm",
+            title="How large is the gradient?",
+            question=("The norm of the loss gradient of an image at the state before each block."),
+            reading=(
+                "A norm that grows or shrinks by orders of magnitude along the network "
+                "indicates exploding or vanishing gradients."
+            ),
+            frames=("block_metrics",),
+        ),
+        Figure(
+            name="perturbation",
+            column="perturbation",
+            title="Perturbation",
+            question="The norm of what each block adds to the state.",
+            reading=(
+                "The heights are an image's steps on its way through the network; the steps "
+                "of a stage add up to the distance it travels there."
+            ),
+            source="Hauser 2019, figure 2",
+            frames=("block_metrics",),
+        ),
+        Figure(
+            name="scaled_perturbation",
+            column="scaled_perturbation",
+            title="Scaled perturbation",
+            question=(
+                "The same, divided by the norm of the state: the step relative to where it starts."
+            ),
+            reading=(
+                "The dashed line is the mean that the stopping rule allows for a stage. The "
+                "closer a block is to 0, the closer it is to the identity."
+            ),
+            source="Hauser 2019, figure 5",
+            frames=("block_metrics",),
+            takes_epsilon=True,
+        ),
+        Figure(
+            name="computational_distance",
+            column="distance",
+            title="Distance through each stage",
+            question=(
+                "The steps of all blocks of a stage added up, absolute and scaled, and the "
+                "number of blocks at which the mean scaled step would fall to the dashed line "
+                "above."
+            ),
+            reading=(
+                "A stage with fewer blocks than the depth asked for takes larger steps than "
+                "the stopping rule allows; the rule assumes that the distance stays the same "
+                "in a deeper network."
+            ),
+            source="Hauser 2019, figures 3 and 6, section 2.3",
+            has_table=True,
+        ),
+        Figure(
+            name="cosine_loss_by_epoch",
+            column="cosine_loss",
+            title="The cosine over training",
+            question=(
+                "The cosine between block output and loss gradient on validation images, "
+                "epoch by epoch."
+            ),
+            reading=LINES,
+            source=("Jastrzebski et al. 2018, figure 13, with the gradient through the network"),
+            frames=("block_metrics_by_epoch",),
+            draw="cosine_loss",
+        ),
+        Figure(
+            name="readout_cosine_loss_by_epoch",
+            column="readout_cosine_loss",
+            title="The cosine of the read-out",
+            question=(
+                "The same in the last stage, with the gradient of the classifier applied "
+                "straight to the block's input."
+            ),
+            reading=LINES,
+            source="Jastrzebski et al. 2018, figure 13",
+            frames=("block_metrics_by_epoch",),
+            draw="readout_cosine_loss",
+        ),
+        Figure(
+            name="l2_ratio_by_epoch",
+            column="l2_ratio",
+            title="The size of the steps over training",
+            question=("The norm of what a block adds over the norm of its input, epoch by epoch."),
+            reading=LINES,
+            source="Jastrzebski et al. 2018, figure 14",
+            frames=("block_metrics_by_epoch",),
+            draw="l2_ratio",
+        ),
+    ),
+    studies=(Study(),),
+)
 
 
 def block_metrics(
@@ -99,3 +327,18 @@ def metrics_of(chain, block):
         return ("gradient_norm",)
     is_readout = block.stage == chain.stages[-1].index
     return tuple(name for name in BLOCK_METRICS if is_readout or name != "readout_cosine_loss")
+
+
+def frames(chain, data, options, progress):
+    """Measures the metrics of all blocks, the distances, and the depth of the stopping rule."""
+    blocks = block_metrics(chain, data, progress=progress)
+    # The distances are sums of the perturbations just measured.
+    distances = distances_of(blocks, chain)
+    in_stages = distances[distances["stage"] != ALL_STAGES]
+    measured = (in_stages["blocks"] > 0) & in_stages["scaled_distance"].notna()
+    asked_for = pd.Series(
+        depth_for(in_stages.loc[measured, "scaled_distance"], options.epsilon),
+        index=in_stages.index[measured],
+    )
+    distances["depth_asked_for"] = asked_for.reindex(distances.index).astype("Int64")
+    return {"block_metrics": blocks, "computational_distance": distances}

@@ -5,12 +5,17 @@ A column that is not named here holds numbers, NaN where there is nothing to mea
 
 from __future__ import annotations
 
+from tfresidual.declarations import PROBES
 from tfresidual.machine.tables import NUMBER, TEXT, Kind, between, whole
 from tfresidual.probes.convergence_indices import MEAN
 from tfresidual.probes.perturbation import ALL_STAGES
 
-_COSINE, _SHARE = between(-1, 1), between(0, 1)
 _KINDS = {
+    name: between(column.at_least, column.at_most)
+    for probe in PROBES.values()
+    for name, column in probe.columns.items()
+    if column.at_least is not None and column.at_most is not None
+} | {
     **dict.fromkeys(
         ("split", "basis", "along", "group", "part", "role", "reading", "chance_from"), TEXT
     ),
@@ -18,10 +23,7 @@ _KINDS = {
     "block": whole(-1),
     "epoch": whole(-1),
     **dict.fromkeys(("repetition", "swaps", "draw", "position", "images", "blocks"), whole(0)),
-    **dict.fromkeys(("cosine_loss", "readout_cosine_loss", "rank_correlation"), _COSINE),
-    **dict.fromkeys(
-        ("error", "accuracy", "agreement", "chance", "unperturbed_error", "readout_error"), _SHARE
-    ),
+    **dict.fromkeys(("unperturbed_error", "readout_error"), between(0, 1)),
 }
 # The columns that tell the rows of a frame apart.
 KEYS = (
@@ -29,30 +31,11 @@ KEYS = (
     *("repetition", "scale", "swaps", "draw"),
 )
 # The columns that a frame has in any version of the package.
-_BLOCKS, _REPETITIONS = ("stage", "block"), ("stage", "repetition")
 REQUIRED = {
-    "attribution": (*_BLOCKS, "part", "attribution"),
-    "block_metrics": (*_BLOCKS, "cosine_loss", "l2_ratio", "gradient_norm", "perturbation"),
-    "block_metrics_by_epoch": ("epoch", *_BLOCKS),
-    "borderline": ("along", *_BLOCKS, "group", "images", "accuracy"),
-    "computational_distance": ("stage", "blocks", "distance"),
-    "convergence_indices": ("basis", "stage", "convergence_index", "error", "chance"),
-    "drop_blocks": (*_BLOCKS, "error"),
-    "effective_parameters": ("raw", "effective"),
-    "first_order": (*_BLOCKS, "first_order", "loss_change"),
-    "fixed_point": (*_REPETITIONS, "change"),
-    "lens": (*_BLOCKS, "cross_entropy"),
-    "line_element": (*_BLOCKS, "length"),
-    "lipschitz": (*_BLOCKS, "estimate"),
-    "patching": (*_BLOCKS, "effect"),
-    "readout": (*_BLOCKS, "error"),
-    "repeat_last_block": (*_REPETITIONS, "error", "distance"),
-    "repetition_metrics": (*_REPETITIONS, "distance", "cosine_loss"),
-    "repetition_metrics_scaled": (*_REPETITIONS, "distance", "cosine_loss"),
-    "shuffle_blocks": ("stage", "swaps", "draw", "error"),
-    "signal_propagation": (*_BLOCKS, "state_norm"),
-    "trained_blocks": (*_BLOCKS, "cosine_loss"),
-    "weight_deviations": (*_BLOCKS, "role", "deviation"),
+    name: columns for probe in PROBES.values() for name, columns in probe.frames.items()
+} | {
+    "block_metrics_by_epoch": ("epoch", "stage", "block"),
+    "repetition_metrics_scaled": PROBES["repeat_last_block"].frames["repetition_metrics"],
 }
 
 

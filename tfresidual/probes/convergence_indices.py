@@ -10,6 +10,7 @@ import pandas as pd
 
 from tfresidual import sources
 from tfresidual.arguments import ArgumentError, check_bool, check_choice, is_number
+from tfresidual.declarations import Column, Figure, Probe, Study
 from tfresidual.probes.drop_blocks import rows_of as drop_rows
 from tfresidual.probes.drop_blocks import with_unperturbed_error
 from tfresidual.probes.evaluate_routes import frames_of_rows
@@ -31,6 +32,100 @@ INDICES = ("convergence_index", "recurrence_index", "divergence_index")
 CHANCES = ("uniform", "largest class")
 READINGS = ("all blocks", "all but last", "trapezoid")
 TIMES = 16
+
+
+DECLARATION = Probe(
+    "convergence_indices",
+    place=8,
+    frames={
+        "convergence_indices": ("basis", "stage", "convergence_index", "error", "chance"),
+        "readout": ("stage", "block", "error"),
+        "drop_blocks": ("stage", "block", "error"),
+        "repeat_last_block": ("stage", "repetition", "error", "distance"),
+    },
+    needs=("classes",),
+    columns={
+        "convergence_index": Column(
+            "how early a read-out has the final error",
+            high="1: the first block already gives the final error",
+            paper="IC 3.3",
+        ),
+        "recurrence_index": Column(
+            "how much it matters which block is dropped",
+            high="1: it does not matter which",
+            paper="IC 3.3",
+        ),
+        "divergence_index": Column(
+            "how much repeating the last block harms",
+            low="0: no harm",
+            high="1: chance at once",
+            paper="IC 3.3",
+        ),
+        "chance": Column("error of guessing", at_least=0, at_most=1, paper="IC 3.3"),
+    },
+    figures=(
+        Figure(
+            name="route_errors",
+            column="error",
+            title="Read out early, drop, repeat",
+            question=(
+                "The error when a stage is left early, when one of its blocks is dropped, and "
+                "when its last block is applied again and again."
+            ),
+            reading=(
+                "An iterative method would come closer to the answer with every block, would "
+                "hardly depend on which block is dropped, and would stay where it is when its "
+                "last step is repeated."
+            ),
+            source=(
+                "Iterative convergent computation is not a useful inductive bias for ResNets, "
+                "figure 2a"
+            ),
+            frames=("readout", "drop_blocks", "repeat_last_block", "convergence_indices"),
+        ),
+        Figure(
+            name="convergence_indices",
+            column="convergence_index",
+            title="Convergence, recurrence, divergence",
+            question=(
+                "The three curves above, each as one number per stage: on the labels, and on "
+                "agreement with the predictions of the whole network."
+            ),
+            reading=(
+                "Convergence is 1 when the first block already gives the final error; "
+                "recurrence is 1 when it does not matter which block is dropped; divergence "
+                "is 0 when repetition does no harm and 1 when it leads to chance at once."
+            ),
+            source=(
+                "Iterative convergent computation is not a useful inductive bias for ResNets, "
+                "figures 2b and 6a"
+            ),
+            has_table=True,
+            finding="indices",
+        ),
+        Figure(
+            name="convergence_curves",
+            column="cross_entropy",
+            title="On the way to the last state, and past it",
+            question=(
+                "The cross-entropy, and the distance between the state that leaves a stage "
+                "and the one that leaves it in the whole network, over the number of blocks "
+                "applied and the repetitions of the last block."
+            ),
+            reading=(
+                "By definition, the distance is 0 at the trained number of blocks. If it then "
+                "rises as fast as it fell, the state moves past its final value; if it stays "
+                "near 0, the state has converged."
+            ),
+            source=(
+                "Iterative convergent computation is not a useful inductive bias for ResNets, "
+                "figures 6b and 6c"
+            ),
+            frames=("readout", "repeat_last_block"),
+        ),
+    ),
+    studies=(Study(),),
+)
 
 
 def convergence_indices(
@@ -360,3 +455,17 @@ def chance_error(choice, values):
     counts = labels.sum(axis=1).tolist() if has_row else [1] * len(labels)
     guessed = np.array([1 / math.comb(values.classes, count) for count in counts])
     return 1 - float(weighted_mean(guessed, values.weights))
+
+
+def frames(chain, data, options, progress):
+    """Measures the indices and returns them with the three frames they are taken from."""
+    curves, indices = convergence_frames(
+        chain,
+        data,
+        times=options.times,
+        chance=options.chance,
+        memory_limit=options.memory_limit,
+        progress=progress,
+        at_chance=options.at_chance,
+    )
+    return {"convergence_indices": indices, **curves}

@@ -8,6 +8,7 @@ import pandas as pd
 
 from tfresidual import sources
 from tfresidual.arguments import check_bool, check_choice, check_int
+from tfresidual.declarations import LINES, Figure, Probe
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.probes.fills import FILLS, ZERO, filled, route_with_fill
 from tfresidual.probes.measure import weighted_mean
@@ -20,6 +21,44 @@ if TYPE_CHECKING:
 
     from tfresidual.routing import Chain
     from tfresidual.types import ChainSource, Data, Frame
+
+
+DECLARATION = Probe(
+    "drop_blocks",
+    place=7,
+    frames={"drop_blocks": ("stage", "block", "error")},
+    takes=("memory_limit",),
+    needs=("classes",),
+    published={"error": "keeping", "cross_entropy": "keeping", "agreement": "keeping"},
+    prefix="drop_",
+    figures=(
+        Figure(
+            name="drop_blocks",
+            column="error",
+            title="Which blocks are needed?",
+            question="The accuracy of the network without each of its blocks.",
+            reading=(
+                "The closer a point is to the dotted line of the whole network, the less the "
+                "block is needed. Blocks that change the shape of the state cannot be "
+                "dropped."
+            ),
+            source="Jastrzebski et al. 2018, figures 3 and 12",
+        ),
+        Figure(
+            name="drop_blocks_by_epoch",
+            column="error",
+            title="Dropped blocks over training",
+            question="The accuracy without one block, epoch by epoch.",
+            reading=(
+                f"{LINES} The dotted line is the whole network. The further a line falls below "
+                "it, the more the block is needed."
+            ),
+            source="Jastrzebski et al. 2018, figure 3",
+            draw="drop_blocks",
+        ),
+    ),
+    measured_by="convergence_indices",
+)
 
 
 def drop_blocks(

@@ -13,10 +13,55 @@ from keras import ops
 
 from tfresidual import sources
 from tfresidual.arguments import ArgumentError, check_int
+from tfresidual.declarations import Column, Figure, Probe, Study
 
 if TYPE_CHECKING:
     from tfresidual.routing import Chain
     from tfresidual.types import ChainSource, Frame
+
+
+DECLARATION = Probe(
+    "effective_parameters",
+    place=14,
+    frames={
+        "effective_parameters": ("raw", "effective"),
+        "weight_deviations": ("stage", "block", "role", "deviation"),
+    },
+    reads="",
+    columns={
+        "deviation": Column(
+            (
+                "deviation of a block's weights from the mean block of its stage, in standard "
+                "deviations of the stage's weights"
+            ),
+            at_least=0,
+            low="0: equal blocks",
+            high="about 0.8: blocks that have nothing in common",
+            paper="IC app. C",
+        ),
+    },
+    figures=(
+        Figure(
+            name="weight_deviations",
+            column="deviation",
+            title="How different are the blocks?",
+            question=(
+                "The mean deviation of each block's weights from the mean block of its stage, "
+                "in standard deviations of the stage's weights. Blocks that were left out of "
+                "the coupling are left out here."
+            ),
+            reading=(
+                "0 for blocks with equal weights, about 0.8 for many blocks with weights "
+                "drawn independently from a normal distribution."
+            ),
+            source=(
+                "Iterative convergent computation is not a useful inductive bias for ResNets, "
+                "appendix C"
+            ),
+        ),
+    ),
+    studies=(Study(),),
+)
 
 
 def weight_deviations(chain: Chain | ChainSource, *, first_block: int = 0) -> Frame:
@@ -213,3 +258,13 @@ def _values(weights):
 
 def _size(variable):
     return int(np.prod(variable.shape))
+
+
+def frames(chain, data, options, progress):
+    """Measures how similar the blocks of each stage are."""
+    del data, progress
+    first = options.first_block or 0
+    return {
+        "effective_parameters": effective_parameters(chain, first_block=first),
+        "weight_deviations": weight_deviations(chain, first_block=first),
+    }

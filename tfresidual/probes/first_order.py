@@ -13,6 +13,7 @@ from keras import ops
 
 from tfresidual import sources
 from tfresidual.arguments import check_bool
+from tfresidual.declarations import Column, Figure, Probe, Study
 from tfresidual.machine.console import progress_bar
 from tfresidual.metrics import change_of, norm, ratio
 from tfresidual.probes.drop_blocks import rows_of
@@ -36,6 +37,54 @@ if TYPE_CHECKING:
 
 TERMS = ("first_order", "first_order_after")
 VALUES = (*TERMS, "loss_change", "l2_ratio")
+
+
+DECLARATION = Probe(
+    "first_order",
+    place=2,
+    frames={"first_order": ("stage", "block", "first_order", "loss_change")},
+    takes=("memory_limit",),
+    needs=("classes",),
+    columns={
+        "first_order": Column(
+            "scalar product of `F` and `g`",
+            low=("below 0 and equal to `loss_change`: the block acts like a gradient step"),
+            high="far from `loss_change`: the Taylor view does not hold for the block",
+            paper="II eq. 2 to 4",
+        ),
+        "loss_change": Column(
+            "loss of the network minus its loss without the block",
+            low="the block lowers the loss",
+            high="the block raises it",
+        ),
+        "rank_correlation": Column(
+            "correlation of the ranks of both over the images",
+            at_least=-1,
+            at_most=1,
+            high="near 1: the product tells which images gain more",
+        ),
+    },
+    figures=(
+        Figure(
+            name="first_order",
+            column="loss_change",
+            title="Does the gradient predict what a block does?",
+            question=(
+                "The loss of the network minus its loss without the block, and the scalar "
+                "product of what the block adds with the gradient of the loss, at its input "
+                "and at its output."
+            ),
+            reading=(
+                "Below zero, the block lowers the loss. Where the lines lie on one another, "
+                "the block acts like a step along the gradient; a rank correlation of 1 means "
+                "that the product tells which images gain more. Both are expected of blocks "
+                "that change the state little."
+            ),
+            source="Jastrzebski et al. 2018, equations 2 to 4",
+        ),
+    ),
+    studies=(Study(splits=("test",), images=512),),
+)
 
 
 def first_order(

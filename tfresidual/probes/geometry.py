@@ -27,6 +27,7 @@ from keras import backend, ops
 
 from tfresidual import sources
 from tfresidual.arguments import ArgumentError, check_int, check_number
+from tfresidual.declarations import Column, Figure, Probe
 from tfresidual.metrics import change_of, norm
 from tfresidual.probes.eigenvalues import largest_eigenvalues, linearized, push_and_pull
 from tfresidual.probes.measure import by_split, measure
@@ -47,6 +48,40 @@ if TYPE_CHECKING:
 
 # A pass keeps the values computed in every block after the place where the metric is measured.
 IMAGES_AT_ONCE = 32
+
+
+DECLARATION = Probe(
+    "line_element",
+    place=15,
+    frames={"line_element": ("stage", "block", "length"), "path_lengths": ()},
+    columns={
+        "length": Column(
+            "length of what the block adds, by the line element",
+            at_least=0,
+            low="a short step",
+            high="a long step",
+            paper="PI eq. 3, 4 and 12",
+        ),
+    },
+    figures=(
+        Figure(
+            name="line_element",
+            column="length",
+            title="How long is the path by the line element?",
+            question=(
+                "The length of what each block adds to the state, across the layers and by "
+                "the metric of the last state, and the two squares of which the square of "
+                "that length is the sum."
+            ),
+            reading=(
+                "The lengths of a stage add up to its path length. Where the second part is "
+                "the larger one, the rest of the network lengthens the step."
+            ),
+            source="Hauser 2019, equations 3, 4 and 12",
+        ),
+    ),
+    by_default=False,
+)
 
 
 def metric_product(
@@ -539,3 +574,10 @@ def _lines(chain, stage, block, points, first_images, second_images):
         "euclidean_length": norm(change_of(begin[0], end[0])),
         "last_distance": norm(change_of(*lasts)),
     }
+
+
+def frames(chain, data, options, progress):
+    """Measures the line element of every block, and the length of the path through every stage."""
+    del options
+    elements = line_element(chain, data, progress=progress)
+    return {"line_element": elements, "path_lengths": path_lengths_of(elements)}

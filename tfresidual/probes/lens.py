@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfresidual import sources
 from tfresidual.arguments import check_bool, check_choice
+from tfresidual.declarations import Column, Figure, Probe, Study
 from tfresidual.probes.measure import check_blocks
 from tfresidual.probes.predictions import (
     COUNTED,
@@ -42,6 +43,51 @@ if TYPE_CHECKING:
 OWN, FINAL = "own", "final"
 SETTING = Setting(f"`normalize` must be {OWN!r}", f"normalize={FINAL!r}")
 METRICS = ("cross_entropy", "rank", "probability", "kl", "agreement", "entropy")
+
+
+DECLARATION = Probe(
+    "lens",
+    place=5,
+    frames={"lens": ("stage", "block", "cross_entropy")},
+    needs=("classes",),
+    columns={
+        "kl": Column(
+            ("divergence of the final prediction from that of the head after the block"),
+            at_least=0,
+            low="0 where the prediction is made",
+        ),
+        "rank": Column(
+            "rank of the label in that prediction",
+            at_least=1,
+            low="1: the label has the highest output",
+        ),
+    },
+    published={
+        "cross_entropy": "last exits",
+        "rank": "last exits",
+        "probability": "last exits",
+        "kl": "last exits",
+    },
+    prefix="lens_",
+    figures=(
+        Figure(
+            name="lens",
+            column="cross_entropy",
+            title="What does the head predict after every block?",
+            question=(
+                "The head applied directly to the states that have the shape of the last one: "
+                "the cross-entropy and the entropy of its prediction, its divergence to the "
+                "final prediction, and the rank of the label."
+            ),
+            reading=(
+                "Where the divergence reaches 0, the prediction is made. A rank of 1 means "
+                "that the label has the highest output."
+            ),
+            source="Jastrzebski et al. 2018, section 4.2, for the last stage",
+        ),
+    ),
+    studies=(Study(splits=("test",)),),
+)
 
 
 def lens(

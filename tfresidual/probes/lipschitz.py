@@ -8,6 +8,7 @@ import pandas as pd
 
 from tfresidual import sources
 from tfresidual.arguments import check_bool
+from tfresidual.declarations import Column, Figure, Probe, Study
 from tfresidual.machine.console import progress_bar
 
 if TYPE_CHECKING:
@@ -15,6 +16,64 @@ if TYPE_CHECKING:
     from tfresidual.types import ChainSource, Frame
 
 METRICS = ("estimate", "residual", "certified", "divisor")
+
+
+DECLARATION = Probe(
+    "lipschitz",
+    place=12,
+    frames={"lipschitz": ("stage", "block", "estimate")},
+    reads="",
+    needs=("bounds",),
+    columns={
+        "estimate": Column(
+            ("product of the spectral norms of the branch by power iteration, from below"),
+            at_least=0,
+            low="under 1: the branch contracts",
+            high="no conclusion",
+            paper="IC 4.2",
+        ),
+        "certified": Column(
+            "bound on that product from above",
+            at_least=0,
+            low="under 1: the branch contracts for certain",
+            high="no conclusion",
+            paper="IC 4.2",
+        ),
+        "divisor": Column(
+            "what the branch is divided by",
+            at_least=0,
+            low="1: the bound has no effect",
+            high="the bound takes effect",
+            paper="IC 4.2",
+        ),
+    },
+    published={
+        "estimate": "bounded_blocks",
+        "residual": "bounded_blocks",
+        "certified": "bounded_blocks",
+        "divisor": "bounded_blocks",
+    },
+    prefix="lipschitz_",
+    figures=(
+        Figure(
+            name="lipschitz_bounds",
+            column="estimate",
+            title="What bounds the blocks?",
+            question=(
+                "Lower and upper bounds on the Lipschitz constant of every branch before it "
+                "is divided, and the divisor."
+            ),
+            reading="Where the divisor is above 1, the bound takes effect.",
+            source=(
+                "Iterative convergent computation is not a useful inductive bias for ResNets, "
+                "section 4.2"
+            ),
+            frames=("lipschitz",),
+            has_table=True,
+        ),
+    ),
+    studies=(Study(),),
+)
 
 
 def lipschitz(chain: Chain | ChainSource, *, progress: bool = False) -> Frame:
@@ -89,3 +148,9 @@ def bounded_blocks(chain):
             + "".join(f"; {note}" for note in chain.notes if "SpectralNormalization" in note)
         )
     return blocks
+
+
+def frames(chain, data, options, progress):
+    """Reads the bounds of the blocks."""
+    del data, options
+    return {"lipschitz": lipschitz(chain, progress=progress)}

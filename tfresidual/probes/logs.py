@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
     import keras
 
+    from tfresidual.declarations import Probe
+    from tfresidual.routing import Chain
+    from tfresidual.routing.chain import Block
     from tfresidual.types import Frame, StrPath
 
 KEY = re.compile(
@@ -56,6 +60,30 @@ def block_logs(frame: Frame, names: Iterable[str], prefix: str = "") -> dict[str
         for row in frame.to_dict("records")
         for name in names
     }
+
+
+def published_blocks(probe: Probe, chain: Chain) -> dict[str, list[Block]]:
+    """Returns the blocks that callbacks publish a column for, by the column's name.
+
+    Args:
+        probe: the declaration of a probe.
+        chain: a `tfresidual.routing.Chain`.
+    """
+    module = importlib.import_module(f"tfresidual.probes.{probe.module}")
+    found = {}
+    for name, where in probe.published.items():
+        kind = where.removeprefix("last ")
+        if kind == "all":
+            blocks = list(chain.blocks)
+        elif kind == "keeping":
+            blocks = [block for block in chain.blocks if block.keeps_shape]
+        elif kind == "exits":
+            blocks = [b for stage in chain.stages for b in stage.blocks if b.index in stage.exits]
+        else:
+            blocks = getattr(module, kind)(chain)
+        last = chain.stages[-1].index
+        found[name] = [b for b in blocks if kind == where or b.stage == last]
+    return found
 
 
 def blocks_of(log: Frame) -> list[tuple[int, int]]:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfresidual import sources
 from tfresidual.arguments import ArgumentError, check_bool, check_choice, check_ints, is_int
+from tfresidual.declarations import Column, Figure, Probe
 from tfresidual.machine.console import progress_bar
 from tfresidual.probes.measure import block_places, check_blocks, repeated, weighted_mean
 from tfresidual.probes.predictions import (
@@ -66,6 +67,41 @@ STATE, ADDITION = "state", "addition"
 # What a run is measured by, and the columns of the runs if it is the logit.
 LOGIT, PROBABILITY, KL = METRICS = ("logit", "probability", "kl")
 RUNS = ("logit", "source_logit", "patched_logit")
+
+
+DECLARATION = Probe(
+    "patching",
+    place=16,
+    frames={"patching": ("stage", "block", "effect")},
+    needs=("classes",),
+    columns={
+        "effect": Column(
+            (
+                "change of a logit when the block adds what it adds for another input, as a "
+                "share of the difference between both runs"
+            ),
+            low="0: no effect",
+            high="1: the logit of the other input",
+        ),
+    },
+    figures=(
+        Figure(
+            name="patching",
+            column="effect",
+            title="Where do the runs on two images differ?",
+            question=(
+                "What a block adds is replaced by what it adds for another image, the next "
+                "one of the batch with another label; the change of the label's logit, as a "
+                "share of the difference between the runs on both images."
+            ),
+            reading=(
+                "At 0, it makes no difference for which image the block adds; at 1, the logit "
+                "is that of the other image. The effects of the blocks need not add up to 1."
+            ),
+        ),
+    ),
+    by_default=False,
+)
 
 
 def patching(
@@ -568,3 +604,10 @@ def _frame(chain, values, what, is_each, per_image):
     whole = frame["source_logit"] - frame["logit"]
     frame["effect"] = frame["difference"] / whole.where(whole != 0)
     return frame
+
+
+def frames(chain, data, options, progress):
+    """Measures what the addition of another image's block does, with images paired by label."""
+    del options
+    # A whole state brings all that follows with it, in every network without a context.
+    return {"patching": patching(chain, data, what=ADDITION, progress=progress)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tfresidual import sources
+from tfresidual.declarations import LINES, Column, Figure, Probe
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.routing import routes
 from tfresidual.routing.evaluator import MEMORY_LIMIT
@@ -12,6 +13,63 @@ from tfresidual.routing.evaluator import MEMORY_LIMIT
 if TYPE_CHECKING:
     from tfresidual.routing import Chain
     from tfresidual.types import ChainSource, Data, Frame
+
+
+DECLARATION = Probe(
+    "readout",
+    place=4,
+    frames={"readout": ("stage", "block", "error")},
+    takes=("memory_limit",),
+    needs=("classes",),
+    columns={
+        "error": Column(
+            "share of the images that are classified wrongly",
+            at_least=0,
+            at_most=1,
+            paper="IC fig. 2a",
+        ),
+        "agreement": Column(
+            "share of the images with the prediction of the whole network", at_least=0, at_most=1
+        ),
+    },
+    published={"error": "exits", "cross_entropy": "exits", "entropy": "exits"},
+    prefix="readout_",
+    figures=(
+        Figure(
+            name="readout",
+            column="error",
+            title="Reading out early",
+            question=(
+                "The accuracy of the network when a stage is left after each of its blocks "
+                "and the next stage, or the classifier, follows immediately."
+            ),
+            reading=(
+                "A stage whose line rises in small steps comes closer to its result with "
+                "every block; one whose line stays low until the last block builds something "
+                "that can be read out only then."
+            ),
+            source="Jastrzebski et al. 2018, figure 5, at the end of training",
+        ),
+        Figure(
+            name="readout_by_epoch",
+            column="error",
+            title="Reading out over training",
+            question=(
+                "The accuracy on validation images when a stage is left after each of its "
+                "blocks, epoch by epoch."
+            ),
+            reading=(
+                f"{LINES} If the lines are one above the other in this order, each further "
+                "block comes closer to the answer."
+            ),
+            source="Jastrzebski et al. 2018, figure 5, and the same for the earlier stages",
+            frames=("block_metrics_by_epoch",),
+            draw="readout",
+            renamed={"readout_error": "error"},
+        ),
+    ),
+    measured_by="convergence_indices",
+)
 
 
 def readout(

@@ -11,7 +11,9 @@ import tensorflow as tf
 
 from tfresidual import sources
 from tfresidual.arguments import ArgumentError, check_bool, check_int
+from tfresidual.declarations import UNROLLED, UNROLLED_SCALE, Figure, Probe, Study
 from tfresidual.metrics import change_of, cosine, norm, ratio
+from tfresidual.probes.block_metrics import block_metrics
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.probes.measure import counted_weights, standard_error, weighted_mean
 from tfresidual.routing import routes
@@ -34,6 +36,62 @@ if TYPE_CHECKING:
 
 # A backward pass keeps the values computed in every block after the repeated one.
 IMAGES_AT_ONCE = 64
+
+# What the figures show of the trained blocks.
+TRAINED = ("split", "stage", "block", "cosine_loss", "l2_ratio")
+
+DECLARATION = Probe(
+    "repeat_last_block",
+    place=10,
+    frames={
+        "repetition_metrics": ("stage", "repetition", "distance", "cosine_loss"),
+        "trained_blocks": ("stage", "block", "cosine_loss"),
+    },
+    needs=("classes", "repetition"),
+    figures=(
+        Figure(
+            name="repetition_metrics",
+            column="l2_ratio",
+            title="Does a repeated block keep refining?",
+            question=(
+                "Cosine loss and l2 ratio of each block, and of the last application when the "
+                "last block of a stage is applied again and again."
+            ),
+            reading=(
+                "As long as the cosine is below zero, one more application lowers the loss to "
+                "first order. The vertical line marks the last block as trained."
+            ),
+            source="Jastrzebski et al. 2018, figure 20, left",
+            frames=("repetition_metrics", "trained_blocks"),
+            finding="repetition_metrics",
+        ),
+        Figure(
+            name="repetition_metrics_scaled",
+            column="l2_ratio",
+            title="And with a scaled branch?",
+            question=(
+                "The same with the branch of the extra applications multiplied by the number "
+                "in the title of the figure."
+            ),
+            reading=(
+                "Below 1, the extra steps are smaller. Compare with the figure above: after "
+                "how many repetitions is the cosine no longer below zero?"
+            ),
+            source="Jastrzebski et al. 2018, figure 20, right",
+            frames=("repetition_metrics_scaled", "trained_blocks"),
+            draw="repetition_metrics",
+            finding="scaled_repetition_metrics",
+        ),
+    ),
+    studies=(
+        Study(images=256, changes={"times": UNROLLED}),
+        Study(
+            images=256,
+            changes={"times": UNROLLED, "scale": UNROLLED_SCALE},
+            renamed={"repetition_metrics": "repetition_metrics_scaled"},
+        ),
+    ),
+)
 
 
 def repeat_last_block(
@@ -204,3 +262,18 @@ def _batch_values(chain, stage, scales, blocks, images, labels):
     }
     counted = counted_images(chain, labels, shapes[0])
     return only_counted(values, valid_images(chain), counted, of_states=("l2_ratio",))
+
+
+def frames(chain, data, options, progress):
+    """Measures the repetition, and the trained blocks that the figures compare it with."""
+    frame = repeat_last_block(
+        chain,
+        data,
+        times=options.times,
+        scale=options.scale,
+        memory_limit=options.memory_limit,
+        progress=progress,
+    )
+    blocks = block_metrics(chain, data, progress=progress)
+    drawn = [name for name in TRAINED if name in blocks]
+    return {"repetition_metrics": frame, "trained_blocks": blocks[drawn]}

@@ -9,6 +9,7 @@ import numpy as np
 
 from tfresidual import sources
 from tfresidual.arguments import ArgumentError, check_int, check_ints
+from tfresidual.declarations import Figure, Probe, Study
 from tfresidual.probes.drop_blocks import with_unperturbed_error
 from tfresidual.probes.evaluate_routes import frames_of_rows
 from tfresidual.routing.evaluator import MEMORY_LIMIT
@@ -19,6 +20,29 @@ if TYPE_CHECKING:
 
     from tfresidual.routing import Chain
     from tfresidual.types import ChainSource, Data, Frame
+
+
+DECLARATION = Probe(
+    "shuffle_blocks",
+    place=11,
+    frames={"shuffle_blocks": ("stage", "swaps", "draw", "error")},
+    takes=("seed", "memory_limit"),
+    needs=("classes", "movable"),
+    figures=(
+        Figure(
+            name="shuffle_blocks",
+            column="error",
+            title="Does the order matter?",
+            question=(
+                "The error when blocks of a stage change places, over how much of their order "
+                "is preserved."
+            ),
+            reading="If the error hardly rises, the order of the blocks matters little.",
+            source="Veit et al. 2016, on reordering",
+        ),
+    ),
+    studies=(Study(splits=("test",)),),
+)
 
 
 def shuffle_blocks(

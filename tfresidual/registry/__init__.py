@@ -1,59 +1,35 @@
-"""The registry of probes: one file of `entries` per probe, in the order of the report.
-
-The driver, the command line, studies and reports read the registry; the probes are listed nowhere
-else.
-"""
+"""Runs the probes that are declared, by name; see `tfresidual.declarations`."""
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
-from tfresidual.registry.entries import (
-    attribution,
-    block_metrics,
-    borderline,
-    convergence_indices,
-    drop_blocks,
-    effective_parameters,
-    first_order,
-    fixed_point,
-    lens,
-    line_element,
-    lipschitz,
-    patching,
-    readout,
-    repeat_last_block,
-    shuffle_blocks,
-    signal_propagation,
-)
-from tfresidual.registry.entry import Entry, Figure, ProbeOptions, Study
+from tfresidual.declarations import PROBES
+from tfresidual.registry.options import ProbeOptions
+from tfresidual.routing.routes import movable_runs
 
 if TYPE_CHECKING:
-    from tfresidual.routing import Chain
+    from collections.abc import Iterable
 
-ENTRIES = {
-    module.ENTRY.name: module.ENTRY
-    for module in (
-        block_metrics,
-        first_order,
-        signal_propagation,
-        readout,
-        lens,
-        attribution,
-        drop_blocks,
-        convergence_indices,
-        borderline,
-        repeat_last_block,
-        shuffle_blocks,
-        lipschitz,
-        fixed_point,
-        effective_parameters,
-        line_element,
-        patching,
-    )
+    from tfresidual.routing import Chain
+    from tfresidual.types import Data, Frame
+
+__all__ = ["PROBES", "ProbeOptions", "has", "possible", "run"]
+
+# What a network must have for a probe.
+_NEEDS = {
+    # Predictions that can be right or wrong.
+    "classes": lambda chain: chain.outputs != "values",
+    "repetition": lambda chain: any(stage.can_repeat for stage in chain.stages),
+    "movable": lambda chain: any(map(movable_runs, chain.stages)),
+    "bounds": lambda chain: any(block.lipschitz is not None for block in chain.blocks),
 }
 
-__all__ = ["ENTRIES", "Entry", "Figure", "ProbeOptions", "Study", "possible"]
+
+def has(chain: Chain, needs: Iterable[str]) -> bool:
+    """Returns whether a network has what a probe needs, see `tfresidual.declarations.Probe`."""
+    return all(_NEEDS[name](chain) for name in needs)
 
 
 def possible(chain: Chain) -> list[str]:
@@ -67,6 +43,29 @@ def possible(chain: Chain) -> list[str]:
         chain: a `tfresidual.routing.Chain`.
 
     Returns:
-        A list of keys of `ENTRIES`.
+        A list of keys of `PROBES`.
     """
-    return [name for name, entry in ENTRIES.items() if entry.is_possible(chain)]
+    return [name for name, probe in PROBES.items() if has(chain, probe.needs)]
+
+
+def run(
+    name: str, chain: Chain, data: Data, options: ProbeOptions, progress: bool = False
+) -> dict[str, Frame]:
+    """Runs a probe.
+
+    Args:
+        name: a key of `PROBES`.
+        chain: a `tfresidual.routing.Chain`.
+        data: images and labels, by split.
+        options: a `ProbeOptions`.
+        progress: whether to show a progress bar.
+
+    Returns:
+        A dict of frames by name.
+    """
+    probe = PROBES[name]
+    module = importlib.import_module(f"tfresidual.probes.{probe.module}")
+    if hasattr(module, "frames"):
+        return module.frames(chain, data, options, progress)
+    given = {option: getattr(options, option) for option in probe.takes}
+    return {name: getattr(module, name)(chain, data, progress=progress, **given)}

@@ -9,7 +9,7 @@ import pandas as pd
 
 from tfresidual.probes.convergence_indices import MEAN
 from tfresidual.probes.perturbation import ALL_STAGES
-from tfresidual.registry.figures import FIGURES, draw
+from tfresidual.registry.figures import FIGURES, draw, frames_of, parts_of
 from tfresidual.report.alt_text import PLACES, numbers_text, places_text
 from tfresidual.report.section import Section
 from tfresidual.report.tables import number_text
@@ -66,9 +66,11 @@ def comparison_sections(
         for frame in common
     }
     return [
-        _section(figure, parts, [[networks[n][f] for f in figure.frames] for n in names], epsilon)
+        _section(
+            figure, parts, [[networks[n][f] for f in frames_of(figure)] for n in names], epsilon
+        )
         for figure in FIGURES
-        if (parts := figure.parts(together)) is not None
+        if (parts := parts_of(figure, together)) is not None
     ]
 
 

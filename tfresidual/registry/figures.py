@@ -2,8 +2,8 @@
 
 from tfresidual import plots
 from tfresidual.arguments import check_number
-from tfresidual.registry import ENTRIES
-from tfresidual.registry.entry import Figure
+from tfresidual.declarations import PROBES, Figure
+from tfresidual.report import findings
 from tfresidual.report.alt_text import numbers_text
 from tfresidual.report.section import Section
 
@@ -11,7 +11,6 @@ _TRAINING = Figure(
     name="training_curves",
     frames=("log",),
     column="loss",
-    draw=lambda frame, epsilon: plots.training_curves(frame),
     title="Training",
     question="Loss and accuracy on the training and the validation images, epoch by epoch.",
     reading=(
@@ -20,9 +19,28 @@ _TRAINING = Figure(
         "a training loss that falls while the validation loss rises."
     ),
 )
-# How the images of a split are called.
+# Display names of splits.
 _NAMES = {"train": "training"}
-FIGURES = (_TRAINING, *(figure for entry in ENTRIES.values() for figure in entry.figures))
+FIGURES = (_TRAINING, *(figure for probe in PROBES.values() for figure in probe.figures))
+
+
+def frames_of(figure):
+    """Returns the names of the frames that a figure is drawn from."""
+    return figure.frames or (figure.name,)
+
+
+def parts_of(figure, frames):
+    """Returns the frames a figure is drawn from, or `None` if there is nothing to draw."""
+    parts = [frames.get(name) for name in frames_of(figure)]
+    if any(part is None or part.empty for part in parts):
+        return None
+    first = parts[0].rename(columns=figure.renamed)
+    for column, value in figure.rows.items():
+        first = first[first[column] == value]
+    # A frame of blocks over epochs needs two epochs; the training log is drawn from the first one.
+    is_single = "block" in first and "epoch" in first and first["epoch"].nunique() < 2
+    has_numbers = figure.column in first and bool(first[figure.column].notna().any())
+    return [first, *parts[1:]] if has_numbers and not is_single else None
 
 
 def study_figures(frames, epsilon):
@@ -43,19 +61,27 @@ def study_figures(frames, epsilon):
     check_number("epsilon", epsilon, over=0)
     figures = {}
     for figure in FIGURES:
-        parts = figure.parts(frames)
+        parts = parts_of(figure, frames)
         if parts is not None:
             figures[figure.name] = draw(figure, parts, epsilon)
     return figures
 
 
 def draw(figure, parts, epsilon):
-    """Draws a figure from what its `parts` returned.
+    """Draws a figure from what `parts_of` returned.
 
     Returns:
         A `matplotlib.figure.Figure`.
     """
-    drawn = figure.draw(*parts, epsilon=epsilon)
+    options = dict(figure.options)
+    if figure.takes_epsilon:
+        options["epsilon"] = epsilon
+    if figure.name == "route_errors":
+        *parts, indices = parts
+        options["chance"] = _chances(indices)
+    elif figure.name == "lipschitz_bounds":
+        options["mu"] = parts[0]["lipschitz"].max()
+    drawn = getattr(plots, figure.draw or figure.name)(*parts, **options)
     # The layout is computed once for all file formats, which takes a quarter of the time.
     drawn.draw_without_rendering()
     drawn.set_layout_engine(None)
@@ -79,16 +105,25 @@ def study_sections(frames, figures, images=None):
             figure.title,
             figure.question,
             figure=figures[figure.name],
-            frame=frames[figure.frames[0]] if figure.has_table else None,
+            frame=frames[frames_of(figure)[0]] if figure.has_table else None,
             reading=figure.reading,
             source=figure.source,
-            finding=None if figure.finding is None else figure.finding(frames),
+            finding=figure.finding and getattr(findings, f"of_{figure.finding}")(frames),
             images=_images_of(figure, images or {}),
-            numbers=numbers_text(figure.parts(frames)[0], figure.column),
+            numbers=numbers_text(parts_of(figure, frames)[0], figure.column),
         )
         for figure in FIGURES
         if figure.name in figures
     ]
+
+
+def _chances(indices):
+    """Returns the error of guessing by split; `None` if guessing never errs on some split."""
+    if not (indices["chance"] > 0).all():
+        return None
+    if "split" not in indices:
+        return float(indices["chance"].iloc[0])
+    return indices.groupby("split")["chance"].first().to_dict()
 
 
 def images_text(counts):
@@ -100,5 +135,5 @@ def images_text(counts):
 
 def _images_of(figure, images):
     """Returns what the frames of a figure were measured on as text; `None` if on no images."""
-    texts = [images_text(images[name]) for name in figure.frames if name in images]
+    texts = [images_text(images[name]) for name in frames_of(figure) if name in images]
     return "; ".join(dict.fromkeys(texts)) or None

@@ -1,0 +1,169 @@
+"""What probes measure and how it is shown, as data.
+
+Every probe that studies and the command line run is declared beside its function: a file of
+`tfresidual/probes/` holds one statement `DECLARATION = Probe(...)`, made of this module and of
+literals alone. `PROBES` is read from these statements, not from the modules, so that neither
+TensorFlow nor matplotlib is loaded. Driver, command line, studies, reports, callbacks and the
+tables of docs/concepts/metrics.md take what they need from here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+CONVERGENCE = "Iterative convergent computation is not a useful inductive bias for ResNets"
+HAUSER = "Hauser 2019"
+INFERENCE = "Jastrzebski et al. 2018"
+PROPAGATION = "He et al. 2016"
+VEIT = "Veit et al. 2016"
+
+LINES = (
+    "One line per block, from blue and thin (first) to red and thick (last of the stage with the "
+    "most blocks)."
+)
+# The number of repetitions of the last block where the paper unrolls it, and the scale that keeps
+# it close to the states it was trained on. Jastrzebski et al. 2018 use 20 steps and do not give
+# their scale.
+UNROLLED, UNROLLED_SCALE = 20, 0.3
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A metric, with its row in the table of docs/concepts/metrics.md.
+
+    Attributes:
+        meaning: its definition.
+        at_least: the smallest value possible, or `None`.
+        at_most: the largest value possible, or `None`.
+        low: what a low value tells.
+        high: what a high value tells.
+        paper: the paper with its equation or figure.
+    """
+
+    meaning: str
+    at_least: float | None = None
+    at_most: float | None = None
+    low: str = ""
+    high: str = ""
+    paper: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """A figure of the report and the text around it.
+
+    Attributes:
+        name: str, the name of its file.
+        column: str, the column of the first frame that the figure shows; if it holds no number,
+            there is no figure.
+        title: the heading of its section.
+        question: what was measured, in one sentence.
+        reading: how to read the figure, whatever it shows.
+        source: the paper and its figure, or `None`.
+        frames: the names of the frames it is drawn from; if one is missing, there is no figure.
+            Empty for the frame with the name of the figure.
+        draw: the function of `tfresidual.plots` that draws it, if not the one of its name.
+        options: arguments of that function besides the frames.
+        takes_epsilon: whether it is given the epsilon of the stopping rule.
+        has_table: whether the first frame is shown as a table with the figure.
+        rows: values of columns of the first frame whose rows are drawn.
+        renamed: new names of columns of the first frame.
+        finding: the function `of_...` of `report/findings.py` that says what was found, without
+            `of_`, or `None`.
+    """
+
+    name: str
+    column: str
+    title: str
+    question: str
+    reading: str
+    source: str | None = None
+    frames: tuple[str, ...] = ()
+    draw: str = ""
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    takes_epsilon: bool = False
+    has_table: bool = False
+    rows: dict[str, str] = dataclasses.field(default_factory=dict)
+    renamed: dict[str, str] = dataclasses.field(default_factory=dict)
+    finding: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """How a study runs a probe.
+
+    Attributes:
+        splits: the names of the splits whose images are probed.
+        images: int, the largest number of images of each split, `None` for all that a study probes.
+        changes: dict of the fields of `ProbeOptions` that differ from the defaults.
+        renamed: dict from the names of the frames of the probe to those in the study.
+        needs: what the network must have beyond what the probe needs, see `Probe`.
+    """
+
+    splits: tuple[str, ...] = ("train", "test")
+    images: int | None = None
+    changes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    renamed: dict[str, str] = dataclasses.field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """A probe.
+
+    Attributes:
+        name: str, the name of its function.
+        place: its place in reports, which are in this order.
+        frames: the columns that each of its frames has in any version of the package, by the name
+            of the frame. If there are several frames, or the function is not called in the usual
+            way, the module has a function `frames(chain, data, options, progress)`.
+        takes: the fields of `ProbeOptions` that the function is given.
+        reads: what it reads of the data: `"labels"`, `"images"` alone, or `""` for nothing.
+        needs: what a network must have: `"classes"` to predict, a last block of a stage for
+            `"repetition"`, blocks that are `"movable"`, `"bounds"`.
+        columns: the metrics by name.
+        published: the columns that callbacks publish, by name, and for which blocks: `"all"`,
+            `"keeping"` the shape of the state, those after which a stage can be left, `"exits"`,
+            either with `"last "` for the last stage alone, or a function of the module that returns
+            the blocks of a chain.
+        prefix: what the names in the logs begin with.
+        figures: the `Figure`s of the report, in its order.
+        studies: `Study`s, all of which a study of one network runs.
+        measured_by: str, the probe whose frames include those of this one; when all probes are
+            run, only that one is run. `""` if there is no such probe.
+        by_default: whether the probe is run when none is named; `False` if it takes much longer
+            than the others.
+        module: the file that declares it, without its suffix.
+    """
+
+    name: str
+    place: int
+    frames: dict[str, tuple[str, ...]]
+    takes: tuple[str, ...] = ()
+    reads: str = "labels"
+    needs: tuple[str, ...] = ()
+    columns: dict[str, Column] = dataclasses.field(default_factory=dict)
+    published: dict[str, str] = dataclasses.field(default_factory=dict)
+    prefix: str = ""
+    figures: tuple[Figure, ...] = ()
+    studies: tuple[Study, ...] = ()
+    measured_by: str = ""
+    by_default: bool = True
+    module: str = ""
+
+
+def read(folder: pathlib.Path) -> dict[str, Probe]:
+    """Returns the probes that the files of a folder declare, by name, in the order of reports."""
+    found = []
+    for path in folder.glob("*.py"):
+        _, is_declared, rest = path.read_text(encoding="utf-8").partition("\nDECLARATION = ")
+        if is_declared:
+            # The statement ends in the first line that begins with its bracket.
+            code = compile(rest.partition("\n)\n")[0] + "\n)", str(path), "eval")
+            found.append(dataclasses.replace(eval(code, dict(globals())), module=path.stem))
+    return {probe.name: probe for probe in sorted(found, key=lambda probe: probe.place)}
+
+
+PROBES = read(pathlib.Path(__file__).with_name("probes"))

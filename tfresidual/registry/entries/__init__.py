@@ -1,1 +1,0 @@
-"""The entries of the registry: one file per probe, named after the probe."""
