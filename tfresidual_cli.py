@@ -8,6 +8,7 @@ package when they run, and `train --backend` chooses the backend before.
 import _thread
 import atexit
 import contextlib
+import dataclasses
 import errno
 import importlib.util
 import json
@@ -24,279 +25,100 @@ import weakref
 
 import click
 
-NETWORKS = (
-    "resnet",
-    "hauser",
-    "resnet101",
-    "resnet110",
-    "resnet164",
-    "resnet1001",
-    "single_representation",
-    "avg_pooling",
-    "wide",
-)
 # The backends of Keras that train, and their packages.
 BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
-DATASETS = ("digitclutter", "cifar10", "cifar100", "mnist")
-LAYOUTS = (
-    "full_preactivation",
-    "relu_only_preactivation",
-    "relu_before_addition",
-    "bn_after_addition",
-    "original",
-)
 
 
-def _declarations():
-    """Returns the module of that name, without importing the package around it."""
+def _module(name):
+    """Returns a module of data of the package, without importing the package around it."""
     folder = importlib.util.find_spec("tfresidual").submodule_search_locations[0]
-    path = pathlib.Path(folder, "declarations.py")
-    spec = importlib.util.spec_from_file_location("tfresidual_declarations", path)
+    path = pathlib.Path(folder, f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"tfresidual_{name}", path)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-PROBES = tuple(sorted(_declarations().PROBES))
-TRANSITIONS = (
-    "projection",
-    "convolution",
-    "average_pooling",
-    "max_pooling",
-    "downsampling_block",
-)
-SHORTCUTS = ("identity", "scaled", "exclusive_gate", "shortcut_only_gate", "conv1x1", "dropout")
-BATCH_NORMS = ("shared", "unshared_statistics", "unshared_scale", "unshared")
-KERNELS = ("uniform", "triangular", "triangular_printed")
-RECIPES = (
-    "digitclutter",
-    "digitclutter_200",
-    "cifar10",
-    "cifar100",
-    "mnist",
-    "resnet110",
-    "single_representation",
-    "avg_pooling",
-    "wide",
-    "hauser",
-)
+SETTINGS = _module("settings")
+PROBES = tuple(sorted(_module("declarations").PROBES))
+# The settings that say what the images are.
+DATA = ("digits", "data_dir", "data_file", "train_size", "validation", "test_size", "batch_size")
 
 
-# Bounds of numbers. The package has them too, but cannot be imported without TensorFlow.
-LARGEST_COUNT, MOST_BLOCKS, MOST_TIMES = 10**9, 10_000, 1000
+class Depths(click.ParamType):
+    """Number of blocks of the stages: one number for all, or one per stage, as in 4,4,6."""
+
+    name = "depths"
+
+    def convert(self, value, param, ctx):
+        try:
+            depths = tuple(int(part) for part in value.split(","))
+        except ValueError:
+            depths = ()
+        if not depths or min(depths) < 1 or max(depths) > SETTINGS.MOST_BLOCKS:
+            self.fail(
+                f"{value!r} is not a number from 1 to {SETTINGS.MOST_BLOCKS}, or one per stage, as "
+                "in 4,4,6",
+                param,
+                ctx,
+            )
+        return depths[0] if len(depths) == 1 else depths
 
 
 def option(flag, meaning, default, **kwargs):
-    """Returns an option that sets one field of `Settings` or of `ProbeOptions`.
-
-    The default is only shown here. It is defined in that class, which cannot be imported without
-    loading TensorFlow.
-    """
+    """Returns an option with a default that is only shown here; whoever is called has it."""
     return click.option(flag, help=f"{meaning}  [default: {default}]", **kwargs)
 
 
-def number(flag, meaning, default, most=LARGEST_COUNT, **kwargs):
-    """Returns an option that takes a positive int."""
-    kind = click.IntRange(1, most)
-    return option(flag, meaning, default, type=kind, metavar="N", **kwargs)
+def options_of(kind, names=None, without=(), default=None):
+    """Returns a decorator that adds options for the fields of a class of settings.
 
-
-def block_index(flag, meaning, default):
-    """Returns an option that takes a block index."""
-    return option(flag, meaning, default, type=click.IntRange(0, LARGEST_COUNT), metavar="K")
-
-
-def data_options(of_run=None):
-    """Returns the options that describe the data; `of_run`, if given, replaces shown defaults."""
-    sizes = (
-        ("--train-size", "Images to train on.", "20000 of digitclutter, else all"),
-        ("--validation", "Images held out to choose the best epoch.", 2000),
-        ("--test-size", "Images of the test set.", "2000 of digitclutter, else all"),
-        ("--batch-size", "Images per training step.", 64),
-    )
-    return (
-        option(
-            "--digits",
-            "Digits per image of digitclutter.",
-            of_run or 3,
-            type=click.Choice(["3", "4", "5"]),
-        ),
-        option(
-            "--data-dir",
-            "Folder of tensorflow-datasets.",
-            of_run or "~/tensorflow_datasets",
-            type=click.Path(),
-            metavar="DIR",
-        ),
-        *(number(flag, meaning, of_run or default) for flag, meaning, default in sizes),
+    Args:
+        kind: name of a class of `tfresidual/settings.py`.
+        names: those of the fields, by default all.
+        without: names of fields that are left out.
+        default: what is shown as the default of each.
+    """
+    fields = dataclasses.fields(getattr(SETTINGS, kind))
+    return options(
+        *(
+            _option_of(field, default)
+            for field in fields
+            if field.name not in without and (names is None or field.name in names)
+        )
     )
 
 
-def data_file_option(default):
-    """Returns the option that names a file to read the images from."""
-    return option(
-        "--data-file",
-        "File that `tfresidual data --to` wrote, to read the images from.",
-        default,
-        type=click.Path(dir_okay=False),
-        metavar="FILE",
-    )
+def _option_of(field, default):
+    setting = SETTINGS.of(field)
+    meaning, offered = setting.meaning, setting.offered or setting.choices
+    more = {"metavar": setting.metavar} if setting.metavar else {}
+    least, most = setting.at_least, setting.at_most
+    if setting.kind is bool:
+        more["is_flag"] = True
+    elif setting.kind is tuple:
+        more["type"] = Depths()
+    elif setting.kind is int:
+        more["type"] = click.IntRange(least, most)
+    elif setting.kind is float and "uniform" not in offered:
+        # The package says what no sensible value exceeds.
+        least, most = (None if b is None or abs(b) >= 1e9 else b for b in (least, most))
+        is_open = setting.over is not None
+        least = setting.over if is_open else least
+        is_bounded = least is not None or most is not None
+        more["type"] = click.FloatRange(least, most, is_open) if is_bounded else click.FLOAT
+    elif setting.kind is os.PathLike:
+        more["type"] = click.Path(dir_okay=setting.metavar == "DIR")
+    elif setting.kind is str:
+        more["type"] = click.Choice(offered)
+        if len("|".join(offered)) > 35:
+            meaning = f"{meaning.rstrip('.')}: {', '.join(offered)}."
+        else:
+            more.pop("metavar", None)
+    flag = f"--{field.name.replace('_', '-')}"
+    return option(flag, meaning, default or setting.shown or field.default, **more)
 
 
-DEPTH_OPTION = number(
-    "--depth",
-    "Layers of resnet, 6 n + 2, or blocks per stage of hauser and resnet101.",
-    "20, 6 and 16",
-    MOST_BLOCKS,
-)
-TRAINING_OPTIONS = (
-    option("--data", "Dataset.", "digitclutter", type=click.Choice(DATASETS)),
-    *data_options(),
-    data_file_option("none"),
-    option(
-        "--network",
-        f"A paper's network, or resnet of any depth and width: {', '.join(NETWORKS)}.",
-        "resnet",
-        type=click.Choice(NETWORKS),
-        metavar="NAME",
-    ),
-    number(
-        "--width",
-        "Channels of the first stage.",
-        "16; 100, 150 and 160 of single_representation, avg_pooling and wide",
-    ),
-    number("--stages", "Stages of resnet (of 2 n layers each), hauser and resnet101.", 3),
-    option(
-        "--transition",
-        f"What leads to the next stage of networks but hauser and resnet101: "
-        f"{', '.join(TRANSITIONS)}.",
-        "the network's own",
-        type=click.Choice(TRANSITIONS),
-        metavar="NAME",
-    ),
-    option(
-        "--layout",
-        f"Order of the operations in a block: {', '.join(LAYOUTS)}.",
-        "full_preactivation",
-        type=click.Choice(LAYOUTS),
-        metavar="NAME",
-    ),
-    option(
-        "--shortcut",
-        f"Shortcut of the blocks: {', '.join(SHORTCUTS)}.",
-        "identity",
-        type=click.Choice(SHORTCUTS),
-        metavar="NAME",
-    ),
-    option(
-        "--gate-bias",
-        "Initial bias of the gates of exclusive_gate and shortcut_only_gate.",
-        "-6",
-        type=float,
-        metavar="X",
-    ),
-    option(
-        "--shortcut-scale",
-        "Factor of the state in the shortcut scaled.",
-        "0.5",
-        type=float,
-        metavar="X",
-    ),
-    option(
-        "--branch-scale",
-        "Factor of the branch in the shortcut scaled.",
-        "1",
-        type=float,
-        metavar="X",
-    ),
-    option(
-        "--gamma",
-        "Initial scale of batch normalization.",
-        "0.1 with --batch-norm unshared, else 1",
-        type=float,
-        metavar="X",
-    ),
-    block_index(
-        "--share-from", "First block of a stage that is shared by all later ones, from 0.", "none"
-    ),
-    option(
-        "--batch-norm",
-        "What each application of a shared block has of its own: "
-        f"{', '.join(BATCH_NORMS)} (statistics, scale and offset).",
-        "shared",
-        type=click.Choice(BATCH_NORMS),
-        metavar="NAME",
-    ),
-    option(
-        "--recurrent",
-        "Initialize the blocks of a stage with equal weights.",
-        False,
-        is_flag=True,
-    ),
-    option(
-        "--coupling",
-        "How much the blocks of a stage share their gradients: 0 ordinary, 1 recurrent.",
-        "none",
-        type=click.FloatRange(min=0, max=1),
-        metavar="X",
-    ),
-    option(
-        "--kernel",
-        f"How the coupling falls off between blocks: {', '.join(KERNELS)}.",
-        "uniform",
-        type=click.Choice(KERNELS),
-        metavar="NAME",
-    ),
-    block_index("--coupling-from", "First block of a stage that is coupled, from 0.", 0),
-    option(
-        "--lipschitz",
-        "Largest Lipschitz constant of the blocks' branches.",
-        "none",
-        type=click.FloatRange(min=0, min_open=True),
-        metavar="X",
-    ),
-    option(
-        "--anchor",
-        "What a block adds its branch to: the previous block's state, or the input of the stage.",
-        "previous",
-        type=click.Choice(["previous", "input"]),
-    ),
-    number("--epochs", "Number of epochs to train.", 4),
-    option(
-        "--recipe",
-        f"Learning rates of a paper: {', '.join(RECIPES)}.",
-        "the dataset's own",
-        type=click.Choice(RECIPES),
-        metavar="NAME",
-    ),
-    option(
-        "--learning-rate",
-        "First learning rate; the recipe's others change by the same factor.",
-        "the recipe's own",
-        type=click.FloatRange(min=0, min_open=True),
-        metavar="X",
-    ),
-    option(
-        "--epsilon",
-        "Mean scaled perturbation of the stopping rule.",
-        0.1,
-        type=click.FloatRange(min=0, min_open=True),
-        metavar="X",
-    ),
-    option(
-        "--dtype",
-        "Precision of the network.",
-        "float32",
-        type=click.Choice(["float32", "mixed_bfloat16"]),
-    ),
-    option(
-        "--seed",
-        "Random seed; the same seed gives the same numbers.",
-        0,
-        type=click.IntRange(min=0, max=2**32 - 1),
-        metavar="N",
-    ),
-)
 FOLDER_OPTION = option(
     "--out",
     "Folder to write.",
@@ -335,7 +157,7 @@ def cli():
 
 
 @cli.command()
-@options(*TRAINING_OPTIONS, DEPTH_OPTION, FOLDER_OPTION)
+@options(options_of("Settings"), FOLDER_OPTION)
 def study(out, **given):
     """Train a network, run every probe on it, and write one folder with a report.
 
@@ -359,7 +181,7 @@ def study(out, **given):
 
 
 @cli.command()
-@options(*TRAINING_OPTIONS, DEPTH_OPTION, FOLDER_OPTION)
+@options(options_of("Settings"), FOLDER_OPTION)
 @option(
     "--backend",
     f"Backend of Keras: {', '.join(BACKENDS)}.",
@@ -411,37 +233,15 @@ def train(out, backend, **given):
     type=click.Choice(["train", "test"]),
     help="May be given twice.  [default: test]",
 )
-@number("--images", "Images of each split, in whole batches.", "all test images")
-@number("--times", "Extra applications of a stage's last block.", 16, MOST_TIMES)
 @option(
-    "--scale",
-    "Factor of its branch in these applications; the indices are measured without it.",
-    1.0,
-    type=float,
-    metavar="X",
+    "--images",
+    "Images of each split, in whole batches.",
+    "all test images",
+    type=click.IntRange(1, SETTINGS.LARGEST_COUNT),
+    metavar="N",
 )
-@option(
-    "--chance",
-    "The error of guessing: uniform, 'largest class', or a number.",
-    "uniform",
-    metavar="X",
-)
-@option(
-    "--epsilon",
-    "Mean scaled perturbation of the stopping rule.",
-    "that of the run",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="X",
-)
-@option(
-    "--memory-limit",
-    "Memory for the states of images, in MiB.",
-    1024,
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="MIB",
-)
-@option("--data", "Dataset.", "that of the run", type=click.Choice(DATASETS))
-@options(*data_options("that of the run"), data_file_option("that of the run"))
+@options_of("ProbeOptions", ("times", "scale", "chance", "epsilon", "memory_limit"))
+@options_of("Settings", ("data", *DATA), default="that of the run")
 @option(
     "--pixels",
     "Range of the pixels. Networks trained elsewhere may expect another one than those trained "
@@ -489,7 +289,7 @@ def probe(
             out,
             splits or ("test",),
             images,
-            _changes(given),
+            _given(given),
             package.ProbeOptions(**_given(chosen)),
             package.terminal(),
             **_given({"pixels": pixels}),
@@ -524,59 +324,22 @@ def export(source, path, serving_only, overwrite):
     _note(f"wrote {path}")
 
 
-class Depths(click.ParamType):
-    """Number of blocks of the stages: one number for all, or one per stage, as in 4,4,6."""
-
-    name = "depths"
-
-    def convert(self, value, param, ctx):
-        try:
-            depths = tuple(int(part) for part in value.split(","))
-        except ValueError:
-            depths = ()
-        if not depths or min(depths) < 1 or max(depths) > MOST_BLOCKS:
-            self.fail(
-                f"{value!r} is not a number from 1 to {MOST_BLOCKS}, or one per stage, as in 4,4,6",
-                param,
-                ctx,
-            )
-        return depths[0] if len(depths) == 1 else depths
-
-
-def depths(flag, meaning, default):
-    """Returns an option that takes the number of blocks of the stages."""
-    return option(flag, meaning, default, type=Depths(), metavar="N[,N...]")
-
-
 @cli.command()
-@options(
-    *TRAINING_OPTIONS,
-    depths("--start", "Number of blocks per stage to start with.", 4),
-    depths("--min-blocks", "The smallest depth of a stage.", 1),
-    depths("--max-blocks", "The largest depth of a stage.", 128),
-    option(
-        "--tolerance",
-        "Number of blocks by which a stage may be deeper than necessary.",
-        0,
-        type=click.IntRange(0, LARGEST_COUNT),
-        metavar="N",
-    ),
-    number("--executions", "Trainings per depth, whose measurements are averaged.", 1),
-    number("--max-trials", "Largest number of depths to train.", "as many as it takes"),
-    option(
-        "--warm-start",
-        "Initialize each network with the weights of a shallower one.",
-        False,
-        is_flag=True,
-    ),
-    number("--workers", "Networks trained at the same time, each in its own process.", 1),
-    option(
-        "--out",
-        "Folder to write.",
-        "runs/depth-NETWORK-DATA",
-        type=click.Path(file_okay=False),
-        metavar="DIR",
-    ),
+@options_of("Settings", without=("depth",))
+@options_of("SearchSettings")
+@option(
+    "--workers",
+    "Networks trained at the same time, each in its own process.",
+    1,
+    type=click.IntRange(1, SETTINGS.LARGEST_COUNT),
+    metavar="N",
+)
+@option(
+    "--out",
+    "Folder to write.",
+    "runs/depth-NETWORK-DATA",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
 )
 def tune(out, workers, **given):
     """Search for the depth of a network: the fewest blocks per stage that are all small steps.
@@ -598,18 +361,8 @@ def tune(out, workers, **given):
       tfresidual tune --data mnist --network hauser --epsilon 0.2 --epochs 5 --workers 2
       tfresidual tune --start 8,8,8 --max-blocks 40 --executions 3 --tolerance 1
     """
-    chosen = {
-        name: given.pop(name)
-        for name in (
-            "start",
-            "min_blocks",
-            "max_blocks",
-            "tolerance",
-            "executions",
-            "max_trials",
-            "warm_start",
-        )
-    }
+    fields = dataclasses.fields(SETTINGS.SearchSettings)
+    chosen = {field.name: given.pop(field.name) for field in fields}
     with _package(lambda: "The same command resumes after the last finished trial") as package:
         settings, _ = _settings(package, given, None)
         if out is None:
@@ -653,8 +406,8 @@ def compare(runs, out):
 
 
 @cli.command()
-@click.argument("data", metavar="NAME", type=click.Choice(DATASETS))
-@options(*data_options())
+@click.argument("data", metavar="NAME", type=click.Choice(SETTINGS.DATASETS))
+@options_of("Settings", [name for name in DATA if name != "data_file"])
 @click.option("--download", is_flag=True, help="Let tensorflow-datasets download what is missing.")
 @click.option(
     "--to",
@@ -895,14 +648,6 @@ def _given(values):
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _changes(given):
-    """Returns the fields of the settings that were given as options."""
-    given = _given(given)
-    if "digits" in given:
-        given["digits"] = int(given["digits"])
-    return given
-
-
 def _number_or_text(text):
     try:
         return float(text)
@@ -912,7 +657,7 @@ def _number_or_text(text):
 
 def _settings(package, given, out):
     """Returns the settings from the options that were given, and the folder to write."""
-    changes = package.settings.with_data_of_file(_changes(given))
+    changes = package.settings.with_data_of_file(_given(given))
     settings = package.settings.Settings(**changes)
     if out is None:
         out = os.path.join("runs", f"{settings.network}-{settings.data}")
@@ -1048,16 +793,11 @@ def _with_options(message):
     }
     names = {other: names[own] for other, own in OTHER_NAMES.items() if own in names} | names
 
-    def named(match):
-        before, name, after = match.groups()
-        return f"{before}{names[name]}{after}" if name in names else match[0]
-
-    said, received, given = message.rpartition("Received: ")
-    said = re.sub(r"(`)(\w+)(?:=True)?(`)", named, said)
-    said = re.sub(r"(\b)(\w+)( was )", named, said)
-    said = re.sub(r"\bArgument(s?) `--", r"Option\1 `--", said)
-    given = re.sub(r"(^|, | with )(\w+)(=)", named, given)
-    return f"{said}{received}{given}"
+    for name, shown in names.items():
+        message = message.replace(f"`{name}`", f"`{shown}`").replace(f"`{name}=True`", f"`{shown}`")
+        for before in (" ", "("):
+            message = message.replace(f"{before}{name}=", f"{before}{shown}=")
+    return message.replace("Argument `--", "Option `--").replace("Arguments `--", "Options `--")
 
 
 def _any_file():

@@ -318,6 +318,11 @@ def per_seed(frame, function):
     ]
 
 
+def table_by(frame, index, columns, values):
+    """Returns a table of the means of a column, with rows of NaN where there is no number."""
+    return frame.groupby([*index, *columns])[values].mean().unstack([*columns])
+
+
 def cases_of(table, function):
     """Returns the cases of a function `(row of a table) -> (holds, effect)`."""
     found = []

@@ -15,6 +15,7 @@ from catalogue import (
     small_batches,
     spearman,
     statement,
+    table_by,
     those,
 )
 from drawing import in_a_row, panels, table
@@ -243,7 +244,7 @@ def first_products(frames):
 
 def pivot(frame, column, keys=("seed",)):
     """Returns a table of a column, with a row per seed and a column per network."""
-    return frame.pivot_table(index=[*keys], columns="network", values=column)
+    return table_by(frame, keys, ["network"], column)
 
 
 @statement(

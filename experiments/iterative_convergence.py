@@ -15,6 +15,7 @@ from catalogue import (
     per_seed,
     small_batches,
     statement,
+    table_by,
     those,
 )
 from drawing import panels, table, titled
@@ -665,7 +666,7 @@ def _(frames):
 )
 def _(frames):
     frame = frames["indices"].query("basis == 'labels' and stage != 'mean'")
-    table = frame.pivot_table(index="seed", columns="stage", values="divergence_index")
+    table = table_by(frame, ["seed"], ["stage"], "divergence_index")
     return cases_of(table, lambda row: (row.min() > 0.2 and row.idxmin() == "1", row.min()))
 
 
@@ -935,8 +936,7 @@ def left_by_count(rows):
 
 def of_variations(frame, column="error"):
     """Returns a table: a row per width and seed, a column per variation and coupling."""
-    columns = ["variation", "setting"]
-    return frame.pivot_table(index=["width", "seed"], columns=columns, values=column)
+    return table_by(frame, ["width", "seed"], ["variation", "setting"], column)
 
 
 @statement(
@@ -1046,8 +1046,9 @@ def mean_rise(values):
     rises = []
     for variation in list(VARIATIONS)[1:]:
         found = values[variation].dropna()
-        first = next(name for name in RECURRENT if name in found)
-        rises.append(found["coupling 0.9"] - found[first])
+        couplings = [name for name in RECURRENT if name in found]
+        is_known = "coupling 0.9" in couplings
+        rises.append(found["coupling 0.9"] - found[couplings[0]] if is_known else np.nan)
     return np.mean(rises)
 
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pandas as pd
-from catalogue import Case, Network, entry, spearman, statement
+from catalogue import Case, Network, entry, spearman, statement, table_by
 from drawing import panels, ranged
 from measures import clocked, lines, path_lengths, perturbation, summary
 
@@ -453,7 +453,7 @@ def _(frames):
 )
 def _(frames):
     frame = total(frames["perturbation"])
-    by_data = frame.pivot_table(index="seed", columns="data", values="distance")
+    by_data = table_by(frame, ["seed"], ["data"], "distance")
     by_data = by_data.reindex(columns=["CIFAR-10", "MNIST"])
     ratios = by_data["CIFAR-10"] / by_data["MNIST"]
     return [Case(bool(ratio > 1), float(ratio), f"seed {seed}") for seed, ratio in ratios.items()]

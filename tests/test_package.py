@@ -21,6 +21,7 @@ ORDER = (
     "types",
     "arguments",
     "declarations",
+    "settings",
     "metrics",
     "machine",
     "layers",

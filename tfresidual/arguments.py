@@ -6,13 +6,12 @@ import math
 import os
 import pathlib
 from numbers import Integral, Real
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
 
 # The largest count allowed, so that sums and products of a few counts fit into 64 bits.
 LARGEST_COUNT = 10**9
@@ -60,17 +59,9 @@ class ArgumentError(ValueError):
         if value is not _NOTHING:
             values = {self.names[0]: value}
         self.received = said or ", ".join(f"{name}={value!r}" for name, value in values.items())
-        super().__init__(self.text())
-
-    def text(self, shown: Mapping[str, str] = MappingProxyType({})) -> str:
-        """Returns the message.
-
-        Args:
-            shown: what to call arguments instead.
-        """
-        *first, last = (f"`{shown.get(name, name)}`" for name in self.names)
+        *first, last = (f"`{name}`" for name in self.names)
         named = f"Arguments {', '.join(first)} and {last}" if first else f"Argument {last}"
-        return f"{named} must {self.must.removesuffix('.')}. Received: {self.received}"
+        super().__init__(f"{named} must {must.removesuffix('.')}. Received: {self.received}")
 
 
 @overload

@@ -1,9 +1,12 @@
 """Shows docstrings as they are meant: examples as code, and scalar products."""
 
+import inspect
 import re
 import textwrap
 
 import griffe
+
+from tfresidual import settings
 
 # Examples are paragraphs, or several in a row, that begin with a prompt.
 EXAMPLE = re.compile(r"^>>> .*?(?=\n\n(?!>>> )|\Z)", re.MULTILINE | re.DOTALL)
@@ -18,7 +21,11 @@ class Docstrings(griffe.Extension):
     def on_object(self, *, obj, **kwargs):
         """Changes the docstring of one module, class or function."""
         if obj.docstring is not None:
-            text = HEADING.sub("**Example**", obj.docstring.value)
+            text = obj.docstring.value
+            if obj.is_class and obj.path.startswith("tfresidual.settings."):
+                # Its fields are added when it is defined.
+                text = inspect.getdoc(getattr(settings, obj.name))
+            text = HEADING.sub("**Example**", text)
             parts = CODE.split(EXAMPLE.sub(_fenced, text))
             parts[::2] = [part.replace("<", "&lt;") for part in parts[::2]]
             obj.docstring.value = "".join(parts)

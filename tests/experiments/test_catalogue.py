@@ -12,6 +12,7 @@ import sys
 
 import catalogue
 import drawing
+import numpy as np
 import pandas as pd
 import papers
 import processes
@@ -21,6 +22,7 @@ from reference.random_frames import frames_of
 
 from tfresidual.jobs.building import build
 from tfresidual.jobs.settings import Settings, check
+from tfresidual.probes.convergence_indices import INDICES
 
 papers.load()
 EXPERIMENTS = pathlib.Path(papers.__file__).parent
@@ -340,6 +342,15 @@ def test_a_line_is_the_mean_over_seeds_and_its_band_their_range():
             (path,) = band.get_paths()
             corners = {(int(x), round(float(y) - shift - more, 6)) for x, y in path.vertices}
             assert corners == {(0, 0.1), (0, 0.6), (1, 0.2), (1, 0.4)}
+
+
+def test_networks_without_a_number_are_cases_without_a_value():
+    """No statement is left without a case, such as where no network is better than chance."""
+    frames = random("IC")
+    frames["indices"].loc[:, list(INDICES)] = np.nan
+    for one in catalogue.STATEMENTS.values():
+        if one.paper == "IC" and one.cannot is None:
+            assert one.judged(frames, "small"), one.id
 
 
 def test_steps_on_an_axis_from_0_to_1():

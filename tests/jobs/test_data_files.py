@@ -108,7 +108,7 @@ def test_the_source_of_the_images_may_change(tmp_path, settings, data_file):
     run_folder.claim(tmp_path, {"settings": moved})
     assert run_folder.settings_of(tmp_path) == moved
     other = dataclasses.replace(moved, width=3)
-    with pytest.raises(ValueError, match=r"width was None\. Received: .* with width=3$"):
+    with pytest.raises(ValueError, match=r"`width` was None\. Received: .*width=3$"):
         run_folder.refuse_other_settings(tmp_path, {"settings": other})
 
 

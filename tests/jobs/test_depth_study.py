@@ -149,9 +149,9 @@ def test_other_settings_are_refused(done, settings, change):
     folder, _ = done
     before = trials_written(folder)
     ((name, value),) = change.items()
-    with pytest.raises(ValueError, match=rf"{name} was .*Received: .*{name}={value}"):
+    with pytest.raises(ValueError, match=rf"`{name}` was .*Received: .*{name}={value}"):
         depth_study.run(folder, dataclasses.replace(settings, **change), SEARCH)
-    with pytest.raises(ValueError, match=r"start was 2\. Received: .*start=3"):
+    with pytest.raises(ValueError, match=r"`start` was 2\. Received: .*start=3"):
         depth_study.run(folder, settings, dataclasses.replace(SEARCH, start=3))
     assert trials_written(folder) == before
 

@@ -63,7 +63,7 @@ def test_settings_of_a_run_of_an_earlier_version(tmp_path):
     (tmp_path / "settings.json").write_text(content)
     assert settings_of(tmp_path) == Settings(depth=8, width=4)
     refuse_other_settings(tmp_path, {"settings": Settings(depth=8, width=4)})
-    with pytest.raises(ValueError, match=r"stages was None.*Received: .*stages=1"):
+    with pytest.raises(ValueError, match=r"`stages` was None.*Received: .*stages=1"):
         refuse_other_settings(tmp_path, {"settings": Settings(depth=8, width=4, stages=1)})
 
 

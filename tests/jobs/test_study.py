@@ -407,7 +407,7 @@ def test_other_settings_are_refused(done, settings, change):
     received = str(raised.value).split("Received: ")[1]
     assert str(done[0]) in received
     for key, value in change.items():
-        assert f"{key} was {getattr(settings, key)!r}" in str(raised.value)
+        assert f"`{key}` was {getattr(settings, key)!r}" in str(raised.value)
         assert f"{key}={value!r}" in received
     assert contents(done[0]) == before
 

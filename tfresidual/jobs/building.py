@@ -17,7 +17,7 @@ from tfresidual.jobs.settings import (
     OF_SHORTCUTS,
     WIDTHS,
     Settings,
-    check_names,
+    check_each,
     describe,
     recipe_of,
     stages_of,
@@ -45,7 +45,7 @@ def build(settings: Settings, blocks: tuple[int, ...] | None = None) -> networks
         ValueError: if a setting cannot be used.
     """
     description = describe(settings)
-    check_names(settings)
+    check_each(settings)
     share_from, batch_norm = settings.share_from, settings.batch_norm
     if blocks is not None and share_from is not None and share_from >= max(blocks):
         # A search begins with networks that are too shallow to share anything.

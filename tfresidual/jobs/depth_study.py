@@ -44,13 +44,14 @@ from tfresidual.jobs.run_folder import (
     refuse_remains,
     settings_of,
 )
-from tfresidual.jobs.settings import MOST_BLOCKS, Settings, check, describe, stages_of, used
+from tfresidual.jobs.settings import check, describe, stages_of, used
 from tfresidual.machine.console import redirected, say
 from tfresidual.machine.files import replacing, written
 from tfresidual.machine.locks import locked
 from tfresidual.machine.memory import check_fits
 from tfresidual.probes.logs import log_key
 from tfresidual.registry.figures import images_text
+from tfresidual.settings import MOST_BLOCKS, SearchSettings, Settings
 from tfresidual.training.progress import TrainingProgress
 from tfresidual.tuning.as_built import AS_BUILT, MEAN
 from tfresidual.tuning.depth_oracle import blocks_text
@@ -72,34 +73,6 @@ MAY_CHANGE = ("max_blocks", "tolerance", "max_trials")
 # Seconds that a supervised worker waits for its chief, which may take long to load. The worker ends
 # with its supervisor in any case.
 PATIENCE_OF_SUPERVISED = 600.0
-
-
-@dataclasses.dataclass(frozen=True)
-class SearchSettings:
-    """Settings of a search for the depth; see `tfresidual.tuning.DepthSearch`.
-
-    Attributes:
-        start: number of blocks of each stage in the first trial; an int, or one int per stage.
-        min_blocks: the smallest number of blocks; an int, or one int per stage.
-        max_blocks: the largest number of blocks; an int, or one int per stage.
-        tolerance: by how many blocks a stage of the answer may be deeper than necessary.
-        executions: number of trainings per trial; their measurements are averaged.
-        max_trials: the largest number of trials, or `None` for no limit.
-        warm_start: whether trials begin with the weights of shallower networks.
-    """
-
-    start: int | tuple[int, ...] = 4
-    min_blocks: int | tuple[int, ...] = 1
-    max_blocks: int | tuple[int, ...] = 128
-    tolerance: int = 0
-    executions: int = 1
-    max_trials: int | None = None
-    warm_start: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("start", "min_blocks", "max_blocks"):
-            if isinstance(getattr(self, name), list):
-                object.__setattr__(self, name, tuple(getattr(self, name)))
 
 
 def run(

@@ -80,11 +80,12 @@ def refuse_other_settings(
             "folder", "be new, or hold a run of the same kind; this one holds a search", str(folder)
         )
     if changed:
-        raise ValueError(
-            "Argument `folder` must be new, or hold a run with the same settings. "
-            + ", ".join(f"{key} was {before[key]!r}" for key in changed)
-            + f". Received: folder={str(folder)!r} with "
-            + ", ".join(f"{key}={changed[key]!r}" for key in changed)
+        was = ", ".join(f"`{key}` was {before[key]!r}" for key in changed)
+        raise ArgumentError(
+            "folder",
+            f"be new, or hold a run with the same settings: there, {was}",
+            folder=str(folder),
+            **changed,
         )
 
 

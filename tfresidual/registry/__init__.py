@@ -6,8 +6,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 from tfresidual.declarations import PROBES
-from tfresidual.registry.options import ProbeOptions
 from tfresidual.routing.routes import movable_runs
+from tfresidual.settings import ProbeOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -12,12 +12,10 @@ import numpy as np
 
 from tfresidual.arguments import ArgumentError, check_int, is_int, is_number
 from tfresidual.routing.chain import Stage, checked_chain, multiplied
+from tfresidual.settings import MOST_TIMES
 
 if TYPE_CHECKING:
     from tfresidual.routing.chain import Chain
-
-# The size of a route and the work for it grow with every application.
-MOST_TIMES = 1000
 
 
 class Application(NamedTuple):
