@@ -211,7 +211,7 @@ def test_every_module_is_in_the_wheel(wheel):
     modules = {f"tfresidual/{path}" for path in python_files(ROOT / "tfresidual")}
     modules |= {f"tfresidual/callbacks/{path}" for path in python_files(ROOT / "callbacks")}
     assert {name for name in wheel if name.endswith(".py")} == modules | {"tfresidual_cli.py"}
-    assert "tfresidual/callbacks/block_metrics.py" in wheel
+    assert "tfresidual/callbacks/block_probes.py" in wheel
 
 
 def python_files(folder):
