@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.ticker import LogLocator, NullFormatter
 from matplotlib.transforms import blended_transform_factory
 
-from tfresidual.arguments import check_number
+from tfresidual.arguments import ArgumentError, check_number
 from tfresidual.plots import frames, style
 
 if TYPE_CHECKING:
@@ -130,9 +130,10 @@ def _search_table(frame):
     statuses = frame["status"].tolist()
     unknown = frame.loc[~frame["status"].isin(_STATUSES), "status"].unique().tolist()
     if unknown:
-        raise ValueError(
-            "Argument `frame` must hold 'completed', 'failed' or 'running' in the column "
-            f"`status`. Received: {unknown!r}"
+        raise ArgumentError(
+            "frame",
+            "hold 'completed', 'failed' or 'running' in the column `status`",
+            said=f"{unknown!r}",
         )
     verdicts = [_VERDICTS.get(truth, _NOT_MEASURED) for truth in _truths(frame, "meets_rule")]
     table["state"] = [
@@ -144,15 +145,17 @@ def _search_table(frame):
     twice = table.duplicated(["trial", "stage"])
     if twice.any():
         row = table[twice].iloc[0]
-        raise ValueError(
-            "Argument `frame` must have one row per trial and stage; select the rows of one "
-            f"search. Received: several rows for trial={row['trial']}, stage={row['stage']}"
+        raise ArgumentError(
+            "frame",
+            "have one row per trial and stage; select the rows of one search",
+            said=f"several rows for trial={row['trial']}, stage={row['stage']}",
         )
     found = sorted(set(table.loc[table["found"], "trial"]))
     if len(found) > 1:
-        raise ValueError(
-            "Argument `frame` must be true in the column `found` for one trial at most. "
-            f"Received: the trials {found!r}"
+        raise ArgumentError(
+            "frame",
+            "be true in the column `found` for one trial at most",
+            said=f"the trials {found!r}",
         )
     return table.sort_values(["trial", "stage"], ignore_index=True)
 
@@ -165,9 +168,10 @@ def _truths(frame, column):
             return np.nan
         known = _TRUTHS.get(str(value))
         if known is None:
-            raise ValueError(
-                f"Argument `frame` must hold True, False or nothing in the column `{column}`. "
-                f"Received: {frame[column].astype(object).unique().tolist()!r}"
+            raise ArgumentError(
+                "frame",
+                f"hold True, False or nothing in the column `{column}`",
+                said=f"{frame[column].astype(object).unique().tolist()!r}",
             )
         return known
 
@@ -193,10 +197,10 @@ def _draw_rule_panel(axes, table, column, looks, size, rule, label, span=_SPAN):
     style.axis_labels(axes, below="measured blocks L of the stage")
     if measured.empty:
         style.no_values(axes)
-        axes.tick_params(labelbottom=False)
+        axes.tick_params(labelbottom=False, labelleft=False)
         style.axis_labels(axes, beside=label)
         return
-    for stage, (colour, _) in looks.items():
+    for stage, (colour, *_) in looks.items():
         here = measured[measured["stage"] == stage]
         if here.empty:
             continue
@@ -272,7 +276,7 @@ def _draw_rule(axes, bound, name):
 def _draw_states(axes, rows, places, column, looks, size):
     """Draws rows as dots of their stage, or as faint marks if there is no verdict."""
     for state in _STATES:
-        for stage, (colour, marker) in looks.items():
+        for stage, (colour, marker, _) in looks.items():
             here = (rows["state"] == state) & (rows["stage"] == stage)
             if here.any():
                 axes.plot(
@@ -343,7 +347,7 @@ def _draw_way(axes, table, looks, size):
     shift = min(0.2 * (len(looks) - 1), 0.6)
     shifts = dict(zip(looks, np.linspace(-shift / 2, shift / 2, len(looks)), strict=True))
     places = table["trial"] + 1 + table["stage"].map(shifts)
-    for stage, (colour, _) in looks.items():
+    for stage, (colour, *_) in looks.items():
         here = table["stage"] == stage
         axes.plot(
             places[here],
@@ -379,7 +383,10 @@ def _draw_way(axes, table, looks, size):
 
 def _handles(table, looks, epsilon):
     """Returns the entries of the legend: the stages, the states, the rule."""
-    handles = style.stage_handles(looks)
+    handles = [
+        style.line_handle(f"stage {stage}", color=look.colour, marker=look.marker, markersize=4.5)
+        for stage, look in looks.items()
+    ]
     states = set(table["state"])
     if states & {_MEETS, _DOES_NOT}:
         states |= {_MEETS, _DOES_NOT}
