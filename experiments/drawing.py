@@ -138,6 +138,7 @@ def _draw_slope(axes, frame, x, y, slope):
         color=style.FAINT_INK,
         linestyle=(0, (1, 2)),
         linewidth=1.2,
+        gid="slope",
     )
 
 

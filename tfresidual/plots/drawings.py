@@ -1,17 +1,39 @@
 """The drawing of every figure of a frame, by the name of its function."""
 
+from typing import Any
+
 from tfresidual.declarations import ZERO, Drawing, Level, Line, Panel
 
 
-def _of_blocks(title, label, column, scale="wide", levels=(), sparse=False):
+def _panel(label, *lines, **settings):
+    """Returns a panel; a text among its lines is the column of a plain line."""
+    lines = tuple(Line(line) if isinstance(line, str) else line for line in lines)
+    return Panel(label, lines, **settings)
+
+
+def _of_blocks(title, label, column, scale="wide", *levels, sparse=False):
     """Returns the drawing of one column of the blocks, over the epochs if there are several."""
-    panel = Panel(label, (Line(column),), scale, levels)
+    panel = _panel(label, column, scale=scale, levels=levels)
     return Drawing(title, (panel,), dash="split", epochs="panels", sparse=sparse)
 
 
-_RUNS = {"over": "setting", "below": "coupling (initialization)", "keys": ()}
+_SIDE_BY_SIDE: dict[str, Any] = {"rows": (), "columns": ("panel",)}
+_OF_STAGES: dict[str, Any] = {"colour": "stage", "dash": "split", **_SIDE_BY_SIDE}
+_OF_RUNS: dict[str, Any] = {
+    "over": "setting",
+    "below": "coupling (initialization)",
+    "colour": "hue",
+    "dash": "dash",
+    "means": "setting",
+}
 _INDICES = ("convergence", "recurrence", "divergence")
 _DEVIATION = "mean deviation from the stage's mean\n(standardised)"
+_UNPERTURBED: dict[str, Any] = {"column": "unperturbed_error", "dash": ":"}
+_PARAMETERS = (
+    ("raw_parameters", "effective_parameters", "log"),
+    ("raw_parameters", "error", "share"),
+    ("effective_parameters", "error", "share"),
+)
 
 DRAWINGS = {
     "cosine_loss": _of_blocks(
@@ -19,14 +41,14 @@ DRAWINGS = {
         "cosine of block output F(h)\nand loss gradient ∂L/∂h",
         "cosine_loss",
         "linear",
-        (ZERO,),
+        ZERO,
     ),
     "readout_cosine_loss": _of_blocks(
         "Cosine loss, read-out form",
         "cosine of block output F(h) and\ngradient of the read-out loss",
         "readout_cosine_loss",
         "linear",
-        (ZERO,),
+        ZERO,
         sparse=True,
     ),
     "l2_ratio": _of_blocks("l2 ratio", "size of block output over input\n‖F(h)‖ / ‖h‖", "l2_ratio"),
@@ -40,7 +62,8 @@ DRAWINGS = {
         "Scaled perturbation",
         "distance moved over size of state\n‖F(h)‖ / ‖h‖",
         "scaled_perturbation",
-        levels=(Level(argument="epsilon", name="ε = {:g}", dash="--"),),
+        "wide",
+        Level(argument="epsilon", name="ε = {:g}", dash="--"),
     ),
     "readout": _of_blocks(
         "Early read-out", "accuracy with the stage\nended after the block", "1 - error", "share"
@@ -50,28 +73,24 @@ DRAWINGS = {
         "accuracy without the block",
         "1 - error",
         "share",
-        (Level(column="1 - unperturbed_error", name="no block dropped", dash=":"),),
+        Level(column="1 - unperturbed_error", name="no block dropped", dash=":"),
     ),
     "first_order": Drawing(
         "First-order share",
         (
-            Panel(
+            _panel(
                 "mean change of the loss",
-                (
-                    Line("loss_change", "with and without the block"),
-                    Line("first_order", "predicted at its input", "--"),
-                    Line("first_order_after", "predicted at its output", ":"),
-                ),
-                "signed",
-                (ZERO,),
+                Line("loss_change", "with and without the block"),
+                Line("first_order", "predicted at its input", "--"),
+                Line("first_order_after", "predicted at its output", ":"),
+                scale="signed",
+                levels=(ZERO,),
                 height=3,
             ),
-            Panel(
+            _panel(
                 "rank correlation\nover the images",
-                (
-                    Line("rank_correlation", dash="--"),
-                    Line("rank_correlation_after", dash=":"),
-                ),
+                Line("rank_correlation", dash="--"),
+                Line("rank_correlation_after", dash=":"),
                 levels=(ZERO,),
                 height=2,
             ),
@@ -80,23 +99,21 @@ DRAWINGS = {
     "line_element": Drawing(
         "Line element",
         (
-            Panel("length of the step", (Line("length"),), "wide"),
-            Panel(
+            _panel("length of the step", "length", scale="wide"),
+            _panel(
                 "parts of its square",
-                (
-                    Line("layer_part", "across the layers, ‖F(h)‖²"),
-                    Line("spatial_part", "at the last state, ‖J F(h)‖²", "--"),
-                ),
-                "wide",
+                Line("layer_part", "across the layers, ‖F(h)‖²"),
+                Line("spatial_part", "at the last state, ‖J F(h)‖²", "--"),
+                scale="wide",
             ),
         ),
     ),
     "signal_propagation": Drawing(
         "Signal propagation",
         (
-            Panel("norm of the state after\nthe block", (Line("state_norm"),), "log"),
-            Panel("norm of the loss gradient\nthere", (Line("state_gradient_norm"),), "log"),
-            Panel("share of the gradient\nthrough shortcuts", (Line("shortcut_share"),), "signed"),
+            _panel("norm of the state after\nthe block", "state_norm", scale="log"),
+            _panel("norm of the loss gradient\nthere", "state_gradient_norm", scale="log"),
+            _panel("share of the gradient\nthrough shortcuts", "shortcut_share", scale="signed"),
         ),
         dash="split",
         epochs="colours",
@@ -104,23 +121,23 @@ DRAWINGS = {
     "lipschitz_bounds": Drawing(
         "Lipschitz bounds",
         (
-            Panel(
+            _panel(
                 "bound of the branch's\nLipschitz constant",
-                (
-                    Line("estimate", "estimate", band="certified"),
-                    Line("certified", "certified", ":"),
-                ),
-                "wide",
-                (Level(argument="mu", name="μ = {:g}", dash="--"),),
+                Line("estimate", "estimate", band="certified"),
+                Line("certified", "certified", ":"),
+                scale="wide",
+                levels=(Level(argument="mu", name="μ = {:g}", dash="--"),),
                 height=3,
             ),
-            Panel("divisor of the branch", (Line("divisor"),), "wide", (Level(1.0),), height=2),
+            _panel(
+                "divisor of the branch", "divisor", scale="wide", levels=(Level(1.0),), height=2
+            ),
         ),
         gap="has no bound",
     ),
     "weight_deviations": Drawing(
         "Weight deviations",
-        (Panel(_DEVIATION, (Line("deviation"),), from_zero=True),),
+        (_panel(_DEVIATION, "deviation", from_zero=True),),
         keys=("stage", "block", "role"),
         colour="layer",
         dash="variable",
@@ -128,14 +145,15 @@ DRAWINGS = {
     "lens": Drawing(
         "Lens",
         (
-            Panel(
+            _panel(
                 "nats",
-                (Line("cross_entropy", "cross-entropy"), Line("entropy", "entropy", "--")),
-                "wide",
+                Line("cross_entropy", "cross-entropy"),
+                Line("entropy", "entropy", "--"),
+                scale="wide",
                 height=3,
             ),
-            Panel("KL to final, nats", (Line("kl"),), "wide", height=2),
-            Panel("rank of the label", (Line("rank"),), "wide", height=2),
+            _panel("KL to final, nats", "kl", scale="wide", height=2),
+            _panel("rank of the label", "rank", scale="wide", height=2),
         ),
         "state",
         "after block",
@@ -143,8 +161,8 @@ DRAWINGS = {
     "attribution": Drawing(
         "Attribution",
         (
-            Panel("part of the logit", (Line("attribution", mark="bar"),), levels=(ZERO,)),
-            Panel("sum of the parts so far", (Line("attribution", mark="sum"),), levels=(ZERO,)),
+            _panel("part of the logit", Line("attribution", mark="bar"), levels=(ZERO,)),
+            _panel("sum of the parts so far", Line("attribution", mark="sum"), levels=(ZERO,)),
         ),
         "state",
         "part",
@@ -152,9 +170,9 @@ DRAWINGS = {
     "patching": Drawing(
         "Patching",
         (
-            Panel(
+            _panel(
                 "effect on the logit\n(1: as in the other run)",
-                (Line("effect"),),
+                "effect",
                 levels=(ZERO, Level(1.0, dash="--")),
             ),
         ),
@@ -164,9 +182,9 @@ DRAWINGS = {
     "patching of positions": Drawing(
         "Patching",
         (
-            Panel(
+            _panel(
                 "position",
-                (Line("effect", "effect on the logit (1: as in the other run)", mark="map"),),
+                Line("effect", "effect on the logit (1: as in the other run)", mark="map"),
             ),
         ),
         "state",
@@ -177,9 +195,9 @@ DRAWINGS = {
     "iterative_inference": Drawing(
         "Iterative inference",
         (
-            Panel("cosine loss", (Line("cosine_loss"),), levels=(ZERO,)),
-            Panel("l2 ratio ‖F(h)‖ / ‖h‖", (Line("l2_ratio"),), "wide"),
-            Panel("intermediate accuracy", (Line("1 - readout_error"),), "share"),
+            _panel("cosine loss", "cosine_loss", levels=(ZERO,)),
+            _panel("l2 ratio ‖F(h)‖ / ‖h‖", "l2_ratio", scale="wide"),
+            _panel("intermediate accuracy", "1 - readout_error", scale="share"),
         ),
         "epoch",
         "epoch",
@@ -191,11 +209,11 @@ DRAWINGS = {
     "fixed_point": Drawing(
         "The last block applied again",
         (
-            Panel("change of the state per repetition", (Line("change"),), "log"),
-            Panel("distance to the last state", (Line("distance"),), "log"),
-            Panel(
+            _panel("change of the state per repetition", "change", scale="log"),
+            _panel("distance to the last state", "distance", scale="log"),
+            _panel(
                 "contraction: change over\nthe previous change",
-                (Line("contraction", band="largest_contraction"),),
+                Line("contraction", band="largest_contraction"),
                 levels=(Level(argument="mu", name="μ = {:g} per repetition", dash=":"),),
                 from_zero=True,
             ),
@@ -203,33 +221,23 @@ DRAWINGS = {
         "repetition",
         "extra applications of the last block",
         keys=("stage", "repetition"),
-        colour="stage",
-        dash="split",
-        rows=(),
-        columns=("panel",),
+        **_OF_STAGES,
     ),
     "convergence_curves": Drawing(
         "Stages, and their last blocks",
         (
-            Panel("cross-entropy", (Line("cross_entropy"),), "wide"),
-            Panel("distance to final state", (Line("distance"),), "wide"),
+            _panel("cross-entropy", "cross_entropy", scale="wide"),
+            _panel("distance to final state", "distance", scale="wide"),
         ),
         "applied",
         "number of blocks applied",
-        colour="stage",
-        dash="split",
-        rows=(),
-        columns=("panel",),
+        **_OF_STAGES,
     ),
     "repetition_metrics": Drawing(
         "Repeated last block",
         (
-            Panel(
-                "cosine of step F(h)\nand loss gradient ∂L/∂h",
-                (Line("cosine_loss"),),
-                levels=(ZERO,),
-            ),
-            Panel("size of step over state\n‖F(h)‖ / ‖h‖", (Line("l2_ratio"),), "wide"),
+            _panel("cosine of step F(h)\nand loss gradient ∂L/∂h", "cosine_loss", levels=(ZERO,)),
+            _panel("size of step over state\n‖F(h)‖ / ‖h‖", "l2_ratio", scale="wide"),
         ),
         "repetition",
         "repetition of the last block (0: as trained)",
@@ -241,12 +249,12 @@ DRAWINGS = {
     "route_errors": Drawing(
         "Errors on changed routes",
         tuple(
-            Panel(
+            _panel(
                 "error",
-                (Line("error"),),
-                "share",
-                (
-                    Level(column="unperturbed_error", name="unperturbed", dash=":"),
+                "error",
+                scale="share",
+                levels=(
+                    Level(name="unperturbed", **_UNPERTURBED),
                     Level(argument="chance", name="chance", dash="--"),
                 ),
                 title=title,
@@ -269,11 +277,11 @@ DRAWINGS = {
     "shuffle_blocks": Drawing(
         "Shuffled blocks",
         (
-            Panel(
+            _panel(
                 "error",
-                (Line("error", mark="dots"),),
-                "share",
-                (Level(column="unperturbed_error", name="order kept", dash=":"),),
+                Line("error", mark="dots"),
+                scale="share",
+                levels=(Level(name="order kept", **_UNPERTURBED),),
                 from_zero=True,
             ),
         ),
@@ -285,58 +293,42 @@ DRAWINGS = {
     "borderline": Drawing(
         "Borderline images",
         (
-            Panel("accuracy", (Line("accuracy"),), "share"),
-            Panel("cross-entropy", (Line("cross_entropy"),), "wide"),
-            Panel("entropy", (Line("entropy"),), "wide"),
+            _panel("accuracy", "accuracy", scale="share"),
+            _panel("cross-entropy", "cross_entropy", scale="wide"),
+            _panel("entropy", "entropy", scale="wide"),
         ),
         "place",
-        keys=("block", "group"),
         colour="group",
         dash="split",
-        rows=(),
-        columns=("panel",),
+        **_SIDE_BY_SIDE,
     ),
     "computational_distance": Drawing(
         "Computational distance",
-        (
-            Panel(
-                "sum of ‖F(h)‖ over the blocks", (Line("distance", mark="bar"),), title="absolute"
-            ),
-            Panel(
-                "sum of ‖F(h)‖ / ‖h‖ over the blocks",
-                (Line("scaled_distance", mark="bar"),),
-                title="scaled",
-            ),
+        tuple(
+            _panel(f"sum of {what} over the blocks", Line(column, mark="bar"), title=title)
+            for what, column, title in (
+                ("‖F(h)‖", "distance", "absolute"),
+                ("‖F(h)‖ / ‖h‖", "scaled_distance", "scaled"),
+            )
         ),
         "stage",
         "",
-        keys=("stage",),
-        rows=(),
-        columns=("panel",),
+        **_SIDE_BY_SIDE,
     ),
     "convergence_indices": Drawing(
         "Convergence indices",
         tuple(
-            Panel("index", (Line(f"{index}_index", mark="dots"),), title=f"{index} index")
+            _panel("index", Line(f"{index}_index", mark="dots"), title=f"{index} index")
             for index in _INDICES
         ),
         "place",
         "",
-        keys=("stage", "basis"),
         colour="stage",
         dash="basis",
-        rows=(),
-        columns=("panel",),
+        **_SIDE_BY_SIDE,
     ),
     "training_curves": Drawing(
-        "Training",
-        (),
-        "epoch",
-        "epoch",
-        dash="split",
-        rows=(),
-        columns=("panel",),
-        wrap=2,
+        "Training", (), "epoch", "epoch", dash="split", **_SIDE_BY_SIDE, wrap=2
     ),
     "network_curves": Drawing(
         "Networks compared",
@@ -345,89 +337,69 @@ DRAWINGS = {
         "epoch",
         colour="network",
         dash="split",
-        rows=(),
-        columns=("panel",),
-        share_x=False,
+        **_SIDE_BY_SIDE,
+        share_x="col",
     ),
     "indices_of_runs": Drawing(
         "Convergence indices of the runs",
         tuple(
-            Panel("index", (Line(index, mark="means"),), title=f"{index} index")
-            for index in _INDICES
+            _panel("index", Line(index, mark="means"), title=f"{index} index") for index in _INDICES
         ),
-        **_RUNS,
-        colour="hue",
-        dash="dash",
-        means="setting",
+        **_OF_RUNS,
         rows=("level",),
         columns=("panel",),
         share_y=True,
     ),
     "error_of_runs": Drawing(
         "Errors of the runs",
-        (
-            Panel("error", (Line("error", mark="means"),), "share", title="held-out images"),
-            Panel("error", (Line("train_error", mark="means"),), "share", title="training images"),
+        tuple(
+            _panel("error", Line(column, mark="means"), scale="share", title=f"{images} images")
+            for column, images in (("error", "held-out"), ("train_error", "training"))
         ),
-        **_RUNS,
-        colour="hue",
-        dash="dash",
-        means="setting",
+        **_OF_RUNS,
         rows=(),
         columns=("level", "panel"),
-        wrap=3,
     ),
     "deviation_of_runs": Drawing(
         "Deviation of the weights",
-        (Panel(_DEVIATION, (Line("deviation", mark="means"),), from_zero=True),),
-        **_RUNS,
-        colour="hue",
-        dash="dash",
-        means="setting",
+        (_panel(_DEVIATION, Line("deviation", mark="means"), from_zero=True),),
+        **_OF_RUNS,
     ),
     "error_against_indices": Drawing(
         "Errors and indices",
         tuple(
-            Panel(
+            _panel(
                 "error",
-                (Line("error", mark="means", across=index),),
-                "share",
+                Line("error", mark="means", across=index),
+                scale="share",
                 below=f"{index} index",
             )
             for index in _INDICES
         ),
         "index",
-        keys=(),
         colour="hue",
         marker="setting",
         means="setting",
-        rows=(),
-        columns=("panel",),
-        share_x=False,
+        **_SIDE_BY_SIDE,
+        share_x="col",
         share_y=True,
     ),
     "parameter_efficiency": Drawing(
         "Parameter efficiency",
         tuple(
-            Panel(
+            _panel(
                 up.replace("_", " "),
-                (Line(up, mark="means", across=across),),
-                scale,
+                Line(up, mark="means", across=across),
+                scale=scale,
                 below=across.replace("_", " "),
             )
-            for across, up, scale in (
-                ("raw_parameters", "effective_parameters", "log"),
-                ("raw_parameters", "error", "share"),
-                ("effective_parameters", "error", "share"),
-            )
+            for across, up, scale in _PARAMETERS
         ),
         "parameters",
-        keys=(),
         colour="setting",
         dash="dash",
         means="hue",
-        rows=(),
-        columns=("panel",),
-        share_x=False,
+        **_SIDE_BY_SIDE,
+        share_x="col",
     ),
 }

@@ -9,18 +9,12 @@ from matplotlib import colormaps
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import BoundaryNorm, LinearSegmentedColormap, ListedColormap, Normalize
 from matplotlib.patches import Patch
-from matplotlib.transforms import blended_transform_factory
 
 from tfresidual.plots import frames, style
+from tfresidual.plots.places import GAP, Places, keys_of, stage_name
 
-# The block index of the state before the first block of a stage.
-FIRST = -1
 # With more places than this, the dots are smaller.
 _FEW = 24
-# The names of blocks that fit into an inch.
-_NAMES_PER_INCH = 2.2
-# A name longer than this is written diagonally.
-_LONG = 6
 # The share of the room between two places that their bars fill.
 _BARS = 0.78
 # From the source's side of nothing to the data's, dark at both ends.
@@ -112,195 +106,14 @@ def _with_epochs(table, drawing):
     return table, drawing
 
 
-class _Axis:
-    """The places on the horizontal axis.
-
-    Attributes:
-        places: the place of every row of the table.
-        stages: a frame of `start` and `size` by stage, or `None` unless blocks are in a row.
-        names: a dict of the names of places, or `None` if the places are numbers.
-        gaps: the places of blocks that the frame has without a value.
-    """
-
-    def __init__(self, table, drawing, over):
-        self.stages, self.names, self.gaps = None, None, []
-        self.over = over
-        if over in ("block", "state", "epoch"):
-            # The rows of a panel over something else have no value there.
-            table = table.dropna(subset="block" if over == "state" else over)
-        if self.over in ("block", "state"):
-            table = table.astype({"stage": int, "block": int})
-            self._set_blocks(table, drawing)
-        elif self.over == "stage":
-            stages = _keys(table, "stage")
-            self.names = {place: _stage_text(table, key) for place, key in enumerate(stages)}
-            self.places = table["stage"].map({key: place for place, key in enumerate(stages)})
-        elif self.over == "epoch":
-            self.places = table["epoch"] + 1
-        elif self.over in table and isinstance(table[self.over].dtype, pd.CategoricalDtype):
-            categories = table[self.over].cat.categories
-            self.names = {i: name.replace(" (", "\n(") for i, name in enumerate(categories)}
-            self.places = table[self.over].cat.codes
-        else:
-            self.places = table[self.over] if self.over in table else table.index.to_series()
-
-    def _set_blocks(self, table, drawing):
-        if self.over == "block":
-            sizes = table.groupby("stage")["block"].max() + 1
-            found = [(stage, block) for stage in sizes.index for block in range(sizes[stage])]
-        else:
-            columns = [line.column for panel in drawing.panels for line in panel.lines]
-            states = table.dropna(subset=columns, how="all")[["stage", "block"]]
-            found = sorted(set(states.itertuples(index=False, name=None)))
-        order = pd.MultiIndex.from_tuples(found, names=["stage", "block"])
-        places = pd.Series(range(len(order)), index=order)
-        rows = pd.MultiIndex.from_frame(table[["stage", "block"]])
-        self.places = pd.Series(places.reindex(rows).to_numpy(), index=table.index).dropna()
-        self.stages = places.groupby(level="stage").agg(start="min", size="size")
-        self.names = {
-            place: "first" if block == FIRST else f"{stage}.{block}"
-            for place, (stage, block) in enumerate(found)
-        }
-        if "name" in table:
-            own = table.loc[self.places.index].dropna(subset="name")
-            self.names |= dict(zip(self.places[own.index], own["name"], strict=True))
-        if "part" in table:
-            heads = self.places.index.intersection(table.index[table["part"] == "head"])
-            self.names |= dict.fromkeys(self.places[heads], "head")
-        if "is_empty" in table and self.over == "block":
-            empty = table["is_empty"].astype(bool).groupby(self.places).all()
-            self.gaps = list(empty.index[empty])
-
-    def course(self, rows, line):
-        """Returns heights, and the edges of their band, by place."""
-        column, places = line.column, self.places[rows.index]
-        if line.across:
-            places = rows[line.across]
-        if "seed" in rows:
-            course = rows.groupby(places)[column].agg(["mean", "min", "max", "count"])
-            course.columns = ["height", "low", "high", "count"]
-            if (course["count"] < 2).all():
-                course = course[["height"]]
-        else:
-            course = pd.DataFrame({"height": rows[column].to_numpy()}, index=places)
-            if line.band:
-                course["low"], course["high"] = course["height"], rows[line.band].to_numpy()
-            elif f"{column}_se" in rows and self.stages is not None:
-                errors = rows[f"{column}_se"].to_numpy()
-                course["low"], course["high"] = course["height"] - errors, course["height"] + errors
-        if line.mark == "sum":
-            return course.cumsum()
-        if self.over == "epoch":
-            return course.dropna(subset="height")
-        if line.mark == "bar":
-            return course.sort_index()
-        if self.stages is None:
-            return course
-        # A place between the stages keeps lines from crossing into the next one.
-        borders = self.stages["start"].to_numpy()[1:] - 0.5
-        return course.reindex(sorted([*range(int(self.stages["size"].sum())), *borders]))
-
-    def finish(self, axes, has_names, is_only):
-        """Sets limits and ticks, and marks stages and gaps."""
-        if self.over == "epoch":
-            style.epoch_axis(axes, self.places, bins=10 if is_only else 6)
-        elif self.names is None and not (self.places % 1).any():
-            style.whole_numbers(axes.xaxis, bins=8)
-        elif self.names is not None:
-            axes.set_xlim(-0.6, len(self.names) - 0.4)
-        if self.stages is not None:
-            mark_stages(axes, self.stages)
-            for place in self.gaps:
-                axes.axvspan(place - 0.5, place + 0.5, **_GAP, gid="gap")
-        if self.names is not None and has_names:
-            self._name_places(axes)
-
-    def _name_places(self, axes):
-        step = 1
-        if self.stages is not None:
-            width = axes.figure.get_figwidth() / axes.get_subplotspec().get_gridspec().ncols
-            step += int((len(self.names) - 1) / (_NAMES_PER_INCH * width))
-        # Names at the end of a stage make room for that of the next one.
-        starts = [0] if self.stages is None else [*self.stages["start"]]
-        shown = {
-            place: self.names[place]
-            for start, end in itertools.pairwise([*starts, len(self.names) + step])
-            for place in range(start, min(end, len(self.names)), step)
-            if place == start or place <= end - 0.75 * step or self.names[place] == "head"
-        }
-        look = dict(style.PLAIN)
-        if max(len(line) for name in shown.values() for line in name.splitlines()) > _LONG:
-            look |= {"rotation": 35, "ha": "right"} if self.stages is not None else {}
-        axes.set_xticks(list(shown), list(shown.values()), **look)
-        if self.stages is None:
-            axes.tick_params(axis="x", length=0)
-
-
-_GAP = {"facecolor": "none", "edgecolor": "#cfcfcf", "hatch": "////", "linewidth": 0, "zorder": 0.5}
-
-
-def _stage_name(stage):
-    return f"stage {stage}" if str(stage).isdigit() else stage
-
-
-def _stage_text(table, stage):
-    """Returns the name of a stage, with its number of blocks if the table has it."""
-    name = _stage_name(stage)
-    blocks = table.loc[table["stage"] == stage, "blocks"] if "blocks" in table else []
-    counts = [count for count in blocks if pd.notna(count)]
-    return f"{name}\n{counts[0]:g} block{'s' * (counts[0] != 1)}" if counts else name
-
-
-def mark_stages(axes, stages):
-    """Shades every second stage, draws the boundaries and labels the stages above the axes."""
-    if len(stages) < 2:
-        return
-    above = blended_transform_factory(axes.transData, axes.transAxes)
-    for place, (stage, start, size) in enumerate(stages[["start", "size"]].itertuples()):
-        left, right = start - 0.5, start + size - 0.5
-        if place:
-            axes.axvline(left, color=style.FAINT_INK, linewidth=0.8, linestyle=":", gid="boundary")
-        if place % 2:
-            axes.axvspan(left, right, color=style.BAND, linewidth=0, zorder=0)
-        axes.text(
-            (left + right) / 2,
-            1.015,
-            f"stage {stage}" if len(stages) <= 6 else str(stage),
-            transform=above,
-            ha="center",
-            va="bottom",
-            fontsize=style.SMALL_SIZE,
-            color=style.FAINT_INK,
-        )
-
-
-def _keys(table, column):
-    """Returns the distinct values of a column in the order in which they are drawn."""
-    if column not in table:
-        return [""]
-    values = table[column]
-    if isinstance(values.dtype, pd.CategoricalDtype):
-        return list(values.cat.categories)
-    if column == "split":
-        return frames.order_splits(values)
-    if pd.api.types.is_numeric_dtype(values):
-        return sorted(values.unique().tolist())
-    found = list(dict.fromkeys(values))
-    if column == "stage":
-        found.sort(key=lambda stage: (stage == "all", stage != "mean", len(stage), stage))
-    return found
-
-
 def _looks(table, column):
     """Returns the looks of the values of a column."""
-    keys = _keys(table, column)
+    keys = keys_of(table, column)
     if column == "stage":
         stages = [key for key in keys if key != "mean"]
         return {key: style.looks(["mean"]).get(key) for key in keys} | style.stage_looks(stages)
     if column == "block":
-        count = max(keys) + 1
-        colours, widths = style.depth_colours(count), style.depth_widths(count)
-        return {key: style.Look(colours[key], "", widths[key]) for key in keys}
+        return style.depth_looks(max(keys) + 1)
     if column == "epoch":
         norm = Normalize(keys[0], keys[-1])
         return {key: style.Look(_EPOCHS(norm(key)), "", 1.1) for key in keys}
@@ -314,10 +127,10 @@ class _Figure:
         self.table, self.drawing, self.arguments, self.named = table, drawing, arguments, named
         self.looks = looks or _looks(table, drawing.colour)
         self.has_scale = not looks and drawing.colour in ("block", "epoch")
-        self.dashes = style.dashes(_keys(table, drawing.dash) if drawing.dash else [""])
-        self.markers = style.looks(_keys(table, drawing.marker)) if drawing.marker else {}
+        self.dashes = style.dashes(keys_of(table, drawing.dash) if drawing.dash else [""])
+        self.markers = style.looks(keys_of(table, drawing.marker)) if drawing.marker else {}
         overs = [panel.over or drawing.over for panel in drawing.panels]
-        axes = {over: _Axis(table, drawing, over) for over in dict.fromkeys(overs)}
+        axes = {over: Places(table, drawing, over) for over in dict.fromkeys(overs)}
         self.axes = {panel: axes[over] for panel, over in zip(drawing.panels, overs, strict=True)}
         self.cells, self.is_log, self.image = [], {}, None
 
@@ -333,7 +146,7 @@ class _Figure:
     def _combinations(self, dimensions):
         """Returns the dicts of keys of all rows, or columns, of panels."""
         keys = [
-            self.drawing.panels if dimension == "panel" else _keys(self.table, dimension)
+            self.drawing.panels if dimension == "panel" else keys_of(self.table, dimension)
             for dimension in dimensions
         ]
         return [dict(zip(dimensions, chosen, strict=True)) for chosen in itertools.product(*keys)]
@@ -397,7 +210,7 @@ class _Figure:
         panel, rows, drawing = keys["panel"], self._rows(keys), self.drawing
         axis = self.axes[panel]
         if not drawing.share_x:
-            axis = _Axis(rows, drawing, panel.over or drawing.over)
+            axis = Places(rows, drawing, panel.over or drawing.over)
         rows = rows.loc[rows.index.intersection(axis.places.index)]
         style.clean_axes(axes, grid="both" if axis.names is None else "y")
         if panel.scale == "log":
@@ -484,7 +297,7 @@ class _Figure:
         drawing = self.drawing
         colour = rows[drawing.colour].iloc[0] if drawing.colour in rows else ""
         if drawing.colour == "stage":
-            colour = _stage_name(colour)
+            colour = stage_name(colour)
         elif self.has_scale:
             colour = f"block {colour}" if drawing.colour == "block" else f"epoch {colour + 1}"
         return (str(colour), str(dash) if drawing.dash != drawing.colour else "")
@@ -560,7 +373,7 @@ class _Figure:
 
     def _draw_map(self, axes, axis, rows, line):
         """Draws a column by colour, over the blocks and the positions."""
-        positions = _keys(self.table, "position")
+        positions = keys_of(self.table, "position")
         values = rows.assign(place=axis.places[rows.index])
         values = values.pivot_table(line.column, "position", "place")
         count = len(axis.names)
@@ -585,14 +398,14 @@ class _Figure:
             is_by_split = self.drawing.colour == "split"
             for key, of_key in self.looks.items() if is_by_split else (("", None),):
                 here = known[known["split"] == key] if is_by_split else known
-                look |= {"color": of_key.colour} if is_by_split else {}
+                if is_by_split:
+                    look |= {"color": of_key.colour, "marker": of_key.marker, "markevery": [1]}
                 if self.drawing.over == "epoch":
                     course = here.groupby("epoch")[level.column].first()
                     axes.plot(course.index + 1, course, **look)
                 elif len(here):
-                    end = {"marker": of_key.marker, "markevery": [1]} if is_by_split else {}
-                    look |= end | {"markersize": 4.5, "markerfacecolor": "white", "clip_on": False}
-                    axes.axhline(here[level.column].iloc[0], **look)
+                    ring = {"markersize": 4.5, "markerfacecolor": "white", "clip_on": False}
+                    axes.axhline(here[level.column].iloc[0], **look, **ring)
             return
         height = self.arguments.get(level.argument) if level.argument else level.value
         if isinstance(height, dict):
@@ -631,11 +444,11 @@ class _Figure:
                 axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
 
     def _label(self):
-        """Labels the axes and the panels."""
+        """Labels the axes and the panels, or the figure where all of them show the same."""
         drawing, figure = self.drawing, self.figure
-        has_own = "panel" in (*drawing.rows, *drawing.columns) or len(self.cells) == 1
-        has_own |= self.grid.shape[1] == 1
-        shown = ""
+        names_across = self.grid.shape[1] == 1 or "panel" in drawing.columns
+        names_up = names_across or "panel" in drawing.rows
+        before = ""
         for axes, keys in self.cells:
             panel = keys["panel"]
             stages = self.axes[panel].stages
@@ -643,18 +456,18 @@ class _Figure:
             pad = 15 if stages is not None and len(stages) > 1 else 4
             style.panel_title(axes, self._title(axes, keys), pad=pad)
             label = self._label_of(panel)
-            is_first = axes in self.grid[:, 0]
-            if has_own and (is_first or ("panel" in drawing.columns and label != shown)):
-                style.axis_labels(axes, beside=label)
-            shown = label
-            if ((has_own and "panel" not in drawing.rows) or self.grid.shape[1] == 1) and (
-                axes in self.lowest
-            ):
-                style.axis_labels(axes, below=panel.below or drawing.below or None)
+            is_new = axes in self.grid[:, 0] or ("panel" in drawing.columns and label != before)
+            below = panel.below or drawing.below
+            style.axis_labels(
+                axes,
+                below=below if names_across and axes in self.lowest else None,
+                beside=label if names_up and is_new else None,
+            )
+            before = label
         look = {"fontsize": style.LABEL_SIZE, "color": style.INK}
-        if not has_own:
+        if not names_up:
             figure.supylabel(self._label_of(drawing.panels[0]), ma="center", **look)
-        if not has_own or ("panel" in drawing.rows and self.grid.shape[1] > 1):
+        if not names_across:
             figure.supxlabel(drawing.below, **look)
         figure.align_ylabels()
 
@@ -673,7 +486,7 @@ class _Figure:
         names = []
         for dimension in sorted(dimensions, key=lambda dimension: dimension == "split"):
             key = keys[dimension]
-            plain = _stage_name(key) if dimension == "stage" else str(key)
+            plain = stage_name(key) if dimension == "stage" else str(key)
             names.append(key.title if dimension == "panel" else plain)
         return ", ".join(filter(None, names))
 
@@ -713,7 +526,7 @@ class _Figure:
         ]
         handles += self._level_handles(panels)
         if any(axis.gaps for axis in self.axes.values()):
-            handles.append(Patch(**_GAP, label=drawing.gap))
+            handles.append(Patch(**GAP, label=drawing.gap))
         handles += further
         if handles:
             style.legend(self.figure, handles)
@@ -728,7 +541,7 @@ class _Figure:
         """Returns the entry of the legend for a colour key."""
         drawing, look = self.drawing, self.looks[key]
         marks = {line.mark for panel in drawing.panels for line in panel.lines}
-        name = _stage_name(key) if drawing.colour == "stage" else str(key)
+        name = stage_name(key) if drawing.colour == "stage" else str(key)
         if marks == {"bar"}:
             hatch = style.hatches(self.looks)[key]
             return Patch(facecolor=look.colour, hatch=hatch, edgecolor="white", label=name)

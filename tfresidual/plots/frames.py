@@ -144,7 +144,7 @@ def refuse_nothing(table, columns, name="frame"):
 
 def refuse_others(table, column, allowed, name="frame"):
     """Raises a `ValueError` if a column of a table holds anything but the allowed texts."""
-    unknown = [value for value in table[column].unique().tolist() if value not in allowed]
+    unknown = table.loc[~table[column].isin(list(allowed)), column].unique().tolist()
     if unknown:
         *first, last = map(repr, allowed)
         raise ArgumentError(
@@ -159,15 +159,14 @@ def refuse_twice(table, keys, name="frame", also=("split",)):
     twice = table.duplicated([*keys, *also])
     if twice.any():
         row = table[twice].iloc[0]
-        place = ", ".join(
-            f"{key}={row[key]!r}" if isinstance(row[key], str) else f"{key}={row[key]}"
-            for key in (*keys, *also)
-        )
+        others = f" (and {' and '.join(also)})" if also else ""
+        shown = [(key, row[key]) for key in (*keys, *also)]
         raise ArgumentError(
             name,
-            f"have one row per {' and '.join(keys)} (and {' and '.join(also)}); select or average "
-            "the rows before drawing",
-            said=f"several rows for {place}",
+            f"have one row per {' and '.join(keys)}{others}; select or average the rows before "
+            "drawing",
+            said="several rows for "
+            + ", ".join(f"{k}={v!r}" if isinstance(v, str) else f"{k}={v}" for k, v in shown),
         )
 
 

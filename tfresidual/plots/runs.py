@@ -112,13 +112,13 @@ def error_of_runs(
     """
     drawing = DRAWINGS["error_of_runs"]
     known = {panel.lines[0].column: panel for panel in drawing.panels}
-    errors = _chosen(errors, "errors", "columns", known, "'error', 'train_error' or both")
-    table = _run_table(frame, errors, hue, dash, panels)
-    shown = tuple(known[error] for error in errors)
+    chosen = _chosen(errors, "errors", "columns", known, "'error', 'train_error' or both")
+    table = _run_table(frame, chosen, hue, dash, panels)
+    shown = tuple(known[error] for error in chosen)
     if len(shown) == 1:
-        label = "error on training images" if errors == ("train_error",) else "error"
+        label = "error on training images" if chosen == ("train_error",) else "error"
         shown = (dataclasses.replace(shown[0], label=label, title=""),)
-    wrap = 3 if len(errors) == 1 else 2
+    wrap = 3 if len(chosen) == 1 else 2
     return draw_table(table, dataclasses.replace(drawing, panels=shown, wrap=wrap, share_y=share_y))
 
 

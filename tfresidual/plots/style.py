@@ -29,9 +29,6 @@ SMALL_SIZE = 8.5
 # Rows of a legend above the panels.
 MOST_LEGEND_ROWS = 4
 
-# Largest number of stages whose panels are in one row.
-MOST_COLUMNS = 4
-
 INK = "#262626"
 FAINT_INK = "#6b6b6b"
 GRID = "#e3e3e3"
@@ -135,9 +132,8 @@ def clean_axes(axes, grid="both"):
     )
 
 
-def panel_title(axes, name, split="", pad=4):
-    """Writes the title of a panel `pad` points above it, with the split if there is one."""
-    name = f"{name}, {split}" if split else name
+def panel_title(axes, name, pad=4):
+    """Writes the title of a panel `pad` points above it."""
     axes.set_title(name, fontsize=SMALL_SIZE, color=FAINT_INK, pad=pad, **PLAIN)
 
 
@@ -151,31 +147,14 @@ def axis_labels(axes, below=None, beside=None):
 
 def text_above(axes, place, text):
     """Writes a small text above the axes, centred at a place of the horizontal axis."""
-    axes.annotate(
-        text,
-        (place, 1.0),
-        xycoords=axes.get_xaxis_transform(),
-        xytext=(0, 2),
-        textcoords="offset points",
-        ha="center",
-        va="bottom",
-        fontsize=SMALL_SIZE,
-        color=FAINT_INK,
-    )
+    look = {"ha": "center", "va": "bottom", "fontsize": SMALL_SIZE, "color": FAINT_INK}
+    axes.text(place, 1.015, text, transform=axes.get_xaxis_transform(), **look)
 
 
 def no_values(axes):
     """Writes into an empty panel that there are no values to draw."""
-    axes.text(
-        0.5,
-        0.5,
-        "no values",
-        transform=axes.transAxes,
-        ha="center",
-        va="center",
-        fontsize=SMALL_SIZE,
-        color=FAINT_INK,
-    )
+    look = {"ha": "center", "va": "center", "fontsize": SMALL_SIZE, "color": FAINT_INK}
+    axes.text(0.5, 0.5, "no values", transform=axes.transAxes, **look)
 
 
 def whole_numbers(axis, bins=10):
@@ -228,12 +207,14 @@ def depth_colours(count):
     return [DEPTH(place) for place in (np.linspace(0.0, 1.0, count) if count > 1 else [0.0])]
 
 
-def depth_widths(count):
-    """Returns `count` line widths, from thin for the lowest block to thick for the highest.
+def depth_looks(count):
+    """Returns a dictionary from block to `Look`.
 
-    They show the order of the blocks to readers who cannot see the colours.
+    Lines grow from thin for the lowest block to thick for the highest, which shows the order of the
+    blocks to readers who cannot see the colours.
     """
-    return np.linspace(0.8, 2.0, count)
+    widths = np.linspace(0.8, 2.0, count)
+    return {i: Look(colour, "", widths[i]) for i, colour in enumerate(depth_colours(count))}
 
 
 def log_scale_helps(values, span=30.0):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _DROP = 2 / 3
 _NOT_METRICS = frozenset({"epoch", "loss", "learning_rate", "lr"})
 # The label and the scale of metrics that need words of their own.
-_METRICS = {
+_METRICS: dict[str, tuple[str, Any]] = {
     "error": ("error", "share"),
     "gradient_ratio": ("gradient norm ratio r\n‖∂L/∂h₁‖ / ‖∂L/∂h₁₊₂ₙ‖", "wide"),
     "state_l1": ("L1 norm of the last state", "log"),
