@@ -5,19 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from tfresidual.declarations import ZERO, Drawing, Level, Line, Panel
 from tfresidual.plots import style
-from tfresidual.plots.blocks import shade_stages
-
-COLOURS = (
-    style.BLUE,
-    style.VERMILION,
-    style.GREEN,
-    style.ORANGE,
-    style.PURPLE,
-    style.SKY,
-    style.INK,
-)
-DASHES = {"train": (0, (4, 2)), "test": "-", "validation": "-"}
+from tfresidual.plots.engine import draw_table
 
 
 def in_a_row(frame):
@@ -83,42 +73,39 @@ def panels(
     Returns:
         A `matplotlib.figure.Figure`.
     """
-    if log:
-        # Zeros have no place on a logarithmic axis.
-        frame = frame.assign(**{y: frame[y].where(frame[y] > 0)})
-    names = [None] if panel is None else list(dict.fromkeys(frame[panel]))
-    lines = [None] if line is None else list(dict.fromkeys(frame[line]))
-    splits = [None] if dash is None else list(dict.fromkeys(frame[dash]))
-    wide = min(len(names), columns)
-    tall = -(-len(names) // wide)
-    figure = style.new_figure(max(3.0 * wide, 7.0), 2.5 * tall + 1.0, title)
-    grid = figure.subplots(tall, wide, squeeze=False, sharex=share_x, sharey=share_y).ravel()
-    palette = style.depth_colours(len(lines)) if coloured else COLOURS
-    for axes, name in zip(grid, names, strict=False):
-        style.clean_axes(axes)
-        here = frame if panel is None else frame[frame[panel] == name]
-        sizes = here.groupby("stage")["block"].max() + 1 if stages else []
-        has_stages = len(sizes) > 1
-        if panel is not None:
-            # Above the names of the stages.
-            style.panel_title(axes, str(name), pad=15 if has_stages else 4)
-        if zero:
-            axes.axhline(0, color=style.FAINT_INK, linewidth=0.8)
-        if reference is not None:
-            axes.axhline(reference, color=style.FAINT_INK, linewidth=0.9, linestyle=(0, (2, 2)))
-        drawn = list(dict.fromkeys(here[line])) if own_lines else lines
-        for i, of_line in enumerate(drawn):
-            for split in splits:
-                rows = here if line is None else here[here[line] == of_line]
-                rows = rows if dash is None else rows[rows[dash] == split]
-                dashes = DASHES.get(split, "-") if splits != [None] else dash_of(i, palette)
-                _draw(axes, rows, x, y, palette[i % len(palette)], dashes)
-        if has_stages:
-            shade_stages(axes, sizes.cumsum() - sizes, sizes)
-        if frame[x].dtype.kind == "i" and not log_x:
-            style.whole_numbers(axes.xaxis)
-        if log:
-            style.log_scale(axes)
+    scale = "log" if log else "share" if percent else "linear"
+    levels = (ZERO,) * zero
+    if reference is not None:
+        levels += (Level(reference, dash="--"),)
+    drawing = Drawing(
+        title,
+        (Panel(beside, (Line(y),), scale, levels, from_zero=from_zero),),
+        over="block" if stages else "x",
+        below=below,
+        colour=line or "",
+        dash=dash or "",
+        rows=(),
+        columns=("facet",) if panel else (),
+        wrap=columns,
+        share_x=share_x,
+        share_y=share_y,
+    )
+    is_text = not pd.api.types.is_numeric_dtype(frame[x])
+    places = pd.Categorical(frame[x], frame[x].unique()) if is_text else frame[x]
+    frame = frame.replace([np.inf, -np.inf], np.nan).assign(x=places)
+    # Here, the names of networks.
+    frame = frame.drop(columns="name", errors="ignore")
+    if panel:
+        frame = frame.rename(columns={panel: "facet"})
+    looks = None
+    if coloured:
+        names = list(dict.fromkeys(frame[line]))
+        colours = style.depth_colours(len(names))
+        looks = {name: style.Look(colour, "o") for name, colour in zip(names, colours, strict=True)}
+    figure = draw_table(frame, drawing, looks=looks)
+    names = list(dict.fromkeys(frame["facet"])) if panel else [""]
+    for axes, name in zip(figure.axes, names, strict=True):
+        here = frame[frame["facet"] == name] if panel else frame
         if log_x:
             axes.set_xscale("log")
             axes.set_xticks(places := sorted(set(here[x])), map(str, places))
@@ -126,30 +113,12 @@ def panels(
         if slope is not None:
             _draw_slope(axes, here, x, y, slope)
         if own_lines:
-            axes.legend(handles=_handles(drawn, palette), frameon=False, fontsize=style.SMALL_SIZE)
-    for axes in grid[len(names) :]:
-        axes.remove()
-    for i, axes in enumerate(grid[: len(names)]):
-        # Limits of an axis that panels share are set when all of them are drawn.
-        if percent:
-            style.percent_axis(axes)
-        if from_zero:
-            axes.set_ylim(bottom=0)
-        is_lowest = i + wide >= len(names)
-        if is_lowest:
-            # Of panels that share the axis, matplotlib labels those of the last row alone.
-            axes.tick_params(labelbottom=True)
-        style.axis_labels(
-            axes, below=below if is_lowest else None, beside=beside if i % wide == 0 else None
-        )
-    handles = [] if own_lines or lines == [None] else _handles(lines, palette)
-    if splits not in ([None], []) and len(splits) > 1:
-        handles += [
-            style.line_handle(f"{split} images", color=style.INK, linestyle=DASHES.get(split, "-"))
-            for split in splits
-        ]
-    if handles:
-        style.legend(figure, handles)
+            drawn = [one for one in axes.get_lines() if one.get_gid() is None]
+            names_of_lines = [one.get_label().removesuffix(f", {y}") for one in drawn]
+            axes.legend(drawn, names_of_lines, frameon=False, fontsize=style.SMALL_SIZE)
+    if own_lines:
+        for legend in figure.legends:
+            legend.remove()
     return figure
 
 
@@ -157,30 +126,6 @@ def titled(figure, title):
     """Returns a figure with another title."""
     style.set_title(figure, title)
     return figure
-
-
-def dash_of(i, palette):
-    """Returns the dashes of a line; those after the last colour begin again, with dashes."""
-    return "-" if i < len(palette) else (0, (2, 1))
-
-
-def _draw(axes, rows, x, y, colour, dash):
-    rows = rows[[x, y]].replace([np.inf, -np.inf], np.nan).dropna()
-    if rows.empty:
-        return
-    groups = rows.groupby(x, sort=True)[y]
-    means, low, high = groups.mean(), groups.min(), groups.max()
-    axes.plot(
-        means.index,
-        means,
-        color=colour,
-        linestyle=dash,
-        linewidth=1.4,
-        marker="o" if len(means) <= 30 else None,
-        markersize=3,
-    )
-    if (high > low).any():
-        axes.fill_between(means.index, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
 def _draw_slope(axes, frame, x, y, slope):
@@ -193,15 +138,8 @@ def _draw_slope(axes, frame, x, y, slope):
         color=style.FAINT_INK,
         linestyle=(0, (1, 2)),
         linewidth=1.2,
+        gid="slope",
     )
-
-
-def _handles(lines, palette):
-    """Returns the entries of a legend for lines."""
-    return [
-        style.line_handle(str(name), color=palette[i % len(palette)], linestyle=dash_of(i, palette))
-        for i, name in enumerate(lines)
-    ]
 
 
 def table(frame, columns, by="network", percent=("error", "train_error")):

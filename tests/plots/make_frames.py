@@ -1,7 +1,50 @@
-"""Frames as probes and training would give them, from a seed."""
+"""Frames as probes, training and experiments would give them, from a seed."""
+
+import itertools
 
 import numpy as np
 import pandas as pd
+
+SETTINGS = (
+    (0.0, "non-recurrent"),
+    (0.0, "recurrent"),
+    (0.5, "recurrent"),
+    (0.9, "recurrent"),
+    (1.0, "recurrent"),
+)
+NAMES = ["0 (non-rec.)", "0 (rec.)", "0.5 (rec.)", "0.9 (rec.)", "1 (rec.)"]
+TICKS = [name.replace(" (", "\n(") for name in NAMES]
+ROLES = {
+    f"{kind}{number}/{name}": count
+    for number, (kind, parts) in itertools.product(
+        (1, 2),
+        (
+            ("normalization", {"gamma": 16, "beta": 16}),
+            ("convolution", {"kernel": 2304, "bias": 16}),
+        ),
+    )
+    for name, count in parts.items()
+}
+
+
+def keys(stages=3, splits=None, epochs=None, **others):
+    """A frame of keys: a row per split, epoch, stage and what else is named."""
+    columns = {
+        "split": splits or (None,),
+        "epoch": range(epochs or 1),
+        "stage": range(1, stages + 1),
+        **others,
+    }
+    frame = pd.MultiIndex.from_product(columns.values(), names=columns).to_frame(index=False)
+    unused = [name for name, used in (("split", splits), ("epoch", epochs)) if not used]
+    return frame.drop(columns=unused)
+
+
+def progress(frame):
+    """How far the training is, from over 0 to 1, and the place of the split."""
+    epochs = frame["epoch"] + 1 if "epoch" in frame else pd.Series(1, frame.index)
+    places = pd.factorize(frame["split"])[0] if "split" in frame else 0
+    return epochs / epochs.max(), places
 
 
 def block_frame(blocks=3, stages=3, splits=None, epochs=None, gap=True, seed=0):
@@ -9,66 +52,39 @@ def block_frame(blocks=3, stages=3, splits=None, epochs=None, gap=True, seed=0):
 
     With `gap`, the first block of every stage but the first changes the shape and has no values.
     """
-    rng = np.random.default_rng(seed)
-    rows = []
-    for split in splits or (None,):
-        for epoch in range(epochs or 1):
-            progress = (epoch + 1) / (epochs or 1)
-            for stage in range(1, stages + 1):
-                for block in range(blocks):
-                    depth = ((stage - 1) * blocks + block) / (stages * blocks)
-                    noise = rng.normal(size=4)
-                    size = 1.6 * np.exp(-block / (0.4 * blocks)) / stage + 0.05
-                    missing = gap and stage > 1 and block == 0
-                    row = {
-                        "stage": stage,
-                        "block": block,
-                        "cosine_loss": -0.25 * depth * progress + 0.01 * noise[0],
-                        "readout_cosine_loss": (
-                            -0.3 * (block + 1) / blocks * progress + 0.015 * noise[1]
-                            if stage == stages
-                            else np.nan
-                        ),
-                        "l2_ratio": size * np.exp(0.08 * noise[2]),
-                        "gradient_norm": 0.4
-                        * np.exp(-4 * depth + 0.1 * noise[3])
-                        * (1.1 - progress),
-                        "perturbation": 12 * size * stage,
-                        "scaled_perturbation": size * (0.5 + 0.5 * progress),
-                    }
-                    if missing:
-                        row |= {key: np.nan for key in row if key not in ("stage", "block")}
-                    if split is not None:
-                        row["split"] = split
-                    if epochs is not None:
-                        row["epoch"] = epoch
-                    rows.append(row)
-    return pd.DataFrame(rows)
+    frame = keys(stages, splits, epochs, block=range(blocks))
+    time, _ = progress(frame)
+    noise = np.random.default_rng(seed).normal(size=(4, len(frame)))
+    depth = ((frame["stage"] - 1) * blocks + frame["block"]) / (stages * blocks)
+    size = 1.6 * np.exp(-frame["block"] / (0.4 * blocks)) / frame["stage"] + 0.05
+    last = (-0.3 * (frame["block"] + 1) / blocks * time + 0.015 * noise[1]).where(
+        frame["stage"] == stages
+    )
+    values = {
+        "cosine_loss": -0.25 * depth * time + 0.01 * noise[0],
+        "readout_cosine_loss": last,
+        "l2_ratio": size * np.exp(0.08 * noise[2]),
+        "gradient_norm": 0.4 * np.exp(-4 * depth + 0.1 * noise[3]) * (1.1 - time),
+        "perturbation": 12 * size * frame["stage"],
+        "scaled_perturbation": size * (0.5 + 0.5 * time),
+    }
+    is_gap = gap & (frame["stage"] > 1) & (frame["block"] == 0)
+    return frame.assign(**{name: value.mask(is_gap) for name, value in values.items()})
 
 
 def distance_frame(blocks=3, stages=3, splits=None):
     """A distance frame with a row per stage and one for all of them."""
-    rows = []
-    for place, split in enumerate(splits or (None,)):
-        absolute = [130.0 + 35 * stage + 9 * place for stage in range(stages)]
-        scaled = [3.69 + 0.3 * stage + 0.1 * place for stage in range(stages)]
-        names = [*range(1, stages + 1), "all"]
-        counts = [blocks] * stages + [blocks * stages]
-        for stage, count, distance, scaled_distance in zip(
-            names, counts, [*absolute, sum(absolute)], [*scaled, sum(scaled)], strict=True
-        ):
-            row = {
-                "stage": stage,
-                "blocks": count,
-                "distance": distance,
-                "scaled_distance": scaled_distance,
-                "mean_perturbation": distance / count,
-                "mean_scaled_perturbation": scaled_distance / count,
-            }
-            if split is not None:
-                row["split"] = split
-            rows.append(row)
-    return pd.DataFrame(rows)
+    frame = keys(stages, splits).assign(blocks=blocks)
+    _, place = progress(frame)
+    frame["distance"] = 130.0 + 35 * (frame["stage"] - 1) + 9 * place
+    frame["scaled_distance"] = 3.69 + 0.3 * (frame["stage"] - 1) + 0.1 * place
+    split = frame["split"] if splits else pd.Series(0, frame.index)
+    sums = frame.drop(columns=["stage", *(("split",) if splits else ())]).groupby(split).sum()
+    sums = sums.reset_index(names="split").assign(stage="all")
+    frame = pd.concat([frame, sums if splits else sums.drop(columns="split")], ignore_index=True)
+    for name in ("perturbation", "scaled_perturbation"):
+        frame[f"mean_{name}"] = frame[name.replace("perturbation", "distance")] / frame["blocks"]
+    return frame
 
 
 def history_frame(epochs=40, metric="accuracy", drops=(0.5, 0.75), seed=0):
@@ -92,147 +108,262 @@ def history_frame(epochs=40, metric="accuracy", drops=(0.5, 0.75), seed=0):
     )
 
 
-def route_metrics(error, distance, rng):
-    """The metrics of a route with this error, with some noise on the others."""
-    error = float(np.clip(error, 0.0, 1.0))
-    return {
-        "error": error,
-        "cross_entropy": 0.02 + 2.3 * error + 0.001 * distance**2 + 0.02 * rng.random(),
-        "entropy": 0.05 + 1.5 * error,
-        "agreement": 1.0 - 0.95 * max(error - 0.05, 0.0) if distance else 1.0,
-        "distance": float(distance),
-    }
+def final_error(frame):
+    """The error of the unperturbed network, which falls during the training."""
+    time, place = progress(frame)
+    return 0.02 + 0.05 * place + 0.5 * (1 - time)
 
 
-def _route_frame(rows_of_split, splits, epochs=None, seed=0):
-    """Rows of every split and epoch; `rows_of_split` gets the final error and a generator."""
+def with_metrics(frame, error, distance, seed=0):
+    """A frame with the metrics of routes of these errors, with some noise on the others."""
     rng = np.random.default_rng(seed)
-    rows = []
-    for place, split in enumerate(splits or (None,)):
-        for epoch in range(epochs or 1):
-            final = 0.02 + 0.05 * place + 0.5 * (1 - (epoch + 1) / (epochs or 1))
-            for row in rows_of_split(final, rng):
-                if split is not None:
-                    row = {"split": split, **row}
-                if epochs is not None:
-                    row["epoch"] = epoch
-                rows.append(row)
-    return pd.DataFrame(rows)
+    error = error.clip(0.0, 1.0)
+    return frame.assign(
+        error=error,
+        cross_entropy=0.02 + 2.3 * error + 0.001 * distance**2 + 0.02 * rng.random(len(frame)),
+        entropy=0.05 + 1.5 * error,
+        agreement=(1.0 - 0.95 * (error - 0.05).clip(0.0)).where(distance > 0, 1.0),
+        distance=distance,
+    )
 
 
 def readout_frame(blocks=3, stages=3, splits=None, epochs=None):
     """A read-out frame: the error falls from chance to the final one, earliest in stage 1."""
-
-    def rows(final, rng):
-        for stage in range(1, stages + 1):
-            for block in range(blocks):
-                left = (blocks - 1 - block) / blocks
-                error = final + (0.9 - final) * left ** (1 + 1 / stage)
-                metrics = route_metrics(error, 4.0 * stage * left, rng)
-                yield {"stage": stage, "block": block, **metrics}
-
-    return _route_frame(rows, splits, epochs)
+    frame = keys(stages, splits, epochs, block=range(blocks))
+    left = (blocks - 1 - frame["block"]) / blocks
+    final = final_error(frame)
+    error = final + (0.9 - final) * left ** (1 + 1 / frame["stage"])
+    return with_metrics(frame, error, 4.0 * frame["stage"] * left)
 
 
 def drop_frame(blocks=3, stages=3, splits=None, epochs=None, gap=True):
-    """A dropped blocks frame: the first blocks matter most.
-
-    With `gap`, the first block of every stage but the first changes the shape and has no values.
-    """
-
-    def rows(final, rng):
-        for stage in range(1, stages + 1):
-            for block in range(blocks):
-                error = final + 0.5 * np.exp(-1.5 * block) / stage + 0.01 * rng.random()
-                metrics = route_metrics(error, 1.0 / (1 + block), rng)
-                if gap and stage > 1 and block == 0:
-                    metrics = dict.fromkeys(metrics, np.nan)
-                yield {"stage": stage, "block": block, **metrics, "unperturbed_error": final}
-
-    return _route_frame(rows, splits, epochs)
+    """A dropped blocks frame: the first blocks matter most; `gap` is that of `block_frame`."""
+    frame = keys(stages, splits, epochs, block=range(blocks))
+    final = final_error(frame)
+    noise = 0.01 * np.random.default_rng(1).random(len(frame))
+    error = final + 0.5 * np.exp(-1.5 * frame["block"]) / frame["stage"] + noise
+    frame = with_metrics(frame, error, 1.0 / (1 + frame["block"]))
+    metrics = ["error", "cross_entropy", "entropy", "agreement", "distance"]
+    frame.loc[gap & (frame["stage"] > 1) & (frame["block"] == 0), metrics] = np.nan
+    return frame.assign(unperturbed_error=final)
 
 
 def repeat_frame(repetitions=16, stages=3, splits=None, first_stage=1):
     """A repetitions frame: errors rise, the state of the last stage explodes."""
-
-    def rows(final, rng):
-        for stage in range(first_stage, stages + 1):
-            for repetition in range(repetitions + 1):
-                error = final + (0.9 - final) * (1 - np.exp(-0.08 * stage * repetition))
-                distance = (np.exp(0.25 * stage * repetition) - 1) * 0.8
-                yield {
-                    "stage": stage,
-                    "repetition": repetition,
-                    "scale": 1.0,
-                    **route_metrics(error, distance, rng),
-                    "cosine_loss": -0.12 / stage + 0.015 * repetition + 0.01 * rng.normal(),
-                    "l2_ratio": 0.1 * stage * np.exp(0.05 * stage * repetition),
-                }
-
-    return _route_frame(rows, splits)
+    frame = keys(stages, splits, repetition=range(repetitions + 1))
+    frame = frame[frame["stage"] >= first_stage].reset_index(drop=True)
+    final, course = final_error(frame), frame["stage"] * frame["repetition"]
+    error = final + (0.9 - final) * (1 - np.exp(-0.08 * course))
+    frame = with_metrics(frame.assign(scale=1.0), error, (np.exp(0.25 * course) - 1) * 0.8)
+    noise = 0.01 * np.random.default_rng(1).normal(size=len(frame))
+    return frame.assign(
+        cosine_loss=-0.12 / frame["stage"] + 0.015 * frame["repetition"] + noise,
+        l2_ratio=0.1 * frame["stage"] * np.exp(0.05 * course),
+    )
 
 
 def shuffle_frame(stages=3, splits=None, draws=5):
     """A shuffled blocks frame: the error rises as the order is lost."""
-
-    def rows(final, rng):
-        for stage in range(1, stages + 1):
-            for swaps in (1, 2, 4, 8):
-                for draw in range(draws):
-                    tau = 1 - 0.1 * swaps * rng.uniform(0.5, 1.5)
-                    error = final + 0.4 * (1 - tau) / stage * rng.uniform(0.8, 1.2)
-                    yield {
-                        "stage": stage,
-                        "swaps": swaps,
-                        "draw": draw,
-                        "kendall_tau": tau,
-                        **route_metrics(error, 2.0 * (1 - tau), rng),
-                        "unperturbed_error": final,
-                    }
-
-    return _route_frame(rows, splits)
+    frame = keys(stages, splits, swaps=(1, 2, 4, 8), draw=range(draws))
+    rng = np.random.default_rng(0)
+    tau = 1 - 0.1 * frame["swaps"] * rng.uniform(0.5, 1.5, len(frame))
+    final = final_error(frame)
+    error = final + 0.4 * (1 - tau) / frame["stage"] * rng.uniform(0.8, 1.2, len(frame))
+    frame = with_metrics(frame, error, 2.0 * (1 - tau))
+    return frame.assign(kendall_tau=tau, unperturbed_error=final)
 
 
 def index_frame(stages=3, splits=None, bases=("labels", "agreement")):
     """A convergence indices frame with a row per stage and one for their mean."""
-    columns = ["convergence_index", "recurrence_index", "divergence_index"]
-
-    def rows(final, rng):
-        for basis in bases:
-            values = np.array([[0.8 - 0.1 * s, 0.99 - 0.02 * s, 0.3 + 0.2 * s] for s in range(3)])
-            values = np.resize(values, (stages, 3)) + 0.02 * rng.normal(size=(stages, 3))
-            for stage, of_stage in zip(
-                [*range(1, stages + 1), "mean"], [*values, values.mean(axis=0)], strict=True
-            ):
-                yield {
-                    "basis": basis,
-                    "stage": stage,
-                    **dict(zip(columns, of_stage, strict=True)),
-                    "error": final,
-                    "chance": 0.9,
-                }
-
-    return _route_frame(rows, splits)
+    frame = keys(stages, splits, basis=bases)
+    noise = 0.02 * np.random.default_rng(0).normal(size=(3, len(frame)))
+    place = (frame["stage"] - 1) % 3
+    frame["convergence_index"] = 0.8 - 0.1 * place + noise[0]
+    frame["recurrence_index"] = 0.99 - 0.02 * place + noise[1]
+    frame["divergence_index"] = 0.3 + 0.2 * place + noise[2]
+    by = ["split", "basis"] if splits else ["basis"]
+    means = frame.groupby(by, sort=False).mean().reset_index().assign(stage="mean")
+    frame = pd.concat([frame, means], ignore_index=True)
+    return frame.assign(error=final_error(frame), chance=0.9)
 
 
 def borderline_frame(splits=None, blocks=(13, 14, 15, 16, 17), repetitions=20):
     """A borderline frame along the blocks and the repetitions, with 310 borderline images."""
     groups = {"borderline": (310, 0.5, 1.0), "correct": (9000, 0.99, 0.1), "all": (10000, 0.9, 0.3)}
     courses = {"blocks": list(blocks), "repetitions": [blocks[-1] + k for k in range(repetitions)]}
+    rng = np.random.default_rng(0)
+    rows = [
+        {
+            "split": split,
+            "along": along,
+            "block": block,
+            "group": group,
+            "images": images,
+            "accuracy": accuracy - 0.05 * i + (-1) ** (group != "borderline") * 0.01 * place,
+            "cross_entropy": loss + 0.05 * i + 0.02 * place + 0.005 * rng.random(),
+            "entropy": 0.5 * loss + 0.05 * i - 0.002 * place,
+        }
+        for i, split in enumerate(splits or (None,))
+        for along, places in courses.items()
+        for place, block in enumerate(places)
+        for group, (images, accuracy, loss) in groups.items()
+    ]
+    frame = pd.DataFrame(rows)
+    return frame if splits else frame.drop(columns="split")
 
-    def rows(final, rng):
-        for along, places in courses.items():
-            for place, block in enumerate(places):
-                for group, (images, accuracy, loss) in groups.items():
-                    sign = 1 if group == "borderline" else -0.3
-                    yield {
-                        "along": along,
-                        "block": block,
-                        "group": group,
-                        "images": images,
-                        "accuracy": accuracy - final + 0.02 * sign * place / (1 + 0.2 * place),
-                        "cross_entropy": loss + final + 0.02 * place + 0.005 * rng.random(),
-                        "entropy": 0.5 * loss + final - 0.003 * place,
-                    }
 
-    return _route_frame(rows, splits)
+def state_frame(columns, stages=1, blocks=3, splits=None, first=-1, seed=0):
+    """A frame with a row for every state, from the one before the first block of a stage."""
+    frame = keys(stages, splits, block=range(first, blocks))
+    rng = np.random.default_rng(seed)
+    frame = frame.assign(**{name: rng.random(len(frame)) for name in columns})
+    if "attribution" in columns:
+        parts = {-1: "first state", blocks - 1: "head"}
+        frame["part"] = [parts.get(block, "block") for block in frame["block"]]
+    return frame
+
+
+def first_order_frame(blocks=4, stages=3, splits=None, first=1.0):
+    """Every block lowers the loss; the first one by `first` times as much."""
+    frame = keys(stages, splits, block=range(blocks))
+    _, place = progress(frame)
+    is_first = (frame["stage"] == 1) & (frame["block"] == 0)
+    change = -0.1 / frame["stage"] * np.where(is_first, first, 1)
+    return frame.assign(
+        loss_change=change,
+        first_order=(1.2 + place / 10) * change,
+        first_order_after=0.9 * change,
+        rank_correlation=0.5 + frame["block"] / 10,
+        rank_correlation_after=0.9,
+    )
+
+
+def line_element_frame(blocks=3, stages=2, splits=None, growth=1.0):
+    """A line element frame: the spatial part grows."""
+    frame = keys(stages, splits, block=range(blocks))
+    _, place = progress(frame)
+    layer = 4.0 + place + 0 * frame["block"]
+    spatial = 9.0 * growth ** (3.0 * frame["stage"] + frame["block"])
+    return frame.assign(layer_part=layer, spatial_part=spatial, length=np.sqrt(layer + spatial))
+
+
+def run_frame(widths=(8, 16, 32, 64), settings=SETTINGS, seeds=3, seed=0, **varied):
+    """A frame of runs: coupling raises convergence and error, width lowers the error.
+
+    `varied` are settings other than the plain ones: `lipschitz`, `anchor`, `kernel`, `gamma`,
+    `first_block`, or any further column.
+    """
+    rows = itertools.product(widths, settings, range(seeds))
+    frame = pd.DataFrame(
+        [(width, *setting, number) for width, setting, number in rows],
+        columns=["width", "coupling", "initialization", "seed"],
+    )
+    noise = np.random.default_rng(seed).normal(size=(4, len(frame)))
+    bounded = "lipschitz" in varied
+    coupling, width = frame["coupling"], frame["width"]
+    share = (1 - coupling) * np.where(frame["initialization"] == "recurrent", 0.95, 1.0)
+    error = 0.05 + 0.3 / width + 0.05 * coupling**2 + 0.02 * bounded + 0.003 * noise[0]
+    free = 0.9 - 0.5 * coupling - 0.001 * width + 0.03 * noise[3]
+    plain = {"lipschitz": np.nan, "anchor": "previous", "kernel": "uniform", "gamma": 1.0}
+    return frame.assign(
+        **plain | {"first_block": 0} | varied,
+        error=error,
+        train_error=error / 4,
+        convergence=0.6 + 0.2 * coupling + 0.001 * width + 0.02 * noise[1],
+        recurrence=0.99 + 0.01 * noise[2],
+        divergence=0.01 if bounded else free,
+        raw_parameters=7500.0 * width**2,
+        effective_parameters=7500.0 * width**2 * (1 / 16 + 15 / 16 * share),
+        deviation=0.8 * share,
+    )
+
+
+def varied_frame(**settings):
+    """Runs of the plain networks and of four variations of their training."""
+    variations = (
+        {},
+        {"gamma": 0.1},
+        {"kernel": "triangular"},
+        {"first_block": 5},
+        {"gamma": 0.1, "first_block": 5},
+    )
+    frames = [run_frame(seed=place, **settings, **v) for place, v in enumerate(variations)]
+    return pd.concat(frames, ignore_index=True)
+
+
+def network_frame(networks=("ResNet-110", "ResNet-38", "naive sharing"), epochs=30, seeds=2):
+    """A history frame of networks, of which those with "naive" in their name overfit."""
+    index = pd.MultiIndex.from_product(
+        [networks, range(seeds), range(epochs)], names=["network", "seed", "epoch"]
+    )
+    frame = index.to_frame(index=False)
+    noise = np.random.default_rng(0).random((4, len(frame)))
+    time = (frame["epoch"] + 1) / epochs
+    naive = frame["network"].str.contains("naive")
+    train = 0.6 * np.exp(-4 * time) + 0.01 * frame["network"].map(list(networks).index)
+    return frame.assign(
+        train_error=train + 0.005 * noise[0],
+        error=train + 0.06 + 0.1 * naive * time + 0.03 * noise[1],
+        gradient_ratio=np.where(naive, 40, 2) * (1 + 0.3 * noise[2]),
+        state_l1=10 ** (np.where(naive, 5, 3) + 0.5 * time) * (1 + noise[3]),
+    )
+
+
+def propagation_frame(blocks=3, stages=3, splits=None, epochs=None, growth=1.0, **named):
+    """A signal propagation frame: the state grows along the blocks, the gradient shrinks."""
+    frame = keys(stages, splits, epochs, block=range(blocks))
+    _, place = progress(frame)
+    epoch = frame["epoch"] if epochs else 0
+    depth = ((frame["stage"] - 1) * blocks + frame["block"]) / (stages * blocks)
+    return frame.assign(
+        state_norm=20 * np.exp(3 * growth * depth) * (1 + 0.1 * place),
+        state_gradient_norm=0.1 * np.exp(-4 * depth) / (1 + 0.2 * epoch),
+        shortcut_share=0.4 + 0.5 * depth + 0.02 * epoch,
+        **named,
+    )
+
+
+def fixed_point_frame(steps=32, stages=3, splits=None):
+    """A fixed point frame: each stage contracts by a factor of its own, the last one at 0.9."""
+    frame = keys(stages, splits, repetition=range(steps + 1))
+    _, place = progress(frame)
+    step, rate = frame["repetition"], 0.9 - 0.15 * (stages - frame["stage"])
+    change = (10 + place) * frame["stage"] * rate**step
+    return frame.assign(
+        change=change,
+        contraction=rate.where(step > 0),
+        largest_contraction=rate.where(step > 0) + 0.04,
+        distance=change * rate * (1 - rate ** (steps - step)) / (1 - rate),
+    )
+
+
+def lipschitz_frame(blocks=3, stages=3, mu=0.95):
+    """A Lipschitz frame: some branches under `mu`, the certified bound 5 % over the estimate."""
+    frame = keys(stages, block=range(blocks))
+    noise = np.random.default_rng(0).random(len(frame))
+    estimate = 0.7 + 2.5 * np.exp(-frame["block"] / blocks) * noise
+    divisor = (estimate / mu).clip(1.0)
+    return frame.assign(estimate=estimate, certified=1.05 * estimate, divisor=divisor)
+
+
+def deviation_frame(blocks=3, stages=3, roles=ROLES):
+    """A weight deviations frame: the first and last blocks differ most from the mean."""
+    frame = keys(stages, block=range(blocks), role=list(roles))
+    noise = np.random.default_rng(0).random(len(frame))
+    deviation = 0.4 + 0.3 * (2 * frame["block"] / max(blocks - 1, 1) - 1).abs() * noise
+    parameters = frame["role"].map(roles) * frame["stage"] ** 2
+    return frame.assign(parameters=parameters, deviation=deviation, l1=deviation * parameters)
+
+
+def inference_frame(blocks=3, stages=3, splits=None, epochs=20, shape_changes=True):
+    """A block metrics frame over epochs, as callbacks log it; later blocks refine more."""
+    frame = keys(stages, splits, epochs, block=range(blocks))
+    time, _ = progress(frame)
+    depth = (frame["block"] + 1) / blocks
+    gone = shape_changes & (frame["stage"] > 1) & (frame["block"] == 0)
+    noise = 0.005 * np.random.default_rng(0).normal(size=len(frame))
+    return frame.assign(
+        cosine_loss=(-0.1 * depth * time + noise).mask(gone),
+        l2_ratio=(0.05 + np.exp(-4 * depth) / (1 + time)).mask(gone),
+        readout_error=0.9 - 0.8 * depth * time,
+    )

@@ -1,201 +1,341 @@
-"""Figures of the errors on changed routes."""
+"""Figures of networks on changed routes.
+
+Not covered: how they look; that was judged by eye.
+"""
 
 import numpy as np
 import pandas as pd
 import pytest
-from plots.make_frames import drop_frame, readout_frame, repeat_frame, shuffle_frame
-from plots.read_figures import draws, legend_texts, lines_with, metric_lines, points
+from plots import make_frames as make
+from plots.read_figures import by_label, legend_texts, levels, lines_with, metric_lines, named
+from refusals import refused
 
 from tfresidual import plots
+
+SPLITS = ("test", "train")
+STAGES = ["stage 1", "stage 2", "stage 3"]
+INDICES = ("convergence_index", "recurrence_index", "divergence_index")
 
 
 def three(blocks=5, **settings):
     return (
-        readout_frame(blocks, **settings),
-        drop_frame(blocks, **settings),
-        repeat_frame(**settings),
+        make.readout_frame(blocks, **settings),
+        make.drop_frame(blocks, **settings),
+        make.repeat_frame(**settings),
     )
+
+
+def course(rows, place, height, label):
+    """What a line of rows shows, in the form of `by_label`."""
+    found = dict(zip(rows[place], rows[height], strict=True))
+    return {label: {x: y for x, y in found.items() if np.isfinite(y)}}
 
 
 class TestRouteErrors:
     @pytest.mark.parametrize("blocks", [1, 5, 18])
-    def test_a_line_per_stage_in_each_panel(self, blocks):
-        tables = three(blocks)
-        figure = plots.route_errors(*tables, chance=0.9)
-        keys = (("block", 1), ("block", 0), ("repetition", 0))
-        for axes, frame, (key, first) in zip(figure.axes, tables, keys, strict=True):
-            lines = metric_lines(axes)
-            assert [line.get_label() for line in lines] == ["stage 1", "stage 2", "stage 3"]
-            for stage, line in enumerate(lines, start=1):
-                rows = frame[(frame["stage"] == stage) & frame["error"].notna()]
-                assert points(line) == dict(zip(rows[key] + first, rows["error"], strict=True))
-
-    def test_a_scale_is_named(self):
-        readout, dropped, repeated = three()
-        figure = plots.route_errors(readout, dropped, repeated.assign(scale=0.3))
-        assert figure.get_suptitle() == "Errors on changed routes, branch scaled by 0.3"
-        assert plots.route_errors(*three()).get_suptitle() == "Errors on changed routes"
-
-    def test_words(self):
-        figure = plots.route_errors(*three(), chance=0.9)
-        titles = [axes.get_title() for axes in figure.axes]
-        assert titles == ["convergence", "recurrence", "divergence"]
-        assert [axes.get_xlabel() for axes in figure.axes] == [
+    def test_a_row_per_split_and_a_line_per_stage(self, blocks):
+        tables = three(blocks, splits=SPLITS)
+        figure = plots.route_errors(*tables, chance={"train": 0.9, "test": 0.7})
+        grid = np.reshape(figure.axes, (2, 3))
+        for row, split, chance in zip(grid, ("train", "test"), (0.9, 0.7), strict=True):
+            keys = (("block", 1), ("block", 0), ("repetition", 0))
+            names = ("convergence", "recurrence", "divergence")
+            for axes, frame, (key, first), name in zip(row, tables, keys, names, strict=True):
+                expected = {}
+                for stage, rows in frame[frame["split"] == split].groupby("stage"):
+                    rows = rows.assign(place=rows[key] + first)
+                    expected |= course(rows, "place", "error", f"stage {stage}, error")
+                assert by_label(axes) == {k: v for k, v in expected.items() if v}
+                assert axes.get_title() == f"{name}, {split}"
+                assert levels(axes, "chance") == [chance]
+                assert levels(axes, "unperturbed_error") == [frame_error(tables[1], split)]
+        assert len({axes.get_ylim() for axes in grid.ravel()}) == 1
+        assert grid[0, 0].get_ylim()[0] == 0
+        assert legend_texts(figure) == [*STAGES, "unperturbed", "chance"]
+        assert [axes.get_xlabel() for axes in grid[1]] == [
             "number of evaluated blocks",
             "dropped block",
             "repetitions of the last block",
         ]
-        assert [axes.get_ylabel() for axes in figure.axes] == ["error", "", ""]
-        stages = ["stage 1", "stage 2", "stage 3"]
-        assert legend_texts(figure) == [*stages, "unperturbed", "chance"]
-
-    def test_rows_of_panels_for_splits(self):
-        figure = plots.route_errors(*three(splits=("test", "train")))
-        titles = [axes.get_title() for axes in figure.axes]
-        assert titles[0] == "convergence, train"
-        assert titles[-1] == "divergence, test"
-        levels = [lines_with(axes, "unperturbed")[0].get_ydata()[0] for axes in figure.axes]
-        assert levels == pytest.approx([0.07] * 3 + [0.02] * 3)
-        assert [axes.get_xlabel() for axes in figure.axes[:3]] == ["", "", ""]
-        draws(figure)
-
-    def test_one_axis_from_zero_to_above_chance_or_data(self):
-        assert plots.route_errors(*three(), chance=0.95).axes[0].get_ylim() == (
-            0,
-            pytest.approx(0.95 * 1.06),
-        )
-        tables = three()
-        highest = max(frame["error"].max() for frame in tables)
-        figure = plots.route_errors(*tables, chance=0.1)
-        tops = [axes.get_ylim()[1] for axes in figure.axes]
-        assert tops == pytest.approx([highest * 1.06] * 3)
-        assert figure.axes[0].yaxis.get_major_formatter()(0.5, None) == "50%"
-
-    def test_chance_is_a_broken_line(self):
-        (line,) = lines_with(plots.route_errors(*three(), chance=0.9).axes[2], "chance")
-        assert list(line.get_ydata()) == [0.9, 0.9]
-        assert line.get_linestyle() == "--"
-        figure = plots.route_errors(*three())
-        assert lines_with(figure.axes[2], "chance") == []
-        assert "chance" not in legend_texts(figure)
 
     def test_a_stage_keeps_its_look_where_another_is_missing(self):
         readout, dropped, _ = three()
-        figure = plots.route_errors(readout, dropped, repeat_frame(first_stage=2))
+        figure = plots.route_errors(readout, dropped, make.repeat_frame(first_stage=2))
         looks = [
             {line.get_label(): (line.get_color(), line.get_marker()) for line in metric_lines(axes)}
             for axes in figure.axes
         ]
-        assert list(looks[2]) == ["stage 2", "stage 3"]
+        assert list(looks[2]) == ["stage 2, error", "stage 3, error"]
         assert looks[2] == {name: looks[0][name] for name in looks[2]}
-
-    def test_many_stages_look_different_and_have_a_legend_of_several_rows(self):
-        figure = plots.route_errors(*three(2, stages=9), chance=0.9)
-        looks = {(line.get_color(), line.get_marker()) for line in metric_lines(figure.axes[0])}
-        assert len(looks) == 9
-        assert len(legend_texts(figure)) == 11
-        figure.draw_without_rendering()
-        box = figure.legends[0].get_window_extent()
-        assert box.x0 > 0.2 * figure.bbox.width
-
-    def test_gaps_and_nothing_to_draw_in_a_panel(self):
-        readout, dropped, repeated = three()
-        repeated.loc[repeated["repetition"] > 3, "error"] = np.inf
-        figure = plots.route_errors(readout, dropped.assign(error=np.nan), repeated)
-        assert [points(line) for line in metric_lines(figure.axes[1])] == [{}, {}, {}]
-        assert list(points(metric_lines(figure.axes[2])[0])) == [0, 1, 2, 3]
-        draws(figure)
+        assert levels(figure.axes[0], "chance") == []
+        assert "chance" not in legend_texts(figure)
 
     def test_a_network_without_errors(self):
         readout, dropped, repeated = (frame.assign(error=0.0) for frame in three())
         figure = plots.route_errors(readout, dropped.assign(unperturbed_error=0.0), repeated)
         assert figure.axes[0].get_ylim() == (0, 1)
 
-    @pytest.mark.parametrize("chance", [0, -0.1, 1.5, np.nan])
-    def test_chance_is_refused(self, chance):
-        with pytest.raises(ValueError, match=r"`chance` must be.*Received: "):
-            plots.route_errors(*three(), chance=chance)
+    def test_frames_of_other_splits_are_refused(self):
+        readout, dropped, repeated = three(splits=SPLITS)
+        with refused("readout", "drop_blocks", "repeat_last_block"):
+            plots.route_errors(readout, dropped[dropped["split"] == "train"], repeated)
 
-    def test_refused(self):
-        readout, dropped, repeated = three(splits=("train", "test"))
-        function = plots.route_errors
-        with pytest.raises(ValueError, match=r"`readout`.*missing: `block`\. Received: columns="):
-            function(readout.drop(columns="block"), dropped, repeated)
-        with pytest.raises(ValueError, match=r"`drop_blocks`.*missing: `unperturbed_error`"):
-            function(readout, dropped.drop(columns="unperturbed_error"), repeated)
-        with pytest.raises(ValueError, match=r"`repeat_last_block`.*whole numbers.*Received: "):
-            function(readout, dropped, repeated.assign(repetition=0.5))
-        with pytest.raises(
-            ValueError, match=r"same splits.*Received: .*drop_blocks with \['train'\]"
-        ):
-            function(readout, dropped[dropped["split"] == "train"], repeated)
-        with pytest.raises(
-            ValueError, match=r"`readout`.*one row per stage and block.*Received: several rows"
-        ):
-            function(pd.concat([readout, readout]), dropped, repeated)
-        with pytest.raises(ValueError, match=r"`readout` must.*finite.*`error`.*Received: 30 rows"):
-            function(readout.assign(error=np.nan), dropped, repeated)
+
+def frame_error(frame, split):
+    return frame.loc[frame["split"] == split, "unperturbed_error"].iloc[0]
 
 
 class TestShuffleBlocks:
     def test_a_panel_per_stage_and_dots_per_split(self):
-        frame = shuffle_frame(splits=("test", "train"))
+        frame = make.shuffle_frame(stages=6, splits=SPLITS)
+        frame.loc[frame["stage"] == 2, "unperturbed_error"] = np.nan
         figure = plots.shuffle_blocks(frame)
-        assert [axes.get_title() for axes in figure.axes] == ["stage 1", "stage 2", "stage 3"]
         for stage, axes in enumerate(figure.axes, start=1):
-            lines = metric_lines(axes)
-            assert [line.get_label() for line in lines] == ["train", "test"]
-            rows = frame[(frame["stage"] == stage) & (frame["split"] == "test")]
-            assert lines[1].get_xdata().tolist() == rows["kendall_tau"].tolist()
-            assert lines[1].get_ydata().tolist() == rows["error"].tolist()
-            assert lines[1].get_linestyle() == "None"
-            levels = [line.get_ydata()[0] for line in lines_with(axes, "unperturbed")]
-            assert levels == pytest.approx([0.07, 0.02])
+            assert axes.get_title() == f"stage {stage}"
+            for line, split in zip(metric_lines(axes), ("train", "test"), strict=True):
+                rows = frame[(frame["stage"] == stage) & (frame["split"] == split)]
+                assert line.get_xdata().tolist() == rows["kendall_tau"].tolist()
+                assert line.get_ydata().tolist() == rows["error"].tolist()
+                assert line.get_linestyle() == "None"
+            expected = [] if stage == 2 else [0.07, 0.02]
+            assert sorted(levels(axes, "unperturbed_error")) == pytest.approx(sorted(expected))
+        left, right = axes.get_xlim()
+        assert left > 1 > frame["kendall_tau"].min() > right
+        assert axes.get_ylim()[0] == 0
+        assert figure.get_supxlabel().startswith("Kendall")
+        assert figure.get_supylabel() == "error"
         assert legend_texts(figure) == ["train", "test", "order kept"]
 
-    def test_the_kept_order_is_at_the_left(self):
-        frame = shuffle_frame()
-        figure = plots.shuffle_blocks(frame)
-        left, right = figure.axes[0].get_xlim()
-        assert left > 1 > frame["kendall_tau"].min() > right
-        assert figure.axes[0].get_ylim()[0] == 0
-        assert "Kendall" in figure.get_supxlabel()
-        assert figure.get_supylabel() == "error"
-        assert legend_texts(figure) == ["order kept"]
-
     def test_one_row(self):
-        frame = shuffle_frame().assign(kendall_tau=1.0).iloc[:1]
+        frame = make.shuffle_frame().assign(kendall_tau=1.0).iloc[:1]
         left, right = plots.shuffle_blocks(frame).axes[0].get_xlim()
         assert left > 1 > right
 
-    def test_many_stages_wrap_and_gaps_are_left_out(self):
-        frame = shuffle_frame(stages=6)
-        frame.loc[frame["stage"] == 2, ["error", "unperturbed_error"]] = np.nan
-        figure = plots.shuffle_blocks(frame)
-        assert len(figure.axes) == 6
-        assert lines_with(figure.axes[1], "unperturbed") == []
-        draws(figure)
+
+class TestConvergenceCurves:
+    @pytest.mark.parametrize("blocks", [1, 5, 18])
+    def test_blocks_and_then_repetitions(self, blocks):
+        readout = make.readout_frame(blocks, splits=SPLITS)
+        repeated = make.repeat_frame(16, splits=SPLITS)
+        figure = plots.convergence_curves(readout, repeated)
+        for axes, column in zip(figure.axes, ("cross_entropy", "distance"), strict=True):
+            expected = {}
+            for (stage, split), rows in readout.groupby(["stage", "split"]):
+                rest = repeated.query(f"stage == {stage} and split == '{split}' and repetition > 0")
+                heights = [*rows[column], *rest[column]]
+                assert len(heights) == blocks + 16
+                expected[f"stage {stage}, {split}, {column}"] = dict(enumerate(heights, start=1))
+            assert by_label(axes) == expected
+            assert [line.get_xdata()[0] for line in lines_with(axes, "length")] == [blocks]
+            assert axes.get_xlabel() == "number of blocks applied"
+        assert [axes.get_yscale() for axes in figure.axes] == ["log", "symlog"]
+        assert legend_texts(figure) == [*STAGES, "train", "test", "trained number of blocks"]
+
+    def test_marks_of_stages_that_differ_have_their_colours(self):
+        parts = (make.readout_frame(5).query("stage == 1"), make.readout_frame(3))
+        readout = pd.concat([parts[0], parts[1].query("stage > 1")])
+        axes = plots.convergence_curves(readout, make.repeat_frame(first_stage=2)).axes[1]
+        colours = [line.get_color() for line in metric_lines(axes)]
+        marks = {line.get_color(): line.get_xdata()[0] for line in lines_with(axes, "length")}
+        assert marks == {colours[0]: 5, colours[1]: 3, colours[2]: 3}
+
+    def test_a_stage_without_blocks_is_refused(self):
+        with refused("repeat_last_block"):
+            plots.convergence_curves(make.readout_frame(5).query("stage < 3"), make.repeat_frame())
+
+
+class TestRepetitionMetrics:
+    @pytest.mark.parametrize("blocks", [None, 1, 5, 18])
+    def test_trained_blocks_and_then_repetitions(self, blocks):
+        frame, trained = make.repeat_frame(20, splits=SPLITS), None
+        frame.loc[frame["stage"] == 1, "cosine_loss"] = np.nan
+        if blocks is not None:
+            trained = make.block_frame(blocks, splits=SPLITS, gap=False)
+            frame = frame[frame["stage"] < 3]
+        figure = plots.repetition_metrics(frame, trained)
+        stages = sorted(set(frame["stage"]))
+        grid = np.reshape(figure.axes, (2, len(stages)))
+        for row, column in zip(grid, ("cosine_loss", "l2_ratio"), strict=True):
+            for axes, stage in zip(row, stages, strict=True):
+                expected = {}
+                for split in ("train", "test"):
+                    rows = frame.query(f"stage == {stage} and split == '{split}'")
+                    heights, first = rows[column].tolist(), 0
+                    if blocks is not None:
+                        before = trained.query(f"stage == {stage} and split == '{split}'")
+                        heights, first = [*before[column], *heights[1:]], 1
+                    found = {x: y for x, y in enumerate(heights, start=first) if np.isfinite(y)}
+                    expected[f"{split}, {column}"] = found
+                assert by_label(axes) == {name: line for name, line in expected.items() if line}
+                marks = [line.get_xdata()[0] for line in lines_with(axes, "length")]
+                assert marks == ([] if blocks is None else [blocks])
+            assert len({axes.get_ylim() for axes in row}) == 1
+        assert [axes.get_title() for axes in grid[0]] == STAGES[: len(stages)]
+        assert [text.get_text() for text in grid[0, 0].texts] == (
+            ["no values"] if blocks is None else []
+        )
+        below = "repetition of the last block (0: as trained)"
+        assert figure.get_supxlabel() == (below if blocks is None else "number of blocks applied")
+
+    def test_trained_blocks_are_refused(self):
+        with refused("frame"):
+            plots.repetition_metrics(make.repeat_frame(), make.block_frame(5).query("stage < 3"))
+        with refused("block_metrics", "frame"):
+            plots.repetition_metrics(make.repeat_frame(), make.block_frame(5, splits=SPLITS))
+
+
+@pytest.mark.parametrize("name", ["convergence_curves", "route_errors", "repetition_metrics"])
+def test_a_scale_is_in_the_title(name):
+    frames = {"convergence_curves": three()[::2], "route_errors": three()}.get(name, three()[2:])
+    title = getattr(plots, name)(*frames).get_suptitle()
+    scaled = (*frames[:-1], frames[-1].assign(scale=0.3))
+    assert getattr(plots, name)(*scaled).get_suptitle() == f"{title}, branch scaled by 0.3"
+
+
+class TestFixedPoint:
+    def test_a_line_per_stage_and_the_slope_of_mu(self):
+        frame = make.fixed_point_frame(splits=SPLITS)
+        frame.loc[(frame["stage"] == 1) & (frame["repetition"] < 2), "change"] = np.nan
+        figure = plots.fixed_point(frame.sample(frac=1.0, random_state=1), mu=0.95)
+        metrics = ("change", "distance", "contraction")
+        for axes, metric in zip(figure.axes, metrics, strict=True):
+            expected = {}
+            for (stage, split), rows in frame[frame[metric] > 0].groupby(["stage", "split"]):
+                expected |= course(rows, "repetition", metric, f"stage {stage}, {split}, {metric}")
+            assert by_label(axes) == expected
+        slopes = lines_with(figure.axes[0], "slope")
+        assert len(slopes) == 6
+        for line in slopes:
+            begin = int(line.get_xdata()[0])
+            rows = frame[(frame["repetition"] == begin) & (frame["change"] == line.get_ydata()[0])]
+            assert begin == (2 if rows["stage"].iloc[0] == 1 else 0)
+            assert list(line.get_xdata()) == list(range(begin, 33))
+            heights = rows["change"].iloc[0] * 0.95 ** np.arange(33 - begin)
+            assert list(line.get_ydata()) == pytest.approx(heights)
+        assert levels(figure.axes[2], "mu") == [0.95]
+        assert figure.axes[2].get_ylim()[0] == 0
+        assert figure.axes[2].get_ylim()[1] > 0.95
+        assert legend_texts(figure) == [*STAGES, "train", "test", "μ = 0.95 per repetition"]
+        assert lines_with(plots.fixed_point(frame).axes[0], "slope") == []
+
+    def test_a_stage_that_does_not_move(self):
+        frame = make.fixed_point_frame(5).assign(distance=np.nan)
+        frame.loc[frame["stage"] == 1, "change"] = 0.0
+        figure = plots.fixed_point(frame, mu=0.9)
+        assert list(by_label(figure.axes[0])) == ["stage 2, change", "stage 3, change"]
+        assert len(lines_with(figure.axes[0], "slope")) == 2
+        assert [text.get_text() for text in figure.axes[1].texts] == ["no values"]
+
+
+class TestConvergenceIndices:
+    def test_a_dot_per_stage_split_and_basis(self):
+        frame = make.index_frame(splits=("train", "validation", "test", "held out"))
+        frame.loc[0, "divergence_index"] = -1.5
+        frame.loc[1, "recurrence_index"] = np.inf
+        figure = plots.convergence_indices(frame.sample(frac=1.0, random_state=1))
+        for axes, index in zip(figure.axes, INDICES, strict=True):
+            drawn = [
+                (line.get_label().split(",")[0], line.get_markerfacecolor() != "white", y)
+                for line in metric_lines(axes)
+                for y in line.get_ydata()
+                if np.isfinite(y)
+            ]
+            expected = [
+                (
+                    stage if stage == "mean" else f"stage {stage}",
+                    basis == "labels",
+                    value,
+                )
+                for stage, basis, value in frame[["stage", "basis", index]].itertuples(index=False)
+                if np.isfinite(value)
+            ]
+            assert sorted(drawn) == sorted(expected)
+            places = np.sort(np.concatenate([line.get_xdata() for line in metric_lines(axes)]))
+            assert np.diff(places).min() > 0.2
+            assert axes.get_xlim()[0] < places[0] < places[-1] < axes.get_xlim()[1]
+            low, high = axes.get_ylim()
+            assert low < np.nanmin([0, frame[index].min()])
+            assert high > 1
+            assert list(named(axes).values()) == ["train", "validation", "test", "held out"]
+            assert [line.get_xdata()[0] for line in lines_with(axes, "border")] == [1.5, 3.5, 5.5]
+        bases = ["basis: labels", "basis: agreement"]
+        assert legend_texts(figure) == ["mean", *STAGES, *bases]
+        sizes = {line.get_label()[:4]: line.get_markersize() for line in metric_lines(axes)}
+        assert sizes["mean"] > 1.5 * sizes["stag"]
+
+    def test_one_basis_is_named(self):
+        frame = make.index_frame(splits=("train",), bases=("agreement",))
+        figure = plots.convergence_indices(frame)
+        assert figure.axes[0].get_ylabel() == "index (basis: agreement)"
+        assert {line.get_markerfacecolor() for line in metric_lines(figure.axes[0])} == {"white"}
+        plain = plots.convergence_indices(make.index_frame()).axes[0]
+        assert named(plain) == {0: "labels", 1: "agreement"}
+        assert plain.get_ylabel() == "index"
+
+    def test_another_basis_is_refused(self):
+        with refused("frame"):
+            plots.convergence_indices(make.index_frame().assign(basis="truth"))
+
+
+class TestBorderline:
+    METRICS = ("accuracy", "cross_entropy", "entropy")
+    GROUPS = ("borderline", "correct", "all")
+
+    @pytest.mark.parametrize("along", ["blocks", "repetitions"])
+    def test_a_line_per_group_and_split(self, along):
+        frame = make.borderline_frame(splits=SPLITS)
+        figure = plots.borderline(frame.sample(frac=1.0, random_state=1), along=along)
+        chosen = frame[frame["along"] == along]
+        for axes, metric in zip(figure.axes, self.METRICS, strict=True):
+            expected = {}
+            for (group, split), rows in chosen.groupby(["group", "split"]):
+                expected |= course(rows, "block", metric, f"{group}, {split}, {metric}")
+            assert by_label(axes) == expected
+            assert ("repetitions" in axes.get_xlabel()) == (along == "repetitions")
+        counts = {"borderline": "310", "correct": "9,000", "all": "10,000"}
+        assert legend_texts(figure) == [
+            f"{group}, {split} ({counts[group]} images)"
+            for group in self.GROUPS
+            for split in ("train", "test")
+        ]
+
+    def test_groups_of_the_next_block(self):
+        frame = make.borderline_frame().assign(
+            accuracy_before=0.5,
+            cross_entropy_before=1e-4,
+            entropy_before=lambda rows: rows["block"] / 100,
+            scale=lambda rows: np.where(rows["along"] == "blocks", 1.0, 0.3),
+        )
+        frame.loc[(frame["group"] == "correct") & (frame["block"] == 14), "images"] = 8000
+        figure = plots.borderline(frame)
+        for axes, metric in zip(figure.axes, self.METRICS, strict=True):
+            for line, group in zip(metric_lines(axes), self.GROUPS, strict=True):
+                rows = frame[(frame["along"] == "blocks") & (frame["group"] == group)]
+                places, heights = (np.reshape(values, (-1, 3)) for values in line.get_data())
+                expected = np.stack([rows["block"] - 1, rows["block"]], axis=1)
+                np.testing.assert_array_equal(places[:, :2], expected)
+                np.testing.assert_array_equal(heights[:, :2], rows[[f"{metric}_before", metric]])
+                assert np.isnan([places[:, 2], heights[:, 2]]).all()
+        assert figure.axes[1].get_yscale() == "log"
+        assert legend_texts(figure)[1] == "correct (8,000 to 9,000 images)"
+        assert figure.get_suptitle() == "Borderline before each block"
+        again = plots.borderline(frame, along="repetitions").get_suptitle()
+        assert again == "Borderline before each block, branch scaled by 0.3"
+
+    def test_a_group_without_images_has_no_line_but_is_counted(self):
+        frame = make.borderline_frame().assign(entropy=np.nan)
+        frame.loc[frame["group"] == "borderline", ["images", "accuracy"]] = 0
+        figure = plots.borderline(frame)
+        assert list(by_label(figure.axes[0])) == ["correct, accuracy", "all, accuracy"]
+        assert legend_texts(figure)[0] == "borderline (0 images)"
+        assert [text.get_text() for text in figure.axes[2].texts] == ["no values"]
 
     def test_refused(self):
-        frame = shuffle_frame()
-        with pytest.raises(ValueError, match=r"missing: `kendall_tau`\. Received: columns="):
-            plots.shuffle_blocks(frame.drop(columns="kendall_tau"))
-        with pytest.raises(ValueError, match=r"finite number.*`error`.*Received: 60 rows"):
-            plots.shuffle_blocks(frame.assign(error=np.inf))
-        with pytest.raises(ValueError, match=r"numbers.*`stage`.*Received: \['first'\]"):
-            plots.shuffle_blocks(frame.assign(stage="first"))
-
-
-def test_chance_of_each_split():
-    splits = ("train", "test")
-    figure = plots.route_errors(
-        readout_frame(3, splits=splits),
-        drop_frame(3, splits=splits),
-        repeat_frame(4, splits=splits),
-        chance={"train": 0.9, "test": 0.7},
-    )
-    levels = [
-        [line.get_ydata()[0] for line in axes.lines if line.get_gid() == "chance"]
-        for axes in figure.axes
-    ]
-    assert levels == [[0.9]] * 3 + [[0.7]] * 3
+        frame = make.borderline_frame()
+        for wrong in (frame.assign(group="hard"), frame.assign(images=0)):
+            with refused("frame"):
+                plots.borderline(wrong)
+        with refused("frame"):
+            plots.borderline(frame.query("along == 'blocks'"), along="repetitions")
+        with refused("frame"):
+            plots.borderline(frame.assign(entropy_before=1.0))

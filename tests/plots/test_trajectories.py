@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from plots.read_figures import draws, legend_texts, lines_with, metric_lines, points
+from refusals import refused
 
 from tfresidual import plots
 
@@ -199,24 +200,14 @@ def test_the_order_of_rows_does_not_matter_within_a_route():
 
 def test_refused():
     tables = three(2)
-    function = plots.trajectories
-
-    def refused(message, **changes):
-        with pytest.raises(ValueError, match=rf"{message}.*Received: "):
-            function(**tables | changes)
-
-    refused(r"`readout`.*missing: `z2`", readout=tables["readout"].drop(columns="z2"))
-    refused(r"`dropped`.*missing: `route`", dropped=tables["dropped"].drop(columns="route"))
-    refused(r"`repeated` must be a pandas.DataFrame", repeated=[1])
-    refused(
-        r"`readout` must hold whole numbers in the column `step`",
-        readout=tables["readout"].assign(step=0.5),
-    )
-    refused(
-        r"`dropped` must hold .* `z1`, `z2`", dropped=tables["dropped"].assign(z1=np.nan, z2=np.inf)
-    )
-    refused("one row per route and input and step", readout=pd.concat([tables["readout"]] * 2))
-    refused("same networks", dropped=tables["dropped"].query("network != 'ResNet'"))
-    refused("same networks and inputs", repeated=tables["repeated"].query("input == 0"))
-    for solutions in ([[1, 1]], [1, 1], [[1, 1], [np.nan, 1]]):
-        refused(r"`solutions` must be finite numbers of shape \(2, 2\)", solutions=solutions)
+    twice = pd.concat([tables["readout"]] * 2)
+    for name, frame in (
+        ("readout", twice),
+        ("dropped", tables["dropped"].query("network != 'ResNet'")),
+        ("repeated", tables["repeated"].query("input == 0")),
+    ):
+        with refused(name):
+            plots.trajectories(**tables | {name: frame})
+    for solutions in ([[1, 1]], [1, 1], [[1, 1], [np.nan, 1]], "solutions"):
+        with refused("solutions"):
+            plots.trajectories(**tables, solutions=solutions)

@@ -72,6 +72,17 @@ def test_panels_of_networks_have_the_same_limits(compared):
     assert len({panel.get_xlim() for panel in axes}) == 1
 
 
+@pytest.mark.system
+def test_a_network_has_one_colour_on_the_page(compared):
+    colours = {}
+    for section in compared.values():
+        for axes in section.figure.axes:
+            for line in axes.get_lines():
+                colours.setdefault(line.get_label().split(",")[0], set()).add(line.get_color())
+    assert [len(colours[name]) for name in ("deep", "wide", "shallow")] == [1, 1, 1]
+    assert len(set.union(*(colours[name] for name in ("deep", "wide", "shallow")))) == 3
+
+
 def test_equal_networks_do_not_differ(compared):
     for title, section in compared.items():
         assert not section.frame["largest minus smallest"].any(), title

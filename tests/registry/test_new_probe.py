@@ -54,7 +54,7 @@ def test_a_probe_is_added_in_a_few_steps(tmp_path):
         else:
             assert not path.exists()
             path.write_text(code)
-    assert len(steps) == 5
+    assert len(steps) == 3
     # Images of Digitclutter have several labels.
     settings = {"classes": 10, "blocks": 1, "classifier_activation": "sigmoid"}
     net = random_network(input_shape=(32, 32, 1), **settings)

@@ -18,6 +18,7 @@ from tfresidual.jobs.run_folder import SETTINGS_FILE, read_settings, settings_of
 from tfresidual.jobs.settings import Settings, describe, used
 from tfresidual.machine.console import printable, say
 from tfresidual.machine.files import check_folder, damaged
+from tfresidual.plots import style
 from tfresidual.probes.logs import blocks_of, from_logs
 from tfresidual.registry.comparison import Measured, comparison_sections
 from tfresidual.registry.figures import FIGURES, frames_of, images_text
@@ -262,7 +263,8 @@ def _training_section(runs, measured):
     metrics = _common_metrics(run.log for run in runs.values())
     histories = pd.concat([_history(name, run.log, metrics) for name, run in runs.items()])
     finite = [metric for metric in metrics if histories[metric].abs().lt(float("inf")).any()]
-    drawn = plots.network_curves(histories, finite) if finite else None
+    with style.page(runs):
+        drawn = plots.network_curves(histories, finite) if finite else None
     results = {
         name: _results(run.log, metrics, measured[name].get("convergence_indices"))
         for name, run in runs.items()

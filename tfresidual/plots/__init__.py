@@ -4,28 +4,42 @@ Nothing here uses `matplotlib.pyplot`, so that drawing opens no window, selects 
 no list of open figures. Save a figure with `figure.savefig("name.png", dpi=160)`, or as SVG or PDF.
 """
 
-from tfresidual.plots.accuracy import drop_blocks, readout
-from tfresidual.plots.attribution import attribution
-from tfresidual.plots.contraction import fixed_point, lipschitz_bounds
-from tfresidual.plots.cosine import cosine_loss, readout_cosine_loss
-from tfresidual.plots.curves import training_curves
-from tfresidual.plots.distance import computational_distance
-from tfresidual.plots.first_order import first_order
-from tfresidual.plots.groups import borderline
-from tfresidual.plots.histories import network_curves
+from tfresidual.plots.blocks import (
+    computational_distance,
+    cosine_loss,
+    drop_blocks,
+    first_order,
+    gradient_norm,
+    l2_ratio,
+    line_element,
+    lipschitz_bounds,
+    perturbation,
+    readout,
+    readout_cosine_loss,
+    scaled_perturbation,
+    signal_propagation,
+    weight_deviations,
+)
 from tfresidual.plots.images import images
-from tfresidual.plots.indices import convergence_indices
-from tfresidual.plots.inference import iterative_inference
-from tfresidual.plots.lens import lens
-from tfresidual.plots.line_element import line_element
-from tfresidual.plots.magnitude import gradient_norm, l2_ratio, perturbation, scaled_perturbation
-from tfresidual.plots.parameters import deviation_of_runs, parameter_efficiency, weight_deviations
-from tfresidual.plots.patching import patching
-from tfresidual.plots.propagation import signal_propagation
-from tfresidual.plots.repetitions import convergence_curves, repetition_metrics
-from tfresidual.plots.routes import route_errors, shuffle_blocks
-from tfresidual.plots.runs import error_against_indices, error_of_runs, indices_of_runs
+from tfresidual.plots.routes import (
+    borderline,
+    convergence_curves,
+    convergence_indices,
+    fixed_point,
+    repetition_metrics,
+    route_errors,
+    shuffle_blocks,
+)
+from tfresidual.plots.runs import (
+    deviation_of_runs,
+    error_against_indices,
+    error_of_runs,
+    indices_of_runs,
+    parameter_efficiency,
+)
 from tfresidual.plots.search import depth_search
+from tfresidual.plots.states import attribution, lens, patching
+from tfresidual.plots.training import iterative_inference, network_curves, training_curves
 from tfresidual.plots.trajectories import trajectories
 
 __all__ = [

@@ -1,219 +1,281 @@
-"""Draws one metric of every residual block, at one time or over the epochs."""
+"""Figures of the blocks.
+
+Each function draws a frame of a probe with the columns `stage` and `block`, those that it names,
+and optionally `split`, over the blocks of all stages in a row, with a line per split. Blocks are
+named `stage.block`, or as in the column `name`. A block that changes the shape of the state has no
+value and is hatched; an infinite value leaves a gap. Positive values that differ by more than a
+factor of 30 are drawn on a logarithmic axis. With a column `epoch` of several epochs, the figures
+of one metric have a panel per stage and split over the epochs, with a line per block from blue and
+thin (lowest) to red and thick (highest).
+
+All raise a `ValueError` if a column is missing or holds no finite number, or if several rows
+describe the same block, split and epoch. II is Jastrzebski et al., "Residual Connections Encourage
+Iterative Inference", 2018; PI is Hauser, "On Residual Networks Learning a Perturbation from
+Identity", 2019; IC is "Iterative convergent computation is not a useful inductive bias for
+ResNets".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import BoundaryNorm, ListedColormap
-from matplotlib.transforms import blended_transform_factory
+import pandas as pd
 
-from tfresidual.plots import frames, style
+from tfresidual.arguments import check_number
+from tfresidual.plots import frames
+from tfresidual.plots.drawings import DRAWINGS
+from tfresidual.plots.engine import draw, draw_table, read
+
+if TYPE_CHECKING:
+    from tfresidual.types import Figure, Frame
 
 
-def draw_block_metric(
-    frame,
-    column,
-    title,
-    label,
-    zero_line=False,
-    threshold=None,
-    sparse=False,
-    share=False,
-    reference=None,
-):
-    """Draws a metric of every block: over the blocks, or over the epochs if there are several.
+def cosine_loss(frame: Frame) -> Figure:
+    """Draws the cosine between every block's output and the gradient of the loss.
+
+    Below zero, a block moves the state in a direction that lowers the loss. A band shows the
+    standard error if the frame has it.
 
     Args:
-        frame: A block metrics frame.
-        column: The metric's column.
-        title: Title of the figure.
-        label: Label of the value axis.
-        zero_line: Whether zero is marked; the axis then stays linear.
-        threshold: Pair of a value to mark by a line and its name; or `None`.
-        sparse: Whether stages without any value are left out instead of drawn empty.
-        share: Whether the values are shares of 1; the axis is then linear and in percent.
-        reference: Pair of a column with one value per split and epoch, to draw as a dotted line,
-            and its name; or `None`.
+        frame: Block metrics frame with the column `cosine_loss`; see `tfresidual.plots.blocks`.
 
-    Returns:
-        A `matplotlib.figure.Figure`.
+    Reference:
+        II figure 4.
     """
-    reference_column, reference_name = reference or (None, None)
-    values = frames.block_values(frame, column, reference_column)
-    if sparse:
-        values = values[values.groupby("stage")["value"].transform("count") > 0]
-    logarithmic = not zero_line and not share and style.log_scale_helps(values["value"])
-    if logarithmic:
-        label = f"{label} (log scale)"
-    draw = _over_epochs if values["epoch"].nunique() > 1 else _over_blocks
-    figure, panels, handles = draw(values, title, label)
-    for axes in panels:
-        if zero_line:
-            axes.axhline(0.0, color=style.INK, linewidth=0.9, zorder=1.5, gid="zero")
-        if logarithmic:
-            style.log_scale(axes)
-        if share:
-            style.percent_axis(axes)
-        if threshold is not None:
-            value, name = threshold
-            line = axes.axhline(
-                value, color=style.INK, linewidth=1.0, linestyle=(0, (6, 3)), label=name, gid=name
-            )
-    if threshold is not None:
-        handles = [*handles, line]
-    if reference is not None:
-        handles = [*handles, style.line_handle(reference_name, linestyle=":")]
-    if handles:
-        style.legend(figure, handles)
-    return figure
+    return draw(frame, DRAWINGS["cosine_loss"])
 
 
-def _over_blocks(values, title, label):
-    stage_sizes = values.groupby("stage")["block"].max() + 1
-    starts = stage_sizes.cumsum() - stage_sizes
-    count = int(stage_sizes.sum())
-    figure = style.new_figure(float(np.clip(6.0 + 0.07 * count, 6.6, 9.0)), 3.7, title)
-    axes = figure.subplots()
-    style.clean_axes(axes, grid="y")
+def readout_cosine_loss(frame: Frame) -> Figure:
+    """Draws the cosine between a block's output and the gradient of the head's loss on its input.
 
-    splits = frames.order_splits(values["split"])
-    looks = style.split_looks(splits)
-    for place, split in enumerate(splits):
-        rows = values[values["split"] == split]
-        # A NaN after each stage keeps lines from crossing into the next stage.
-        places, heights = [], []
-        for stage, start in starts.items():
-            in_stage = np.full(stage_sizes[stage] + 1, np.nan)
-            of_stage = rows[rows["stage"] == stage]
-            in_stage[of_stage["block"]] = of_stage["value"]
-            places.extend(start + np.arange(len(in_stage)))
-            heights.extend(in_stage)
-        colour, marker = looks[split]
-        axes.plot(
-            places[:-1],
-            heights[:-1],
-            color=colour,
-            marker=marker,
-            markersize=5.0 if count <= 24 else 3.2,
-            linewidth=1.5,
-            linestyle="-" if place == 0 else "--",
-            label=split or None,
-        )
-        _reference_line(axes, rows, colour, marker)
+    The loss is that of the head applied directly to the block's input, which is possible only in
+    the last stage; stages without any value are left out.
 
-    axes.set_xlim(-0.6, count - 0.4)
-    shade_stages(axes, starts, stage_sizes)
-    if count <= 24:
-        axes.set_xticks(range(count))
-    else:
-        style.whole_numbers(axes.xaxis, bins=14)
-    place = "residual block index" if len(starts) > 1 else f"block of stage {starts.index[0]}"
-    axes.set_xlabel(place, fontsize=style.LABEL_SIZE, color=style.INK)
-    axes.set_ylabel(label, fontsize=style.LABEL_SIZE, color=style.INK)
-    return figure, [axes], [] if splits == [""] else style.handles_of(axes)
+    Args:
+        frame: Block metrics frame with the column `readout_cosine_loss`; see
+            `tfresidual.plots.blocks`.
 
-
-def _reference_line(axes, rows, colour, marker=None, over_epochs=False):
-    """Draws the reference of one split, if there is one: its level, or its course over epochs.
-
-    The split's marker at the right end of a level distinguishes levels without their colour.
+    Reference:
+        II figure 13.
     """
-    if "reference" not in rows:
-        return
-    look = {"color": colour, "linewidth": 1.1, "linestyle": ":", "gid": "reference"}
-    references = rows.dropna(subset="reference").groupby("epoch")["reference"].first()
-    if over_epochs:
-        axes.plot(references.index + 1, references, **look)
-    elif len(references):
-        axes.axhline(
-            references.iloc[0],
-            marker=marker,
-            markevery=[1],
-            markersize=4.5,
-            markerfacecolor="white",
-            clip_on=False,
-            **look,
-        )
+    return draw(frame, DRAWINGS["readout_cosine_loss"])
 
 
-def shade_stages(axes, starts, stage_sizes):
-    """Shades every second stage, draws the boundaries and labels the stages above the axes."""
-    if len(starts) < 2:
-        return
-    above = blended_transform_factory(axes.transData, axes.transAxes)
-    for place, (stage, start) in enumerate(starts.items()):
-        left, right = start - 0.5, start + stage_sizes[stage] - 0.5
-        if place:
-            axes.axvline(left, color=style.FAINT_INK, linewidth=0.8, linestyle=":", gid="boundary")
-        if place % 2:
-            axes.axvspan(left, right, color=style.BAND, linewidth=0, zorder=0)
-        axes.text(
-            (left + right) / 2,
-            1.015,
-            f"stage {stage}" if len(starts) <= 6 else str(stage),
-            transform=above,
-            ha="center",
-            va="bottom",
-            fontsize=style.SMALL_SIZE,
-            color=style.FAINT_INK,
-        )
+def l2_ratio(frame: Frame) -> Figure:
+    """Draws the size of every block's output relative to its input.
+
+    The smaller the ratio, the more accurate is a first-order approximation of the block's effect.
+
+    Args:
+        frame: Block metrics frame with the column `l2_ratio`; see `tfresidual.plots.blocks`.
+
+    Reference:
+        II figure 2; over epochs figure 14.
+    """
+    return draw(frame, DRAWINGS["l2_ratio"])
 
 
-def _over_epochs(values, title, label):
-    values = values.dropna(subset="value")
-    splits = frames.order_splits(values["split"])
-    stages = sorted(values["stage"].unique())
-    columns = min(len(stages), style.MOST_COLUMNS)
-    rows_per_split = -(-len(stages) // columns)
-    rows = rows_per_split * len(splits)
-    width, height = (6.6, 3.7) if rows * columns == 1 else (2.6 * columns + 1.2, 2.4 * rows + 0.9)
-    figure = style.new_figure(width, height, title)
-    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+def gradient_norm(frame: Frame) -> Figure:
+    """Draws the norm of the gradient of the loss with respect to every block's input.
 
-    blocks = int(values["block"].max()) + 1
-    colours, widths = style.depth_colours(blocks), style.depth_widths(blocks)
-    many_epochs = values["epoch"].nunique() > 15
-    panels = []
-    for place, split in enumerate(splits):
-        row_axes = grid[place * rows_per_split : (place + 1) * rows_per_split].ravel()
-        for axes, stage in zip(row_axes, stages, strict=False):
-            style.clean_axes(axes)
-            here = values[(values["split"] == split) & (values["stage"] == stage)]
-            for block, line in here.groupby("block"):
-                axes.plot(
-                    line["epoch"] + 1,
-                    line["value"],
-                    color=colours[block],
-                    linewidth=widths[block],
-                    marker=None if many_epochs else "o",
-                    markersize=2.8,
-                    label=f"block {block}",
-                )
-            _reference_line(axes, values[values["split"] == split], style.INK, over_epochs=True)
-            style.panel_title(axes, f"stage {stage}", split)
-            style.epoch_axis(axes, values["epoch"] + 1, bins=6)
-            panels.append(axes)
-        for place_in_rows, axes in enumerate(row_axes[len(stages) :], start=len(stages)):
-            axes.remove()
-            row_axes[place_in_rows - columns].tick_params(labelbottom=True)
+    Args:
+        frame: Block metrics frame with the column `gradient_norm`; see `tfresidual.plots.blocks`.
 
-    figure.supxlabel("epoch", fontsize=style.LABEL_SIZE, color=style.INK)
-    figure.supylabel(label, fontsize=style.LABEL_SIZE, color=style.INK, ma="center")
-    if blocks > 1:
-        block_scale(figure, panels, colours)
-    return figure, panels, []
+    Reference:
+        II figure 8.
+    """
+    return draw(frame, DRAWINGS["gradient_norm"])
 
 
-def block_scale(figure, panels, colours):
-    """Draws the colour scale of the blocks beside the panels."""
-    blocks = len(colours)
-    norm = BoundaryNorm(np.arange(blocks + 1) - 0.5, blocks)
-    scale = figure.colorbar(
-        ScalarMappable(norm=norm, cmap=ListedColormap(colours)),
-        ax=panels,
-        aspect=30,
-        pad=0.015,
-        ticks=range(0, blocks, 1 + (blocks - 1) // 10),
+def perturbation(frame: Frame) -> Figure:
+    """Draws how far every block moves the state.
+
+    Args:
+        frame: Block metrics frame with the column `perturbation`; see `tfresidual.plots.blocks`.
+
+    Reference:
+        PI figure 2.
+    """
+    return draw(frame, DRAWINGS["perturbation"])
+
+
+def scaled_perturbation(frame: Frame, epsilon: float | None = None) -> Figure:
+    """Draws how far every block moves the state, relative to the size of the state.
+
+    Args:
+        frame: Block metrics frame with the column `scaled_perturbation`; see
+            `tfresidual.plots.blocks`.
+        epsilon: Largest mean scaled perturbation that meets the stopping rule, drawn as a line; a
+            positive number, or `None` for no line.
+
+    Reference:
+        PI figure 5.
+    """
+    check_number("epsilon", epsilon, over=0, or_none=True)
+    return draw(frame, DRAWINGS["scaled_perturbation"], epsilon=epsilon)
+
+
+def readout(frame: Frame) -> Figure:
+    """Draws the accuracy after every block, with the rest of its stage skipped.
+
+    At the last block of a stage, this is the accuracy of the whole network.
+
+    Args:
+        frame: Read-out frame with the column `error`; see `tfresidual.plots.blocks`.
+
+    Reference:
+        II figures 5 and 17.
+    """
+    return draw(frame, DRAWINGS["readout"])
+
+
+def drop_blocks(frame: Frame) -> Figure:
+    """Draws the accuracy of the network without one block, for every block.
+
+    A dotted line per split marks the accuracy with no block dropped.
+
+    Args:
+        frame: Dropped blocks frame with the columns `error` and `unperturbed_error`; see
+            `tfresidual.plots.blocks`.
+
+    Reference:
+        II figures 3 and 12.
+    """
+    return draw(frame, DRAWINGS["drop_blocks"])
+
+
+def first_order(frame: Frame) -> Figure:
+    """Draws what blocks do to the loss, what the gradient predicts, and how well it ranks images.
+
+    The upper panel shows the mean change of the loss by every block and the two first-order terms,
+    the lower panel their rank correlations with the change over the images. If one block changes
+    the loss by far more than most, the axis of the upper panel is logarithmic on both sides of a
+    linear part around 0.
+
+    Args:
+        frame: Frame of `tfresidual.probes.first_order` with the columns `loss_change`,
+            `first_order`, `first_order_after`, `rank_correlation` and `rank_correlation_after`; see
+            `tfresidual.plots.blocks`.
+
+    Reference:
+        II equations 2 to 4.
+    """
+    return draw(frame, DRAWINGS["first_order"])
+
+
+def line_element(frame: Frame) -> Figure:
+    """Draws the length of the step of every block, and the two parts of its square.
+
+    The upper panel shows the length by the line element, the lower one the part of the displacement
+    across the layers and the part that the rest of the network makes of it at the last state.
+
+    Args:
+        frame: Frame of `tfresidual.probes.line_element` with the columns `length`, `layer_part` and
+            `spatial_part`; see `tfresidual.plots.blocks`.
+
+    Reference:
+        PI equation 12.
+    """
+    return draw(frame, DRAWINGS["line_element"])
+
+
+def signal_propagation(frame: Frame) -> Figure:
+    """Draws the norms of the state and its gradient, and the gradient share of the shortcuts.
+
+    The norms are on logarithmic axes, where a norm of 0 leaves a gap. Several epochs give a line
+    per epoch, from dark (first) to light (last), dashed for the splits after the first.
+
+    Args:
+        frame: Signal propagation frame with the columns `state_norm`, `state_gradient_norm` and
+            `shortcut_share`; see `tfresidual.plots.blocks`.
+
+    Reference:
+        He et al., "Identity Mappings in Deep Residual Networks", 2016, sections 2 and 3; for the
+        norms, II figure 8.
+    """
+    return draw(frame, DRAWINGS["signal_propagation"])
+
+
+def lipschitz_bounds(frame: Frame, mu: float | None = None) -> Figure:
+    """Draws estimates of every branch's Lipschitz bound, and the divisor of the branch.
+
+    The upper panel shows a band: its lower edge is the estimate of the power iteration, which does
+    not exceed the bound, its upper edge the certified value, which is not below the bound. The
+    lower panel shows the divisor, 1 where the branch is left unchanged.
+
+    Args:
+        frame: Lipschitz frame with the columns `estimate`, `certified` and `divisor`; see
+            `tfresidual.plots.blocks`.
+        mu: The bound that the divisor aims at, drawn as a line; a positive number, or `None`.
+
+    Reference:
+        IC sections 4.2 and E.1.
+    """
+    check_number("mu", mu, over=0, or_none=True)
+    return draw(frame, DRAWINGS["lipschitz_bounds"], mu=mu)
+
+
+def weight_deviations(frame: Frame) -> Figure:
+    """Draws how far the weights of every block are from the mean of its stage, a line per role.
+
+    The deviation is the mean absolute deviation, in standard deviations of the stage's weights of
+    that role. Layers differ in colour and marker, their variables in line style. The thick line is
+    the mean over all parameters of the block.
+
+    Args:
+        frame: Weight deviations frame with the columns `role` (such as "convolution1/kernel"),
+            `parameters` and `deviation`; see `tfresidual.plots.blocks`.
+
+    Reference:
+        IC section C.1, summarized in figure 7c.
+    """
+    frames.require_columns(frame, ("stage", "block", "role", "parameters", "deviation"))
+    roles = list(dict.fromkeys(frame["role"]))
+    numbered = frame.assign(role=frame["role"].map(roles.index))
+    table = read(numbered, DRAWINGS["weight_deviations"])
+    table["parameters"] = frames.keyed_values(
+        numbered, ("stage", "block", "role"), ("parameters",)
+    )["parameters"]
+    parts = [roles[number].rpartition("/") for number in table["role"]]
+    # Kernels come first and have solid lines, because they hold most parameters.
+    variables = sorted(
+        dict.fromkeys(role.rpartition("/")[2] for role in roles), key=lambda name: name != "kernel"
     )
-    scale.ax.minorticks_off()
-    scale.outline.set_visible(False)
-    scale.ax.tick_params(labelsize=style.SMALL_SIZE, length=0, labelcolor=style.INK)
-    scale.set_label("block within its stage", fontsize=style.SMALL_SIZE, color=style.INK)
+    table["layer"] = [layer for layer, _, _ in parts]
+    table["variable"] = pd.Categorical([name for *_, name in parts], variables)
+    known = table.dropna(subset=["parameters", "deviation"])
+    weighted = known.assign(deviation=known["parameters"] * known["deviation"])
+    means = weighted.groupby(["stage", "block"], as_index=False)[["deviation", "parameters"]].sum()
+    means["deviation"] /= means["parameters"]
+    means = means.assign(layer="all parameters", variable=variables[0])
+    means["variable"] = pd.Categorical(means["variable"], variables)
+    return draw_table(pd.concat([means, table]), DRAWINGS["weight_deviations"])
+
+
+def computational_distance(frame: Frame) -> Figure:
+    """Draws the computational distance of every stage and of all stages as bars.
+
+    The left panel shows the absolute distance, the right one the distance scaled by the size of the
+    state. Every bar is labelled with its value.
+
+    Args:
+        frame: Distance frame with the columns `stage` (numbers, and "all" for the total),
+            `distance` and `scaled_distance`, and optionally `split` and `blocks`. The number of
+            blocks is written under the stage.
+
+    Reference:
+        PI figures 3 and 6.
+    """
+    columns = ("distance", "scaled_distance")
+    frames.require_columns(frame, ("stage", *columns))
+    table = pd.DataFrame(
+        {
+            "stage": frame["stage"].map(frames.stage_name).to_numpy(object),
+            "split": frames.splits_of(frame),
+            "blocks": frame["blocks"].to_numpy() if "blocks" in frame.columns else np.nan,
+            **{column: frames.numbers(frame, column) for column in columns},
+        }
+    )
+    frames.refuse_twice(table, ("stage",))
+    return draw_table(table, DRAWINGS["computational_distance"])

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from tfresidual.arguments import ArgumentError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import TypeVar
@@ -14,37 +16,40 @@ if TYPE_CHECKING:
     Thing = TypeVar("Thing")
 
 _MOST_SHOWN = 12
-_SPLIT_ORDER = ("train", "validation", "test")
+_SPLIT_ORDER = ("train", "training", "validation", "test")
 
 
 def require_columns(frame, columns, name="frame"):
     """Raises a `ValueError` unless `frame` is a DataFrame with rows and the named columns."""
     expected = ", ".join(f"`{column}`" for column in columns)
     if not isinstance(frame, pd.DataFrame):
-        raise ValueError(
-            f"Argument `{name}` must be a pandas.DataFrame with the columns {expected}. Received: "
-            f"{name}={frame!r} (of type {type(frame).__name__})"
+        raise ArgumentError(
+            name,
+            f"be a pandas.DataFrame with the columns {expected}",
+            said=f"{name}={frame!r} (of type {type(frame).__name__})",
         )
     missing = [column for column in columns if column not in frame.columns]
     if missing:
         present = [str(column) for column in frame.columns[:_MOST_SHOWN]]
         more = len(frame.columns) - len(present)
-        raise ValueError(
-            f"Argument `{name}` must have the columns {expected}; missing: "
-            f"{', '.join(f'`{column}`' for column in missing)}. Received: "
-            f"columns={present}{f' and {more} more' if more else ''}"
+        raise ArgumentError(
+            name,
+            f"have the columns {expected}; missing: "
+            f"{', '.join(f'`{column}`' for column in missing)}",
+            said=f"columns={present}{f' and {more} more' if more else ''}",
         )
     if len(frame) == 0:
-        raise ValueError(
-            f"Argument `{name}` must have at least one row with the columns {expected}. Received: "
-            f"a frame of shape {frame.shape}"
+        raise ArgumentError(
+            name,
+            f"have at least one row with the columns {expected}",
+            said=f"a frame of shape {frame.shape}",
         )
 
 
 def listed(values: Iterable[Thing], name: str, what: str) -> tuple[Thing, ...]:
     """Returns a list argument as a tuple; raises a `ValueError` if it is not a list of things."""
     if isinstance(values, (str, bytes)) or not np.iterable(values):
-        raise ValueError(f"Argument `{name}` must be a list of {what}. Received: {name}={values!r}")
+        raise ArgumentError(name, f"be a list of {what}", values)
     return tuple(values)
 
 
@@ -53,25 +58,22 @@ def numbers_or_gaps(frame, column, name="frame"):
     try:
         values = pd.to_numeric(frame[column]).to_numpy(dtype=float)
     except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"Argument `{name}` must hold numbers in the column `{column}`. Received: "
-            f"{frame[column].unique()[:_MOST_SHOWN].tolist()!r}"
+        raise ArgumentError(
+            name,
+            f"hold numbers in the column `{column}`",
+            said=f"{frame[column].unique()[:_MOST_SHOWN].tolist()!r}",
         ) from error
     return np.where(np.isfinite(values), values, np.nan)
 
 
-class NothingError(ValueError):
+class NothingError(ArgumentError):
     """A table holds no number to draw, as the indices of networks no better than chance."""
 
 
 def numbers(frame, column, name="frame"):
     """Returns a column as floats, infinities as NaN; raises a `NothingError` if all are NaN."""
     values = numbers_or_gaps(frame, column, name)
-    if np.isnan(values).all():
-        raise NothingError(
-            f"Argument `{name}` must hold at least one finite number in the column `{column}`. "
-            f"Received: {len(values)} rows, every one NaN or infinite"
-        )
+    refuse_nothing(pd.DataFrame({column: values}), (column,), name)
     return values
 
 
@@ -79,9 +81,10 @@ def whole_numbers(frame, column, name="frame"):
     """Returns a column as integers; raises a `ValueError` if a value is not a whole number."""
     values = numbers(frame, column, name)
     if (values != np.round(values)).any():
-        raise ValueError(
-            f"Argument `{name}` must hold whole numbers in the column `{column}`. Received: "
-            f"{frame[column].unique()[:_MOST_SHOWN].tolist()!r}"
+        raise ArgumentError(
+            name,
+            f"hold whole numbers in the column `{column}`",
+            said=f"{frame[column].unique()[:_MOST_SHOWN].tolist()!r}",
         )
     return values.astype(int)
 
@@ -121,21 +124,33 @@ def require_same_splits(tables):
     """Raises a `ValueError` unless all tables, a dictionary by name, have the same splits."""
     splits = {name: order_splits(table["split"]) for name, table in tables.items()}
     if len({frozenset(found) for found in splits.values()}) > 1:
-        received = ", ".join(f"{name} with {found!r}" for name, found in splits.items())
-        raise ValueError(
-            f"Arguments {', '.join(f'`{name}`' for name in splits)} must have the same splits; "
-            f"select those that all of them have. Received: {received}"
+        raise ArgumentError(
+            tuple(splits),
+            "have the same splits; select those that all of them have",
+            said=", ".join(f"{name} with {found!r}" for name, found in splits.items()),
         )
 
 
 def refuse_nothing(table, columns, name="frame"):
     """Raises a `NothingError` if none of the columns of a table holds a number."""
     if table[list(columns)].isna().all(axis=None):
-        one_of = "column" if len(columns) == 1 else "columns"
+        named = ", ".join(f"`{column}`" for column in columns)
         raise NothingError(
-            f"Argument `{name}` must hold at least one finite number in the {one_of} "
-            f"{', '.join(f'`{column}`' for column in columns)}. Received: {len(table)} rows, "
-            "every one NaN or infinite"
+            name,
+            f"hold at least one finite number in the column{'s' * (len(columns) > 1)} {named}",
+            said=f"{len(table)} rows, every one NaN or infinite",
+        )
+
+
+def refuse_others(table, column, allowed, name="frame"):
+    """Raises a `ValueError` if a column of a table holds anything but the allowed texts."""
+    unknown = table.loc[~table[column].isin(list(allowed)), column].unique().tolist()
+    if unknown:
+        *first, last = map(repr, allowed)
+        raise ArgumentError(
+            name,
+            f"hold {', '.join(first)} or {last} in the column `{column}`",
+            said=repr(unknown),
         )
 
 
@@ -144,18 +159,18 @@ def refuse_twice(table, keys, name="frame", also=("split",)):
     twice = table.duplicated([*keys, *also])
     if twice.any():
         row = table[twice].iloc[0]
-        place = ", ".join(
-            f"{key}={row[key]!r}" if isinstance(row[key], str) else f"{key}={row[key]}"
-            for key in (*keys, *also)
-        )
-        raise ValueError(
-            f"Argument `{name}` must have one row per {' and '.join(keys)} (and "
-            f"{' and '.join(also)}); select or average the rows before drawing. Received: several "
-            f"rows for {place}"
+        others = f" (and {' and '.join(also)})" if also else ""
+        shown = [(key, row[key]) for key in (*keys, *also)]
+        raise ArgumentError(
+            name,
+            f"have one row per {' and '.join(keys)}{others}; select or average the rows before "
+            "drawing",
+            said="several rows for "
+            + ", ".join(f"{k}={v!r}" if isinstance(v, str) else f"{k}={v}" for k, v in shown),
         )
 
 
-def keyed_values(frame, keys, columns, name="frame", optional_keys=()):
+def keyed_values(frame, keys, columns, name="frame", optional_keys=(), carried=()):
     """Returns the keys, the split and the values of a frame, sorted by split and keys.
 
     Args:
@@ -164,9 +179,7 @@ def keyed_values(frame, keys, columns, name="frame", optional_keys=()):
         columns: Columns of values; infinities become NaN.
         name: Name of the frame in an error.
         optional_keys: Further keys, 0 if the frame has no such column.
-
-    Returns:
-        A `pandas.DataFrame` with the columns `split`, `keys`, `optional_keys` and `columns`.
+        carried: Columns that are kept as they are, if the frame has them.
 
     Raises:
         ValueError: if a column is missing, a key is not a whole number, none of the columns holds a
@@ -178,25 +191,13 @@ def keyed_values(frame, keys, columns, name="frame", optional_keys=()):
         missing = key not in frame.columns
         table[key] = np.zeros(len(frame), int) if missing else whole_numbers(frame, key, name)
     table |= {column: numbers_or_gaps(frame, column, name) for column in columns}
+    table |= {column: frame[column].to_numpy() for column in carried if column in frame.columns}
     table = pd.DataFrame(table)
     refuse_nothing(table, columns, name)
     refuse_twice(table, keys, name, also=("split", *optional_keys))
-    return table.sort_values(["split", *optional_keys, *keys], ignore_index=True)
-
-
-def block_values(frame, column, reference=None):
-    """Returns the columns stage, block, split, epoch and value of a block metrics frame.
-
-    Args:
-        frame: A block metrics frame.
-        column: The metric's column.
-        reference: Column of a value for comparison, returned as `reference`; or `None`.
-
-    Raises:
-        ValueError: if a column is missing, a block number is not a whole number, nothing is left to
-            draw, or several rows describe the same block, split and epoch.
-    """
-    names = {column: "value"} if reference is None else {column: "value", reference: "reference"}
-    values = keyed_values(frame, ("stage", "block"), tuple(names), optional_keys=("epoch",))
-    numbers(frame, column)
-    return values.rename(columns=names)
+    order = {split: place for place, split in enumerate(order_splits(table["split"]))}
+    return table.sort_values(
+        ["split", *optional_keys, *keys],
+        key=lambda column: column.map(order) if column.name == "split" else column,
+        ignore_index=True,
+    )

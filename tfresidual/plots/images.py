@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tfresidual.arguments import check_bool
+from tfresidual.arguments import ArgumentError, check_bool
 from tfresidual.plots import frames, style
 
 if TYPE_CHECKING:
@@ -41,18 +41,17 @@ def images(
     try:
         pictures = np.asarray(pictures, dtype=float)
     except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"Argument `pictures` must be an array of numbers. Received: pictures={pictures!r}"
-        ) from error
+        raise ArgumentError("pictures", "be an array of numbers", pictures) from error
     if pictures.ndim != 4 or pictures.shape[-1] not in (1, 3) or len(pictures) == 0:
-        raise ValueError(
-            "Argument `pictures` must have the shape (images, height, width, channels), with 1 "
-            f"or 3 channels and at least one image. Received: an array of shape {pictures.shape}"
+        raise ArgumentError(
+            "pictures",
+            "have the shape (images, height, width, channels), with 1 or 3 channels and at least "
+            "one image",
+            said=f"an array of shape {pictures.shape}",
         )
     if not np.isfinite(pictures).all():
-        raise ValueError(
-            "Argument `pictures` must hold finite numbers. Received: "
-            f"{(~np.isfinite(pictures)).sum()} that are not"
+        raise ArgumentError(
+            "pictures", "hold finite numbers", said=f"{(~np.isfinite(pictures)).sum()} that are not"
         )
     captions = frames.listed(captions, "captions", "texts")
     marks: tuple[bool | None, ...] = (None,) * len(pictures)
@@ -60,9 +59,8 @@ def images(
         marks = frames.listed(right, "right", "bools")
     for name, values in (("captions", captions), ("right", marks)):
         if len(values) != len(pictures):
-            raise ValueError(
-                f"Argument `{name}` must have one entry per image. Received: {len(values)} for "
-                f"{len(pictures)} images"
+            raise ArgumentError(
+                name, "have one entry per image", said=f"{len(values)} for {len(pictures)} images"
             )
     low, high = pictures.min(), pictures.max()
     shown = (pictures - low) / (high - low if high > low else 1)

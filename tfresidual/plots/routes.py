@@ -1,18 +1,43 @@
-"""How many errors does the network make on changed routes through its blocks?"""
+"""Figures of networks on changed routes through their blocks.
+
+All functions raise a `ValueError` if a column is missing, none of the values is a finite number, or
+several rows describe the same place and split. A value that is missing, infinite, or 0 on a
+logarithmic axis leaves a gap. Values that differ by more than a factor of 30 are drawn on a
+logarithmic axis, with a linear part down to 0 if there are zeros. A `scale` of the repeated branch
+other than 1 appears in the title. II is Jastrzebski et al., "Residual Connections Encourage
+Iterative Inference", 2018; IC is "Iterative convergent computation is not a useful inductive bias
+for ResNets".
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+import itertools
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
-from tfresidual.arguments import is_number
+from tfresidual.arguments import ArgumentError, check_choice, check_number, is_number
 from tfresidual.plots import frames, style
+from tfresidual.plots.drawings import DRAWINGS
+from tfresidual.plots.engine import draw, draw_table, read
 
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Literal
 
     from tfresidual.types import Figure, Frame
+
+_PLACES = {
+    "blocks": "block of the last stage",
+    "repetitions": "last block of the last stage,\nthen its repetitions",
+}
+_GROUPS = ("borderline", "correct", "all")
+_METRICS = ("accuracy", "cross_entropy", "entropy")
+_INDICES = ("convergence_index", "recurrence_index", "divergence_index")
+_BASES = ("labels", "agreement")
+# Half the width of the column of dots of one split and basis; the columns are 1 apart.
+_SPREAD = 0.32
 
 
 def route_errors(
@@ -24,88 +49,26 @@ def route_errors(
     """Draws the error on three kinds of routes side by side, a line per stage.
 
     From left to right, a stage ends early, lacks one block, or applies its last block again. A
-    dotted line marks the error of the unperturbed network. Each split has its own row. An infinite
-    or missing error leaves a gap.
+    dotted line marks the error of the unperturbed network. Each split has its own row.
 
     Args:
         readout: Read-out frame with the columns `stage`, `block` and `error`.
         drop_blocks: Dropped blocks frame with the columns `stage`, `block`, `error` and
             `unperturbed_error`.
         repeat_last_block: Repetitions frame with the columns `stage`, `repetition` and `error`,
-            and optionally `scale`; stages may be missing. A scale other than 1 appears in the
-            title.
-        chance: Error of guessing, from 0 to 1, marked by a dashed line; a dict of such errors by
-            split; or `None`.
-
-    Returns:
-        A `matplotlib.figure.Figure`.
+            and optionally `scale`; stages may be missing.
+        chance: Error of guessing, over 0 and up to 1, marked by a dashed line; a dict of such
+            errors by split; or `None`.
 
     Raises:
-        ValueError: if a column is missing or holds no finite number, if several rows describe the
-            same stage, block or repetition and split, if the frames differ in their splits (column
-            `split`), or if `chance` is not a share of 1.
+        ValueError: also if the frames differ in their splits, or `chance` is not a share of 1.
 
     Reference:
-        "Iterative convergent computation is not a useful inductive bias for ResNets", figure 2a.
+        IC figure 2a.
     """
-    chances: dict[Any, Any] = {None: chance}
-    if isinstance(chance, dict):
-        chances = chance
-    if chance is not None and not all(
-        is_number(value) and 0 < value <= 1 for value in chances.values()
-    ):
-        raise ValueError(
-            f"Argument `chance` must be an error above 0, at most 1, or None. Received: {chance!r}"
-        )
-    tables = _route_tables(readout, drop_blocks, repeat_last_block)
-    panels = (
-        ("convergence", tables["readout"], "block", 1, "number of evaluated blocks"),
-        ("recurrence", tables["drop_blocks"], "block", 0, "dropped block"),
-        (
-            "divergence",
-            tables["repeat_last_block"],
-            "repetition",
-            0,
-            "repetitions of the last block",
-        ),
-    )
-    stages = sorted(set().union(*(table["stage"] for table in tables.values())))
-    looks = style.stage_looks(stages)
-    splits = frames.order_splits(tables["readout"]["split"])
-    title = "Errors on changed routes" + frames.branch_scale(repeat_last_block)
-    figure = style.new_figure(9.0, 2.5 * len(splits) + 1.2, title)
-    grid = figure.subplots(len(splits), 3, sharey=True, sharex="col", squeeze=False)
-    unperturbed = tables["drop_blocks"].groupby("split")["unperturbed_error"].first()
-    for row, split in zip(grid, splits, strict=True):
-        for axes, (name, table, key, first, label) in zip(row, panels, strict=True):
-            style.clean_axes(axes)
-            _stage_lines(axes, table[table["split"] == split], key, first, looks)
-            level = chances.get(split, chances.get(None))
-            _reference_lines(axes, unperturbed[split], level)
-            style.panel_title(axes, name, split)
-            style.whole_numbers(axes.xaxis, bins=8)
-            if split == splits[-1]:
-                style.axis_labels(axes, below=label)
-        style.axis_labels(row[0], beside="error")
-    highest = max(
-        [
-            *(level or 0 for level in chances.values()),
-            *(table["error"].max() for table in tables.values()),
-        ]
-    )
-    grid[0, 0].set_ylim(0, 1.06 * highest if highest > 0 else 1)
-    style.percent_axis(grid[0, 0])
-
-    handles = style.stage_handles(looks)
-    handles.append(style.line_handle("unperturbed", linestyle=":", color=style.INK))
-    if chance is not None:
-        handles.append(style.line_handle("chance", linestyle=(0, (6, 3)), color=style.INK))
-    style.legend(figure, handles)
-    return figure
-
-
-def _route_tables(readout, drop_blocks, repeat_last_block):
-    """Returns the values of the frames of `route_errors`, by the name of the argument."""
+    chances: dict[Any, Any] = chance if isinstance(chance, dict) else {None: chance}
+    if chance is not None and not all(is_number(one) and 0 < one <= 1 for one in chances.values()):
+        raise ArgumentError("chance", "be an error above 0, at most 1, or None", said=repr(chance))
     tables = {
         "readout": frames.keyed_values(readout, ("stage", "block"), ("error",), "readout"),
         "drop_blocks": frames.keyed_values(
@@ -116,31 +79,17 @@ def _route_tables(readout, drop_blocks, repeat_last_block):
         ),
     }
     frames.require_same_splits(tables)
-    return tables
-
-
-def _reference_lines(axes, unperturbed, chance):
-    """Draws the error of the unperturbed network if it is finite, and that of guessing if known."""
-    if np.isfinite(unperturbed):
-        axes.axhline(unperturbed, color=style.INK, linewidth=1.0, linestyle=":", gid="unperturbed")
-    if chance is not None:
-        axes.axhline(chance, color=style.INK, linewidth=1.0, linestyle=(0, (6, 3)), gid="chance")
-
-
-def _stage_lines(axes, rows, key, first, looks):
-    """Draws the error over the column `key` plus `first`, with a line per stage."""
-    many = rows[key].nunique() > 24
-    for stage, line in rows.groupby("stage"):
-        colour, marker = looks[stage]
-        axes.plot(
-            line[key] + first,
-            line["error"],
-            color=colour,
-            marker=marker,
-            markersize=2.8 if many else 4.0,
-            linewidth=1.3,
-            label=f"stage {stage}",
-        )
+    drawing = DRAWINGS["route_errors"]
+    places = (("block", 1), ("block", 0), ("repetition", 0))
+    parts = [
+        part.assign(panel=panel.title, place=part[key] + first)
+        for part, panel, (key, first) in zip(tables.values(), drawing.panels, places, strict=True)
+    ]
+    table = pd.concat(parts, ignore_index=True)
+    unperturbed = tables["drop_blocks"].groupby("split")["unperturbed_error"].first()
+    table["unperturbed_error"] = table["split"].map(unperturbed)
+    title = drawing.title + frames.branch_scale(repeat_last_block)
+    return draw_table(table, drawing, title, {"chance": chance})
 
 
 def shuffle_blocks(frame: Frame) -> Figure:
@@ -153,65 +102,324 @@ def shuffle_blocks(frame: Frame) -> Figure:
         frame: Shuffled blocks frame with the columns `stage`, `kendall_tau` (1 if the order is
             kept, -1 if it is reversed), `error` and `unperturbed_error`, and optionally `split`.
 
-    Returns:
-        A `matplotlib.figure.Figure`.
-
-    Raises:
-        ValueError: if a column is missing or holds no finite number.
-
     Reference:
         Veit et al., "Residual Networks Behave Like Ensembles of Relatively Shallow Networks",
         2016, figure 5b.
     """
-    shown = ("kendall_tau", "error", "unperturbed_error")
-    frames.require_columns(frame, ("stage", *shown))
-    row_splits, row_stages = frames.splits_of(frame), frames.whole_numbers(frame, "stage")
-    taus, errors, unperturbed = (frames.numbers(frame, column) for column in shown)
-    splits, stages = frames.order_splits(row_splits), np.unique(row_stages)
-    looks = style.split_looks(splits)
-    columns = min(len(stages), style.MOST_COLUMNS)
-    rows = -(-len(stages) // columns)
-    width = 5.2 if columns == 1 else 2.6 * columns + 1.2
-    figure = style.new_figure(width, 2.4 * rows + 1.2, "Shuffled blocks")
-    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
-    for axes, stage in zip(grid, stages, strict=False):
-        style.clean_axes(axes)
-        for split in splits:
-            here = (row_stages == stage) & (row_splits == split)
-            colour, marker = looks[split]
-            axes.plot(
-                taus[here],
-                errors[here],
-                color=colour,
-                marker=marker,
-                markersize=4.0,
-                markeredgewidth=0,
-                linestyle="none",
-                alpha=0.6,
-                label=split or None,
-            )
-            levels = unperturbed[here & np.isfinite(unperturbed)]
-            if len(levels):
-                axes.axhline(
-                    levels[0], color=colour, linewidth=1.1, linestyle=":", gid="unperturbed"
-                )
-        style.panel_title(axes, f"stage {stage}")
-    for place, axes in enumerate(grid[len(stages) :], start=len(stages)):
-        axes.remove()
-        grid[place - columns].tick_params(labelbottom=True)
-    least = np.nanmin(np.append(taus, 0.98))
-    pad = 0.03 * (1 - least)
-    grid[0].set_xlim(1 + pad, least - pad)
-    highest = np.nanmax(np.append(errors, unperturbed))
-    grid[0].set_ylim(0, 1.06 * highest if highest > 0 else 1)
-    style.percent_axis(grid[0])
-    figure.supxlabel(
-        "Kendall's τ of the order and the trained one (1: order kept)",
-        fontsize=style.LABEL_SIZE,
-        color=style.INK,
+    columns = ("kendall_tau", "error", "unperturbed_error")
+    frames.require_columns(frame, ("stage", *columns))
+    table = pd.DataFrame(
+        {
+            "split": frames.splits_of(frame),
+            "stage": frames.whole_numbers(frame, "stage"),
+            **{column: frames.numbers(frame, column) for column in columns},
+        }
     )
-    figure.supylabel("error", fontsize=style.LABEL_SIZE, color=style.INK)
-
-    handles = style.handles_of(grid[0])
-    style.legend(figure, [*handles, style.line_handle("order kept", linestyle=":")])
+    figure = draw_table(table, DRAWINGS["shuffle_blocks"])
+    least = np.nanmin(np.append(table["kendall_tau"], 0.98))
+    pad = 0.03 * (1 - least)
+    figure.axes[0].set_xlim(1 + pad, least - pad)
     return figure
+
+
+def convergence_curves(readout: Frame, repeat_last_block: Frame) -> Figure:
+    """Draws how a stage approaches its final state, and where repetitions of its last block lead.
+
+    The horizontal axis counts the applied blocks: first the read-outs of the stage's blocks, then
+    the repetitions of the last block. There is a line per stage, solid for the first split and
+    dashed for the others. A thin vertical line marks the trained number of blocks. The left panel
+    shows the cross-entropy, the right one the Euclidean distance to the stage's final state, which
+    is 0 at that line.
+
+    Args:
+        readout: Read-out frame with the columns `stage`, `block`, `cross_entropy` and `distance`,
+            and optionally `split`.
+        repeat_last_block: Repetitions frame with the columns `stage`, `repetition` (0 for none),
+            `cross_entropy` and `distance`, and optionally `split` and `scale`; stages may be
+            missing.
+
+    Raises:
+        ValueError: also if the frames differ in their splits, or a repeated stage is not in
+            `readout`.
+
+    Reference:
+        IC figures 6b and 6c.
+    """
+    drawing = DRAWINGS["convergence_curves"]
+    names = ("readout", "repeat_last_block")
+    table, lengths = _applied_blocks(readout, repeat_last_block, drawing, names)
+    title = drawing.title + frames.branch_scale(repeat_last_block)
+    figure = draw_table(table, drawing, title, handles=[_length_handle()])
+    for axes in figure.axes:
+        _mark_lengths(axes, lengths, style.stage_looks(lengths.index))
+    return figure
+
+
+def repetition_metrics(frame: Frame, block_metrics: Frame | None = None) -> Figure:
+    """Draws the direction and the size of every repetition of a stage's last block.
+
+    Each stage has a column of two panels with a line per split. The upper panel shows the cosine
+    between what the block adds and the gradient of the loss, below zero if the loss decreases. The
+    lower panel shows the size of what the block adds relative to the state. Repetition 0 is the
+    application that was trained.
+
+    With `block_metrics`, the trained blocks of the stage come before the repetitions, as in the
+    paper: the horizontal axis then counts the applied blocks, and a thin vertical line marks the
+    trained number of blocks.
+
+    Args:
+        frame: Repetitions frame with the columns `stage`, `repetition`, `cosine_loss` and
+            `l2_ratio`, and optionally `split` and `scale`.
+        block_metrics: Block metrics frame of the same images with the columns `stage`, `block`,
+            `cosine_loss` and `l2_ratio`, and optionally `split`; or `None`. Stages without
+            repetitions are left out.
+
+    Raises:
+        ValueError: also if the frames differ in their splits, or a repeated stage is not in
+            `block_metrics`.
+
+    Reference:
+        II figure 20.
+    """
+    drawing = DRAWINGS["repetition_metrics"]
+    table = read(frame, drawing)
+    if block_metrics is None:
+        return draw_table(table, drawing, drawing.title + frames.branch_scale(frame))
+    stages = set(table["stage"])
+    table, lengths = _applied_blocks(block_metrics, frame, drawing, ("block_metrics", "frame"))
+    table = table[table["stage"].isin(stages)]
+    drawing = dataclasses.replace(drawing, over="applied", below="number of blocks applied")
+    title = drawing.title + frames.branch_scale(frame)
+    figure = draw_table(table, drawing, title, handles=[_length_handle()])
+    for axes, stage in zip(figure.axes, itertools.cycle(sorted(stages)), strict=False):
+        _mark_lengths(axes, lengths[[stage]], {})
+    return figure
+
+
+def _length_handle():
+    """Returns the entry of the legend for the marks of `_mark_lengths`."""
+    return style.line_handle(
+        "trained number of blocks", linestyle="none", marker="|", markersize=11
+    )
+
+
+def _applied_blocks(blocks, repeated, drawing, names):
+    """Returns a frame of blocks and one of repetitions in one table, and the stages' lengths.
+
+    The table has a column `applied`, the number of blocks applied; repetition 0 is left out.
+    """
+    metrics = [line.column for panel in drawing.panels for line in panel.lines]
+    blocks = frames.keyed_values(blocks, ("stage", "block"), metrics, names[0])
+    repeated = frames.keyed_values(repeated, ("stage", "repetition"), metrics, names[1])
+    frames.require_same_splits(dict(zip(names, (blocks, repeated), strict=True)))
+    lengths = blocks.groupby("stage")["block"].max() + 1
+    surplus = sorted(set(repeated["stage"]) - set(lengths.index))
+    if surplus:
+        raise ArgumentError(
+            names[1],
+            f"hold only stages of `{names[0]}`, which shows how many blocks they have",
+            said=f"stages {surplus!r} besides {lengths.index.tolist()!r}",
+        )
+    blocks["applied"] = blocks["block"] + 1
+    repeated = repeated[repeated["repetition"] > 0]
+    repeated = repeated.assign(applied=repeated["stage"].map(lengths) + repeated["repetition"])
+    return pd.concat([blocks, repeated], ignore_index=True), lengths
+
+
+def _mark_lengths(axes, lengths, looks):
+    """Marks where repetitions begin, in the colours of the stages unless all begin together."""
+    for length, stages in lengths.groupby(lengths).groups.items():
+        look = {"linewidth": 0.9, "zorder": 1.5, "gid": "length"}
+        if len(stages) == len(lengths):
+            axes.axvline(length, color=style.FAINT_INK, **look)
+            continue
+        # Stages of the same length share a line, with alternating dashes.
+        for place, stage in enumerate(stages):
+            dashes = (-6 * place, (6, 6 * (len(stages) - 1))) if len(stages) > 1 else "-"
+            axes.axvline(length, color=looks[stage].colour, linestyle=dashes, **look)
+
+
+def fixed_point(frame: Frame, mu: float | None = None) -> Figure:
+    """Draws how the changes of a stage's state shrink as its last block is applied again and again.
+
+    The left panel shows the change of the state per application, the middle one the distance to the
+    last of the states, both on logarithmic axes. The right panel shows the contraction, which is
+    the change divided by the previous change: its mean over images as a line, and a band from there
+    to the largest. There is a line per stage, solid for the first split and dashed for the others.
+    With `mu`, dotted lines decrease by this factor per application, starting from the first change
+    of every stage; the changes of a contraction with this factor stay below them.
+
+    Args:
+        frame: Fixed point frame with the columns `stage`, `repetition` (0 for the application of
+            the block that was trained), `change`, `contraction`, `largest_contraction` and
+            `distance`, and optionally `split`.
+        mu: Bound on the Lipschitz constant of a block, a positive number, or `None`.
+
+    Reference:
+        IC sections 4.2 and E.2.
+    """
+    check_number("mu", mu, over=0, or_none=True)
+    drawing = DRAWINGS["fixed_point"]
+    figure = draw(frame, drawing, mu=mu)
+    if mu is None:
+        return figure
+    table = read(frame, drawing)
+    looks = style.stage_looks(sorted(set(table["stage"])))
+    for (_, stage), rows in table.groupby(["split", "stage"]):
+        known = rows[rows["change"] > 0]
+        if known.empty:
+            continue
+        first = known.iloc[0]
+        places = np.arange(int(first["repetition"]), int(rows["repetition"].max()) + 1)
+        heights = first["change"] * float(mu) ** (places - first["repetition"])
+        look = {"color": looks[stage].colour, "linewidth": 1.1, "linestyle": ":", "zorder": 1.8}
+        figure.axes[0].plot(places, heights, gid="slope", **look)
+    return figure
+
+
+def convergence_indices(frame: Frame) -> Figure:
+    """Draws the convergence, recurrence and divergence index of every stage, and their mean.
+
+    Each split and basis has a column of dots: a larger one for the mean, then the stages in order.
+    Dots are filled if errors are counted against the labels, and open if they are counted against
+    the predictions of the unperturbed network.
+
+    Args:
+        frame: Indices frame with the columns `stage` (numbers, and "mean"), `basis` ("labels" or
+            "agreement"), `convergence_index`, `recurrence_index` and `divergence_index`, and
+            optionally `split`.
+
+    Raises:
+        ValueError: also if a basis is unknown.
+
+    Reference:
+        IC figures 2b and 6a.
+    """
+    table = _index_table(frame)
+    bases = [basis for basis in _BASES if basis in set(table["basis"])]
+    splits = frames.order_splits(table["split"])
+    stages = sorted(set(table["stage"]), key=lambda stage: (stage != "mean", len(stage), stage))
+    shifts = np.linspace(-_SPREAD, _SPREAD, len(stages)) if len(stages) > 1 else [0.0]
+    column = {pair: place for place, pair in enumerate(itertools.product(splits, bases))}
+    table["place"] = [
+        column[split, basis] + shifts[stages.index(stage)]
+        for split, basis, stage in table[["split", "basis", "stage"]].itertuples(index=False)
+    ]
+    drawing = DRAWINGS["convergence_indices"]
+    label = "index" if len(bases) > 1 or splits == [""] else f"index (basis: {bases[0]})"
+    panels = tuple(dataclasses.replace(panel, label=label) for panel in drawing.panels)
+    # The dots of agreement are open even if they are alone.
+    table["basis"] = pd.Categorical(
+        table["basis"].map("basis: {}".format), [f"basis: {basis}" for basis in _BASES]
+    )
+    figure = draw_table(table, dataclasses.replace(drawing, panels=panels))
+    for axes, index in zip(figure.axes, _INDICES, strict=True):
+        style.clean_axes(axes, grid="y")
+        axes.grid(False, axis="x")
+        values = table[index].to_numpy()
+        low, high = np.nanmin([0, *values]), np.nanmax([1, *values])
+        pad = 0.05 * (high - low)
+        axes.set_ylim(low - pad, high + pad)
+        axes.set_xlim(-0.6, len(column) - 0.4)
+        axes.tick_params(axis="x", length=0)
+        if splits == [""]:
+            axes.set_xticks(range(len(column)), bases, **style.PLAIN)
+            continue
+        middles = (np.arange(len(splits)) + 0.5) * len(bases) - 0.5
+        axes.set_xticks(middles, splits, **style.PLAIN)
+        for border in middles[:-1] + len(bases) / 2:
+            axes.axvline(border, color=style.FAINT_INK, linewidth=0.8, linestyle=":", gid="border")
+    return figure
+
+
+def _index_table(frame):
+    """Returns the columns stage (as text), basis, split and the three indices, after checks."""
+    frames.require_columns(frame, ("stage", "basis", *_INDICES))
+    table = pd.DataFrame(
+        {
+            "stage": frame["stage"].map(frames.stage_name).to_numpy(object),
+            "basis": frame["basis"].to_numpy(object),
+            "split": frames.splits_of(frame),
+            **{index: frames.numbers_or_gaps(frame, index) for index in _INDICES},
+        }
+    )
+    frames.refuse_others(table, "basis", _BASES)
+    frames.refuse_nothing(table, _INDICES)
+    frames.refuse_twice(table, ("stage", "basis"))
+    return table
+
+
+def borderline(frame: Frame, along: Literal["blocks", "repetitions"] = "blocks") -> Figure:
+    """Draws accuracy, loss and entropy of borderline, correct and all images after each block.
+
+    There is a line per group and split, solid for the first split and dashed for the others. The
+    legend shows the number of images of each group; a group without images has no line.
+
+    Groups of the next block have other images at each block. Each block is then a line of its own,
+    from the mean of its groups before the block to the mean of the same images after it, and the
+    legend shows the smallest and the largest number of images of each group.
+
+    Args:
+        frame: Borderline frame with the columns `along`, `block`, `group`, `images`, `accuracy`,
+            `cross_entropy` and `entropy`, and optionally `split` and `scale`. With the columns
+            `accuracy_before`, `cross_entropy_before` and `entropy_before`, its groups are those of
+            the next block.
+        along: Which rows are drawn: "blocks" for the last blocks of the last stage, or
+            "repetitions" for its last block and the repetitions of it, which continue the count.
+
+    Raises:
+        ValueError: also if `along` is unknown or not in the frame, or a group is unknown.
+
+    Reference:
+        II figure 6 (blocks) and figure 7 (repetitions).
+    """
+    table = _group_table(frame, along)
+    drawing = dataclasses.replace(DRAWINGS["borderline"], below=_PLACES[along])
+    named = {}
+    for group, split in itertools.product(_GROUPS, frames.order_splits(table["split"])):
+        images = table.loc[(table["group"] == group) & (table["split"] == split), "images"]
+        if len(images):
+            least, most = images.min(), images.max()
+            count = f"{most:,}" if least == most else f"{least:,} to {most:,}"
+            named[group, split] = f"{', '.join(filter(None, (group, split)))} ({count} images)"
+    table["place"] = table["block"]
+    title = drawing.title
+    if "accuracy_before" in table:
+        title = "Borderline before each block"
+        before = table.assign(place=table["block"] - 1)
+        before[list(_METRICS)] = table[[f"{metric}_before" for metric in _METRICS]]
+        # A gap after each block ends its line.
+        gap = table.assign(**dict.fromkeys(("place", *_METRICS), np.nan))
+        table = pd.concat([before, table, gap]).sort_index(kind="stable")
+    title += frames.branch_scale(frame[frame["along"] == along])
+    return draw_table(table, drawing, title, named=named)
+
+
+def _group_table(frame, along):
+    """Returns the columns block, group, split, images and the metrics of the rows to draw."""
+    metrics = list(_METRICS)
+    if any(f"{metric}_before" in getattr(frame, "columns", ()) for metric in metrics):
+        metrics += [f"{metric}_before" for metric in metrics]
+    frames.require_columns(frame, ("along", "block", "group", "images", *metrics))
+    check_choice("along", along, _PLACES)
+    present = frame["along"].unique().tolist()
+    if along not in present:
+        raise ArgumentError(
+            "frame", f"have rows with along={along!r}", said=f"rows with along in {present!r}"
+        )
+    frame = frame[frame["along"] == along]
+    frames.refuse_others(frame, "group", _GROUPS)
+    table = pd.DataFrame(
+        {
+            "block": frames.whole_numbers(frame, "block"),
+            "group": frame["group"].to_numpy(object),
+            "split": frames.splits_of(frame),
+            "images": frames.whole_numbers(frame, "images"),
+            **{metric: frames.numbers_or_gaps(frame, metric) for metric in metrics},
+        }
+    )
+    # A group without images has no mean, whatever its rows contain.
+    table.loc[table["images"] == 0, metrics] = np.nan
+    frames.refuse_nothing(table, metrics)
+    frames.refuse_twice(table, ("block", "group"))
+    return table.sort_values("block", ignore_index=True)

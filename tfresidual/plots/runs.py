@@ -1,4 +1,4 @@
-"""How do coupling and convergence affect trained networks, over many of them?
+"""Figures of many trained networks: how do coupling and convergence affect them?
 
 Every function here draws a frame of runs, one row per trained network. The columns `coupling` (0 to
 1) and `initialization` ("non-recurrent" or "recurrent") form the setting of a run. The optional
@@ -10,16 +10,27 @@ Arguments name the columns whose values are distinguished: `hue` by colour, `das
 (and open markers), `panels` by panel. They may name a column of the frame, or `"variation"`: what
 is not standard about a run, composed from `lipschitz`, `anchor`, `kernel`, `gamma` and
 `first_block` ("standard", "triangular kernel", "gamma = 0.1, coupled from block 5", ...).
+
+All raise a `ValueError` if a column is missing, none of the values is a finite number, a coupling
+or an initialization is unknown, a mean would mix runs of different networks, or several rows
+describe the same network and seed. The figures are those of "Iterative convergent computation is
+not a useful inductive bias for ResNets".
 """
 
 from __future__ import annotations
 
+import dataclasses
+import numbers
 import textwrap
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
-from tfresidual.plots import frames, run_groups, style
+from tfresidual.arguments import ArgumentError
+from tfresidual.plots import frames, style
+from tfresidual.plots.drawings import DRAWINGS
+from tfresidual.plots.engine import draw_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,9 +38,21 @@ if TYPE_CHECKING:
 
     from tfresidual.types import Figure, Frame
 
+_VARIATION = "variation"
+_NOTHING_VARIED = "standard"
+_INITIALIZATIONS = {"non-recurrent": "non-rec.", "recurrent": "rec."}
+# The settings that a run may vary, with their standard values.
+_STANDARD = {
+    "lipschitz": None,
+    "anchor": "previous",
+    "kernel": "uniform",
+    "gamma": 1,
+    "first_block": 0,
+}
+# Columns besides the setting in which networks may differ; runs that differ there have no mean.
+_SETTINGS = (*_STANDARD, "width", "dataset")
+_COUNTS = ("raw_parameters", "effective_parameters")
 _INDICES = ("convergence", "recurrence", "divergence")
-_SPLITS = {"error": "held-out images", "train_error": "training images"}
-_COUPLING = "coupling (initialization)"
 
 
 def indices_of_runs(
@@ -38,45 +61,29 @@ def indices_of_runs(
     """Draws the convergence, recurrence and divergence index over the coupling.
 
     Args:
-        frame: Frame of runs with the columns `coupling`, `initialization`, `convergence`,
-            `recurrence` and `divergence` (means over the stages), and those named below.
+        frame: Frame of runs with the columns `convergence`, `recurrence` and `divergence` (means
+            over the stages); see `tfresidual.plots.runs`.
         hue: Column whose values get different colours, or `None`.
         dash: Column whose values get different line styles, or `None`.
         panels: Column whose values get one row of panels each, or `None`.
 
-    Returns:
-        A `matplotlib.figure.Figure`.
-
-    Raises:
-        ValueError: if a column is missing, none of the indices is a finite number, a coupling or an
-            initialization is unknown, a mean would mix runs of different networks, or several rows
-            describe the same network and seed.
-
     Reference:
-        "Iterative convergent computation is not a useful inductive bias for ResNets", figure 3a;
-        for runs with `lipschitz`, figure 4a (`anchor` "previous") and figure 11 ("input"); with
-        `panels="variation"`, figure 10.
+        Figure 3a; for runs with `lipschitz`, figure 4a (`anchor` "previous") and figure 11
+        ("input"); with `panels="variation"`, figure 10.
     """
-    table = run_groups.run_table(frame, _INDICES, hue, dash, panels)
-    levels = table["panel"].cat.categories
-    figure = style.new_figure(10.4, 2.4 * len(levels) + 1.4, "Convergence indices of the runs")
-    grid = figure.subplots(len(levels), 3, sharex=True, sharey=True, squeeze=False)
-    for row, level in zip(grid, levels, strict=True):
-        here = table[table["panel"] == level]
-        for axes, index in zip(row, _INDICES, strict=True):
-            style.clean_axes(axes, grid="y")
-            run_groups.draw_over_settings(axes, here, index)
-            if here[index].isna().all():
-                style.no_values(axes)
-            if level == levels[0]:
-                style.panel_title(axes, f"{index} index")
-        row[0].tick_params(labelleft=True)
+    table = _run_table(frame, _INDICES, hue, dash, panels)
+    drawing = DRAWINGS["indices_of_runs"]
+    figure = draw_table(table, drawing)
+    grid = np.reshape(figure.axes, (-1, len(_INDICES)))
+    for row, level in zip(grid, table["level"].cat.categories, strict=True):
         style.axis_labels(row[0], beside=textwrap.fill(level, 22) if level else "index")
+        for axes, panel in zip(row, drawing.panels, strict=True):
+            axes.set_title("")
+            if level == table["level"].cat.categories[0]:
+                style.panel_title(axes, panel.title)
     values = table[list(_INDICES)].to_numpy()
     low, high = np.nanmin([0, np.nanmin(values)]), np.nanmax([1, np.nanmax(values)])
     grid[0, 0].set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
-    figure.supxlabel(_COUPLING, fontsize=style.LABEL_SIZE, color=style.INK)
-    run_groups.add_legend(figure, table)
     return figure
 
 
@@ -91,71 +98,44 @@ def error_of_runs(
     """Draws the error over the coupling.
 
     Args:
-        frame: Frame of runs with the columns `coupling` and `initialization`, the errors, and
-            those named below.
+        frame: Frame of runs with the errors; see `tfresidual.plots.runs`.
         hue: Column whose values get different colours, or `None`.
         dash: Column whose values get different line styles, or `None`.
         panels: Column whose values get one panel each, or `None`.
         errors: Columns of errors, each in its own panels: `"error"`, `"train_error"` or both.
         share_y: Whether all panels have the same value axis, so that heights can be compared.
 
-    Returns:
-        A `matplotlib.figure.Figure`.
+    Reference:
+        Figures 3b (`panels="dataset"`) and 13, and 4b and 12 for runs with `lipschitz`; figures 8a,
+        b and c with `errors=("train_error", "error")` and `dash="gamma"`, `"kernel"` or
+        `"first_block"`.
+    """
+    drawing = DRAWINGS["error_of_runs"]
+    known = {panel.lines[0].column: panel for panel in drawing.panels}
+    chosen = _chosen(errors, "errors", "columns", known, "'error', 'train_error' or both")
+    table = _run_table(frame, chosen, hue, dash, panels)
+    shown = tuple(known[error] for error in chosen)
+    if len(shown) == 1:
+        label = "error on training images" if chosen == ("train_error",) else "error"
+        shown = (dataclasses.replace(shown[0], label=label, title=""),)
+    wrap = 3 if len(chosen) == 1 else 2
+    return draw_table(table, dataclasses.replace(drawing, panels=shown, wrap=wrap, share_y=share_y))
 
-    Raises:
-        ValueError: if a column is missing, none of the errors is a finite number, `errors` holds
-            anything else, a coupling or an initialization is unknown, a mean would mix runs of
-            different networks, or several rows describe the same network and seed.
+
+def deviation_of_runs(frame: Frame, hue: str | None = "width", dash: str | None = None) -> Figure:
+    """Draws how far weights deviate from the mean of their stage, over the coupling.
+
+    Args:
+        frame: Frame of runs with the column `deviation` (mean absolute deviation in standard
+            deviations of the stage's weights); see `tfresidual.plots.runs`.
+        hue: Column whose values get different colours, or `None`.
+        dash: The same for line styles.
 
     Reference:
-        "Iterative convergent computation is not a useful inductive bias for ResNets", figures 3b
-        (`panels="dataset"`) and 13, and 4b and 12 for runs with `lipschitz`; figures 8a, b and c
-        with `errors=("train_error", "error")` and `dash="gamma"`, `"kernel"` or `"first_block"`.
+        Figure 7c.
     """
-    errors = frames.listed(errors, "errors", "columns")
-    if not errors or len(set(errors)) < len(errors) or not set(errors) <= set(_SPLITS):
-        raise ValueError(
-            "Argument `errors` must hold 'error', 'train_error' or both, each once. Received: "
-            f"{errors!r}"
-        )
-    table = run_groups.run_table(frame, errors, hue, dash, panels)
-    titles = [
-        (level, error, ", ".join(filter(None, (level, _SPLITS[error] * (len(errors) > 1)))))
-        for level in table["panel"].cat.categories
-        for error in errors
-    ]
-    columns = min(len(titles), 3 if len(errors) == 1 else 2)
-    figure, grid = _panels(len(titles), columns, "Errors of the runs", share_y)
-    for axes, (level, error, title) in zip(grid, titles, strict=True):
-        here = table[table["panel"] == level]
-        style.clean_axes(axes, grid="y")
-        run_groups.draw_over_settings(axes, here, error)
-        if here[error].isna().all():
-            style.no_values(axes)
-        if title:
-            style.panel_title(axes, title)
-    # Limits of an axis that panels share are set when all of them are drawn.
-    for axes, (level, error, _) in zip(grid, titles, strict=True):
-        if table.loc[table["panel"] == level, error].notna().any():
-            style.percent_axis(axes)
-    figure.supxlabel(_COUPLING, fontsize=style.LABEL_SIZE, color=style.INK)
-    figure.supylabel(_error_name(errors), fontsize=style.LABEL_SIZE, color=style.INK, ma="center")
-    run_groups.add_legend(figure, table)
-    return figure
-
-
-def _error_name(errors):
-    return "error on training images" if errors == ("train_error",) else "error"
-
-
-def _panels(count, columns, title, share_y):
-    """Returns a figure and its panels, row by row."""
-    rows = -(-count // columns)
-    figure = style.new_figure(max(6.2, 3.5 * columns), 2.6 * rows + 1.2, title)
-    grid = figure.subplots(rows, columns, squeeze=False, sharey=share_y).ravel()
-    for axes in grid[count:]:
-        axes.remove()
-    return figure, grid[:count]
+    table = _run_table(frame, ("deviation",), hue, dash)
+    return draw_table(table, DRAWINGS["deviation_of_runs"])
 
 
 def error_against_indices(
@@ -172,60 +152,202 @@ def error_against_indices(
     shows the setting.
 
     Args:
-        frame: Frame of runs with the columns `coupling`, `initialization`, `error`, the indices
-            (means over the stages) and the one named below.
+        frame: Frame of runs with the columns `error` and the indices (means over the stages); see
+            `tfresidual.plots.runs`.
         hue: Column whose values get different colours, or `None`; with `"width"`, networks of one
             colour have the same number of parameters.
         indices: The indices to draw, from `"convergence"`, `"recurrence"` and `"divergence"`.
 
-    Returns:
-        A `matplotlib.figure.Figure`.
-
-    Raises:
-        ValueError: if a column is missing or holds no finite number, `indices` holds anything else,
-            a coupling or an initialization is unknown, a mean would mix runs of different networks,
-            or several rows describe the same network and seed.
-
     Reference:
-        "Iterative convergent computation is not a useful inductive bias for ResNets", figure 3c,
-        and figure 2c for the runs of one setting.
+        Figure 3c, and figure 2c for the runs of one setting.
     """
-    indices = frames.listed(indices, "indices", "indices")
-    if not indices or len(set(indices)) < len(indices) or not set(indices) <= set(_INDICES):
-        raise ValueError(
-            "Argument `indices` must hold 'convergence', 'recurrence' or 'divergence', each at "
-            f"most once. Received: {indices!r}"
-        )
-    table = run_groups.run_table(frame, ("error", *indices), hue)
+    drawing = DRAWINGS["error_against_indices"]
+    known = dict(zip(_INDICES, drawing.panels, strict=True))
+    words = "'convergence', 'recurrence' or 'divergence'"
+    indices = _chosen(indices, "indices", "indices", known, words)
+    table = _run_table(frame, ("error", *indices), hue)
     for column in ("error", *indices):
         frames.refuse_nothing(table, (column,))
-    settings, hues = table["setting"].cat.categories, table["hue"].cat.categories
-    markers = {setting: marker for setting, (_, marker) in run_groups.looks_of(settings).items()}
-    width = 5.6 if len(indices) == 1 else 3.0 * len(indices) + 3.0
-    figure = style.new_figure(width, 4.0, "Errors and indices")
-    grid = figure.subplots(1, len(indices), sharey=True, squeeze=False).ravel()
-    for axes, index in zip(grid, indices, strict=True):
-        style.clean_axes(axes)
-        for name, (colour, _) in run_groups.looks_of(hues).items():
-            here = table[table["hue"] == name].dropna(subset=["error", index])
-            means = here.groupby("setting", observed=True)[["error", index]].mean()
-            run_groups.draw_group(
-                axes,
-                here[index],
-                here["error"],
-                (means[index], means["error"]),
-                colour,
-                [markers[setting] for setting in means.index],
-                "-",
-                label=name or None,
+    panels = tuple(known[index] for index in indices)
+    return draw_table(table, dataclasses.replace(drawing, panels=panels))
+
+
+def parameter_efficiency(frame: Frame, dash: str | None = None) -> Figure:
+    """Draws the effective number of parameters against the raw one, and the error against both.
+
+    Colour and marker show coupling and initialization. A line per setting connects the means of the
+    widths, from narrow to wide. A dotted line marks where the effective number equals the raw one.
+    The axes of parameters are logarithmic.
+
+    Args:
+        frame: Frame of runs with the columns `width`, `raw_parameters`, `effective_parameters`
+            (both over 0) and `error`; see `tfresidual.plots.runs`.
+        dash: Column whose values get different line styles, `"variation"`, or `None`.
+
+    Reference:
+        Figures 7a and b; with `dash="variation"` figure 9.
+    """
+    table = _run_table(frame, (*_COUNTS, "error"), hue="width", dash=dash)
+    for column in (*_COUNTS, "error"):
+        frames.refuse_nothing(table, (column,))
+    for column in _COUNTS:
+        if (table[column] <= 0).any():
+            raise ArgumentError(
+                "frame",
+                f"hold positive numbers in the column `{column}`",
+                said=f"{table[column].min():g}",
             )
-        style.axis_labels(axes, below=f"{index} index")
-    style.percent_axis(grid[0])
-    style.axis_labels(grid[0], beside="error")
-    handles = run_groups.group_handles(table, markers=False)
-    handles += [
-        style.line_handle(setting, linestyle="none", marker=marker, markersize=5.0)
-        for setting, marker in markers.items()
-    ]
-    style.legend(figure, handles)
+    equal = {"linestyle": ":", "color": style.INK}
+    handles = [style.line_handle("effective = raw", **equal)]
+    figure = draw_table(table, DRAWINGS["parameter_efficiency"], handles=handles)
+    # If all networks have the same raw number, only the effective ones give the line a length.
+    counts = table[list(_COUNTS)]
+    ends = [counts.min(axis=None) / 1.2, counts.max(axis=None) * 1.2]
+    figure.axes[0].plot(ends, ends, linewidth=1.0, zorder=1.5, gid="equality", **equal)
+    for axes in figure.axes:
+        axes.set_xscale("log")
+    figure.axes[2].sharey(figure.axes[1])
+    figure.axes[2].tick_params(labelleft=False)
     return figure
+
+
+def _chosen(values, name, what, known, words):
+    """Returns a list argument whose entries must be known, each at most once."""
+    values = frames.listed(values, name, what)
+    if not values or len(set(values)) < len(values) or not set(values) <= set(known):
+        raise ArgumentError(name, f"hold {words}, each at most once", said=repr(values))
+    return values
+
+
+def _run_table(frame, columns, hue=None, dash=None, panels=None):
+    """Returns the groups and the values of a frame of runs, sorted by group.
+
+    Its columns are `setting`, `hue`, `dash` and `level` (of panels), ordered categories with the
+    names that the figure shows, and `columns`.
+    """
+    named = {"hue": hue, "dash": dash, "level": panels}
+    for key, name in (("hue", hue), ("dash", dash), ("panels", panels)):
+        if name is not None and not isinstance(name, str):
+            raise ArgumentError(key, "be the name of a column, or None", said=repr(name))
+    own = [name for name in named.values() if name not in (None, _VARIATION)]
+    frames.require_columns(frame, ("coupling", "initialization", *columns, *own))
+    for column, value in _STANDARD.items():
+        # What a run leaves empty is standard.
+        if value is not None and column in frame.columns and frame[column].isna().any():
+            filled = frame[column].astype(object).where(frame[column].notna(), value)
+            frame = frame.assign(**{column: filled.infer_objects()})
+    table = {"setting": _settings(frame)}
+    table |= {key: _levels(frame, name) for key, name in named.items()}
+    table |= {column: frames.numbers_or_gaps(frame, column) for column in columns}
+    table = pd.DataFrame(table)
+    frames.refuse_nothing(table, columns)
+    _refuse_mixtures(frame, table, set(named.values()))
+    return table.sort_values(["level", "dash", "hue", "setting"], kind="stable", ignore_index=True)
+
+
+def _settings(frame):
+    """Returns the setting of every run, ordered by coupling, then non-recurrent first."""
+    couplings = frames.numbers(frame, "coupling")
+    if not ((couplings >= 0) & (couplings <= 1)).all():
+        raise ArgumentError(
+            "frame",
+            "hold numbers from 0 to 1 in the column `coupling`",
+            said=f"{frame['coupling'].unique().tolist()!r}",
+        )
+    frames.refuse_others(frame, "initialization", _INITIALIZATIONS)
+    pairs = list(zip(couplings, frame["initialization"], strict=True))
+    names = {
+        pair: f"{pair[0]:g} ({_INITIALIZATIONS[pair[1]]})"
+        for pair in sorted(set(pairs), key=lambda pair: (pair[0], pair[1] == "recurrent"))
+    }
+    return _ordered([names[pair] for pair in pairs], names.values())
+
+
+def _levels(frame, column):
+    """Returns the name of a column's value for every run, as an ordered categorical.
+
+    The standard value comes first, then numbers in ascending order, or text in the order of the
+    frame. Variations of fewer settings come first.
+    """
+    if column is None:
+        return _ordered([""] * len(frame), [""])
+    if column == _VARIATION and _VARIATION not in frame.columns:
+        names = _variations(frame)
+        order = {name: (name != _NOTHING_VARIED) * (1 + name.count(", ")) for name in names}
+        return _ordered(names, sorted(order, key=order.get))
+    values = frame[column]
+    found = values.unique()
+    if pd.api.types.is_numeric_dtype(values):
+        found = np.sort(found)
+    found = sorted(found, key=lambda value: not _is_standard(column, value))
+    return _ordered(
+        [_level_name(column, value) for value in values],
+        dict.fromkeys(_level_name(column, value) for value in found),
+    )
+
+
+def _ordered(names, categories):
+    return pd.Categorical(names, categories=list(categories), ordered=True)
+
+
+def _level_name(column, value):
+    if column == "lipschitz":
+        return "unbounded" if pd.isna(value) else f"μ = {value:g}"
+    if column == "kernel":
+        return f"{value} kernel"
+    if column == "anchor":
+        return f"adds to the {'stage' if value == 'input' else 'block'}'s input"
+    if not isinstance(value, numbers.Real):
+        return str(value)
+    forms = {
+        "width": "{:g} channels",
+        "gamma": "gamma = {:g}",
+        "first_block": "coupled from block {:g}",
+    }
+    return forms.get(column, column.replace("_", " ") + " {:g}").format(value)
+
+
+def _is_standard(column, value):
+    return (column == "lipschitz" and pd.isna(value)) or value == _STANDARD.get(column)
+
+
+def _variations(frame):
+    """Returns what is not standard about every run, as text; missing columns are ignored."""
+    present = [column for column in _STANDARD if column in frame.columns]
+    return [
+        ", ".join(
+            _level_name(column, value)
+            for column, value in row.items()
+            if not _is_standard(column, value)
+        )
+        or _NOTHING_VARIED
+        for row in frame[present].to_dict("records")
+    ]
+
+
+def _refuse_mixtures(frame, table, named):
+    """Raises a `ValueError` if a group holds different networks, or several runs of one seed."""
+    if _VARIATION in named and _VARIATION not in frame.columns:
+        named = {*named, *_STANDARD}
+    groups = table.groupby(["setting", "hue", "dash", "level"], observed=True).indices
+    for group, rows in groups.items():
+        here = frame.iloc[rows]
+        place = ", ".join(filter(None, group))
+        for column in _SETTINGS:
+            if column in frame.columns and column not in named:
+                values = here[column].unique().tolist()
+                if len(values) > 1:
+                    raise ArgumentError(
+                        "frame",
+                        f"not mix networks with different `{column}` in a mean over runs; select "
+                        "some of them, or let an argument of the figure distinguish them",
+                        said=f"{column}={values!r} for {place}",
+                    )
+        if "seed" in frame.columns and here["seed"].duplicated().any():
+            seed = here.loc[here["seed"].duplicated(), "seed"].iloc[0]
+            raise ArgumentError(
+                "frame",
+                "have one row per network and seed; select rows, or let an argument of the figure "
+                "distinguish them",
+                said=f"several rows for {place}, seed={seed}",
+            )

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 from matplotlib.ticker import LogLocator, NullFormatter
-from matplotlib.transforms import blended_transform_factory
 
-from tfresidual.arguments import check_number
+from tfresidual.arguments import ArgumentError, check_number
 from tfresidual.plots import frames, style
 
 if TYPE_CHECKING:
@@ -120,83 +119,56 @@ def _search_table(frame):
     table = {key: frames.whole_numbers(frame, key) for key in ("trial", "stage", "blocks")}
     values = ("measured_blocks", "scaled_distance", "mean_scaled_perturbation")
     table |= {column: frames.numbers_or_gaps(frame, column) for column in values}
-    has_deviation = "scaled_distance_deviation" in frame.columns
-    table["deviation"] = (
-        frames.numbers_or_gaps(frame, "scaled_distance_deviation") if has_deviation else np.nan
-    )
-    table["as_built"] = (
-        frames.numbers_or_gaps(frame, _AS_BUILT) if _AS_BUILT in frame.columns else np.nan
-    )
-    statuses = frame["status"].tolist()
-    unknown = frame.loc[~frame["status"].isin(_STATUSES), "status"].unique().tolist()
-    if unknown:
-        raise ValueError(
-            "Argument `frame` must hold 'completed', 'failed' or 'running' in the column "
-            f"`status`. Received: {unknown!r}"
-        )
+    for name, column in (("deviation", "scaled_distance_deviation"), ("as_built", _AS_BUILT)):
+        has_column = column in frame.columns
+        table[name] = frames.numbers_or_gaps(frame, column) if has_column else np.nan
+    frames.refuse_others(frame, "status", _STATUSES)
     verdicts = [_VERDICTS.get(truth, _NOT_MEASURED) for truth in _truths(frame, "meets_rule")]
     table["state"] = [
         verdict if status == "completed" else status
-        for status, verdict in zip(statuses, verdicts, strict=True)
+        for status, verdict in zip(frame["status"], verdicts, strict=True)
     ]
     table["found"] = (_truths(frame, "found") if "found" in frame.columns else np.nan) == 1.0
     table = pd.DataFrame(table)
-    twice = table.duplicated(["trial", "stage"])
-    if twice.any():
-        row = table[twice].iloc[0]
-        raise ValueError(
-            "Argument `frame` must have one row per trial and stage; select the rows of one "
-            f"search. Received: several rows for trial={row['trial']}, stage={row['stage']}"
-        )
+    frames.refuse_twice(table, ("trial", "stage"), also=())
     found = sorted(set(table.loc[table["found"], "trial"]))
     if len(found) > 1:
-        raise ValueError(
-            "Argument `frame` must be true in the column `found` for one trial at most. "
-            f"Received: the trials {found!r}"
+        raise ArgumentError(
+            "frame",
+            "be true in the column `found` for one trial at most",
+            said=f"the trials {found!r}",
         )
     return table.sort_values(["trial", "stage"], ignore_index=True)
 
 
 def _truths(frame, column):
     """Returns a column of bools as 1 and 0, NaN where empty; raises a `ValueError` on others."""
-
-    def truth(value):
-        if pd.isna(value):
-            return np.nan
-        known = _TRUTHS.get(str(value))
-        if known is None:
-            raise ValueError(
-                f"Argument `frame` must hold True, False or nothing in the column `{column}`. "
-                f"Received: {frame[column].astype(object).unique().tolist()!r}"
-            )
-        return known
-
-    return np.array([truth(value) for value in frame[column].astype(object)])
+    values = frame[column].astype(object)
+    truths = values.map(lambda value: _TRUTHS.get(str(value), np.nan)).to_numpy(float)
+    if (np.isnan(truths) & values.notna()).any():
+        raise ArgumentError(
+            "frame",
+            f"hold True, False or nothing in the column `{column}`",
+            said=repr(values.unique().tolist()),
+        )
+    return truths
 
 
 def _draw_rule_panel(axes, table, column, looks, size, rule, label, span=_SPAN):
     """Draws a column over the measured blocks, and the limit that the rule sets.
 
-    Args:
-        axes: The axes.
-        table: Table of `_search_table`.
-        column: Column of the values.
-        looks: Dictionary from stage to (colour, marker).
-        size: Size of the dots.
-        rule: Pair of a function from blocks to the largest value that meets the rule, and the
-            name of the line.
-        label: Label of the value axis.
-        span: Factor between values above which the value axis is logarithmic.
+    `rule` is a function from blocks to the largest value that meets the rule, and the name of its
+    line; the axis is logarithmic if values differ by more than `span`.
     """
     measured = table[table["state"].isin((_MEETS, _DOES_NOT, _NOT_MEASURED))]
     measured = measured[(measured["measured_blocks"] > 0) & measured[column].notna()]
     style.axis_labels(axes, below="measured blocks L of the stage")
     if measured.empty:
         style.no_values(axes)
-        axes.tick_params(labelbottom=False)
+        axes.tick_params(labelbottom=False, labelleft=False)
         style.axis_labels(axes, beside=label)
         return
-    for stage, (colour, _) in looks.items():
+    for stage, (colour, *_) in looks.items():
         here = measured[measured["stage"] == stage]
         if here.empty:
             continue
@@ -237,13 +209,7 @@ def _draw_rule_panel(axes, table, column, looks, size, rule, label, span=_SPAN):
 
 
 def _draw_rule(axes, bound, name):
-    """Draws the limit that the rule sets, and shades what meets it, on axes that have their limits.
-
-    Args:
-        axes: The axes, with blocks on the horizontal one.
-        bound: Function from blocks to the largest value that meets the rule.
-        name: Name of the line.
-    """
+    """Draws the limit that the rule sets on axes with their limits, and shades what meets it."""
     left, right = axes.get_xlim()
     blocks = np.linspace(left, right, 400)
     if axes.get_xscale() == "log":
@@ -272,7 +238,7 @@ def _draw_rule(axes, bound, name):
 def _draw_states(axes, rows, places, column, looks, size):
     """Draws rows as dots of their stage, or as faint marks if there is no verdict."""
     for state in _STATES:
-        for stage, (colour, marker) in looks.items():
+        for stage, (colour, marker, _) in looks.items():
             here = (rows["state"] == state) & (rows["stage"] == stage)
             if here.any():
                 axes.plot(
@@ -287,24 +253,14 @@ def _draw_states(axes, rows, places, column, looks, size):
 
 def _mark(state, colour, marker, size):
     """Returns the look of a stage in this state."""
-    if state == "failed":
-        return {"marker": "x", "markersize": size, "color": style.FAINT_INK}
+    faint = {"markersize": size, "color": style.FAINT_INK}
+    if state in ("failed", _NOT_MEASURED):
+        return faint | {"marker": "x" if state == "failed" else "."}
     if state == "running":
-        return {
-            "marker": "D",
-            "markersize": 0.8 * size,
-            "color": style.FAINT_INK,
-            "markerfacecolor": "none",
-        }
-    if state == _NOT_MEASURED:
-        return {"marker": ".", "markersize": size, "color": style.FAINT_INK}
-    return {
-        "marker": marker,
-        "markersize": size,
-        "color": colour,
-        "markerfacecolor": colour if state == _MEETS else "white",
-        "markeredgewidth": 1.1,
-    }
+        return faint | {"marker": "D", "markersize": 0.8 * size, "markerfacecolor": "none"}
+    face = colour if state == _MEETS else "white"
+    look = {"markerfacecolor": face, "markeredgewidth": 1.1}
+    return look | {"marker": marker, "markersize": size, "color": colour}
 
 
 def _block_axis(axes, blocks):
@@ -343,7 +299,7 @@ def _draw_way(axes, table, looks, size):
     shift = min(0.2 * (len(looks) - 1), 0.6)
     shifts = dict(zip(looks, np.linspace(-shift / 2, shift / 2, len(looks)), strict=True))
     places = table["trial"] + 1 + table["stage"].map(shifts)
-    for stage, (colour, _) in looks.items():
+    for stage, (colour, *_) in looks.items():
         here = table["stage"] == stage
         axes.plot(
             places[here],
@@ -365,21 +321,15 @@ def _draw_way(axes, table, looks, size):
     if table["found"].any():
         trial = table.loc[table["found"], "trial"].iloc[0] + 1
         axes.axvspan(trial - 0.42, trial + 0.42, color=_FOUND, linewidth=0, zorder=0, gid="found")
-        axes.text(
-            trial,
-            1.015,
-            "found",
-            transform=blended_transform_factory(axes.transData, axes.transAxes),
-            ha="center",
-            va="bottom",
-            fontsize=style.SMALL_SIZE,
-            color=style.FAINT_INK,
-        )
+        style.text_above(axes, trial, "found")
 
 
 def _handles(table, looks, epsilon):
     """Returns the entries of the legend: the stages, the states, the rule."""
-    handles = style.stage_handles(looks)
+    handles = [
+        style.line_handle(f"stage {stage}", color=look.colour, marker=look.marker, markersize=4.5)
+        for stage, look in looks.items()
+    ]
     states = set(table["state"])
     if states & {_MEETS, _DOES_NOT}:
         states |= {_MEETS, _DOES_NOT}

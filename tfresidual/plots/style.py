@@ -3,30 +3,31 @@
 The style is set on each figure, never in `matplotlib.rcParams`.
 """
 
+from __future__ import annotations
+
+import contextlib
+import contextvars
 import io
-import re
+import itertools
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from matplotlib.collections import Collection
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 # Names of runs, splits and metrics are no mathematics, whatever signs they have.
 PLAIN = {"parse_math": False}
-# What matplotlib calls artists without a name.
-_UNNAMED = re.compile(r"|_child\d+|_nolegend_")
 
 TITLE_SIZE = 11
 LABEL_SIZE = 9.5
 SMALL_SIZE = 8.5
 # Rows of a legend above the panels.
 MOST_LEGEND_ROWS = 4
-
-# Largest number of stages whose panels are in one row.
-MOST_COLUMNS = 4
 
 INK = "#262626"
 FAINT_INK = "#6b6b6b"
@@ -46,20 +47,44 @@ BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = (
 # The marks before a right and before a wrong answer.
 RIGHT, WRONG = "\N{CHECK MARK}", "\N{BALLOT X}"
 
-# Known splits have the same colour and marker in all figures; other splits take spare ones.
-SPLIT_LOOK = {
-    "": (BLUE, "o"),
-    "train": (BLUE, "o"),
-    "validation": (GREEN, "^"),
-    "test": (VERMILION, "s"),
-}
-_SPARE_LOOKS = ((PURPLE, "D"), (ORANGE, "v"), (SKY, "P"), (FAINT_INK, "X"))
-_SPLIT_HATCHES = ("", "////", "....", "xxxx")
-_SPLIT_LINES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
 
-# No look of a stage is that of a known split. Six colours and seven markers: 42 different looks.
+class Look(NamedTuple):
+    """How a split, run or stage is drawn in every figure."""
+
+    colour: str
+    marker: str
+    width: float = 1.5
+
+
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY, INK)
 _STAGE_COLOURS = (GREEN, ORANGE, PURPLE, SKY, INK, FAINT_INK)
-_STAGE_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+# Every pair of a colour and a marker, neighbours differ in both.
+_LOOKS = [
+    Look(colour, _MARKERS[(place + turn) % len(_MARKERS)])
+    for turn in range(len(_MARKERS))
+    for place, colour in enumerate(_COLOURS)
+]
+# Names that look the same in all figures.
+_KNOWN = {
+    "": Look(BLUE, "o"),
+    "train": Look(BLUE, "o"),
+    "training": Look(BLUE, "o"),
+    "validation": Look(GREEN, "^"),
+    "test": Look(VERMILION, "s"),
+    "borderline": Look(ORANGE, "D"),
+    "correct": Look(GREEN, "s"),
+    "all": Look(INK, "o"),
+    "mean": Look(INK, "o"),
+    "all parameters": Look(INK, "", 2.4),
+    **{f"{width} channels": _LOOKS[place] for place, width in enumerate((8, 16, 32, 64))},
+    "0 (non-rec.)": _LOOKS[0],
+    **{f"{coupling:g} (rec.)": _LOOKS[i] for i, coupling in enumerate((0, 0.5, 0.9, 1), start=1)},
+}
+_DASHES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (8, 3)))
+_HATCHES = ("", "////", "....", "xxxx")
+# The names on the page for which figures are drawn, in the order of their first appearance.
+_page: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("page", default=())
 
 # From blue (lowest block) over a greyish violet to red (highest), dark enough for thin lines.
 DEPTH = LinearSegmentedColormap.from_list(
@@ -107,9 +132,8 @@ def clean_axes(axes, grid="both"):
     )
 
 
-def panel_title(axes, name, split="", pad=4):
-    """Writes the title of a panel `pad` points above it, with the split if there is one."""
-    name = f"{name}, {split}" if split else name
+def panel_title(axes, name, pad=4):
+    """Writes the title of a panel `pad` points above it."""
     axes.set_title(name, fontsize=SMALL_SIZE, color=FAINT_INK, pad=pad, **PLAIN)
 
 
@@ -121,19 +145,16 @@ def axis_labels(axes, below=None, beside=None):
         axes.set_ylabel(beside, fontsize=LABEL_SIZE, color=INK, **PLAIN)
 
 
+def text_above(axes, place, text):
+    """Writes a small text above the axes, centred at a place of the horizontal axis."""
+    look = {"ha": "center", "va": "bottom", "fontsize": SMALL_SIZE, "color": FAINT_INK}
+    axes.text(place, 1.015, text, transform=axes.get_xaxis_transform(), **look)
+
+
 def no_values(axes):
     """Writes into an empty panel that there are no values to draw."""
-    axes.text(
-        0.5,
-        0.5,
-        "no values",
-        transform=axes.transAxes,
-        ha="center",
-        va="center",
-        fontsize=SMALL_SIZE,
-        color=FAINT_INK,
-    )
-    axes.tick_params(labelleft=False)
+    look = {"ha": "center", "va": "center", "fontsize": SMALL_SIZE, "color": FAINT_INK}
+    axes.text(0.5, 0.5, "no values", transform=axes.transAxes, **look)
 
 
 def whole_numbers(axis, bins=10):
@@ -141,32 +162,44 @@ def whole_numbers(axis, bins=10):
     axis.set_major_locator(MaxNLocator(nbins=bins, integer=True, min_n_ticks=1))
 
 
-def split_looks(splits):
-    """Returns a dictionary from split to (colour, marker)."""
-    spare = iter(_SPARE_LOOKS * (1 + len(splits) // len(_SPARE_LOOKS)))
-    return {split: SPLIT_LOOK.get(split) or next(spare) for split in splits}
+@contextlib.contextmanager
+def page(names: Iterable[str]) -> Iterator[None]:
+    """Gives names, such as those of runs, one look in all figures drawn inside."""
+    token = _page.set(tuple(names))
+    try:
+        yield
+    finally:
+        _page.reset(token)
 
 
-def split_lines(splits):
-    """Returns a dictionary from split to line style: the first solid, the others dashed."""
-    return {split: _SPLIT_LINES[place % len(_SPLIT_LINES)] for place, split in enumerate(splits)}
-
-
-def split_hatches(splits):
-    """Returns a dictionary from split to the hatching of its bars: the first has none."""
-    hatches = _SPLIT_HATCHES
-    return {split: hatches[place % len(hatches)] for place, split in enumerate(splits)}
+def looks(names):
+    """Returns a dictionary from the name of a split or run to its `Look`."""
+    on_page = [*dict.fromkeys([*_page.get(), *names])]
+    known = {name: _KNOWN[name] for name in on_page if name in _KNOWN}
+    colours = {look.colour for look in known.values()}
+    spare = itertools.cycle([look for look in _LOOKS if look.colour not in colours] or _LOOKS)
+    found = {name: known.get(name) or next(spare) for name in on_page}
+    return {name: found[name] for name in names}
 
 
 def stage_looks(stages):
-    """Returns a dictionary from stage to (colour, marker)."""
+    """Returns a dictionary from stage to `Look`; 42 stages differ."""
     return {
-        stage: (
-            _STAGE_COLOURS[place % len(_STAGE_COLOURS)],
-            _STAGE_MARKERS[place % len(_STAGE_MARKERS)],
+        stage: Look(
+            _STAGE_COLOURS[place % len(_STAGE_COLOURS)], _MARKERS[place % len(_MARKERS)], 1.3
         )
         for place, stage in enumerate(stages)
     }
+
+
+def dashes(names):
+    """Returns a dictionary from name to line style: the first solid, the others dashed."""
+    return {name: _DASHES[place % len(_DASHES)] for place, name in enumerate(names)}
+
+
+def hatches(names):
+    """Returns a dictionary from name to the hatching of its bars: the first has none."""
+    return {name: _HATCHES[place % len(_HATCHES)] for place, name in enumerate(names)}
 
 
 def depth_colours(count):
@@ -174,12 +207,14 @@ def depth_colours(count):
     return [DEPTH(place) for place in (np.linspace(0.0, 1.0, count) if count > 1 else [0.0])]
 
 
-def depth_widths(count):
-    """Returns `count` line widths, from thin for the lowest block to thick for the highest.
+def depth_looks(count):
+    """Returns a dictionary from block to `Look`.
 
-    They show the order of the blocks to readers who cannot see the colours.
+    Lines grow from thin for the lowest block to thick for the highest, which shows the order of the
+    blocks to readers who cannot see the colours.
     """
-    return np.linspace(0.8, 2.0, count)
+    widths = np.linspace(0.8, 2.0, count)
+    return {i: Look(colour, "", widths[i]) for i, colour in enumerate(depth_colours(count))}
 
 
 def log_scale_helps(values, span=30.0):
@@ -192,9 +227,16 @@ def log_scale_helps(values, span=30.0):
     return bool(values.min() > 0 and values.max() / values.min() > span)
 
 
+def _set_scale(axes, kind, **settings):
+    axes.set_yscale(kind, **settings)
+    if axes.get_autoscaley_on():
+        # The limits were those of the linear axis.
+        axes.autoscale_view(scalex=False)
+
+
 def log_scale(axes):
     """Makes the value axis logarithmic, with ticks at 1, 2 and 5 if there is room for them."""
-    axes.set_yscale("log")
+    _set_scale(axes, "log")
     low, high = axes.get_ylim()
     if high / low < 1e3:
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -205,24 +247,29 @@ def log_scale(axes):
 def wide_scale(axes, values):
     """Makes the value axis logarithmic if `log_scale_helps`, with a linear part down to any zero.
 
-    Args:
-        axes: The axes.
-        values: All values on the axis, 0 or more, or NaN.
-
-    Returns:
-        Whether the axis is logarithmic now.
+    Returns whether the axis is logarithmic now; it is not if values are negative.
     """
     values = np.asarray(values, dtype=float)
     positive = values[np.isfinite(values) & (values > 0)]
-    if len(positive) == 0 or not log_scale_helps(positive):
+    if len(positive) == 0 or np.nanmin(values) < 0 or not log_scale_helps(positive):
         return False
     if np.nanmin(values) > 0:
         log_scale(axes)
         return True
     # Zero must be on the axis; its linear part ends at a power of ten below the smallest value.
     threshold = max(10 ** np.floor(np.log10(positive.min())), positive.max() * 1e-9)
-    axes.set_yscale("symlog", linthresh=threshold, linscale=0.5)
+    _set_scale(axes, "symlog", linthresh=threshold, linscale=0.5)
     axes.set_ylim(bottom=-0.15 * threshold)
+    return True
+
+
+def signed_scale(axes, values, span=30.0):
+    """Makes the axis logarithmic on both sides of 0 if one value dwarfs most; returns whether."""
+    sizes = np.abs(np.asarray(values, dtype=float))
+    sizes = sizes[np.isfinite(sizes) & (sizes > 0)]
+    if not len(sizes) or sizes.max() <= span * np.median(sizes):
+        return False
+    _set_scale(axes, "symlog", linthresh=10 ** np.floor(np.log10(np.median(sizes))))
     return True
 
 
@@ -254,14 +301,6 @@ def line_handle(label, **look):
     return Line2D([], [], label=label, **{"color": FAINT_INK, "linewidth": 1.2, **look})
 
 
-def stage_handles(looks):
-    """Returns one entry for the legend per stage of `stage_looks`."""
-    return [
-        line_handle(f"stage {stage}", color=colour, marker=marker, markersize=4.5)
-        for stage, (colour, marker) in looks.items()
-    ]
-
-
 def legend(figure, handles):
     """Puts a legend above the panels, at the right, where it covers no data.
 
@@ -290,11 +329,3 @@ def legend(figure, handles):
     )
     for text, label in zip(legend.get_texts(), labels, strict=True):
         text.set(text=label, **PLAIN)
-
-
-def handles_of(axes):
-    """Returns what is drawn on axes under a name, for the legend, whatever the name begins with."""
-    drawn = [
-        artist for artist in axes.get_children() if isinstance(artist, (Line2D, Patch, Collection))
-    ]
-    return [one for one in (*drawn, *axes.containers) if not _UNNAMED.fullmatch(one.get_label())]

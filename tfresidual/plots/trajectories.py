@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.plots import frames, style
 
 if TYPE_CHECKING:
@@ -61,10 +62,11 @@ def trajectories(
     for name, table in tables.items():
         same = set(table["network"]) == set(networks) and set(table["input"]) == set(inputs.index)
         if not same:
-            raise ValueError(
-                "Arguments `readout`, `dropped` and `repeated` must have the same networks and "
-                f"inputs. Received: {name} with the networks {sorted(set(table['network']))} and "
-                f"{table['input'].nunique()} inputs"
+            raise ArgumentError(
+                ("readout", "dropped", "repeated"),
+                "have the same networks and inputs",
+                said=f"{name} with the networks {sorted(set(table['network']))} and "
+                f"{table['input'].nunique()} inputs",
             )
     if solutions is not None:
         solutions = _checked_solutions(solutions, len(inputs))
@@ -121,13 +123,12 @@ def _checked_solutions(solutions, count):
     try:
         solutions = np.asarray(solutions, dtype=float)
     except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"Argument `solutions` must be numbers, or None. Received: solutions={solutions!r}"
-        ) from error
+        raise ArgumentError("solutions", "be numbers, or None", solutions) from error
     if solutions.shape != (count, 2) or not np.isfinite(solutions).all():
-        raise ValueError(
-            f"Argument `solutions` must be finite numbers of shape ({count}, 2), one row per "
-            f"input. Received: solutions={solutions.tolist()!r}"
+        raise ArgumentError(
+            "solutions",
+            f"be finite numbers of shape ({count}, 2), one row per input",
+            solutions.tolist(),
         )
     return solutions
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from tfresidual.plots import style
 from tfresidual.probes.convergence_indices import MEAN
 from tfresidual.probes.perturbation import ALL_STAGES
 from tfresidual.registry.figures import FIGURES, draw, frames_of, parts_of
@@ -65,13 +66,14 @@ def comparison_sections(
         )
         for frame in common
     }
-    return [
-        _section(
-            figure, parts, [[networks[n][f] for f in frames_of(figure)] for n in names], epsilon
-        )
-        for figure in FIGURES
-        if (parts := parts_of(figure, together)) is not None
-    ]
+    sections = []
+    with style.page(names):
+        for figure in FIGURES:
+            parts = parts_of(figure, together)
+            if parts is not None:
+                measured = [[networks[name][f] for f in frames_of(figure)] for name in names]
+                sections.append(_section(figure, parts, measured, epsilon))
+    return sections
 
 
 def differences(frame: Frame, column: str) -> Frame:

@@ -3,6 +3,7 @@
 from tfresidual import plots
 from tfresidual.arguments import check_number
 from tfresidual.declarations import PROBES, Figure
+from tfresidual.plots import engine
 from tfresidual.report import findings
 from tfresidual.report.alt_text import numbers_text
 from tfresidual.report.section import Section
@@ -81,7 +82,10 @@ def draw(figure, parts, epsilon):
         options["chance"] = _chances(indices)
     elif figure.name == "lipschitz_bounds":
         options["mu"] = parts[0]["lipschitz"].max()
-    drawn = getattr(plots, figure.draw or figure.name)(*parts, **options)
+    if figure.drawing is None:
+        drawn = getattr(plots, figure.draw or figure.name)(*parts, **options)
+    else:
+        drawn = engine.draw(parts[0], figure.drawing, **options)
     # The layout is computed once for all file formats, which takes a quarter of the time.
     drawn.draw_without_rendering()
     drawn.set_layout_engine(None)

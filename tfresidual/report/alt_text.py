@@ -38,8 +38,8 @@ def axes_text(figure: Figure) -> str:
             names.append(f"{up} over {across}")
         elif up:
             names.append(up)
-    names += [text for text in (figure.get_supylabel(), figure.get_supxlabel()) if text]
-    return "; ".join(dict.fromkeys(" ".join(name.split()) for name in names))
+    names.append(" over ".join(filter(None, (figure.get_supylabel(), figure.get_supxlabel()))))
+    return "; ".join(dict.fromkeys(" ".join(name.split()) for name in names if name))
 
 
 def numbers_text(frame: Frame, column: str) -> str | None:

@@ -1,0 +1,345 @@
+"""The engine of the figures: what each mark shows, the axes, the legend, and looks.
+
+Not covered: how a figure looks; that was judged by eye.
+"""
+
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import to_rgb
+from plots import make_frames as make
+from plots.read_figures import (
+    band,
+    by_label,
+    draws,
+    legend_texts,
+    levels,
+    lines_with,
+    metric_lines,
+    named,
+    panels,
+    points,
+)
+
+from tfresidual import plots
+from tfresidual.declarations import Drawing, Level, Line, Panel
+from tfresidual.plots import style
+from tfresidual.plots.engine import draw_table
+
+SPLITS = ("train", "test")
+GAP = "changes the shape"
+
+
+def gaps(axes):
+    return sorted(patch.get_x() + 0.5 for patch in axes.patches if patch.get_gid() == "gap")
+
+
+class TestMarks:
+    def test_bars_and_their_sums(self):
+        frame = make.state_frame(("attribution",), blocks=4, splits=SPLITS)
+        figure = plots.attribution(frame)
+        above, below = figure.axes
+        lines = by_label(below)
+        for number, (split, bars) in enumerate(zip(SPLITS, above.containers, strict=True)):
+            heights = frame.loc[frame["split"] == split, "attribution"]
+            np.testing.assert_allclose([bar.get_height() for bar in bars], heights)
+            middles = [bar.get_x() + bar.get_width() / 2 for bar in bars]
+            np.testing.assert_allclose(middles, np.arange(5) + (-0.195, 0.195)[number])
+            sums = list(lines[f"{split}, attribution"].values())
+            np.testing.assert_allclose(sums, heights.cumsum())
+        assert named(below) == {0: "first", 1: "1.0", 2: "1.1", 3: "1.2", 4: "head"}
+        assert [bars[0].get_hatch() for bars in above.containers] == ["", "////"]
+        assert legend_texts(figure) == list(SPLITS)
+
+    def test_bars_of_stages(self):
+        frame = make.distance_frame(18, stages=11, splits=SPLITS).sample(frac=1.0, random_state=1)
+        figure = plots.computational_distance(frame)
+        for axes, column in zip(figure.axes, ("distance", "scaled_distance"), strict=True):
+            for split, bars in zip(SPLITS, axes.containers, strict=True):
+                heights = frame[frame["split"] == split].set_index("stage")[column]
+                expected = [heights[stage] for stage in (*range(1, 12), "all")]
+                assert [bar.get_height() for bar in bars] == expected
+            texts = [text.get_text() for text in axes.texts]
+            assert [style.short_number(height) for height in expected] == texts[12:]
+        assert named(axes)[10] == "stage 11\n18 blocks"
+        assert named(axes)[11] == "all\n198 blocks"
+        assert legend_texts(figure) == list(SPLITS)
+        without = plots.computational_distance(frame.drop(columns="blocks")).axes[0]
+        assert named(without)[0] == "stage 1"
+
+    def test_a_band_is_one_standard_error_wide(self):
+        frame = make.block_frame(3, gap=False).assign(cosine_loss_se=0.01)
+        (axes,) = plots.cosine_loss(frame).axes
+        edges = band(axes)
+        for place, height in enumerate(frame["cosine_loss"]):
+            assert {(place, round(height + side, 6)) for side in (-0.01, 0.01)} <= edges
+        assert not plots.cosine_loss(frame.drop(columns="cosine_loss_se")).axes[0].collections
+
+    @pytest.mark.parametrize(
+        ("name", "make_frame", "low", "high", "panel"),
+        [
+            ("lipschitz_bounds", make.lipschitz_frame, "estimate", "certified", 0),
+            ("fixed_point", make.fixed_point_frame, "contraction", "largest_contraction", 2),
+        ],
+    )
+    def test_a_band_between_columns(self, name, make_frame, low, high, panel):
+        frame = make_frame(stages=1).dropna()
+        place = "block" if "block" in frame else "repetition"
+        edges = band(getattr(plots, name)(frame).axes[panel])
+        expected = frame.melt(place, [low, high])[[place, "value"]].to_numpy()
+        assert {(x, round(y, 6)) for x, y in expected} == edges
+
+    def test_a_line_is_the_mean_over_seeds_and_its_band_their_range(self):
+        frame = make.network_frame(seeds=3)
+        figure = plots.network_curves(frame.sample(frac=1.0, random_state=1))
+        for network, rows in frame.groupby("network"):
+            for column, split in (("train_error", "training"), ("error", "validation")):
+                values = rows.groupby("epoch")[column].agg(["mean", "min", "max"])
+                values.index += 1
+                label = f"{network}, {split}, error"
+                assert by_label(figure.axes[0])[label] == pytest.approx(dict(values["mean"]))
+                edges = {
+                    (x, y) for name in ("min", "max") for x, y in values[name].round(6).items()
+                }
+                assert edges == band(figure.axes[0], label)
+        one = plots.network_curves(frame[frame["seed"] == 0], metrics=["error"])
+        assert not one.axes[0].collections
+
+    def test_a_map_of_positions(self):
+        parts = [
+            make.state_frame(("effect",), splits=SPLITS, seed=p).assign(position=p)
+            for p in range(3)
+        ]
+        frame = pd.concat(parts).iloc[1:]
+        figure = plots.patching(frame)
+        *shown, scale = figure.axes
+        for axes, split in zip(shown, SPLITS, strict=True):
+            (image,) = axes.get_images()
+            rows = frame[frame["split"] == split].set_index(["position", "block"])["effect"]
+            drawn = np.ma.filled(image.get_array(), np.nan)
+            expected = [[rows.get((p, block), np.nan) for block in range(-1, 3)] for p in range(3)]
+            np.testing.assert_array_equal(drawn, expected)
+            assert image.get_clim() == (-1, 1)
+            assert axes.get_title() == split
+        assert named(axes) == {0: "first", 1: "1.0", 2: "1.1", 3: "1.2"}
+        assert "effect" in scale.get_ylabel()
+
+    def test_a_line_per_epoch(self):
+        frame = make.propagation_frame(splits=SPLITS, epochs=4)
+        figure = plots.signal_propagation(frame)
+        for axes, column in zip(
+            panels(figure), ("state_norm", "state_gradient_norm", "shortcut_share"), strict=True
+        ):
+            for (epoch, split), rows in frame.groupby(["epoch", "split"]):
+                drawn = by_label(axes)[f"epoch {epoch + 1}, {split}, {column}"]
+                assert list(drawn.values()) == rows[column].tolist()
+            assert len({line.get_color() for line in metric_lines(axes)}) == 4
+            assert {line.get_linestyle() for line in metric_lines(axes)} == {"-", "--"}
+        assert legend_texts(figure) == list(SPLITS)
+        assert figure.axes[-1].get_ylabel() == "epoch"
+
+
+class TestPlaces:
+    def test_stages_of_different_length_are_marked_and_never_joined(self):
+        parts = (make.block_frame(4, stages=1), make.block_frame(5, stages=2).query("stage == 2"))
+        (axes,) = plots.perturbation(pd.concat(parts)).axes
+        assert [line.get_xdata()[0] for line in lines_with(axes, "boundary")] == [3.5]
+        assert [text.get_text() for text in axes.texts] == ["stage 1", "stage 2"]
+        (line,) = metric_lines(axes)
+        heights = dict(zip(*line.get_data(), strict=True))
+        assert np.isnan(heights[3.5])
+        assert list(named(axes).values()) == [f"1.{i}" for i in range(4)] + [
+            f"2.{i}" for i in range(5)
+        ]
+        assert axes.get_xlabel() == "block"
+
+    def test_blocks_that_change_the_shape_are_hatched(self):
+        figure = plots.l2_ratio(make.block_frame(3, splits=SPLITS))
+        assert gaps(figure.axes[0]) == [3, 6]
+        assert legend_texts(figure) == [*SPLITS, GAP]
+        # Neither an infinite value nor a missing row says so.
+        frame = make.block_frame(3, gap=False)
+        frame.loc[1, "l2_ratio"] = np.inf
+        figure = plots.l2_ratio(frame.drop(index=4))
+        assert gaps(figure.axes[0]) == []
+        assert figure.legends == []
+        assert sorted(points(metric_lines(figure.axes[0])[0])) == [0, 2, 3, 5, 6, 7, 8]
+
+    def test_own_names_of_blocks(self):
+        frame = make.block_frame(2, stages=1).assign(name=["attention 0", "conv4_block2"])
+        assert list(named(plots.cosine_loss(frame).axes[0]).values()) == frame["name"].tolist()
+
+    @pytest.mark.parametrize("blocks", [3, 18, 60])
+    def test_names_do_not_overlap(self, blocks):
+        figure = plots.cosine_loss(make.block_frame(blocks))
+        figure.draw_without_rendering()
+        labels = [label for label in figure.axes[0].get_xticklabels() if label.get_text()]
+        assert {f"{stage}.0" for stage in (1, 2, 3)} <= {label.get_text() for label in labels}
+        boxes = [label.get_window_extent() for label in labels]
+        assert all(one.x1 < other.x0 for one, other in itertools.pairwise(boxes))
+
+    def test_states_without_a_value_have_no_place(self):
+        frame = make.state_frame(("cross_entropy", "entropy", "kl", "rank"), stages=3)
+        is_gone = (frame["stage"] == 1) | ((frame["stage"] == 3) & (frame["block"] < 1))
+        frame.loc[is_gone, ["cross_entropy", "entropy", "kl", "rank"]] = np.nan
+        above, *_, below = plots.lens(frame).axes
+        expected = ["first", "2.0", "2.1", "2.2", "3.1", "3.2"]
+        assert list(named(below).values()) == expected
+        assert len(lines_with(above, "boundary")) == 1
+        assert below.get_xlabel() == "after block"
+
+
+class TestScales:
+    @pytest.mark.parametrize(
+        ("name", "frame", "scales"),
+        [
+            ("gradient_norm", make.block_frame(18), ["log"]),
+            ("perturbation", make.block_frame(3), ["linear"]),
+            ("cosine_loss", make.block_frame(18), ["linear"]),
+            ("readout", make.readout_frame(18).assign(error=0.999), ["linear"]),
+            ("first_order", make.first_order_frame(), ["linear", "linear"]),
+            ("first_order", make.first_order_frame(first=1000), ["symlog", "linear"]),
+            ("line_element", make.line_element_frame(growth=4.0), ["log", "log"]),
+            ("signal_propagation", make.propagation_frame(), ["log", "log", "linear"]),
+            ("fixed_point", make.fixed_point_frame(), ["log", "log", "linear"]),
+            ("iterative_inference", make.inference_frame(9, 1), ["linear", "linear", "linear"]),
+        ],
+    )
+    def test_values_that_differ_much_are_logarithmic(self, name, frame, scales):
+        figure = getattr(plots, name)(frame)
+        assert [axes.get_yscale() for axes in panels(figure)] == scales
+        for axes, scale in zip(panels(figure), scales, strict=True):
+            assert ("(log scale)" in axes.get_ylabel()) == (scale != "linear")
+
+    def test_zero_has_a_place_on_a_logarithmic_axis(self):
+        frame = make.state_frame(("cross_entropy", "entropy", "kl", "rank"), blocks=60)
+        frame["kl"] = np.r_[np.geomspace(5, 1e-4, 60), 0]
+        axes = plots.lens(frame).axes[1]
+        assert axes.get_yscale() == "symlog"
+        low, high = axes.get_ylim()
+        assert low < 0
+        assert high > 5
+
+    def test_negative_values_stay_linear(self):
+        table = make.keys(1, block=range(3)).assign(split="", value=[-1.0, 1e-3, 10.0])
+        drawing = Drawing("Any", (Panel("any", (Line("value"),), "wide"),))
+        assert draw_table(table, drawing).axes[0].get_yscale() == "linear"
+
+    def test_shares_are_in_percent_within_one(self):
+        (axes,) = plots.readout(make.readout_frame(5)).axes
+        form = axes.yaxis.get_major_formatter()
+        assert (form(0.925, None), form(0.15, None)) == ("92.5%", "15%")
+        assert axes.get_ylim()[1] < 1.05
+
+    def test_shares_below_zero_have_a_zero_line(self):
+        frame = make.propagation_frame()
+        assert levels(plots.signal_propagation(frame).axes[2], "0") == []
+        frame.loc[2, "shortcut_share"] = -0.2
+        assert levels(plots.signal_propagation(frame).axes[2], "0") == [0]
+
+    def test_a_panel_without_values(self):
+        frame = make.propagation_frame().assign(shortcut_share=np.nan)
+        frame.loc[2, "state_gradient_norm"] = 0.0
+        _, gradient, share = plots.signal_propagation(frame).axes
+        assert 2 not in points(metric_lines(gradient)[0])
+        assert "no values" in [text.get_text() for text in share.texts]
+
+
+class TestLevels:
+    def test_numbers_and_arguments(self):
+        assert levels(plots.cosine_loss(make.block_frame(3)).axes[0], "0") == [0]
+        figure = plots.scaled_perturbation(make.block_frame(3, gap=False), epsilon=0.1)
+        assert levels(figure.axes[0], "epsilon") == [0.1]
+        assert legend_texts(figure) == ["ε = 0.1"]
+        bounds = plots.lipschitz_bounds(make.lipschitz_frame(), mu=0.95)
+        assert levels(bounds.axes[0], "mu") == [0.95]
+        assert levels(bounds.axes[1], "1") == [1]
+        assert legend_texts(bounds) == ["estimate", "certified", "μ = 0.95"]
+        axes = plots.patching(make.state_frame(("effect",))).axes[0]
+        assert levels(axes, "0") + levels(axes, "1") == [0, 1]
+
+    def test_columns_by_split_end_in_its_marker(self):
+        frame = make.drop_frame(5, splits=SPLITS)
+        figure = plots.drop_blocks(frame)
+        (axes,) = figure.axes
+        drawn = lines_with(axes, "1 - unperturbed_error")
+        assert [line.get_ydata()[0] for line in drawn] == pytest.approx([0.98, 0.93])
+        for line, course in zip(drawn, metric_lines(axes), strict=True):
+            assert line.get_marker() == course.get_marker()
+            assert line.get_color() == course.get_color()
+        assert legend_texts(figure) == [*SPLITS, "no block dropped", GAP]
+        frame.loc[frame["split"] == "train", "unperturbed_error"] = np.nan
+        assert len(lines_with(plots.drop_blocks(frame).axes[0], "1 - unperturbed_error")) == 1
+
+    def test_courses_over_epochs(self):
+        frame = make.drop_frame(5, splits=SPLITS, epochs=4)
+        figure = plots.drop_blocks(frame)
+        (line,) = lines_with(panels(figure)[4], "1 - unperturbed_error")
+        final = frame.query("split == 'test'").groupby("epoch")["unperturbed_error"].first()
+        assert points(line) == {epoch + 1: 1 - error for epoch, error in final.items()}
+        assert legend_texts(figure) == ["no block dropped"]
+
+    def test_a_level_that_is_not_given_is_not_drawn(self):
+        table = make.keys(1, block=range(3)).assign(split="", value=1.0)
+        panel = Panel("any", (Line("value"),), levels=(Level(argument="bound", name="{}"),))
+        assert lines_with(draw_table(table, Drawing("Any", (panel,))).axes[0], "bound") == []
+
+
+class TestLooks:
+    def test_lines_over_epochs_run_from_thin_and_blue_to_thick_and_red(self):
+        figure = plots.cosine_loss(make.block_frame(18, stages=1, epochs=3))
+        lines = metric_lines(panels(figure)[0])
+        warmth = np.array([to_rgb(line.get_color()) for line in lines])
+        assert (np.diff(warmth[:, 0] - warmth[:, 2]) > 0).all()
+        assert (np.diff([line.get_linewidth() for line in lines]) > 0).all()
+        assert figure.axes[-1].get_ylabel() == "block within its stage"
+        one = plots.cosine_loss(make.block_frame(1, stages=1, epochs=3))
+        assert len(one.axes) == 1
+
+    def test_columns_differ_in_dashes_and_open_markers(self):
+        figure = plots.first_order(make.first_order_frame(splits=SPLITS))
+        looks = {
+            line.get_label(): (line.get_linestyle(), line.get_markerfacecolor())
+            for line in metric_lines(figure.axes[0])
+        }
+        assert looks["train, loss_change"] == ("-", style.BLUE)
+        assert looks["train, first_order"] == ("--", "white")
+        assert looks["train, first_order_after"] == (":", "white")
+        names = ["with and without the block", "predicted at its input", "predicted at its output"]
+        assert legend_texts(figure) == [*names, *SPLITS]
+
+    def test_known_names_look_the_same_everywhere(self):
+        found = style.looks(["train", "run", "test"])
+        assert (found["train"].colour, found["test"].colour) == (style.BLUE, style.VERMILION)
+        assert found["run"].colour not in (style.BLUE, style.VERMILION)
+        assert style.looks(["test"])["test"] == found["test"]
+
+    @pytest.mark.parametrize("looks_of", [style.looks, style.stage_looks])
+    def test_many_look_different(self, looks_of):
+        found = {look[:2] for look in looks_of([f"run {i}" for i in range(40)]).values()}
+        assert len(found) == 40
+
+    def test_a_name_keeps_its_look_on_a_page(self):
+        with style.page(["a", "b", "c"]):
+            looks = style.looks(["a", "b", "c"])
+            assert style.looks(["c", "b"]) == {"c": looks["c"], "b": looks["b"]}
+        assert style.looks(["c"])["c"] == looks["a"]
+
+    def test_a_legend_of_many_names_leaves_the_panels_their_size(self):
+        for count in (9, 30):
+            splits = tuple(f"a run with a long name {i}" for i in range(count))
+            figure = plots.l2_ratio(make.block_frame(3, splits=splits))
+            figure.draw_without_rendering()
+            (axes,), (legend,) = figure.axes, figure.legends
+            assert legend_texts(figure) == [*splits, GAP]
+            assert not axes.get_window_extent().overlaps(legend.get_window_extent())
+            assert axes.get_window_extent().height > 0.5 * figure.bbox.height
+
+    def test_many_stages_wrap(self):
+        figure = plots.cosine_loss(make.block_frame(3, stages=6, epochs=3))
+        assert len(panels(figure)) == 6
+        assert draws(figure).startswith(b"\x89PNG")
+        rows = {round(axes.get_position().y0, 2) for axes in panels(figure)}
+        assert len(rows) == 2

@@ -1,0 +1,180 @@
+"""Figures over the epochs of a training.
+
+Not covered: how they look; that was judged by eye.
+"""
+
+import numpy as np
+import pandas as pd
+import pytest
+from plots import make_frames as make
+from plots.read_figures import by_label, legend_texts, lines_with, metric_lines, panels, points
+from refusals import refused
+
+from tfresidual import plots
+
+NETWORKS = ["ResNet-110", "ResNet-38", "naive sharing"]
+
+
+class TestTrainingCurves:
+    def test_losses_and_metrics_over_epochs_from_one(self):
+        frame = make.history_frame(40)
+        # The first epochs after which there was validation.
+        frame.loc[frame["epoch"] % 5 != 4, "val_loss"] = np.nan
+        figure = plots.training_curves(frame)
+        for axes, name in zip(figure.axes, ("loss", "accuracy"), strict=True):
+            assert by_label(axes) == {
+                f"{split}, {name}": dict(zip(rows["epoch"] + 1, rows[column], strict=True))
+                for split, column in (("training", name), ("validation", f"val_{name}"))
+                for rows in [frame.dropna(subset=column)]
+            }
+            assert axes.get_ylabel() == name
+            assert axes.get_xlabel() == "epoch"
+            styles = [line.get_linestyle() for line in metric_lines(axes)]
+            assert styles == ["-", "--"]
+
+    def test_drops_stand_between_the_epochs_and_are_named(self):
+        axes = plots.training_curves(make.history_frame(40)).axes[0]
+        marks = [line.get_xdata()[0] for line in lines_with(axes, "drop")]
+        assert marks == [20.5, 30.5]
+        assert [text.get_text() for text in axes.texts] == ["0.01", "0.001"]
+        close = plots.training_curves(make.history_frame(40, drops=(0.5, 0.55))).axes[0]
+        assert [text.get_text() for text in close.texts] == ["0.01"]
+
+    def test_a_smooth_schedule_has_no_drops(self):
+        frame = make.history_frame(40, drops=()).assign(lr=np.linspace(0.1, 0.001, 40))
+        figure = plots.training_curves(frame.drop(columns="learning_rate").iloc[:30])
+        assert lines_with(figure.axes[0], "drop") == []
+        assert "new learning rate" not in legend_texts(figure)
+
+    def test_the_best_epoch_is_that_of_the_validation_metric(self):
+        frame = make.history_frame(40, metric="exact_match")
+        frame.loc[11, "val_exact_match"] = 0.99
+        figure = plots.training_curves(frame)
+        for axes, height in zip(figure.axes, (frame.loc[11, "val_loss"], 0.99), strict=True):
+            level, ring = lines_with(axes, "best")
+            assert level.get_xdata()[0] == 12
+            assert (ring.get_xdata()[0], ring.get_ydata()[0]) == (12, height)
+        assert "best validation exact match: 0.990 (epoch 12)" in legend_texts(figure)
+
+    @pytest.mark.parametrize(
+        ("columns", "metrics", "shown", "best"),
+        [
+            (["loss"], None, ["loss"], "best training loss: "),
+            (["loss", "accuracy"], None, ["loss", "accuracy"], "best training accuracy: "),
+            (["loss", "val_loss"], ["val_loss"], ["loss", "val loss"], "best training val loss: "),
+        ],
+    )
+    def test_metrics_that_are_shown(self, columns, metrics, shown, best):
+        frame = make.history_frame(8, drops=())[["epoch", *columns]]
+        figure = plots.training_curves(frame, metrics)
+        assert [axes.get_ylabel() for axes in figure.axes] == shown
+        assert best in legend_texts(figure)[-1]
+
+    def test_refused(self):
+        with refused("history"):
+            plots.training_curves(make.history_frame(5), metrics=["top_5"])
+        with refused("history"):
+            plots.training_curves(make.history_frame(5).assign(val_loss=np.nan))
+
+
+class TestNetworkCurves:
+    def norms(self, blocks=(18, 6, 18), **settings):
+        frames = [
+            make.propagation_frame(n, network=network, growth=1 + 3 * ("naive" in network))
+            for n, network in zip(blocks, NETWORKS, strict=True)
+        ]
+        return pd.concat(frames).assign(**settings)
+
+    def test_norms_of_networks_of_other_depths(self):
+        frame = self.norms()
+        frame.loc[frame["state_norm"] > 1e4, "state_norm"] = np.inf
+        figure = plots.network_curves(make.network_frame(), propagation=frame)
+        axes = figure.axes[2]
+        assert axes.get_yscale() == "log"
+        for network in NETWORKS:
+            rows = frame[(frame["network"] == network) & np.isfinite(frame["state_norm"])]
+            places = (rows["stage"] - 1) * 18 + rows["block"]
+            drawn = by_label(axes)[f"{network}, training, state_norm"]
+            assert drawn == pytest.approx(dict(zip(places, rows["state_norm"], strict=True)))
+        assert [line.get_xdata()[0] for line in lines_with(axes, "boundary")] == [17.5, 35.5]
+        colours = {
+            (line.get_label().split(",")[0], line.get_color())
+            for panel in figure.axes
+            for line in metric_lines(panel)
+        }
+        assert len(colours) == 3
+        assert legend_texts(figure) == [*NETWORKS, "training", "validation"]
+
+    def test_splits_of_norms_and_a_network_without_history(self):
+        frame = pd.concat([self.norms(split="validation"), self.norms(split="train")])
+        frame = frame.replace({"network": {"ResNet-38": "untrained"}})
+        figure = plots.network_curves(make.network_frame(NETWORKS[:1]), ["gradient_ratio"], frame)
+        styles = {line.get_label(): line.get_linestyle() for line in metric_lines(figure.axes[1])}
+        assert styles["untrained, training, state_norm"] == "-"
+        assert styles["untrained, validation, state_norm"] == "--"
+        texts = legend_texts(figure)
+        assert texts == ["ResNet-110", "untrained", "naive sharing", "training", "validation"]
+
+    def test_scales_and_words(self):
+        frame = make.network_frame().assign(cross_entropy=1.0)
+        frame.loc[frame["network"] == "naive sharing", "gradient_ratio"] *= 1e3
+        metrics = ["error", "gradient_ratio", "state_l1", "cross_entropy"]
+        figure = plots.network_curves(frame, metrics=metrics)
+        assert [axes.get_yscale() for axes in figure.axes] == ["linear", "log", "log", "linear"]
+        labels = [axes.get_ylabel().replace("\n", " ") for axes in figure.axes]
+        assert labels[0] == "error"
+        assert labels[1].startswith("gradient norm ratio r")
+        assert labels[2:] == ["L1 norm of the last state (log scale)", "cross entropy"]
+        alone = plots.network_curves(frame, metrics=["cross_entropy"])
+        assert legend_texts(alone) == NETWORKS
+        assert {line.get_linestyle() for line in metric_lines(alone.axes[0])} == {"-"}
+
+    def test_diverged_training_leaves_gaps(self):
+        frame = make.network_frame(networks=["naive"], epochs=6, seeds=1).drop(columns="seed")
+        frame.loc[frame["epoch"] > 2, ["state_l1", "error"]] = np.inf
+        frame.loc[0, "state_l1"] = 0.0
+        figure = plots.network_curves(frame, metrics=("state_l1", "error"))
+        assert list(points(metric_lines(figure.axes[0])[0])) == [2, 3]
+        assert list(points(metric_lines(figure.axes[1])[1])) == [1, 2, 3]
+        nothing = plots.network_curves(frame.assign(state_l1=0.0), metrics=["state_l1"])
+        assert [text.get_text() for text in nothing.axes[0].texts] == ["no values"]
+
+
+class TestIterativeInference:
+    def test_three_panels_of_every_stage_and_split(self):
+        frame = make.inference_frame(5, splits=("validation", "train"))
+        figure = plots.iterative_inference(frame.sample(frac=1.0, random_state=1), stages=[1, 3])
+        frame["1 - readout_error"] = 1 - frame["readout_error"]
+        grid = np.reshape(panels(figure), (4, 3))
+        cells = [(split, stage) for split in ("train", "validation") for stage in (1, 3)]
+        for row, (split, stage) in zip(grid, cells, strict=True):
+            here = frame[(frame["split"] == split) & (frame["stage"] == stage)]
+            metrics = ("cosine_loss", "l2_ratio", "1 - readout_error")
+            for axes, metric in zip(row, metrics, strict=True):
+                assert axes.get_title() == f"stage {stage}, {split}"
+                assert by_label(axes) == {
+                    f"block {block}, {metric}": dict(
+                        zip(rows["epoch"] + 1, rows[metric], strict=True)
+                    )
+                    for block, rows in here.dropna(subset=metric).groupby("block")
+                }
+        assert [axes.get_xlabel() for axes in grid[-1]] == ["epoch"] * 3
+        assert [axes.get_ylabel() for axes in grid[0]] == [
+            "cosine loss",
+            "l2 ratio ‖F(h)‖ / ‖h‖",
+            "intermediate accuracy",
+        ]
+
+    def test_the_last_stage_and_the_error_of_a_readout_frame(self):
+        frame = make.inference_frame(3).rename(columns={"readout_error": "error"})
+        shown = panels(plots.iterative_inference(frame))
+        assert [axes.get_title() for axes in shown] == ["stage 3"] * 3
+        rows = frame.query("stage == 3 and block == 0")
+        assert list(points(metric_lines(shown[2])[0]).values()) == list(1 - rows["error"])
+
+    def test_a_stage_without_values_is_refused(self):
+        frame = make.inference_frame(3, epochs=2)
+        columns = ["cosine_loss", "l2_ratio", "readout_error"]
+        frame[columns] = frame[columns].where(frame["stage"] < 3)
+        with refused("frame"):
+            plots.iterative_inference(frame)

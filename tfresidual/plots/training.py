@@ -1,0 +1,265 @@
+"""Figures over the epochs of a training, which are counted from 1."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from tfresidual.arguments import ArgumentError
+from tfresidual.declarations import Line, Panel
+from tfresidual.plots import frames, style
+from tfresidual.plots.drawings import DRAWINGS
+from tfresidual.plots.engine import draw_table, read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tfresidual.types import Figure, Frame
+
+# A decrease of the rate by a third or more counts as a drop; a smooth schedule has none.
+_DROP = 2 / 3
+_NOT_METRICS = frozenset({"epoch", "loss", "learning_rate", "lr"})
+# The label and the scale of metrics that need words of their own.
+_METRICS: dict[str, tuple[str, Any]] = {
+    "error": ("error", "share"),
+    "gradient_ratio": ("gradient norm ratio r\n‖∂L/∂h₁‖ / ‖∂L/∂h₁₊₂ₙ‖", "wide"),
+    "state_l1": ("L1 norm of the last state", "log"),
+}
+_NORMS = Panel(
+    "norm of the state after the block\nat initialization",
+    (Line("state_norm"),),
+    "log",
+    over="block",
+    below="block",
+)
+
+
+def iterative_inference(frame: Frame, stages: Iterable[int] | None = None) -> Figure:
+    """Draws cosine loss, l2 ratio and intermediate accuracy of every block over the epochs.
+
+    The three panels are side by side, with a line per block from blue and thin (lowest) to red and
+    thick (highest). The accuracy is measured with the stage ended after the block. Every split and
+    every stage has its own row of panels. l2 ratios that span more than a factor of 30 are drawn on
+    a logarithmic axis.
+
+    Args:
+        frame: Block metrics frame over epochs, as `tfresidual.probes.from_logs` returns it, with
+            the columns `stage`, `block`, `epoch`, `cosine_loss`, `l2_ratio` and `readout_error` (or
+            `error`), and optionally `split`.
+        stages: Stages to draw. Default: only the last stage.
+
+    Raises:
+        ValueError: if a column is missing, none of the values drawn is a finite number, a stage is
+            not in the frame, or several rows describe the same block, split and epoch.
+
+    Reference:
+        Jastrzebski et al., "Residual Connections Encourage Iterative Inference", 2018, figure 18
+        (shared blocks, batch norm unshared) and figure 19 (shared naively); the metrics of
+        figures 5, 13 and 14.
+    """
+    columns = getattr(frame, "columns", ())
+    if "error" in columns and "readout_error" not in columns:
+        frame = frame.rename(columns={"error": "readout_error"})
+    drawing = DRAWINGS["iterative_inference"]
+    table = read(frame, drawing)
+    found = sorted(set(table["stage"]))
+    chosen = [found[-1]] if stages is None else list(frames.listed(stages, "stages", "stages"))
+    if not chosen or not set(chosen) <= set(found):
+        raise ArgumentError("stages", f"hold stages of `frame`: {found}", said=repr(chosen))
+    table = table[table["stage"].isin(chosen)]
+    frames.refuse_nothing(table, [panel.lines[0].column for panel in drawing.panels])
+    return draw_table(table, drawing)
+
+
+def training_curves(history: Frame, metrics: Iterable[str] | None = None) -> Figure:
+    """Draws the loss and the accuracy-like metrics over the epochs.
+
+    Training and validation share a panel. Drops of the learning rate by a third or more are
+    marked with the new rate. The best epoch is marked too: the one with the best value of the first
+    metric, or with the lowest loss if there are no metrics, on the validation data if there are
+    any.
+
+    Args:
+        history: History frame as `keras.callbacks.CSVLogger` writes it, with the columns `epoch`
+            (from 0) and `loss`, and optionally `val_loss`, metrics with their `val_` twins and
+            `learning_rate`. Keys with a slash (metrics per block) are not drawn.
+        metrics: Names of the metrics to draw, without `val_`. Default: those with a `val_` twin;
+            without validation, those with "accuracy" or "match" in their name.
+
+    Raises:
+        ValueError: if a column is missing or holds no finite number.
+    """
+    if metrics is None:
+        frames.require_columns(history, ("epoch", "loss"), "history")
+        metrics = _default_metrics(history)
+    shown = ("loss", *frames.listed(metrics, "metrics", "names of metrics"))
+    frames.require_columns(history, ("epoch", *shown), "history")
+    epochs = frames.numbers(history, "epoch", "history")
+    columns = {
+        "training": {name: name for name in shown},
+        "validation": {name: f"val_{name}" for name in shown if f"val_{name}" in history.columns},
+    }
+    parts = _by_split(history, {"epoch": epochs}, columns, "history")
+    panels = tuple(Panel(name.replace("_", " "), (Line(name),), "wide") for name in shown)
+    drawing = dataclasses.replace(DRAWINGS["training_curves"], panels=panels)
+    best_of = shown[1] if len(shown) > 1 else "loss"
+    held_out = [part for part in parts if best_of in part][-1]
+    split, values = held_out["split"].iloc[0], held_out[best_of].to_numpy()
+    is_cost = "loss" in best_of or "error" in best_of
+    best = int(np.nanargmin(values) if is_cost else np.nanargmax(values))
+    drops = _rate_drops(history, epochs + 1)
+    ring = {"marker": "o", "markeredgecolor": style.INK, "markerfacecolor": "none"}
+    dotted = {"color": style.INK, "linewidth": 0.9, "linestyle": ":"}
+    label = (
+        f"best {split} {best_of.replace('_', ' ')}: {style.short_number(values[best])} "
+        f"(epoch {epochs[best] + 1:g})"
+    )
+    handles = [style.line_handle(label, **ring, **dotted, markersize=7)]
+    if drops:
+        handles.append(style.line_handle("new learning rate", linewidth=0.8, linestyle="--"))
+    figure = draw_table(pd.concat(parts, ignore_index=True), drawing, handles=handles)
+    for axes, name in zip(figure.axes, shown, strict=True):
+        (*_, last) = (part[name].iloc[best] for part in parts if name in part)
+        axes.axvline(epochs[best] + 1, **dotted, gid="best")
+        axes.plot(epochs[best] + 1, last, **ring, markersize=9, markeredgewidth=1.3, gid="best")
+        _mark_drops(axes, drops, epochs)
+    return figure
+
+
+def _by_split(frame, keys, columns, name):
+    """Returns a table of training and one of validation, with the same names of the metrics.
+
+    Args:
+        frame: A history frame.
+        keys: A dict of the columns that both tables have.
+        columns: A dict by split of dicts of the column of the frame by metric.
+        name: The name of the frame in an error.
+    """
+    return [
+        pd.DataFrame(
+            {
+                **keys,
+                "split": split,
+                **{metric: frames.numbers(frame, column, name) for metric, column in named.items()},
+            }
+        )
+        for split, named in columns.items()
+        if named
+    ]
+
+
+def _default_metrics(history):
+    names = [
+        name
+        for name in map(str, history.columns)
+        if name not in _NOT_METRICS and "/" not in name and not name.startswith("val_")
+    ]
+    with_twin = [name for name in names if f"val_{name}" in history.columns]
+    return with_twin or [name for name in names if "accuracy" in name or "match" in name]
+
+
+def _rate_drops(history, epochs):
+    """Returns pairs (place on the epoch axis, new rate).
+
+    The place is halfway between the last epoch of the old rate and the first of the new one.
+    """
+    column = next((name for name in ("learning_rate", "lr") if name in history.columns), None)
+    if column is None:
+        return []
+    rates = frames.numbers(history, column, "history")
+    rows = np.flatnonzero(rates[1:] <= _DROP * rates[:-1]) + 1
+    return [((epochs[row - 1] + epochs[row]) / 2, rates[row]) for row in rows]
+
+
+def _mark_drops(axes, drops, epochs):
+    """Draws a line per drop and writes the new rate above the axes where there is room."""
+    room = 0.09 * max(np.ptp(epochs), 1)
+    last = -np.inf
+    for place, rate in drops:
+        axes.axvline(place, color=style.FAINT_INK, linewidth=0.8, linestyle="--", gid="drop")
+        if place - last >= room:
+            style.text_above(axes, place, f"{rate:.2g}")
+            last = place
+
+
+def network_curves(
+    histories: Frame,
+    metrics: Iterable[str] = ("error", "gradient_ratio"),
+    propagation: Frame | None = None,
+) -> Figure:
+    """Draws metrics of several networks over the epochs, and the initial norms of their states.
+
+    Each network has a line, the mean over its seeds, with a faint band from the lowest to the
+    highest value. If a metric has a twin for the training images (`train_error` beside `error`),
+    the twin is solid and the metric itself dashed. An epoch without a finite value is left out.
+
+    Args:
+        histories: History frame with the columns `network`, `epoch` (from 0) and the metrics, and
+            optionally `seed` and `train_` twins.
+        metrics: Columns to draw, one panel each: `"error"`, `"gradient_ratio"`, `"state_l1"`, or
+            others.
+        propagation: Signal propagation frame of the untrained networks, drawn in one more panel,
+            with the columns `network`, `stage`, `block` and `state_norm`, and optionally `split`
+            and `seed`; or `None`.
+
+    Raises:
+        ValueError: if a column is missing or holds no finite number, or if several rows describe
+            the same network, seed and epoch, or block.
+
+    Reference:
+        Jastrzebski et al., "Residual Connections Encourage Iterative Inference", 2018, figure 8
+        (with `propagation`) and figure 9 (with the metrics `"error"` and `"state_l1"`).
+    """
+    metrics = frames.listed(metrics, "metrics", "columns")
+    if not metrics or len(set(metrics)) < len(metrics):
+        raise ArgumentError("metrics", "hold columns, each once", said=repr(metrics))
+    frames.require_columns(histories, ("network", "epoch", *metrics), "histories")
+    keys = _network_keys(histories)
+    keys["epoch"] = frames.whole_numbers(histories, "epoch", "histories")
+    frames.refuse_twice(pd.DataFrame(keys), ("network", "seed"), "histories", also=("epoch",))
+    panels = [
+        Panel(label, (Line(metric),), scale)
+        for metric in metrics
+        for label, scale in [_METRICS.get(metric, (metric.replace("_", " "), "wide"))]
+    ]
+    twins = {metric for metric in metrics if f"train_{metric}" in histories.columns}
+    columns = {
+        "training": {name: f"train_{name}" if name in twins else name for name in metrics},
+        "validation": {name: name for name in metrics if name in twins},
+    }
+    parts = _by_split(histories, keys, columns, "histories")
+    if propagation is not None:
+        parts.append(_norm_table(propagation))
+        panels.append(_NORMS)
+    table = pd.concat(parts, ignore_index=True)
+    if set(table["split"]) == {"training"}:
+        table["split"] = ""
+    return draw_table(table, dataclasses.replace(DRAWINGS["network_curves"], panels=tuple(panels)))
+
+
+def _network_keys(frame):
+    """Returns the network and the seed of every row."""
+    return {
+        "network": frame["network"].map(str).to_numpy(object),
+        "seed": frame.get("seed", pd.Series(0, frame.index)).to_numpy(),
+    }
+
+
+def _norm_table(propagation):
+    """Returns the norms of states, with the column that `_NORMS` draws."""
+    columns = ("network", "stage", "block", "state_norm")
+    frames.require_columns(propagation, columns, "propagation")
+    table = pd.DataFrame(
+        {
+            **_network_keys(propagation),
+            "split": frames.splits_of(propagation),
+            "stage": frames.whole_numbers(propagation, "stage", "propagation"),
+            "block": frames.whole_numbers(propagation, "block", "propagation"),
+            "state_norm": frames.numbers(propagation, "state_norm", "propagation"),
+        }
+    )
+    frames.refuse_twice(table, columns[:3], "propagation", also=("seed", "split"))
+    return table.replace({"split": {"": "training", "train": "training"}})
