@@ -110,7 +110,7 @@ def _option_of(field, default):
     elif setting.kind is os.PathLike:
         more["type"] = click.Path(dir_okay=setting.metavar == "DIR")
     elif setting.kind is str:
-        more["type"] = click.Choice(offered)
+        more["type"] = click.Choice((*offered, *setting.renamed))
         if len("|".join(offered)) > 35:
             meaning = f"{meaning.rstrip('.')}: {', '.join(offered)}."
         else:
@@ -148,7 +148,7 @@ def cli():
     Examples:
       tfresidual study
       tfresidual study --data cifar10 --data-dir ~/tensorflow_datasets --epochs 5
-      tfresidual train --network hauser --depth 10 --out runs/hauser10
+      tfresidual train --network hauser_resnet --depth 10 --out runs/hauser10
       tfresidual probe runs/hauser10 --probe drop_blocks
       tfresidual compare runs/hauser10 runs/hauser20
       tfresidual tune --data mnist --epsilon 0.2 --workers 2
@@ -358,7 +358,7 @@ def tune(out, workers, **given):
     \b
     Examples:
       tfresidual tune --width 8 --epochs 2 --epsilon 0.4
-      tfresidual tune --data mnist --network hauser --epsilon 0.2 --epochs 5 --workers 2
+      tfresidual tune --data mnist --network hauser_resnet --epsilon 0.2 --epochs 5 --workers 2
       tfresidual tune --start 8,8,8 --max-blocks 40 --executions 3 --tolerance 1
     """
     fields = dataclasses.fields(SETTINGS.SearchSettings)
@@ -366,7 +366,8 @@ def tune(out, workers, **given):
     with _package(lambda: "The same command resumes after the last finished trial") as package:
         settings, _ = _settings(package, given, None)
         if out is None:
-            out = os.path.join("runs", f"depth-{settings.network}-{settings.data}")
+            network = given["network"] or settings.network
+            out = os.path.join("runs", f"depth-{network}-{settings.data}")
         search = package.depth_study.SearchSettings(**_given(chosen))
         outcome = package.depth_study.run(
             out, settings, search, package.terminal(), 1 if workers is None else workers
@@ -660,7 +661,8 @@ def _settings(package, given, out):
     changes = package.settings.with_data_of_file(_given(given))
     settings = package.settings.Settings(**changes)
     if out is None:
-        out = os.path.join("runs", f"{settings.network}-{settings.data}")
+        # Under the name that was given, under which an earlier run is found again.
+        out = os.path.join("runs", f"{changes.get('network', settings.network)}-{settings.data}")
     return settings, out
 
 

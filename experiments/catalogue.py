@@ -86,8 +86,8 @@ class Network:
             "resnet164": lambda: 54,
             "resnet1001": lambda: 333,
             "single_representation": lambda: 10,
-            "avg_pooling": lambda: 10 * (1 + 1 / 4 + 1 / 16),
-            "wide": lambda: 14,
+            "average_pooling_resnet": lambda: 10 * (1 + 1 / 4 + 1 / 16),
+            "wide_resnet": lambda: 14,
         }.get(settings.network, lambda: depth * stages_of(settings))()
         images, held_out, _ = sizes_of(
             settings.data, settings.train_size, settings.validation, settings.test_size

@@ -30,7 +30,10 @@ def searches_of(size, data_dir):
     if size == "paper":
         search = SearchSettings(start=8, max_blocks=100)
         return {
-            data: (Settings(data=data, data_dir=data_dir, network="hauser", epochs=60), search)
+            data: (
+                Settings(data=data, data_dir=data_dir, network="hauser_resnet", epochs=60),
+                search,
+            )
             for data in ("mnist", "cifar10")
         }, (1, 2, 3)
     if size == "small":

@@ -51,7 +51,7 @@ def networks(size):
                 if size == "paper":
                     common["batch_size"] = hauser_batch_size(blocks, images)
                 settings = Settings(
-                    network="hauser", data=images, depth=blocks, seed=seed, **common
+                    network="hauser_resnet", data=images, depth=blocks, seed=seed, **common
                 )
                 labels = {"data": data, "blocks": blocks, "seed": seed}
                 name = f"{data.lower().replace('-', '')}-{blocks}_blocks-seed{seed}"

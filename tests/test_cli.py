@@ -164,10 +164,10 @@ def test_defaults_in_words():
     assert "2,000 of Digitclutter" in " ".join(inspect.getdoc(datasets.load).split())
     assert "[default: 20, 6 and 16]" in OPTIONS["study", "depth"].help
     blocks = {}
-    for name in ("resnet", "hauser", "resnet101"):
+    for name in ("resnet", "hauser_resnet", "resnet101"):
         stages = chain(build(Settings(network=name))).stages
         blocks[name] = [sum(block.keeps_shape for block in stage.blocks) for stage in stages]
-    assert blocks == {"resnet": [3, 2, 2], "hauser": [6, 6, 6], "resnet101": [16, 16, 16]}
+    assert blocks == {"resnet": [3, 2, 2], "hauser_resnet": [6, 6, 6], "resnet101": [16, 16, 16]}
 
 
 def test_backends_are_those_that_the_package_knows():
@@ -182,15 +182,14 @@ def test_choices_are_those_of_the_package():
     from tfresidual.jobs.settings import Settings
     from tfresidual.layers.residual_unit import BATCH_NORMS, LAYOUTS
     from tfresidual.layers.shortcuts import SHORTCUTS
-    from tfresidual.networks.residual_network import ANCHORS, TRANSITIONS
+    from tfresidual.networks.specification import ANCHORS
     from tfresidual.training.gradient_coupling import KERNELS
 
     settings = tfresidual_cli.SETTINGS
-    assert settings.NETWORKS == networks.PRESETS
+    assert tuple(networks.PRESETS) == settings.NETWORKS
     assert tuple(BATCH_NORMS) == settings.BATCH_NORMS
     assert settings.KERNELS == KERNELS
     assert tuple(OPTIONS["study", "anchor"].type.choices) == ANCHORS
-    assert settings.TRANSITIONS == TRANSITIONS
     assert set(settings.RECIPES) == set(training.RECIPES)
     assert set(settings.LAYOUTS) == set(LAYOUTS)
     assert set(settings.SHORTCUTS) == set(SHORTCUTS)

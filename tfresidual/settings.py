@@ -39,15 +39,21 @@ LAYOUTS = (
 )
 NETWORKS = (
     "resnet",
-    "hauser",
+    "hauser_resnet",
     "resnet101",
     "resnet110",
     "resnet164",
     "resnet1001",
     "single_representation",
-    "avg_pooling",
-    "wide",
+    "average_pooling_resnet",
+    "wide_resnet",
 )
+# What networks were called before, which stands in the folders of runs.
+RENAMED_NETWORKS = {
+    "avg_pooling": "average_pooling_resnet",
+    "hauser": "hauser_resnet",
+    "wide": "wide_resnet",
+}
 RECIPES = (
     "digitclutter",
     "digitclutter_200",
@@ -92,6 +98,7 @@ class Setting:
         over: a number that is too small; with `at_least`, what the command line says instead.
         offered: those of the possible values that the command line offers, if not all.
         metavar: what a value is called in `--help`.
+        renamed: earlier names of values, which are still accepted, and what they are now.
     """
 
     meaning: str
@@ -103,6 +110,7 @@ class Setting:
     over: float | None = None
     offered: tuple[Any, ...] = ()
     metavar: str = ""
+    renamed: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 def _field(default, *described, **also):
@@ -129,6 +137,12 @@ def of(field: dataclasses.Field[Any]) -> Setting:
     """Returns what a field of a class of settings says of itself."""
     setting: Setting = field.metadata["setting"]
     return setting
+
+
+def present(field: dataclasses.Field[Any], value: Any) -> Any:
+    """Returns a value of a field under its present name."""
+    renamed = of(field).renamed if "setting" in field.metadata else {}
+    return renamed.get(value, value) if isinstance(value, str) else value
 
 
 def check_fields(settings: Any) -> None:
@@ -187,24 +201,32 @@ class Settings:
         "none",
         metavar="FILE",
     )
-    network: str = _name("resnet", "A paper's network, or resnet of any depth and width.", NETWORKS)
+    network: str = _field(
+        "resnet",
+        "A paper's network, or resnet of any depth and width.",
+        str,
+        "",
+        NETWORKS,
+        metavar="NAME",
+        renamed=RENAMED_NETWORKS,
+    )
     depth: int | None = _count(
         None,
-        "Layers of resnet, 6 n + 2, or blocks per stage of hauser and resnet101.",
+        "Layers of resnet, 6 n + 2, or blocks per stage of hauser_resnet and resnet101.",
         "20, 6 and 16",
         MOST_BLOCKS,
     )
     width: int | None = _count(
         None,
         "Channels of the first stage.",
-        "16; 100, 150 and 160 of single_representation, avg_pooling and wide",
+        "16; 100, 150 and 160 of single_representation, average_pooling_resnet and wide_resnet",
     )
     stages: int | None = _count(
-        None, "Stages of resnet (of 2 n layers each), hauser and resnet101.", "3"
+        None, "Stages of resnet (of 2 n layers each), hauser_resnet and resnet101.", "3"
     )
     transition: Transition | None = _name(
         None,
-        "What leads to the next stage of networks but hauser and resnet101.",
+        "What leads to the next stage of networks but hauser_resnet and resnet101.",
         TRANSITIONS,
         "the network's own",
     )
@@ -289,7 +311,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+            value = present(field, getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
             if of(field).kind is os.PathLike and value is not None:
                 object.__setattr__(self, field.name, os.fspath(value))
             elif "numpy" in sys.modules and isinstance(value, sys.modules["numpy"].generic):

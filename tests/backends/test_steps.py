@@ -74,7 +74,7 @@ NETWORKS |= {
     "multi-label": multi_label,
     "mixed_bfloat16": lambda: compiled(built(dtype="mixed_bfloat16")),
     "mixed_bfloat16 bounded": lambda: compiled(built(dtype="mixed_bfloat16", lipschitz=0.9)),
-    "hauser": lambda: compiled(networks.hauser(2, (8, 8, 3), CLASSES)),
+    "hauser": lambda: compiled(networks.hauser_resnet(2, (8, 8, 3), CLASSES)),
     "SkipInit": lambda: compiled(built(normalization=None, multiplier="rezero")),
     "LayerScale": lambda: compiled(built(multiplier="layer_scale", layout="original")),
     "Fixup": lambda: compiled(built(normalization="fixup", layout="relu_before_addition")),

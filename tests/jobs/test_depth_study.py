@@ -471,7 +471,11 @@ def test_networks_too_shallow_to_couple_are_trained_without(settings, tmp_path):
     ("change", "search", "message"),
     [
         ({"depth": 20}, {}, r"`depth` must not be given.*Received: depth=20"),
-        ({"network": "wide"}, {}, r"`network` must be one of.*Received: network='wide'"),
+        (
+            {"network": "wide_resnet"},
+            {},
+            r"`network` must be one of.*Received: network='wide_resnet'",
+        ),
         (
             {},
             {"start": (3, 3)},

@@ -8,7 +8,6 @@ import json
 import keras
 import numpy as np
 import pytest
-from reference.layer_test import run_layer_test
 
 from tfresidual.layers import Repeated, ResidualUnit, UnsharedBatchNormalization
 
@@ -28,23 +27,20 @@ class Branching(keras.layers.Layer):
         return state + self.normalization(self.convolution(state))
 
 
-def model_block(dtype=None):
-    inputs = keras.Input(SHAPE[1:], dtype=dtype and keras.dtype_policies.get(dtype).compute_dtype)
-    branch = keras.layers.Conv2D(4, 3, padding="same", dtype=dtype)(inputs)
-    branch = UnsharedBatchNormalization(3, dtype=dtype)(branch)
-    return keras.Model(inputs, keras.layers.Add(dtype=dtype)([inputs, branch]))
+def model_block():
+    inputs = keras.Input(SHAPE[1:])
+    branch = keras.layers.Conv2D(4, 3, padding="same")(inputs)
+    branch = UnsharedBatchNormalization(3)(branch)
+    return keras.Model(inputs, keras.layers.Add()([inputs, branch]))
 
 
 BLOCKS = {
     "model": model_block,
-    "layer without build": lambda dtype=None: Branching(dtype=dtype),
-    "unit": lambda dtype=None: ResidualUnit(4, dtype=dtype),
-    "layer": lambda dtype=None: keras.layers.Dense(4, dtype=dtype),
-    "Sequential": lambda dtype=None: keras.Sequential(
-        [Branching(dtype=dtype), keras.layers.ReLU(dtype=dtype)]
-    ),
+    "layer without build": Branching,
+    "unit": lambda: ResidualUnit(4),
+    "layer": lambda: keras.layers.Dense(4),
+    "Sequential": lambda: keras.Sequential([Branching(), keras.layers.ReLU()]),
 }
-every_block = pytest.mark.parametrize("make", BLOCKS.values(), ids=BLOCKS)
 
 
 def images(seed=0):
@@ -57,17 +53,9 @@ def randomise(layer):
         variable.assign(0.5 * rng.uniform(0.1, 1, variable.shape))
 
 
-@pytest.mark.eager
-def test_layer(tmp_path):
-    def arguments():
-        return {"block": ResidualUnit(4), "times": 3}
-
-    run_layer_test(Repeated, arguments, SHAPE, SHAPE, (8, 4), tmp_path)
-
-
 # Keras says so of every saved layer without a `build`.
 @pytest.mark.filterwarnings("ignore:`build\\(\\)` was called on layer:UserWarning")
-@every_block
+@pytest.mark.parametrize("make", BLOCKS.values(), ids=BLOCKS)
 def test_is_the_block_again_and_again(make, tmp_path):
     inputs = keras.Input(SHAPE[1:])
     layer = Repeated(make(), 3)
@@ -92,22 +80,6 @@ def test_is_the_block_again_and_again(make, tmp_path):
     np.testing.assert_array_equal(clone(images()), expected)
 
 
-@pytest.mark.system
-@every_block
-@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16", "float64"])
-def test_precision_in_training(make, dtype):
-    inputs = keras.Input(SHAPE[1:])
-    layer = Repeated(make(dtype), 3, dtype=dtype)
-    model = keras.Model(inputs, layer(inputs))
-    computed = keras.dtype_policies.get(dtype).compute_dtype
-    assert model.output.dtype == model(images()).dtype == computed
-    model.compile(keras.optimizers.SGD(1e-3), "mse", jit_compile=False)
-    before = layer.get_weights()
-    losses = model.fit(images(), images(1), epochs=2, verbose=0).history["loss"]
-    assert np.isfinite(losses).all()
-    assert any(np.any(a != b) for a, b in zip(layer.get_weights(), before, strict=True))
-
-
 @pytest.mark.filterwarnings("ignore:`build\\(\\)` was called on layer:UserWarning")
 def test_two_share_a_block(tmp_path):
     block, inputs = Branching(), keras.Input(SHAPE[1:])
@@ -129,21 +101,3 @@ def test_two_share_a_block(tmp_path):
         changed = [np.any(b != o.moving_mean) for b, o in zip(before, normalizations, strict=True)]
         assert changed == ([True, True, False] if times == 2 else [False, False, True])
         assert one.moving_mean.shape == (4,)
-
-
-def test_bad_arguments():
-    for kwargs in (
-        {"block": "Dense"},
-        {"times": 0},
-        {"times": 1.5},
-        {"first": -1},
-        {"times": None},
-    ):
-        (name,) = kwargs
-        with pytest.raises(ValueError, match=f"Argument `{name}` must .*Received: {name}="):
-            Repeated(**{"block": keras.layers.Dense(4), "times": 2} | kwargs)
-    with pytest.raises(ValueError, match=r"`block` must be a layer that returns.*Received: "):
-        Repeated(keras.layers.Dense(5), 2)(keras.Input((4,)))
-    inner = Repeated(keras.layers.Dense(4), 2, first=1)
-    with pytest.raises(ValueError, match=r"`first` must be 0 inside.*(.|\n)*Received: first=1"):
-        Repeated(inner, 2)(np.ones((1, 4)))

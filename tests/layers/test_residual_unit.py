@@ -1,6 +1,7 @@
-"""The residual unit: every layout, branch, shortcut, stride and shape change.
+"""The residual unit: every layout, shortcut, stride and change of shape; all parts of a branch.
 
 Not covered here: running with channels_first (the CPU has no such convolution), only its shapes.
+Numbers of branches with factors or Fixup are compared with NumPy in tests/networks.
 """
 
 import itertools
@@ -9,12 +10,12 @@ import json
 import keras
 import numpy as np
 import pytest
-from reference.layer_test import run_layer_test
 from reference.numpy_network import Weights, residual_unit, weights_of
 from reference.random_network import LAYOUTS, SHORTCUTS, randomise
+from refusals import refused
 
 from tfresidual import layers
-from tfresidual.layers import ResidualUnit
+from tfresidual.layers import LayerScale, ResidualUnit, ReZero
 
 pytestmark = pytest.mark.eager
 
@@ -93,64 +94,30 @@ def test_unit(layout, bottleneck, shortcut, change):
     assert ResidualUnit.from_config(json.loads(json.dumps(config))).get_config() == config
 
 
-PAIRS = [
-    (layout, shortcut, change)
-    for i, layout in enumerate(LAYOUTS)
-    for j, (shortcut, change) in enumerate(zip(SHORTCUTS, CHANGES, strict=True))
-    if (i + j) % 5 == 0
-]
-
-
-@pytest.mark.parametrize(
-    "layout, shortcut, change",
-    [
-        pytest.param(*pair, marks=[pytest.mark.nightly] if i % 2 else [])
-        for i, pair in enumerate(PAIRS)
-    ],
-)
-def test_layer(layout, shortcut, change, tmp_path):
-    strides, resize, channels = CHANGES[change]
-    kwargs = {
-        "filters": 8,
-        "layout": layout,
-        "bottleneck": change in ("kept", "zero_padding"),
-        "shortcut": shortcut,
-        "strides": strides,
-        "resize": resize,
-        "gamma_initializer": "ones",
-    }
-    convolutions = 3 if kwargs["bottleneck"] else 2
-    projects = change in ("widened", "projection", "strided")
-    trainable = 4 * convolutions + 2 * projects
-    weighted = ("exclusive_gate", "shortcut_only_gate", "conv1x1")
-    if shortcut in weighted and not (shortcut == "conv1x1" and projects):
-        trainable += 2
-    size = 7 if strides == 1 else 4
-    run_layer_test(
-        ResidualUnit,
-        kwargs,
-        (4, 7, 7, channels),
-        (4, size, size, 8),
-        (trainable, 2 * convolutions),
-        tmp_path,
-        seed_generators=int(shortcut == "dropout"),
-    )
+def images(shape=(2, 7, 6, 8)):
+    return np.random.default_rng(1).normal(size=shape).astype("float32")
 
 
 @pytest.mark.parametrize("change", ["projection", "zero_padding"])
-@pytest.mark.parametrize("size", [1, 2, 5, 8])
-def test_sizes_of_the_image(change, size):
+def test_sizes_of_the_image(change):
     unit, channels = make_unit(change)
-    half = (size + 1) // 2
-    x = np.ones((1, size, size + 1, channels), "float32")
-    assert unit(x).shape == unit.compute_output_shape(x.shape) == (1, half, size // 2 + 1, 8)
+    for size in (1, 2, 5, 8):
+        x, half = np.ones((1, size, size + 1, channels), "float32"), (size + 1) // 2
+        assert unit(x).shape == unit.compute_output_shape(x.shape) == (1, half, size // 2 + 1, 8)
+    assert unit(keras.Input((None, None, 4))).shape == (None, None, None, 8)
 
 
-@pytest.mark.parametrize("bottleneck", [False, True])
 @pytest.mark.parametrize("strides", [1, 2])
-@pytest.mark.parametrize("shortcut", SHORTCUTS)
-def test_channels_first_has_the_shapes_and_weights_of_channels_last(bottleneck, strides, shortcut):
-    kwargs = {"bottleneck": bottleneck, "strides": strides, "shortcut": shortcut, "name": "unit"}
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        *({"shortcut": name, "bottleneck": bool(i % 2)} for i, name in enumerate(SHORTCUTS)),
+        {"multiplier": LayerScale(axis=2)},
+        {"normalization": "fixup"},
+    ],
+)
+def test_channels_first_has_the_shapes_and_weights_of_channels_last(kwargs, strides):
+    kwargs = {"strides": strides, "name": "unit"} | kwargs
     first = ResidualUnit(8, data_format="channels_first", **kwargs)
     last = ResidualUnit(8, data_format="channels_last", **kwargs)
     first.build((None, 4, 7, 6))
@@ -162,35 +129,35 @@ def test_channels_first_has_the_shapes_and_weights_of_channels_last(bottleneck, 
     assert first.keeps_shape((None, 8, 7, 6)) == (strides == 1)
     assert not first.keeps_shape((None, 7, 6, 8))
     assert ResidualUnit.from_config(first.get_config()).data_format == "channels_first"
-    assert first.normalization1.axis == 1
+    assert getattr(first, "normalization1", None) is None or first.normalization1.axis == 1
+    assert first.multiplier is None or first.multiplier.axis in (None, 1)
 
 
 def test_branch_and_join_are_the_unit():
     unit, channels = make_unit("projection", layout="original", shortcut="exclusive_gate")
     randomise(unit)
-    x = np.random.default_rng(1).normal(size=(2, 7, 6, channels)).astype("float32")
+    x = images((2, 7, 6, channels))
     branch = unit.branch(x)
     assert branch.shape == (2, 4, 3, 8)
     np.testing.assert_array_equal(unit.join(x, branch), unit(x))
+    anchor = 2 * x
+    np.testing.assert_array_equal(unit.join(anchor, branch), unit(x, anchor))
 
 
-def test_a_branch_of_zeros_leaves_the_identity():
-    unit, channels = make_unit("kept")
+@pytest.mark.parametrize(("rescale", "kept"), [(False, 1), (True, 2)])
+def test_a_branch_of_zeros_leaves_the_shortcut(rescale, kept):
+    unit, channels = make_unit("kept", shortcut=layers.DropoutShortcut(0.5, 3, rescale))
     unit.convolution2.kernel.assign(np.zeros((3, 3, 8, 8)))
-    x = np.random.default_rng(1).normal(size=(2, 7, 6, channels)).astype("float32")
-    np.testing.assert_array_equal(unit(x), x)
-
-
-def test_gamma_initializer_reaches_every_normalization():
-    unit = ResidualUnit(8, bottleneck=True, gamma_initializer=keras.initializers.Constant(0.1))
-    unit.build((None, 4, 4, 8))
-    for i in (1, 2, 3):
-        np.testing.assert_allclose(getattr(unit, f"normalization{i}").gamma, 0.1, rtol=1e-6)
+    x = np.ones((2, 7, 6, channels), "float32")
+    assert set(np.unique(unit(x, training=True))) == {0.0, kept}
+    np.testing.assert_array_equal(unit(x), kept / 2 * x)
 
 
 def test_initial_values():
-    unit = ResidualUnit(64)
+    unit = ResidualUnit(64, bottleneck=False)
     unit.build((None, 4, 4, 64))
+    small = ResidualUnit(8, bottleneck=True, gamma_initializer=keras.initializers.Constant(0.1))
+    small.build((None, 4, 4, 8))
     for i in (1, 2):
         kernel = np.asarray(getattr(unit, f"convolution{i}").kernel)
         # He normal: standard deviation sqrt(2 / (9 * 64)); 36,864 values give it to 1 %.
@@ -199,26 +166,19 @@ def test_initial_values():
         normalization = getattr(unit, f"normalization{i}")
         np.testing.assert_array_equal(normalization.gamma, np.ones(64))
         assert not np.any(normalization.beta)
+    for i in (1, 2, 3):
+        np.testing.assert_allclose(getattr(small, f"normalization{i}").gamma, 0.1, rtol=1e-6)
 
 
 def test_training_uses_the_statistics_of_the_batch_and_inference_the_moving_ones():
     unit, channels = make_unit("kept")
-    x = 5 + 3 * np.random.default_rng(1).normal(size=(8, 7, 6, channels)).astype("float32")
+    x = 5 + 3 * images((8, 7, 6, channels))
     before = np.asarray(unit(x))
     training = np.asarray(unit(x, training=True))
     assert np.abs(training - before).max() > 0.1
     mean = np.asarray(unit.normalization1.moving_mean)
     np.testing.assert_allclose(mean, 0.01 * x.mean((0, 1, 2)), rtol=1e-4)
     assert np.any(np.asarray(unit(x)) != before)
-
-
-@pytest.mark.parametrize(("rescale", "kept"), [(False, 1), (True, 2)])
-def test_dropout_shortcut_drops_in_training_only(rescale, kept):
-    unit, channels = make_unit("kept", shortcut=layers.DropoutShortcut(0.5, 3, rescale))
-    unit.convolution2.kernel.assign(np.zeros((3, 3, 8, 8)))
-    x = np.ones((2, 7, 6, channels), "float32")
-    assert set(np.unique(unit(x, training=True))) == {0.0, kept}
-    np.testing.assert_array_equal(unit(x), kept / 2 * x)
 
 
 def test_shortcut_layer_is_copied_and_kept_in_the_config():
@@ -230,44 +190,108 @@ def test_shortcut_layer_is_copied_and_kept_in_the_config():
     assert (revived.shortcut.scale, revived.shortcut.branch_scale) == (0.25, 0.75)
 
 
-def test_projection_replaces_the_conv1x1_shortcut():
-    unit, _ = make_unit("projection", shortcut="conv1x1")
-    assert [w.path for w in unit.weights if "shortcut" in w.path] == []
-    unit, _ = make_unit("zero_padding", shortcut="conv1x1")
-    assert len([w.path for w in unit.weights if "shortcut" in w.path]) == 2
+# Branches with nothing but convolutions, with factors, Fixup, dropping.
+
+# Nothing is applied after the addition.
+OPEN = ("relu_before_addition", "relu_only_preactivation", "full_preactivation")
+SHAPE = (6, 5, 4, 8)
+IDENTITIES = {
+    "ReZero": {"multiplier": "rezero"},
+    "SkipInit": {"normalization": None, "multiplier": ReZero()},
+    "ReZero, dropped": {"multiplier": LayerScale(0.0), "stochastic_depth": 0.5},
+    "Fixup": {"normalization": "fixup", "blocks": 5},
+}
 
 
-@pytest.mark.parametrize(
-    "kwargs, message",
-    [
-        ({"layout": "preactivation"}, "layout.*'original'.*Received: layout='preactivation'$"),
-        ({"resize": "pooling"}, "resize.*'projection'.*Received: resize='pooling'$"),
-        ({"shortcut": "gate"}, "shortcut.*'scaled'.*Received: shortcut='gate'$"),
-        ({"filters": 0}, "filters.*an int, 1 or more. Received: filters=0$"),
-        ({"filters": 8.0}, "filters.*an int, 1 or more. Received: filters=8.0$"),
-        ({"strides": (2, 2)}, r"strides.*an int, 1 or more. Received: strides=\(2, 2\)$"),
-        ({"strides": 0}, "strides.*an int, 1 or more. Received: strides=0$"),
-        ({"filters": 6, "bottleneck": True}, "multiple of 4.*Received: filters=6$"),
-    ],
-)
-def test_errors(kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        ResidualUnit(**{"filters": 8} | kwargs)
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize("layout", OPEN)
+@pytest.mark.parametrize("name", IDENTITIES)
+def test_a_unit_is_initially_the_identity_bit_for_bit(name, layout, dtype):
+    unit = ResidualUnit(8, layout, bottleneck=True, dtype=dtype, **IDENTITIES[name])
+    x = np.asarray(keras.ops.cast(images(SHAPE), unit.compute_dtype))
+    inputs = keras.Input(SHAPE[1:], dtype=unit.compute_dtype)
+    model = keras.Model(inputs, unit(inputs))
+    # Fixup has its zeros before a ReLU at the end of a branch, which leaves them.
+    for output in (unit(x), unit(x, training=True), model.predict(x, verbose=0)):
+        np.testing.assert_array_equal(np.asarray(output), x)
 
 
-def test_zero_padding_cannot_drop_channels():
-    with pytest.raises(ValueError, match="Received: filters=8, input_shape="):
-        ResidualUnit(8, strides=2, resize="zero_padding").build((None, 4, 4, 16))
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("axis", [None, -1])
+def test_factors_are_those_of_the_branch(layout, axis):
+    """In training and at inference, in which normalization differs, and of `scale_branch`."""
+    units = []
+    for multiplier in (None, LayerScale(axis=axis)):
+        unit = ResidualUnit(8, layout, multiplier=multiplier, name="unit")
+        unit.build(SHAPE)
+        randomise(unit)
+        units.append(unit)
+    plain, unit = units
+    others = {variable.path: variable for variable in unit.weights}
+    for variable in plain.weights:
+        others[variable.path].assign(variable)
+    x, gamma = images(SHAPE), np.asarray(unit.multiplier.gamma)
+    for training in (True, False):
+        expected = gamma * np.asarray(plain.branch(x, training=training))
+        actual = unit.branch(x, training=training)
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+    before = np.asarray(unit.branch(x))
+    unit.scale_branch(0.25)
+    np.testing.assert_allclose(unit.branch(x), before / 4, rtol=1e-5, atol=1e-6)
 
 
-def test_unknown_sizes_stay_unknown():
-    unit = ResidualUnit(8, strides=2)
-    assert unit(keras.Input((None, None, 4))).shape == (None, None, None, 8)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_scaled_branches_of_fixup(layout):
+    unit = ResidualUnit(8, layout, normalization="fixup")
+    unit.build(SHAPE)
+    randomise(unit)
+    before = np.asarray(unit.branch(images(SHAPE)))
+    unit.scale_branch(0.25)
+    np.testing.assert_allclose(unit.branch(images(SHAPE)), before / 4, rtol=1e-5, atol=1e-6)
 
 
-def test_the_layer_tests_hold_every_layout_shortcut_and_change():
-    assert [{pair[i] for pair in PAIRS} for i in range(3)] == [
-        set(LAYOUTS),
-        set(SHORTCUTS),
-        set(CHANGES),
-    ]
+@pytest.mark.parametrize(("bottleneck", "exponent"), [(False, -1 / 2), (True, -1 / 4)])
+def test_initial_values_of_fixup(bottleneck, exponent):
+    unit = ResidualUnit(64, bottleneck=bottleneck, normalization="fixup", blocks=54)
+    unit.build((None, 4, 4, 32))
+    *others, last = (f"convolution{i}" for i in range(1, 4 if bottleneck else 3))
+    for name in others:
+        kernel = np.asarray(getattr(unit, name).kernel)
+        he = np.sqrt(2 / np.prod(kernel.shape[:3]))
+        assert kernel.std() == pytest.approx(54**exponent * he, rel=0.1)
+        assert getattr(unit, name).bias is None
+    assert not np.any(getattr(unit, last).kernel)
+    # The shortcut is none of the branches.
+    assert np.std(unit.resizing.kernel) == pytest.approx(np.sqrt(2 / 32), rel=0.1)
+    scalars = {
+        role: np.asarray(v) for role, v in unit.weights_by_role().items() if not len(v.shape)
+    }
+    assert scalars.pop("multiplier/gamma") == 1
+    assert len(scalars) == 2 * (len(others) + 1)
+    assert not any(scalars.values())
+
+
+@pytest.mark.parametrize("normalization", [None, "fixup", "batch"])
+def test_a_shared_unit_shares_its_factors_and_biases_but_no_drawings(normalization):
+    options = {"normalization": normalization, "stochastic_depth": 0.5}
+    options |= {} if normalization == "fixup" else {"multiplier": "layer_scale"}
+    unit = ResidualUnit(8, **options)
+    unit.build(SHAPE)
+    randomise(unit)
+    again = ResidualUnit(8, **options, shares=unit)
+    again.build(SHAPE)
+    assert {id(w) for w in again.weights} <= {id(w) for w in unit.weights}
+    np.testing.assert_array_equal(again(images(SHAPE)), unit(images(SHAPE)))
+    assert again.dropping is not unit.dropping
+    config = json.loads(json.dumps(again.get_config()))
+    assert config["normalization"] == normalization
+    with refused("shares"):
+        ResidualUnit(8, normalization="batch" if normalization != "batch" else None, shares=unit)
+
+
+def test_a_configuration_from_before_has_none_of_it():
+    config = ResidualUnit(8, "original", name="unit").get_config()
+    for name in ("normalization", "multiplier", "stochastic_depth", "blocks"):
+        del config[name]
+    unit = ResidualUnit.from_config(config)
+    assert (unit.normalization, unit.multiplier, unit.stochastic_depth) == ("batch", None, 0)

@@ -1,57 +1,159 @@
-"""Norms of convolutions against the singular values of explicit matrices, and by hand.
+"""Operators, their norms and certified norms against explicit matrices in NumPy float64.
 
-Every matrix comes from NumPy loops in float64; the loops themselves are held against TensorFlow's
-convolution of unit vectors. Not covered here: GPUs, which may round to TensorFloat-32.
+The matrix of a convolution comes from loops over its definition: output i reads the pixels
+strides * i + dilation * tap - front. Not covered here: GPUs, which may round to TensorFloat-32.
 """
 
 import itertools
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference.numpy_network import convolution_matrix
 from reference.random_network import sample
 
-from tfresidual.layers import PointwiseConvolution, spectral
-from tfresidual.layers.operators import Convolution
+from tfresidual.layers import spectral
+from tfresidual.layers.operators import Convolution, Matrices, TransposedConvolution
 
 NIGHTLY = pytest.mark.nightly
-# The convolutions of residual units, by stride.
-SAME = [None, *(Convolution((strides, strides)) for strides in (1, 2, 3, 4))]
-FAMILIES = ("gaussian", "positive", "low_rank", "sparse")
-# Grid, channels in and out.
-GRIDS = {
-    "4x4": ((4, 4), 2, 3),
-    "5x7": ((5, 7), 3, 2),
-    "6x6": ((6, 6), 4, 4),
-    "9x8": ((9, 8), 2, 5),
+
+
+def front_and_outputs(padding, taps, pixels, strides, dilation):
+    reach = (taps - 1) * dilation
+    if padding == "same":
+        outputs = int(np.ceil(pixels / strides))
+        return max((outputs - 1) * strides + reach + 1 - pixels, 0) // 2, outputs
+    front = reach if padding == "causal" else 0
+    return front, (front + pixels - reach - 1) // strides + 1
+
+
+def matrix_of(kernel, grid, outputs, fronts, strides, dilation, groups):
+    """The matrix of a convolution: every kernel entry is put where it multiplies."""
+    *sizes, inputs, channels = kernel.shape
+    each = channels // groups
+    matrix = np.zeros((*outputs, channels, *grid, inputs * groups))
+    for place in itertools.product(*map(range, outputs)):
+        for taps in itertools.product(*map(range, sizes)):
+            pixel = [
+                s * i + d * a - f
+                for s, i, d, a, f in zip(strides, place, dilation, taps, fronts, strict=True)
+            ]
+            if all(0 <= p < n for p, n in zip(pixel, grid, strict=True)):
+                for g in range(groups):
+                    rows, columns = slice(g * each, g * each + each), slice(g * inputs, None)
+                    block = matrix[place][(rows, *pixel)]
+                    block[:, columns][:, :inputs] += kernel[taps][:, rows].T
+    return matrix.reshape(np.prod(outputs) * channels, -1)
+
+
+@st.composite
+def convolutions(draw, transposed=False):
+    """A convolution, its kernel, the grid of its input, and its matrix."""
+    spatial = draw(st.integers(1, 3))
+    most = {1: 9, 2: 6, 3: 4}[spatial]
+    sizes = draw(st.lists(st.integers(1, 3), min_size=spatial, max_size=spatial))
+    strides, dilation = [1] * spatial, [1] * spatial
+    steps = st.lists(st.integers(1, 3), min_size=spatial, max_size=spatial)
+    if draw(st.booleans()):
+        strides = draw(steps)
+    elif spatial < 3:
+        # TensorFlow's own dilated convolutions on CPUs are for one and two axes.
+        dilation = draw(steps)
+    paddings = ["same", "valid"] + (["causal"] if spatial == 1 and not transposed else [])
+    padding = draw(st.sampled_from(paddings))
+    groups = 1 if transposed else draw(st.sampled_from([1, 1, 2, 3]))
+    inputs, each = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    if groups > 1 and inputs == 1 and spatial == 2:
+        # TensorFlow's depthwise convolutions have one stride.
+        strides = strides[:1] * 2
+    reaches = [(k - 1) * d + 1 for k, d in zip(sizes, dilation, strict=True)]
+    lower = reaches if padding == "valid" else [1] * spatial
+    grid = [draw(st.integers(low, max(low, most))) for low in lower]
+    geometry = zip(sizes, grid, strides, dilation, strict=True)
+    fronts, outputs = zip(*(front_and_outputs(padding, *each) for each in geometry), strict=True)
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+    kernel = rng.normal(size=(*sizes, inputs, groups * each))
+    kernel *= rng.uniform(size=kernel.shape) < draw(st.sampled_from([0.3, 1, 1]))
+    matrix = matrix_of(kernel, grid, outputs, fronts, strides, dilation, groups)
+    strides, dilation = tuple(strides), tuple(dilation)
+    if transposed:
+        operator = TransposedConvolution(strides, padding, tuple(grid), dilation)
+        return operator, kernel.astype("f4"), outputs, matrix.T
+    operator = Convolution(strides, padding, dilation, groups)
+    return operator, kernel.astype("f4"), tuple(grid), matrix
+
+
+@st.composite
+def matrices(draw):
+    parts, inputs, outputs = (draw(st.integers(1, most)) for most in (3, 6, 6))
+    kernel = np.random.default_rng(draw(st.integers(0, 10**6))).normal(
+        size=(parts, inputs, outputs)
+    )
+    matrix = np.zeros((parts, outputs, parts, inputs))
+    for part in range(parts):
+        matrix[part, :, part] = kernel[part].T
+    return Matrices(), kernel.astype("f4"), (parts,), matrix.reshape(parts * outputs, -1)
+
+
+KINDS = {
+    "convolution": convolutions(),
+    "transposed": convolutions(transposed=True),
+    "matrices": matrices(),
 }
 
 
-def matrix_by_loops(kernel, grid, strides):
-    """The matrix of the convolution, from TensorFlow's definition of the padding."""
-    kernel = np.asarray(kernel, "float64")
-    sizes, (inputs, outputs) = kernel.shape[:2], kernel.shape[2:]
-    counts = [-(-pixels // strides) for pixels in grid]
-    before = [
-        max((count - 1) * strides + size - pixels, 0) // 2
-        for count, size, pixels in zip(counts, sizes, grid, strict=True)
-    ]
-    matrix = np.zeros((*counts, outputs, *grid, inputs))
-    for i, j in itertools.product(*map(range, counts)):
-        for a, b in itertools.product(*map(range, sizes)):
-            y, x = strides * i + a - before[0], strides * j + b - before[1]
-            if 0 <= y < grid[0] and 0 <= x < grid[1]:
-                matrix[i, j, :, y, x, :] = kernel[a, b].T
-    return matrix.reshape(np.prod(counts) * outputs, np.prod(grid) * inputs)
+def largest(matrix):
+    return np.linalg.svd(matrix, compute_uv=False)[0]
 
 
-def matrix_by_convolution(kernel, grid, strides):
-    """The matrix of the convolution, from the images of all unit vectors."""
-    pixels = np.prod(grid) * kernel.shape[2]
-    units = np.eye(pixels).reshape(pixels, *grid, kernel.shape[2])
-    images = keras.ops.conv(units, np.asarray(kernel, "float64"), strides, "same")
-    return np.asarray(images).reshape(pixels, -1).T
+# Compiling takes less time than the loop does operation by operation.
+converged = tf.function(spectral.converged, autograph=False, reduce_retracing=True)
+
+
+def check(case):
+    """Products with T and T', scaled channels, and the norm, from below and from above."""
+    operator, kernel, grid, matrix = case
+    shape = operator.vector_shape(kernel.shape, grid)
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(2, *shape[1:])).astype("f4")
+    images = operator.apply(kernel, vectors)
+    flat = vectors.reshape(2, -1)
+    np.testing.assert_allclose(np.reshape(images, (2, -1)), flat @ matrix.T, atol=2e-5)
+    back = operator.transpose(kernel, images, vectors)
+    assert back.shape == vectors.shape
+    np.testing.assert_allclose(np.reshape(back, (2, -1)), flat @ matrix.T @ matrix, atol=2e-4)
+    if not isinstance(operator, Matrices) or len(kernel) == 1:
+        first = rng.normal(size=shape[-1]).astype("f4")
+        second = rng.normal(size=images.shape[-1]).astype("f4")
+        for before, after in ((first, second), (first, None), (None, second)):
+            scaled = operator.apply(operator.scaled(kernel, before, after), vectors)
+            expected = operator.apply(kernel, vectors * (1 if before is None else before))
+            expected = expected * (1 if after is None else after)
+            np.testing.assert_allclose(scaled, expected, atol=2e-5)
+    norm = largest(matrix)
+    vector = spectral.power_iteration(kernel, spectral.noise(shape), operator, 30)
+    found = float(spectral.operator_norm(kernel, vector, operator))
+    assert 0.7 * norm <= found <= norm * (1 + 1e-5)
+    certified = spectral.certified_norm(kernel, grid[: len(shape) - 2], operator)
+    assert norm * (1 - 1e-7) <= certified
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [4, pytest.param(500, marks=NIGHTLY)])
+def test_products_and_norms_are_those_of_the_matrix(kind, count):
+    @settings(max_examples=count, deadline=None, database=None, derandomize=True)
+    @given(KINDS[kind])
+    def run(case):
+        check(case)
+
+    run()
+
+
+# The convolutions of residual units, by stride.
+SAME = [None, *(Convolution((strides, strides)) for strides in (1, 2, 3, 4))]
+FAMILIES = ("gaussian", "positive", "low_rank", "sparse")
 
 
 def random_kernel(family, size, inputs, outputs, rng):
@@ -78,10 +180,6 @@ def example(grid=(6, 5), inputs=3, outputs=4, size=3, seed=0):
     return kernel, random_vector(grid, inputs, seed + 1)
 
 
-def largest(matrix):
-    return np.linalg.svd(matrix, compute_uv=False)[0]
-
-
 def gradient(kernel, vector, operator):
     kernel = tf.constant(kernel)
     with tf.GradientTape() as tape:
@@ -90,60 +188,31 @@ def gradient(kernel, vector, operator):
     return np.asarray(tape.gradient(norm, kernel), "float64")
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
-@pytest.mark.parametrize("strides", [1, 2, 3])
-@pytest.mark.parametrize("grid", [(4, 4), (3, 6), (7, 2), (1, 1)])
-def test_two_ways_to_the_matrix(grid, strides, size):
-    kernel, _ = example(grid, size=size)
-    np.testing.assert_allclose(
-        matrix_by_loops(kernel, grid, strides),
-        matrix_by_convolution(kernel, grid, strides),
-        atol=1e-12,
-    )
+# Grid, channels in and out, stride and size: each is compiled.
+GRIDS = [
+    ((4, 4), 2, 3, 1, 1),
+    ((5, 7), 3, 2, 2, 3),
+    ((6, 6), 4, 4, 1, 3),
+    ((9, 8), 2, 5, 2, 1),
+    ((12, 12), 8, 8, 2, 3),
+]
 
 
-# Compiling takes less time than the loop does operation by operation.
-converged = tf.function(spectral.converged, autograph=False)
-
-
-def check_converged(grid, inputs, outputs, size, strides, oracle):
+@pytest.mark.parametrize(("grid", "inputs", "outputs", "strides", "size"), GRIDS)
+def test_norm_is_the_largest_singular_value(grid, inputs, outputs, strides, size):
     """Between two batch norms, from a random vector."""
     kernel, vector = example(grid, inputs, outputs, size)
     rng = np.random.default_rng(2)
-    kernel = SAME[strides].scaled(
-        kernel,
-        rng.normal(size=inputs).astype("float32"),
-        rng.normal(size=outputs).astype("float32"),
-    )
+    scales = (rng.normal(size=count).astype("float32") for count in (inputs, outputs))
+    kernel = SAME[strides].scaled(kernel, *scales)
     vector, iterations = converged(kernel, vector, SAME[strides])
     assert 1 < iterations < 500
     assert spectral.residual(kernel, vector, SAME[strides]) <= 1.1e-5
     np.testing.assert_allclose(np.linalg.norm(vector), 1, rtol=1e-6)
     norm = float(spectral.operator_norm(kernel, vector, SAME[strides]))
-    expected = largest(oracle(kernel, grid, strides))
+    expected = largest(convolution_matrix(kernel, grid, strides))
     assert abs(norm / expected - 1) < 1e-5
     assert expected <= spectral.certified_norm(kernel, grid, SAME[strides]) < 1.4 * expected
-
-
-# Each is compiled: one of each size and stride runs in every run, each on another grid.
-CONVOLUTIONS = [(1, 1), (2, 3), (1, 3), (2, 1)]
-
-
-@pytest.mark.parametrize(
-    ("case", "strides", "size"),
-    [
-        pytest.param(case, *convolution, marks=[] if i == j else [pytest.mark.nightly])
-        for i, case in enumerate(GRIDS)
-        for j, convolution in enumerate(CONVOLUTIONS)
-    ],
-)
-def test_norm_is_the_largest_singular_value(case, strides, size):
-    check_converged(*GRIDS[case], size, strides, matrix_by_loops)
-
-
-@pytest.mark.parametrize("outputs, size, strides", [(2, 3, 1), (8, 3, 2), (8, 1, 2)])
-def test_norm_is_the_largest_singular_value_on_a_larger_grid(outputs, size, strides):
-    check_converged((12, 12), 8, outputs, size, strides, matrix_by_convolution)
 
 
 def structured_kernel(family, size, inputs, outputs, rng):
@@ -188,7 +257,7 @@ def test_singular_vector_is_that_of_the_largest_value(family):
     rng = np.random.default_rng(5)
     for (grid, inputs, outputs, size, strides), _ in itertools.product(SHAPES, range(5)):
         kernel = structured_kernel(family, size, inputs, outputs, rng)
-        expected = largest(matrix_by_convolution(kernel, grid, strides))
+        expected = largest(convolution_matrix(kernel, grid, strides))
         vector = spectral.singular_vector(kernel, grid, SAME[strides])
         norm = float(spectral.operator_norm(kernel, vector, SAME[strides]))
         assert norm == pytest.approx(expected, rel=1e-3, abs=1e-9)
@@ -196,12 +265,15 @@ def test_singular_vector_is_that_of_the_largest_value(family):
 
 
 @pytest.mark.system
-def test_singular_vector_is_the_same_under_xla():
-    kernel, _ = example()
+def test_compiled_by_xla():
+    """Divisions by the smallest numbers came out as NaN: XLA multiplies divisors."""
+    kernel, vector = example()
     plain = spectral.singular_vector(kernel, (6, 5), SAME[1])
     function = tf.function(lambda k: spectral.singular_vector(k, (6, 5), SAME[1]), jit_compile=True)
     # But for its sign.
     assert abs(np.sum(function(kernel) * plain)) == pytest.approx(1, abs=1e-5)
+    unchanged = tf.function(lambda k: spectral.converged(k, vector, SAME[1])[0], jit_compile=True)
+    np.testing.assert_allclose(unchanged(0 * kernel), vector, atol=1e-6)
     fused = tf.function(lambda: spectral.noise((1, 6, 5, 3)), jit_compile=True)
     np.testing.assert_allclose(fused(), spectral.noise((1, 6, 5, 3)), atol=1e-7)
 
@@ -210,7 +282,7 @@ def test_singular_vector_is_the_same_under_xla():
 @pytest.mark.parametrize("iterations", [0, 1, 4])
 def test_power_iteration_is_that_of_the_matrix(iterations, strides):
     kernel, vector = example()
-    matrix = matrix_by_loops(kernel, (6, 5), strides)
+    matrix = convolution_matrix(kernel, (6, 5), strides)
     expected = vector.ravel().astype("float64")
     for _ in range(iterations):
         expected = matrix.T @ (matrix @ expected)
@@ -221,23 +293,10 @@ def test_power_iteration_is_that_of_the_matrix(iterations, strides):
     np.testing.assert_allclose(np.ravel(result), expected, atol=1e-6)
 
 
-def test_power_iteration_and_residual_approach_the_norm():
-    kernel, vector = example()
-    expected = largest(matrix_by_loops(kernel, (6, 5), 1))
-    norms, residuals = [], []
-    for iterations in (0, 2, 10, 200):
-        current = spectral.power_iteration(kernel, vector, SAME[1], iterations)
-        norms.append(float(spectral.operator_norm(kernel, current, SAME[1])))
-        residuals.append(float(spectral.residual(kernel, current, SAME[1])))
-    assert norms == sorted(norms) and residuals == sorted(residuals, reverse=True)
-    assert norms[0] < 0.8 * expected
-    assert abs(norms[-1] / expected - 1) < 1e-5
-
-
 @pytest.mark.parametrize("strides", [1, 2])
 def test_residual_is_that_of_the_matrix(strides):
     kernel, vector = example()
-    matrix, flat = matrix_by_loops(kernel, (6, 5), strides), vector.ravel()
+    matrix, flat = convolution_matrix(kernel, (6, 5), strides), vector.ravel()
     square = np.sum((matrix @ flat) ** 2)
     expected = np.linalg.norm(matrix.T @ (matrix @ flat) - square * flat) / square
     assert float(spectral.residual(kernel, vector, SAME[strides])) == pytest.approx(
@@ -294,32 +353,6 @@ def test_shift():
     assert spectral.certified_norm(kernel, (4, 4), SAME[1]) == pytest.approx(3)
 
 
-@pytest.mark.parametrize("strides", [1, 2])
-def test_pointwise_norm_is_that_of_its_matrix_on_every_grid(strides):
-    kernel, _ = example(inputs=5, outputs=3, size=1)
-    expected = largest(kernel[0, 0])
-    for grid in ((1, 1), (4, 4), (5, 3)):
-        vector, _ = spectral.converged(kernel, random_vector(grid, 5), SAME[strides])
-        norm = float(spectral.operator_norm(kernel, vector, SAME[strides]))
-        assert norm == pytest.approx(expected, rel=1e-5)
-        certified = spectral.certified_norm(kernel, grid, SAME[strides])
-        assert expected <= certified == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.parametrize("size, strides", [(3, 1), (3, 2), (1, 1), (1, 2)])
-@pytest.mark.parametrize("grid", [(6, 6), (7, 5)])
-def test_norm_is_of_what_the_layers_do(grid, size, strides):
-    if size == 1:
-        layer = PointwiseConvolution(4, strides, use_bias=False)
-    else:
-        layer = keras.layers.Conv2D(4, size, strides, padding="same", use_bias=False)
-    vector = random_vector(grid, 3)
-    expected = np.linalg.norm(layer(vector))
-    norm = float(spectral.operator_norm(layer.kernel, vector, SAME[strides]))
-    assert norm == pytest.approx(expected, rel=1e-5)
-    assert spectral.certified_norm(layer.kernel, grid, SAME[strides]) > norm
-
-
 # Gradients
 
 
@@ -332,7 +365,7 @@ def test_gradient_against_finite_differences(strides, size, is_converged):
         vector, _ = spectral.converged(kernel, vector, SAME[strides], tolerance=1e-6)
 
     def function(kernel):
-        matrix = matrix_by_loops(kernel, (6, 5), strides)
+        matrix = convolution_matrix(kernel, (6, 5), strides)
         return largest(matrix) if is_converged else np.linalg.norm(matrix @ np.ravel(vector))
 
     result = gradient(kernel, vector, SAME[strides])
@@ -342,17 +375,6 @@ def test_gradient_against_finite_differences(strides, size, is_converged):
         up, down = (function(kernel + shift * direction) for shift in (1e-5, -1e-5))
         expected = (up - down) / 2e-5
         np.testing.assert_allclose(np.sum(result * direction), expected, rtol=1e-3, atol=1e-4)
-
-
-def test_gradient_reaches_the_scales_of_the_batch_norms():
-    """d norm / d scale = sum of d norm / d folded kernel * kernel over all but the channel."""
-    kernel, vector = example()
-    scale = tf.Variable([1.5, -0.5, 2.0, 0.1])
-    with tf.GradientTape() as tape:
-        product = SAME[1].scaled(kernel, None, scale)
-        norm = spectral.operator_norm(product, vector, SAME[1])
-    expected = np.sum(gradient(product, vector, SAME[1]) * kernel, axis=(0, 1, 2))
-    np.testing.assert_allclose(tape.gradient(norm, scale), expected, rtol=1e-5)
 
 
 def test_vectors_are_constants():
@@ -401,7 +423,7 @@ def test_tiny_and_huge_kernels(scale):
         atol=1e-6,
     )
     best, _ = spectral.converged(scaled, vector, SAME[1])
-    expected = scale * largest(matrix_by_loops(kernel, (6, 5), 1))
+    expected = scale * largest(convolution_matrix(kernel, (6, 5), 1))
     assert float(spectral.operator_norm(scaled, best, SAME[1])) == pytest.approx(expected, rel=1e-5)
     assert spectral.certified_norm(scaled, (6, 5), SAME[1]) == pytest.approx(
         scale * spectral.certified_norm(kernel, (6, 5), SAME[1]), rel=1e-5
@@ -415,9 +437,9 @@ def test_kernels_of_mixed_precision():
     best, _ = spectral.converged(rounded, vector, SAME[1])
     norm = spectral.operator_norm(rounded, best, SAME[1])
     assert best.dtype == norm.dtype == "float32"
-    expected = largest(matrix_by_loops(tf.cast(rounded, "float64"), (6, 5), 1))
+    expected = largest(convolution_matrix(tf.cast(rounded, "float64"), (6, 5), 1))
     assert float(norm) == pytest.approx(expected, rel=1e-5)
-    assert expected != pytest.approx(largest(matrix_by_loops(kernel, (6, 5), 1)), rel=1e-5)
+    assert expected != pytest.approx(largest(convolution_matrix(kernel, (6, 5), 1)), rel=1e-5)
     assert expected <= spectral.certified_norm(rounded, (6, 5), SAME[1])
 
 
@@ -436,20 +458,6 @@ def test_converged_is_one_loop_of_the_graph():
     eager_best, eager_iterations = spectral.converged(kernel, vector, SAME[1])
     assert iterations.dtype == "int32" and abs(int(iterations) - int(eager_iterations)) <= 1
     np.testing.assert_allclose(np.abs(best), np.abs(eager_best), atol=1e-4)
-
-
-@pytest.mark.system
-def test_compiled_by_xla():
-    """Divisions by the smallest numbers came out as NaN: XLA multiplies divisors."""
-    kernel, vector = example()
-    function = tf.function(
-        lambda kernel: spectral.converged(kernel, vector, SAME[1]), jit_compile=True
-    )
-    best, _ = function(kernel)
-    norm = float(spectral.operator_norm(kernel, best, SAME[1]))
-    assert norm == pytest.approx(largest(matrix_by_loops(kernel, (6, 5), 1)), rel=1e-5)
-    unchanged, _ = function(0 * kernel)
-    np.testing.assert_allclose(unchanged, vector, atol=1e-6)
 
 
 def test_converged_again_costs_one_or_two_iterations():
@@ -483,35 +491,19 @@ def test_converged_ends_where_it_is_told():
     assert 1e-3 < spectral.residual(kernel, best, SAME[1]) <= 0.1
 
 
-@pytest.mark.parametrize("strides", [1, 2])
-def test_scaled_is_a_product_with_diagonals(strides):
-    kernel, _ = example()
-    first, second = np.array([2.0, -1.0, 0.5]), np.array([1.0, -3.0, 0.0, 0.25])
-    matrix = matrix_by_loops(kernel, (6, 5), strides)
-    pixels = len(matrix) // 4
-    for scales in ((first, second), (first, None), (None, second), (None, None)):
-        expected = matrix
-        if scales[0] is not None:
-            expected = expected @ np.diag(np.tile(first, 30))
-        if scales[1] is not None:
-            expected = np.diag(np.tile(second, pixels)) @ expected
-        result = matrix_by_loops(SAME[strides].scaled(kernel, *scales), (6, 5), strides)
-        np.testing.assert_allclose(result, expected, atol=1e-6)
-
-
 # Certified norms
 
 
-def random_ratios(family, count, seed=0, sizes=(1, 3), most_strides=2):
+def random_ratios(family, count):
     """Certified norm over norm for random grids and channels."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     ratios = []
     while len(ratios) < count:
         grid = tuple(map(int, rng.integers(3, 9, size=2)))
         inputs, outputs = rng.integers(1, 5, size=2)
-        strides = int(rng.integers(1, most_strides + 1))
-        kernel = random_kernel(family, rng.choice(sizes), inputs, outputs, rng)
-        matrix = matrix_by_loops(kernel, grid, strides)
+        strides = int(rng.integers(1, 3))
+        kernel = random_kernel(family, rng.choice((3, 3, 1)), inputs, outputs, rng)
+        matrix = convolution_matrix(kernel, grid, strides)
         if matrix.any():
             ratios.append(spectral.certified_norm(kernel, grid, SAME[strides]) / largest(matrix))
     return ratios
@@ -522,17 +514,10 @@ def random_ratios(family, count, seed=0, sizes=(1, 3), most_strides=2):
     "count", [pytest.param(60, id="some"), pytest.param(2000, id="many", marks=pytest.mark.nightly)]
 )
 def test_certified_norm_is_never_below_the_norm(count, family):
-    ratios = random_ratios(family, count, sizes=(3, 3, 1))
+    ratios = random_ratios(family, count)
     assert min(ratios) >= 1
     assert np.median(ratios) < 1.08
     assert max(ratios) < 1.5
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_certified_norm_for_other_kernels_and_strides(family):
-    """Even and large kernels, some larger than the grid, and strides larger than the kernel."""
-    ratios = random_ratios(family, 40, sizes=(2, 4, 5, 9), most_strides=4)
-    assert min(ratios) >= 1
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (1, 4), (2, 1), (2, 2)])
@@ -540,7 +525,7 @@ def test_certified_norm_for_other_kernels_and_strides(family):
 def test_certified_norm_on_the_smallest_grids(grid, strides):
     for seed in range(10):
         kernel, _ = example(seed=seed)
-        norm = largest(matrix_by_loops(kernel, grid, strides))
+        norm = largest(convolution_matrix(kernel, grid, strides))
         certified = spectral.certified_norm(kernel, grid, SAME[strides])
         # What no pixel ever meets does not count.
         assert norm <= certified < (1 + 1e-8 if grid == (1, 1) else 2) * norm

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from reference.layer_test import run_layer_test
+from reference.matrices import matrix_of, norm_of
 
 from tfresidual.layers import PointwiseConvolution, SpectralNormalization, fixed_norms
 
@@ -105,14 +105,6 @@ KINDS = {
 }
 
 
-def matrix_of(function, shape):
-    """The matrix of a linear function of a batch, from unit vectors in float64."""
-    count = int(np.prod(shape))
-    units = np.eye(count).reshape(count, *shape)
-    outputs = np.asarray(function(np.concatenate([units, 0 * units[:1]])))
-    return (outputs[:-1] - outputs[-1]).reshape(count, -1).T
-
-
 def random_weights(layer, seed):
     rng = np.random.default_rng(seed)
     for weight in layer.weights:
@@ -142,7 +134,7 @@ def excess(case, seed, bound):
 @pytest.mark.eager
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", [2, pytest.param(500, marks=NIGHTLY)])
-def test_the_norm_is_that_of_the_matrix(kind, count, record_property):
+def test_the_norm_is_that_of_the_matrix(kind, count):
     found = []
 
     @settings(
@@ -158,9 +150,6 @@ def test_the_norm_is_that_of_the_matrix(kind, count, record_property):
         found.append(excess(case, seed, bound))
 
     run()
-    record_property("largest excess", float(max(found)))
-    record_property("layers", len(found))
-    print(f"\n{kind}: {len(found)} layers, largest excess {max(found):.2e}")
     # Iterations approach the norm from below.
     assert max(found) < 1e-3
 
@@ -179,15 +168,6 @@ def built(layer, shape, bound=0.95, seed=0):
 
 def images(shape, count=3, seed=0):
     return np.random.default_rng(seed).normal(size=(count, *shape)).astype("f4")
-
-
-@pytest.mark.eager
-def test_layer(tmp_path):
-    def arguments():
-        return {"layer": conv(activation="relu"), "bound": 0.5}
-
-    shape = (3, 5, 4, 3)
-    run_layer_test(SpectralNormalization, arguments, shape, (*shape[:3], 4), (2, 3), tmp_path)
 
 
 @pytest.mark.system
@@ -271,30 +251,11 @@ def test_inference_follows_the_weights(name, compiled):
     CHANGES[name](wrapped)
     if compiled and name == "lora":
         run = tf.function(wrapped)
-    norm = np.linalg.norm(matrix_of(lambda units: layer(units.astype("f4")), (5, 4, 3)), 2)
+    norm = norm_of(lambda units: layer(units.astype("f4")), (5, 4, 3))
     for _ in range(2):
         np.testing.assert_allclose(run(x), layer(x) * 0.95 / norm, rtol=1e-4, atol=1e-5)
     estimate = wrapped.lipschitz_bound()["estimate"]
     assert estimate == pytest.approx(norm, rel=1e-5)
-
-
-@pytest.mark.system
-def test_training_keeps_the_norm_up_to_date():
-    layer, x, y = conv(), images((5, 4, 3)), images((5, 4, 4), seed=1)
-    wrapped = built(layer, (5, 4, 3), 0.5)
-    optimizer, norms = keras.optimizers.SGD(0.5), []
-    for _ in range(20):
-        with tf.GradientTape() as tape:
-            outputs = wrapped(x, training=True)
-            loss = tf.reduce_mean((outputs - y) ** 2)
-        linear = outputs - layer.bias
-        plain = keras.ops.conv(x, layer.kernel, padding="same")
-        norms.append(np.linalg.norm(plain) / np.linalg.norm(linear) * 0.5)
-        exact = np.linalg.norm(matrix_of(lambda u: layer(u.astype("f4")), (5, 4, 3)), 2)
-        norms[-1] /= exact
-        gradients = tape.gradient(loss, layer.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, layer.trainable_variables, strict=True))
-    assert max(norms) < 1 + 1e-4 and min(norms) > 0.97
 
 
 def test_frozen_and_applied_twice():
@@ -302,48 +263,14 @@ def test_frozen_and_applied_twice():
     wrapped = built(layer, (5, 4, 3))
     expected = np.asarray(wrapped(wrapped(x)))
     np.testing.assert_allclose(tf.function(lambda x: wrapped(wrapped(x)))(x), expected, atol=1e-6)
-    once = [v.numpy() for v in wrapped.variables]
-    wrapped.trainable = False
+    for moves in (True, False):
+        once = [v.numpy() for v in wrapped.variables]
+        wrapped.trainable = moves
+        wrapped(x, training=True)
+        for variable, old in zip(wrapped.variables, once, strict=True):
+            is_own = moves and variable.name.startswith("training_")
+            assert np.any(variable.numpy() != old) == is_own, variable.path
     np.testing.assert_allclose(wrapped(wrapped(x, training=True), training=True), expected)
-    for variable, old in zip(wrapped.variables, once, strict=True):
-        np.testing.assert_array_equal(variable, old)
-
-
-def ratio_sought(function, shape, steps=40):
-    """The largest |f(x) - f(y)| / |x - y| of random pairs and of those that ascent finds."""
-    rng = np.random.default_rng(0)
-    x, y = (tf.Variable(rng.normal(size=(8, *shape)), dtype="float64") for _ in range(2))
-    optimizer, largest = keras.optimizers.Adam(0.1), 0.0
-    for _ in range(steps):
-        with tf.GradientTape() as tape:
-            moved = tf.reshape(function(x) - function(y), (8, -1))
-            ratios = tf.norm(moved, axis=1) / tf.norm(tf.reshape(x - y, (8, -1)), axis=1)
-            loss = -tf.reduce_sum(tf.math.log(ratios))
-        largest = max(largest, float(tf.reduce_max(ratios)))
-        optimizer.apply_gradients(zip(tape.gradient(loss, [x, y]), [x, y], strict=True))
-    return largest
-
-
-@pytest.mark.system
-def test_no_pair_is_led_further_apart_and_the_bound_is_nearly_attained():
-    for layer, shape in (
-        (conv(activation="leaky_relu", dtype="float64"), (5, 4, 3)),
-        (layers.SeparableConv1D(4, 3, dtype="float64"), (8, 2)),
-        (layers.Conv2DTranspose(3, 3, strides=2, dtype="float64"), (4, 3, 2)),
-    ):
-        found = ratio_sought(tf.function(built(layer, shape)), shape)
-        assert 0.7 < found <= 0.95 * (1 + 1e-5)
-
-
-@pytest.mark.system
-def test_a_block_under_a_bound_of_1_is_invertible():
-    layer = layers.Conv2D(3, 3, padding="same", activation="relu", dtype="float64")
-    wrapped = built(layer, (5, 4, 3), 0.8)
-    x = images((5, 4, 3)).astype("f8")
-    state = target = x + np.asarray(wrapped(x))
-    for _ in range(100):
-        state = target - np.asarray(wrapped(state))
-    np.testing.assert_allclose(state, x, atol=1e-8)
 
 
 @pytest.mark.system
@@ -412,60 +339,3 @@ def test_compiled_by_xla():
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
         for gradient, other in zip(gradients, others, strict=True):
             np.testing.assert_allclose(gradient, other, rtol=1e-3, atol=1e-3)
-
-
-def quantized():
-    model = keras.Sequential([keras.Input((4,)), SpectralNormalization(layers.Dense(3))])
-    model.quantize("int8", filters="dense")
-    return model(np.zeros((1, 4), "f4"))
-
-
-class Doubled(layers.Dense):
-    def call(self, inputs, training=None):
-        return 2 * super().call(inputs)
-
-
-def at_sizes(*sizes, layer=None):
-    wrapped = SpectralNormalization(layer or conv())
-    for size in sizes:
-        wrapped(np.zeros((1, *size, 3), "f4"))
-
-
-BAD = {
-    "another layer": (lambda: SpectralNormalization(layers.ReLU()), "layer"),
-    "a call of its own": (lambda: SpectralNormalization(Doubled(3)), "layer"),
-    "quantized": (quantized, "layer"),
-    "quantized before": (
-        lambda: SpectralNormalization(layers.Dense(3, dtype="int8_from_float32")),
-        "layer",
-    ),
-    "unknown size": (lambda: SpectralNormalization(conv()).build((None, None, 4, 3)), "layer"),
-    "sum over a free axis": (
-        lambda: SpectralNormalization(layers.EinsumDense("abc,cd->ad", 5)).build((None, 3, 4)),
-        "layer",
-    ),
-    "a bound of 0": (lambda: SpectralNormalization(conv(), 0), "bound"),
-    "a bound of nan": (lambda: SpectralNormalization(conv(), float("nan")), "bound"),
-    "another dtype": (lambda: SpectralNormalization(conv(), dtype="bfloat16"), "dtype"),
-    "two grids": (lambda: at_sizes((4, 4), (5, 4)), "inputs"),
-    "two grids, symbolic": (
-        lambda: [
-            one(keras.Input((s, 4, 3))) for one in [SpectralNormalization(conv())] for s in (4, 5)
-        ],
-        "inputs",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_arguments(name):
-    make, argument = BAD[name]
-    with pytest.raises(ValueError, match=rf"(?s)Argument `{argument}` must .*Received: "):
-        make()
-
-
-def test_norms_that_do_not_depend_on_the_grid():
-    at_sizes((4, 4), (5, 3), layer=PointwiseConvolution(5, strides=2))
-    at_sizes((4, 4), (5, 3), layer=layers.Dense(5))
-    wrapped = SpectralNormalization(layers.SeparableConv2D(3, 1))
-    assert wrapped(keras.Input((None, None, 3))).shape == (None, None, None, 3)

@@ -24,7 +24,7 @@ BUILDERS = {
     "shared after all of a stage": lambda: networks.ResidualNetwork(
         (32, 32, 3), 10, blocks=(2, 6), widths=(16, 32), share_from=3
     ),
-    "hauser": lambda: networks.hauser(3),
+    "hauser": lambda: networks.hauser_resnet(3),
     "single_representation": networks.single_representation,
 }
 

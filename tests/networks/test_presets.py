@@ -5,9 +5,11 @@ import functools
 import keras
 import numpy as np
 import pytest
+from refusals import refused
 
 from tfresidual import networks
 from tfresidual.layers import ResidualUnit, Subsampling
+from tfresidual.settings import RENAMED_NETWORKS, Settings
 
 pytestmark = pytest.mark.eager
 
@@ -35,10 +37,9 @@ def convolutions(net):
     [
         pytest.param(networks.resnet110, 1_742_762, marks=pytest.mark.nightly),
         (networks.single_representation, 1_829_210),
-        (networks.avg_pooling, 12_201_310),
-        (networks.wide, 45_732_842),
+        (networks.average_pooling_resnet, 12_201_310),
+        (networks.wide_resnet, 45_732_842),
     ],
-    ids=["resnet110", "single_representation", "avg_pooling", "wide"],
 )
 @pytest.mark.system
 def test_total_parameters_of_iterative_inference(preset, total):
@@ -67,7 +68,7 @@ def test_trainable_parameters_of_iterative_inference(depth, blocks, cifar10, cif
 
 @pytest.mark.parametrize("blocks", [2, 7])
 def test_hauser_has_6_blocks_and_2_layers(blocks):
-    net = networks.hauser(blocks)
+    net = networks.hauser_resnet(blocks)
     # The paper counts layers of 3x3 filters and the classifier, not the filters between stages.
     sizes = [layer.kernel_size[0] for layer in convolutions(net)]
     assert sizes.count(3) + 1 == 6 * blocks + 2
@@ -84,10 +85,6 @@ def test_hauser_has_6_blocks_and_2_layers(blocks):
     # Every block keeps its shape.
     for _, units in net.sections()[1]:
         assert [unit.resizing for unit in units] == [None] * blocks
-
-
-def test_hauser_of_unequal_stages():
-    assert networks.hauser((1, 3, 2)).blocks == (1, 3, 2)
 
 
 def test_resnet101_has_101_convolutions_and_blocks_that_all_keep_their_shape():
@@ -135,29 +132,23 @@ def test_single_representation_keeps_its_size_to_the_head():
     assert net.get_layer("classifier").kernel.shape == (1600, 10)
 
 
-@pytest.mark.parametrize("preset", [networks.avg_pooling, networks.wide])
-def test_a_width_is_a_positive_int(preset):
-    with pytest.raises(ValueError, match=r"`width` must .* Received: width=0"):
-        preset(width=0)
-
-
-def test_avg_pooling_has_no_projections():
-    net = built(networks.avg_pooling)
+def test_average_pooling_resnet_has_no_projections():
+    net = built(networks.average_pooling_resnet)
     assert {layer.kernel_size for layer in convolutions(net)} == {(3, 3)}
     assert net.get_layer("stage3_transition").pool_size == (2, 2)
 
 
 def test_the_variant_with_max_pooling():
-    net = networks.avg_pooling(transition="max_pooling")
-    assert net.count_params() == built(networks.avg_pooling).count_params()
+    net = networks.average_pooling_resnet(transition="max_pooling")
+    assert net.count_params() == built(networks.average_pooling_resnet).count_params()
     between = [transition for transition, _ in net.sections()[1]]
     assert between[0] is None
     assert all(isinstance(layer, keras.layers.MaxPooling2D) for layer in between[1:])
     assert [layer.pool_size for layer in between[1:]] == [(2, 2), (2, 2)]
 
 
-def test_wide_projects_in_every_stage():
-    net = built(networks.wide)
+def test_wide_resnet_projects_in_every_stage():
+    net = built(networks.wide_resnet)
     _, stages, _ = net.sections()
     assert [len(units) for _, units in stages] == [4, 5, 5]
     for stride, (_, units) in zip((1, 2, 2), stages, strict=True):
@@ -169,10 +160,34 @@ def test_presets_pass_arguments_on():
     net = networks.resnet(8, (16, 16, 1), 3, layout="original", widths=(8, 16, 32), name="mine")
     assert (net.layout, net.widths, net.name) == ("original", (8, 16, 32), "mine")
     assert net.input_shape == (None, 16, 16, 1)
-    assert networks.hauser(1, shortcut="scaled").shortcut == "scaled"
+    net = networks.hauser_resnet((1, 3, 2), shortcut="scaled")
+    assert (net.shortcut, net.blocks) == ("scaled", (1, 3, 2))
 
 
-@pytest.mark.parametrize("depth, bottleneck", [(21, False), (2, False), (110.0, False), (14, True)])
-def test_depths_that_no_number_of_blocks_gives(depth, bottleneck):
-    with pytest.raises(ValueError, match=rf"`depth` must be {9 if bottleneck else 6} n \+ 2.*Rec"):
-        networks.resnet(depth, bottleneck=bottleneck)
+@pytest.mark.parametrize(
+    ("name", "value", "preset"),
+    [
+        *(("depth", depth, networks.resnet) for depth in (21, 2, 110.0)),
+        ("depth", 14, functools.partial(networks.resnet, bottleneck=True)),
+        ("bottleneck", 1, networks.resnet),
+        ("width", 0, networks.single_representation),
+        ("width", 0, networks.average_pooling_resnet),
+        ("width", 0, networks.wide_resnet),
+        ("width", 0.5, networks.resnet101),
+        ("stages", 0, networks.resnet101),
+    ],
+)
+def test_bad_arguments(name, value, preset):
+    with refused(name):
+        preset(**{name: value})
+
+
+def test_presets_by_name_and_by_their_earlier_names():
+    assert all(getattr(networks, name) is preset for name, preset in networks.PRESETS.items())
+    assert set(networks.PRESETS) < set(networks.__all__)
+    for old, new in RENAMED_NETWORKS.items():
+        with pytest.warns(DeprecationWarning, match=rf"networks\.{old}` is called `{new}` now"):
+            assert getattr(networks, old) is networks.PRESETS[new]
+        assert Settings(network=old) == Settings(network=new)
+    with pytest.raises(AttributeError, match="has no attribute 'narrow'"):
+        _ = networks.narrow

@@ -147,7 +147,7 @@ def test_uncoupled_weights_of_the_papers_networks():
     row = probes.effective_parameters(networks.resnet(32)).iloc[0]
     assert row["raw"] == 467_946
     assert row["uncoupled"] == ends + change(16, 32) + change(32, 64)
-    hauser = probes.effective_parameters(networks.hauser(3)).iloc[0]
+    hauser = probes.effective_parameters(networks.hauser_resnet(3)).iloc[0]
     assert hauser["uncoupled"] == ends + 16 * 32 + 32 + 32 * 64 + 64
 
 

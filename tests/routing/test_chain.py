@@ -47,7 +47,7 @@ def test_says_what_it_is():
         "    block 0 (projection): changes the shape, read out after",
         "    blocks 1 to 2 (identity): drop, move, read out after, repeat block 2",
     ]
-    hauser = tfr.chain(networks.hauser(2))
+    hauser = tfr.chain(networks.hauser_resnet(2))
     assert all(block.keeps_shape for block in hauser.blocks)
     assert "stage 2: 2 blocks, entered by a transition" in str(hauser)
 

@@ -24,7 +24,7 @@ frame = probes.block_metrics(chain, test)
 # Arguments of the wrong type
 networks.resnet(20, classes="ten")  # error
 networks.ResidualNetwork((32, 32, 3), "ten")  # error
-networks.hauser(5.5)  # error
+networks.hauser_resnet(5.5)  # error
 layers.Subsampling("32")  # error
 callbacks.Readout(test, every="epoch")  # error
 routes.drop(chain, 1, 2)  # error
@@ -36,7 +36,7 @@ probes.drop_blocks(chain, test, memory_limit="1 GB")  # error
 
 # Unknown keywords
 networks.resnet(20, layuot="original")  # error
-networks.wide(stem_width=8)  # error
+networks.wide_resnet(stem_width=8)  # error
 networks.resnet101(transition="projection")  # error
 datasets.load("mnist", batchsize=64)  # error
 probes.readout(chain, test, times=4)  # error

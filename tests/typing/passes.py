@@ -88,10 +88,10 @@ tfr.probes.readout(tfr.chain("saved/net"), test)
 shared = networks.resnet(depth=38, share_from=2, batch_norm="unshared")
 options: dict[str, Any] = {"input_shape": (32, 32, 1), "classes": 10}
 networks.resnet(depth=20, **options)
-networks.hauser((2, 3, 4), widths=(8, 16, 32), layout="original")
+networks.hauser_resnet((2, 3, 4), widths=(8, 16, 32), layout="original")
 networks.ResidualNetwork((None, None, 3), 10, shortcut=layers.ScaledShortcut(0.5), pooling=8)
 networks.resnet(20, normalization=None, multiplier=layers.LayerScale(0.1), stochastic_depth=0.5)
-networks.hauser(5, normalization="fixup")
+networks.hauser_resnet(5, normalization="fixup")
 unit = layers.ResidualUnit(16, normalization="fixup", blocks=54)
 rate: float = layers.StochasticDepth(0.5, seed=1).rate
 coupling = training.GradientCoupling(keras.optimizers.SGD(0.1), coupling=0.9, kernel="triangular")

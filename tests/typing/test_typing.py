@@ -16,7 +16,7 @@ import pytest
 from tfresidual import datasets, training, types
 from tfresidual.datasets.description import TITLES
 from tfresidual.layers import layer_scale, residual_unit, shortcuts
-from tfresidual.networks import residual_network
+from tfresidual.networks import specification
 from tfresidual.probes.borderline import GROUPINGS
 from tfresidual.probes.convergence_indices import CHANCES, READINGS
 from tfresidual.routing import chain
@@ -68,8 +68,8 @@ def test_each_mistake_is_found_and_nothing_else(tmp_path):
         (types.ShortcutName, shortcuts.SHORTCUTS),
         (types.MultiplierName, layer_scale.MULTIPLIERS),
         (typing.get_args(types.Normalization)[0], residual_unit.NORMALIZATIONS),
-        (types.Transition, residual_network.TRANSITIONS),
-        (types.Anchor, residual_network.ANCHORS),
+        (types.Transition, specification.TRANSITIONS),
+        (types.Anchor, specification.ANCHORS),
         (types.CouplingKernel, gradient_coupling.KERNELS),
         (types.RecipeName, training.RECIPES),
         (types.DatasetName, TITLES),

@@ -71,7 +71,7 @@ def build(settings: Settings, blocks: tuple[int, ...] | None = None) -> networks
     if settings.network == "resnet" and blocks is not None:
         return networks.ResidualNetwork(name="resnet", **kwargs)
     try:
-        return getattr(networks, settings.network)(**kwargs)
+        return networks.PRESETS[settings.network](**kwargs)
     except TooLargeError as error:
         raise ArgumentError(
             ("depth", "width"),
@@ -139,7 +139,7 @@ def _size(settings, blocks, input_shape):
     if settings.network == "resnet101":
         return {"width": width, "stages": stages, "blocks": blocks or depth}
     widths = tuple(width * 2**stage for stage in range(stages))
-    if settings.network == "hauser":
+    if settings.network == "hauser_resnet":
         return {"widths": widths, "blocks": blocks or depth}
     if blocks is not None:
         return {"widths": widths, "blocks": blocks} | between

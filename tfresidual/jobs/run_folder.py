@@ -14,6 +14,7 @@ from tfresidual.arguments import ArgumentError
 from tfresidual.jobs.settings import SOURCES, Settings, check, used
 from tfresidual.machine.backends import BACKEND
 from tfresidual.machine.files import check_folder, damaged, read_json, replacing
+from tfresidual.settings import present
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
@@ -114,8 +115,9 @@ def changed_settings(part: Any, kept: Mapping[str, Any]) -> dict[str, tuple[Any,
     Returns:
         A dict from the name of a setting to its earlier value and its present one.
     """
-    defaults = {field.name: field.default for field in dataclasses.fields(part)}
-    earlier, now = defaults | dict(kept), _plain(part)
+    earlier, now = {}, _plain(part)
+    for field in dataclasses.fields(part):
+        earlier[field.name] = present(field, kept.get(field.name, field.default))
     # The images are the same wherever they are.
     return {
         key: (earlier[key], value)

@@ -19,22 +19,25 @@ if TYPE_CHECKING:
     from typing import Any
 
 # Networks whose stages can have any number of blocks; there can be any number of stages.
-ANY_DEPTH = ("resnet", "hauser", "resnet101")
+ANY_DEPTH = ("resnet", "hauser_resnet", "resnet101")
 # The width used if the setting `width` is `None`, of networks that can have any.
 WIDTHS = {
     "resnet": 16,
-    "hauser": 16,
+    "hauser_resnet": 16,
     "resnet101": 16,
     "single_representation": 100,
-    "avg_pooling": 150,
-    "wide": 160,
+    "average_pooling_resnet": 150,
+    "wide_resnet": 160,
 }
 # What the settings of a network's size are for networks that can have them; others have their own.
 OF_NETWORKS = {
     "depth": ANY_DEPTH,
     "stages": ANY_DEPTH,
     "width": tuple(WIDTHS),
-    "transition": ("resnet", "resnet110", "resnet164", "resnet1001", "avg_pooling", "wide"),
+    "transition": (
+        *("resnet", "resnet110", "resnet164", "resnet1001"),
+        *("average_pooling_resnet", "wide_resnet"),
+    ),
 }
 # The arguments of shortcuts that are settings, and the shortcuts that have them.
 OF_SHORTCUTS = {
@@ -45,7 +48,7 @@ OF_SHORTCUTS = {
 # Where the images are, which does not change what they are.
 SOURCES = ("data_dir", "data_file")
 # The depth used if the setting `depth` is `None`.
-DEPTHS = {"resnet": 20, "hauser": 6, "resnet101": 16}
+DEPTHS = {"resnet": 20, "hauser_resnet": 6, "resnet101": 16}
 # The number of stages used if the setting `stages` is `None`.
 STAGES = 3
 

@@ -6,6 +6,7 @@ import contextvars
 import sys
 from typing import TYPE_CHECKING, Any
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.machine import tracing
 
 if TYPE_CHECKING:
@@ -24,10 +25,10 @@ class Counts:
     """How often layers were called so far. A context manager, which can be entered again.
 
     Args:
-        first: int, the number that the first call of a layer has.
+        first: the number that the first call of a layer has.
         is_repeated: whether a `Repeated` counts; another one inside continues its counts.
-        called: dict from a layer to the number of its next call; `None` if its calls are told
-            which application they are.
+        called: from a layer to the number of its next call; `None` if its calls are told which
+            application they are.
     """
 
     def __init__(
@@ -54,11 +55,7 @@ class Counts:
         return Counts(self.first, self.is_repeated, self.called)
 
     def next(self, layer: keras.layers.Layer) -> int:
-        """Counts a call of a layer, and returns its number, from 0 on.
-
-        Raises:
-            ValueError: if other calls are told which application they are.
-        """
+        """Counts a call of a layer, and returns its number, from 0 on."""
         number = self.called.get(layer, self.first)
         if number is None:
             raise _mixed(layer)
@@ -66,11 +63,7 @@ class Counts:
         return number
 
     def told(self, layer: keras.layers.Layer) -> None:
-        """Notes that a call of a layer is told which application it is.
-
-        Raises:
-            ValueError: if other calls are not.
-        """
+        """Notes that a call of a layer is told which application it is."""
         if self.called.setdefault(layer, None) is not None:
             raise _mixed(layer)
 
@@ -119,7 +112,7 @@ def counts_in_use() -> Counts | None:
 
 
 def number_of_call(layer: keras.layers.Layer, inputs: Tensor) -> tuple[int, Tensor]:
-    """Counts a call of a layer, and returns which application it is, from 0 on, and its inputs.
+    """Counts a call of a layer, and returns which application it is, and its inputs.
 
     The function that a SavedModel has for a part of the model raises an error when it is run.
 
@@ -153,15 +146,17 @@ def note_told(layer: keras.layers.Layer) -> None:
 
 def unknown_application(layer: keras.layers.Layer, where: str) -> ValueError:
     """Returns the error for a call of which it is not known which application it is."""
-    return ValueError(
-        "Argument `application` must be given unless the calls of a layer are counted: in "
-        "`tfresidual.layers.Repeated`, or in the code of a `with "
-        f"tfresidual.layers.forward_pass():`. Received: application=None for {layer.name}, {where}"
+    return ArgumentError(
+        "application",
+        "be given unless the calls of a layer are counted: in `tfresidual.layers.Repeated`, or "
+        "in the code of a `with tfresidual.layers.forward_pass():`",
+        said=f"application=None for {layer.name}, {where}",
     )
 
 
 def _mixed(layer):
-    return ValueError(
-        "Argument `application` must be given in all calls of a layer in one forward pass, or in "
-        f"none. Received: calls of {layer.name} with and without it"
+    return ArgumentError(
+        "application",
+        "be given in all calls of a layer in one forward pass, or in none",
+        said=f"calls of {layer.name} with and without it",
     )

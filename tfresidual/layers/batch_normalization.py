@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import ops
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.machine.backends import BACKEND
 
 if BACKEND == "tensorflow":
@@ -23,21 +24,10 @@ PARTS = ("statistics", *LEARNED)
 
 
 def check_parts(name: str, parts: Any) -> tuple[str, ...]:
-    """Returns an argument that names parts of batch normalization, in the order of `PARTS`.
-
-    Args:
-        name: str, the name of the argument, as the user knows it.
-        parts: its value.
-
-    Raises:
-        ValueError: if it holds anything but names of parts.
-    """
+    """Returns an argument that names parts of batch normalization, in the order of `PARTS`."""
     is_listed = isinstance(parts, (list, tuple, set, frozenset))
     if not is_listed or not set(parts) <= set(PARTS):
-        raise ValueError(
-            f"Argument `{name}` must hold any of {', '.join(map(repr, PARTS))}. "
-            f"Received: {name}={parts!r}"
-        )
+        raise ArgumentError(name, f"hold any of {', '.join(map(repr, PARTS))}", parts)
     return tuple(part for part in PARTS if part in parts)
 
 
@@ -74,9 +64,6 @@ class BatchNormalization(keras.layers.BatchNormalization):
             other: a built `BatchNormalization` of the same number of channels.
             parts: which of them, any of `"statistics"` (moving mean and variance), `"gamma"` and
                 `"beta"`; by default all.
-
-        Raises:
-            ValueError: if `parts` holds anything else.
         """
         shared = check_parts("parts", parts)
 
@@ -123,10 +110,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
     ) -> Tensor:
         """Returns the outputs times a factor, up to rounding, at no further cost.
 
-        Args:
-            inputs: the inputs.
-            factor: a number or one per channel, `()` or `(channels,)`, in the dtype of the weights.
-            training: whether the call is a training step.
+        The factor is a number or one per channel, in the dtype of the weights.
         """
         if self._is_fusable(inputs, None):
             outputs, _, _ = fused_batch_norm.normalized(self, inputs, training, factor)
@@ -142,10 +126,8 @@ class BatchNormalization(keras.layers.BatchNormalization):
     ) -> tuple[Tensor, Tensor]:
         """Returns the outputs and the factor by which each input channel was multiplied.
 
-        Returns:
-            A tuple `(outputs, slope)`: `slope` is gamma / sqrt(variance + epsilon), `(channels,)`,
-            with the variance of the batch in training and the moving variance otherwise. Gradients
-            flow through both.
+        The factor is that of `slope`, with the variance of the batch in training and the moving
+        variance otherwise. Gradients flow through both.
         """
         of_batch = training and self.trainable
         if self._is_fusable(inputs, None):
@@ -154,19 +136,28 @@ class BatchNormalization(keras.layers.BatchNormalization):
                 variance = fused_batch_norm.with_gradient(inputs, mean, variance)
         else:
             outputs = super().call(inputs, training=training)
-            variance = self.moving_variance
-            if of_batch:
-                values = ops.cast(inputs, self.variable_dtype)
-                _, variance = ops.moments(values, axes=self._reduction_axes)
+            variance = variance_of(self, inputs) if of_batch else self.moving_variance
         return outputs, self.slope(variance)
 
     def slope(self, variance: Tensor | None = None) -> Tensor:
         """Returns gamma / sqrt(variance + epsilon), `(channels,)`; default: the moving variance."""
-        variance = ops.convert_to_tensor(self.moving_variance if variance is None else variance)
-        slope = ops.rsqrt(variance + self.epsilon)
-        return slope * self.gamma if self.scale else slope
+        return slope_of(self, variance)
 
     def _is_fusable(self, inputs, mask):
         return (
             BACKEND == "tensorflow" and mask is None and fused_batch_norm.is_fusable(self, inputs)
         )
+
+
+def variance_of(layer: keras.layers.BatchNormalization, inputs: Tensor) -> Tensor:
+    """Returns the variance of a batch by channel, in the dtype of the layer's weights."""
+    rank = len(inputs.shape)
+    axes = [axis for axis in range(rank) if axis != layer.axis % rank]
+    return ops.moments(ops.cast(inputs, layer.variable_dtype), axes=axes)[1]
+
+
+def slope_of(layer: keras.layers.BatchNormalization, variance: Tensor | None = None) -> Tensor:
+    """Returns what `BatchNormalization.slope` does, for a layer of Keras, too."""
+    variance = ops.convert_to_tensor(layer.moving_variance if variance is None else variance)
+    slope = ops.rsqrt(variance + layer.epsilon)
+    return slope * layer.gamma if layer.scale else slope

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from tfresidual.arguments import check_number
+from tfresidual.arguments import ArgumentError, check_number
 from tfresidual.layers.branch_bound import BranchBound, is_normalization
 from tfresidual.layers.divisor import built_part
 from tfresidual.layers.linear import check_not_quantized, dtype_of, kind_of
@@ -32,10 +32,9 @@ class Bounded(keras.layers.Layer):
     This is what `ResidualUnit(lipschitz=...)` does. The divisor divides the biases as well. With a
     bound under 1, `x + F(x)` is invertible, and `x + F(z)` iterated in z has one fixed point.
 
-    At inference, the bound holds for the current weights, up to a relative error of the norms of at
-    most 1e-3 and mostly about 1e-6, as described in `SpectralNormalization`. In training, a few
-    iterations per step keep the norms up to date, the statistics of a batch count as constants, and
-    dropout as the identity, so that training and inference have the same divisor.
+    How exact the norms are and when they are computed is described in `SpectralNormalization`. In
+    training, the statistics of a batch count as constants, and dropout as the identity, so that
+    training and inference have the same divisor.
 
     Example:
 
@@ -57,9 +56,6 @@ class Bounded(keras.layers.Layer):
 
     Input shape:
         That of the first layer, with known spatial sizes.
-
-    Output shape:
-        That of the last layer.
 
     Raises:
         ValueError: if a layer has no known constant or is quantized, or, when it is built or
@@ -83,9 +79,10 @@ class Bounded(keras.layers.Layer):
             if is_normalization(layer):
                 _check_normalization(layer)
         if not any(kind_of(layer) is not None for layer in layers):
-            raise ValueError(
-                "Argument `branch` must hold a layer with a kernel. "
-                f"Received: layers of the classes {[type(layer).__name__ for layer in layers]}"
+            raise ArgumentError(
+                "branch",
+                "hold a layer with a kernel",
+                said=f"layers of the classes {[type(layer).__name__ for layer in layers]}",
             )
         super().__init__(**kwargs | {"dtype": dtype_of(layers, kwargs.get("dtype"))})
         self.branch: list[keras.layers.Layer] = layers
@@ -95,9 +92,10 @@ class Bounded(keras.layers.Layer):
     def build(self, input_shape: Shape) -> None:
         shape, shapes, names = tuple(input_shape), [], []
         if None in shape[1:]:
-            raise ValueError(
-                "Argument `branch` must get inputs of a known shape, since its bound depends on "
-                f"their grid. Received: inputs of shape {shape}"
+            raise ArgumentError(
+                "branch",
+                "get inputs of a known shape, since its bound depends on their grid",
+                said=f"inputs of shape {shape}",
             )
         for place, layer in enumerate(self.branch):
             if not layer.built:
@@ -168,10 +166,7 @@ def _flat(branch):
     if not isinstance(branch, (list, tuple)) or not all(
         isinstance(layer, keras.layers.Layer) for layer in branch
     ):
-        raise ValueError(
-            "Argument `branch` must be a list of layers or a `keras.Sequential`. "
-            f"Received: branch={branch!r}"
-        )
+        raise ArgumentError("branch", "be a list of layers or a `keras.Sequential`", branch)
     layers = []
     for layer in branch:
         layers += _flat(layer) if isinstance(layer, keras.Sequential) else [layer]
@@ -180,8 +175,10 @@ def _flat(branch):
 
 def _check_normalization(layer):
     if getattr(layer, "renorm", False) or layer.synchronized or not isinstance(layer.axis, int):
-        raise ValueError(
-            "Argument `branch` must hold batch normalization along one axis, without `renorm` and "
-            f"`synchronized`. Received: {layer.name!r} with axis={layer.axis!r}, "
-            f"renorm={getattr(layer, 'renorm', False)} and synchronized={layer.synchronized}"
+        raise ArgumentError(
+            "branch",
+            "hold batch normalization along one axis, without `renorm` and `synchronized`",
+            said=f"{layer.name!r} with axis={layer.axis!r}, "
+            f"renorm={getattr(layer, 'renorm', False)} and "
+            f"synchronized={layer.synchronized}",
         )

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import ops
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.layers import slopes as slopes_of_layers
-from tfresidual.layers.batch_normalization import BatchNormalization
+from tfresidual.layers.batch_normalization import BatchNormalization, slope_of, variance_of
 from tfresidual.layers.divisor import Divisor
 from tfresidual.layers.linear import check_not_quantized, kind_of, linear_part
 from tfresidual.machine import backends
@@ -23,12 +24,11 @@ if TYPE_CHECKING:
 class BranchBound:
     """The divisor of a chain of layers, and how the chain is run.
 
-    The Lipschitz constant of the chain is at most the product of the norms of its linear layers,
-    with batch normalization folded in, and of the constants of all other layers. A batch
-    normalization multiplies each channel by its slope. Activations and pooling, whose derivatives
-    act on each channel by itself, commute with it, so it is folded into the linear layer before it,
-    or, if there is none, into the next one. If channels are mixed in between, as by `Flatten`, its
-    largest slope is a factor of its own.
+    The Lipschitz constant of the chain is at most the product of the norms of its linear layers and
+    the constants of the others. A batch normalization multiplies each channel by its slope. It
+    commutes with activations and pooling, whose derivatives act on each channel by itself, so it is
+    folded into the linear layer before it, or, if there is none, into the next one. If channels are
+    mixed in between, as by `Flatten`, its largest slope is a factor of its own.
 
     Args:
         owner: the layer that gets the weights from which norms are computed.
@@ -82,10 +82,11 @@ class BranchBound:
             elif isinstance(layer, keras.layers.Layer):
                 found = slopes_of_layers.known(layer, shape)
                 if found is None:
-                    raise ValueError(
-                        "Argument `branch` must hold layers of which a Lipschitz constant is "
-                        f"known. Received: {type(layer).__name__} {layer.name!r} with inputs of "
-                        f"shape {tuple(shape)}"
+                    raise ArgumentError(
+                        "branch",
+                        "hold layers of which a Lipschitz constant is known",
+                        said=f"{type(layer).__name__} {layer.name!r} with inputs of shape "
+                        f"{tuple(shape)}",
                     )
                 self.constant *= found.constant
                 if not found.keeps_channels:
@@ -96,13 +97,7 @@ class BranchBound:
     def run(self, inputs: Tensor, training: bool | None, is_frozen: bool = False) -> Tensor:
         """Returns the outputs of the chain, divided by max(bound of its constant / bound, 1).
 
-        Args:
-            inputs: tensor.
-            training: bool, whether batch normalization uses the statistics of the batch.
-            is_frozen: bool, whether the norms are those of inference even in training.
-
-        Raises:
-            ValueError: if the inputs have another shape than that of the bound.
+        With `is_frozen`, the norms are those of inference even in training.
         """
         self.check_shape(inputs.shape)
         outputs, slopes = inputs, {}
@@ -121,9 +116,11 @@ class BranchBound:
         """Raises a `ValueError` if inputs have another shape than that of the bound."""
         given = tuple(shape)[1:]
         if given != self._shape:
-            raise ValueError(
-                "Argument `inputs` must have the shape that the layer was built for, since its "
-                f"bound holds for one grid only: {self._shape}. Received: inputs of shape {given}"
+            raise ArgumentError(
+                "inputs",
+                "have the shape that the layer was built for, since its bound holds for one grid "
+                f"only: {self._shape}",
+                said=f"inputs of shape {given}",
             )
 
     def is_frozen(self) -> bool:
@@ -168,16 +165,16 @@ class BranchBound:
         return parts
 
     def _at_inference(self, dtype="float32"):
-        slopes = {place: _slope_at_inference(self._layers[place]) for place in self._folded}
+        slopes = {place: slope_of(self._layers[place]) for place in self._folded}
         return self._kernels(slopes, dtype)
 
     def converge(self, training: bool = False) -> None:
-        """Computes and stores the norms if the weights changed; see `ResidualUnit.converge`."""
+        """Computes and stores the norms if the weights changed; see `Bounded.converge`."""
         kernels, _ = self._at_inference()
         self.divisor.converge(kernels, self._parts, training)
 
     def report(self) -> dict[str, float]:
-        """Returns bounds and estimates; see `ResidualUnit.lipschitz_bound`."""
+        """Returns bounds and estimates; see `Bounded.lipschitz_bound`."""
         self.converge()
         kernels, constant = self._at_inference()
         exact, _ = self._at_inference("float64")
@@ -193,9 +190,10 @@ def _slope(activation, layer):
     """Returns the largest slope of an activation, or raises a `ValueError`."""
     slope = slopes_of_layers.slope_of(activation)
     if slope is None:
-        raise ValueError(
-            "Argument `branch` must hold activations of which the largest slope is known. "
-            f"Received: activation={activation!r} of {getattr(layer, 'name', layer)}"
+        raise ArgumentError(
+            "branch",
+            "hold activations of which the largest slope is known",
+            said=f"activation={activation!r} of {getattr(layer, 'name', layer)}",
         )
     return slope
 
@@ -212,20 +210,5 @@ def _with_slope(layer, inputs, training):
     if isinstance(layer, BatchNormalization):
         return layer.call_with_slope(inputs, training=training)
     outputs = layer(inputs, training=training)
-    if not (training and layer.trainable):
-        return outputs, _slope_at_inference(layer)
-    rank = len(inputs.shape)
-    axes = [axis for axis in range(rank) if axis != layer.axis % rank]
-    _, variance = ops.moments(ops.cast(inputs, layer.variable_dtype), axes=axes)
-    return outputs, _slope_of_variance(layer, variance)
-
-
-def _slope_at_inference(layer):
-    if isinstance(layer, BatchNormalization):
-        return layer.slope()
-    return _slope_of_variance(layer, ops.convert_to_tensor(layer.moving_variance))
-
-
-def _slope_of_variance(layer, variance):
-    slope = ops.rsqrt(variance + layer.epsilon)
-    return slope * layer.gamma if layer.scale else slope
+    of_batch = training and layer.trainable
+    return outputs, slope_of(layer, variance_of(layer, inputs) if of_batch else None)

@@ -31,21 +31,17 @@ class Divisor:
 
     It holds the weights from which the norms are computed. Training and inference have separate
     vectors, so that evaluating a network does not change how it trains. Another weight records the
-    values on which the norms depended when the vectors of inference were computed.
-
-    At inference, the norms are those of the current weights. They are computed by iterations from
-    noise, run to convergence, by the first call after any change of the weights, also in a copy or
-    a saved model. In training, a few iterations per step keep them up to date with the weights.
+    values on which the norms depended when the vectors of inference were computed. When norms are
+    computed is described in `SpectralNormalization`.
 
     The methods take the kernels of all operators, float32 and of the shapes that the operators
-    take, and `parts`: a function that returns a list of all tensors on which the kernels depend at
-    inference.
+    take, and `parts`: a function that returns all tensors on which the kernels depend at inference.
 
     Args:
         layer: the `keras.layers.Layer` that gets the weights.
         bound: function that returns the bound, a float over 0, or `None` to divide by the norms
             themselves.
-        operators: dict from names to `Convolution`, `TransposedConvolution` or `Matrices`.
+        operators: the operators by name.
         shapes: shapes of the input vector of every operator.
         parts: the function described above.
     """
@@ -87,10 +83,10 @@ class Divisor:
         """Returns the divisor, float32; gradients flow through it to the kernels.
 
         Args:
-            kernels: list of float32 tensors.
-            parts: function that returns a list of tensors.
+            kernels: the kernels.
+            parts: see above.
             training: whether to update the vectors of training and use them.
-            constant: float or float32 tensor, a further factor of the product.
+            constant: a further factor of the product.
         """
         vectors = (
             self._training_vectors(kernels) if training else self._inference_vectors(kernels, parts)
@@ -158,14 +154,7 @@ class Divisor:
         parts: Callable[[], list[Tensor]],
         training: bool = False,
     ) -> None:
-        """Computes and stores the norms if the weights changed.
-
-        Args:
-            kernels: list of float32 tensors.
-            parts: function that returns a list of tensors.
-            training: whether training continues from these vectors as well; otherwise its own
-                vectors are left unchanged.
-        """
+        """Computes and stores the norms if the weights changed; see `SpectralNormalization`."""
         self._inference_vectors(kernels, parts)
         if training:
             for own, vector in zip(self.training_vectors, self.vectors, strict=True):
@@ -181,9 +170,9 @@ class Divisor:
         """Returns bounds and estimates of the product of the norms; see `lipschitz_bound`.
 
         Args:
-            kernels: list of float32 tensors.
-            exact: the same kernels in float64, of which to certify the norms, or `None`.
-            constant: float, a further factor of the product.
+            kernels: the kernels.
+            exact: the kernels in float64, of which to certify the norms, or `None` for the same.
+            constant: a further factor of the product.
         """
         estimate, largest = constant, 0.0
         for vector, kernel, operator in zip(self.vectors, kernels, self.operators, strict=True):

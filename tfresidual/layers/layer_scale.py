@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import ops
 
-from tfresidual.arguments import check_int, check_number
+from tfresidual.arguments import ArgumentError, check_int, check_number
 from tfresidual.layers.batch_normalization import BatchNormalization
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ class LayerScale(keras.layers.Layer):
     """Multiplies a residual branch by learned factors: `gamma * branch`.
 
     Put it at the end of a branch, before the addition. With small initial factors, a block is
-    initially close to its shortcut.
+    initially close to its shortcut. Inputs are of any rank, `(batch, ...)`.
 
     Example:
 
@@ -32,12 +32,6 @@ class LayerScale(keras.layers.Layer):
             blocks, 1e-5 up to 24 and 1e-6 for deeper ones.
         axis: int, the axis with one factor for each of its entries, usually that of the channels;
             `None` for a single factor.
-
-    Input shape:
-        `(batch, ...)`, of any rank.
-
-    Output shape:
-        That of the input.
 
     Reference:
         Touvron et al. 2021, https://arxiv.org/abs/2103.17239, section 2 and eq. 4.
@@ -65,9 +59,10 @@ class LayerScale(keras.layers.Layer):
         is_axis = -rank < self.axis < rank and self.axis != 0
         size = input_shape[self.axis] if is_axis else None
         if size is None:
-            raise ValueError(
-                "Argument `axis` must be an axis of known size after that of the batch. Received: "
-                f"axis={self.axis}, inputs of shape {tuple(input_shape)}"
+            raise ArgumentError(
+                "axis",
+                "be an axis of known size after that of the batch",
+                said=f"axis={self.axis}, inputs of shape {tuple(input_shape)}",
             )
         return size
 
@@ -118,8 +113,8 @@ class LayerScale(keras.layers.Layer):
 class ReZero(LayerScale):
     """Multiplies a residual branch by one learned factor, which is initially 0.
 
-    A block is then initially its shortcut; one with an identity as shortcut is the identity itself.
-    In a branch without normalization, this is SkipInit.
+    A block is then initially its shortcut. In a branch without normalization, this is SkipInit.
+    Inputs are of any rank, `(batch, ...)`.
 
     Example:
 
@@ -130,12 +125,6 @@ class ReZero(LayerScale):
     Args:
         initial: float, initial value of the factor.
 
-    Input shape:
-        `(batch, ...)`, of any rank.
-
-    Output shape:
-        That of the input.
-
     Reference:
         Bachlechner et al. 2021, https://arxiv.org/abs/2003.04887. SkipInit: De and Smith 2020,
         https://arxiv.org/abs/2002.10444.
@@ -143,9 +132,11 @@ class ReZero(LayerScale):
 
     def __init__(self, initial: float = 0.0, **kwargs: Any) -> None:
         if "axis" in kwargs:
-            raise ValueError(
-                "Argument `axis` must not be given, since there is one factor: use `LayerScale` "
-                f"for one for each channel. Received: axis={kwargs['axis']!r}"
+            raise ArgumentError(
+                "axis",
+                "not be given, since there is one factor: use `LayerScale` for one for each "
+                "channel",
+                kwargs["axis"],
             )
         super().__init__(initial, axis=None, **kwargs)
 
@@ -167,12 +158,9 @@ def get_multiplier(
 
     Args:
         identifier: `"layer_scale"`, `"rezero"`, a `LayerScale` (a new layer with the same settings
-            is returned), the output of `keras.saving.serialize_keras_object` for one, or `None`.
-        axis: int, the axis of the channels, for layers with one factor per channel.
+            is returned), its serialized form, or `None`.
+        axis: the axis of the channels, for layers with one factor per channel.
         dtype: dtype policy of the layer, `None` for that of `identifier`.
-
-    Raises:
-        ValueError: if the identifier is none of these.
     """
     if identifier is None:
         return None
@@ -182,9 +170,11 @@ def get_multiplier(
     elif isinstance(identifier, str) and identifier in MULTIPLIERS:
         found = MULTIPLIERS[identifier]()
     if not isinstance(found, LayerScale):
-        raise ValueError(
-            f"Argument `multiplier` must be one of {', '.join(map(repr, MULTIPLIERS))}, a "
-            f"`tfresidual.layers.LayerScale` or None. Received: multiplier={identifier!r}"
+        raise ArgumentError(
+            "multiplier",
+            f"be one of {', '.join(map(repr, MULTIPLIERS))}, a `tfresidual.layers.LayerScale` or "
+            "None",
+            identifier,
         )
     changed: dict[str, Any] = {"name": "multiplier"}
     if dtype is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import keras
 from keras import ops
 
+from tfresidual.arguments import ArgumentError
 from tfresidual.layers.operators import Convolution, Matrices, TransposedConvolution
 from tfresidual.layers.pointwise_convolution import PointwiseConvolution
 
@@ -21,10 +22,6 @@ class Linear:
 
     Methods that take `kernels` take the list that `kernels()` returns, or scaled ones.
 
-    Args:
-        layer: a layer of one of the classes in `LINEAR`.
-        shape: shape of its inputs, with the batch.
-
     Attributes:
         operator: the operator, for the kernel that `kernel` returns.
         vector_shape: shape of an input vector of the operator, as a batch of one. If the norm does
@@ -32,7 +29,7 @@ class Linear:
         input_axis: axis of the inputs that holds the channels, or `None` if the operator has no
             scales for them.
         output_axis: the same for the outputs.
-        needs_grid: bool, whether the norm depends on the grid of the inputs.
+        needs_grid: whether the norm depends on the grid of the inputs.
     """
 
     # Methods that a subclass must not change.
@@ -94,9 +91,10 @@ class _OnGrid(Linear):
             # The norm is that of a matrix.
             grid = (1,) * len(grid)
         elif None in grid:
-            raise ValueError(
-                "Argument `layer` must get inputs of a known size, since the norm of a convolution "
-                f"depends on the grid. Received: inputs of shape {tuple(shape)} of {_named(layer)}"
+            raise ArgumentError(
+                "layer",
+                "get inputs of a known size, since the norm of a convolution depends on the grid",
+                said=f"inputs of shape {tuple(shape)} of {_named(layer)}",
             )
         self.set_operator(tuple(grid), channels)
         kernel = self.kernel(self.kernels())
@@ -213,10 +211,11 @@ class _EinsumDense(Linear):
             or not set(inputs) <= {*kernel, *outputs}
             or not set(kernel) <= known
         ):
-            raise ValueError(
-                "Argument `layer` must be an `EinsumDense` layer whose equation has every axis "
-                "once in a term, and sums only over axes of both inputs and kernel. "
-                f"Received: equation={layer.equation!r}"
+            raise ArgumentError(
+                "layer",
+                "be an `EinsumDense` layer whose equation has every axis once in a term, and "
+                "sums only over axes of both inputs and kernel",
+                equation=layer.equation,
             )
         parts = [axis for axis in kernel if axis in inputs and axis in outputs]
         rows = [axis for axis in kernel if axis in inputs and axis not in outputs]
@@ -253,9 +252,9 @@ LINEAR = {
 
 
 def kind_of(layer: object) -> type[Linear] | None:
-    """Returns the class of a layer's linear part; `None` for layers that may compute otherwise.
+    """Returns the class of a layer's linear part, or `None`.
 
-    Those are layers of other classes, and subclasses with a call of their own.
+    `None` for layers that may compute otherwise: of other classes, or with a call of their own.
     """
     for known, kind in LINEAR.items():
         if isinstance(layer, known) and all(
@@ -269,8 +268,7 @@ def linear_part(layer: keras.layers.Layer, shape: Shape) -> Linear:
     """Returns the linear part of a built layer for inputs of a shape, with the batch.
 
     Raises:
-        ValueError: if the layer is not linear before its activation, or is quantized, or if its
-            norm depends on a grid that is not known.
+        ValueError: if there is none, or its norm depends on a grid that is not known.
     """
     check_linear(layer)
     kind: Any = kind_of(layer)
@@ -281,9 +279,11 @@ def check_linear(layer: object) -> None:
     """Raises a `ValueError` unless a layer is linear before its bias and activation."""
     if kind_of(layer) is None:
         names = ", ".join(f"`{known.__name__}`" for known in LINEAR)
-        raise ValueError(
-            "Argument `layer` must be linear before its bias and activation: a layer of one of the "
-            f"classes {names}, or of a subclass that computes the same. Received: {_named(layer)}"
+        raise ArgumentError(
+            "layer",
+            f"be linear before its bias and activation: a layer of one of the classes {names}, or "
+            "of a subclass that computes the same",
+            said=f"{_named(layer)}",
         )
     check_not_quantized(layer)
 
@@ -291,26 +291,27 @@ def check_linear(layer: object) -> None:
 def check_not_quantized(layer: keras.layers.Layer) -> None:
     """Raises a `ValueError` if a layer is quantized: it then rounds its inputs, too."""
     if getattr(layer, "quantization_mode", None) is not None:
-        raise ValueError(
-            "Argument `layer` must not be quantized, since a quantized layer is not linear and its "
-            "norm is not known: quantize without it, as by the argument `filters` of `quantize`. "
-            f"Received: {_named(layer)} with quantization_mode={layer.quantization_mode!r}"
+        raise ArgumentError(
+            "layer",
+            "not be quantized, since a quantized layer is not linear and its norm is not known: "
+            "quantize without it, as by the argument `filters` of `quantize`",
+            said=f"{_named(layer)} with quantization_mode={layer.quantization_mode!r}",
         )
 
 
 def dtype_of(layers: list[keras.layers.Layer], given: Any = None) -> keras.DTypePolicy:
-    """Returns the dtype policy of all layers; a given dtype must be the same.
+    """Returns the dtype policy of all layers, which a given dtype must be, too.
 
-    Raises:
-        ValueError: if they differ: the norms are of kernels in the dtype that all compute in.
+    The norms are of kernels in the dtype that all compute in.
     """
     policies = {layer.dtype_policy.name: layer.dtype_policy for layer in layers}
     policy = next(iter(policies.values()))
     given = policy if given is None else keras.dtype_policies.get(given)
     if len(policies | {given.name: given}) > 1:
-        raise ValueError(
-            "Argument `dtype` must be that of all wrapped layers, or None. "
-            f"Received: dtype={given.name!r} for layers of dtypes {', '.join(policies)}"
+        raise ArgumentError(
+            "dtype",
+            "be that of all wrapped layers, or None",
+            said=f"dtype={given.name!r} for layers of dtypes {', '.join(policies)}",
         )
     return policy
 

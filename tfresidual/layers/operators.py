@@ -1,9 +1,10 @@
 """Linear operators of layers, with their transposes.
 
-An operator says how a kernel maps images, or vectors, without bias: `apply(kernel, vectors)`. Its
-`transpose(kernel, images, vector)` is the adjoint map: <T v, u> = <v, T' u>. Everything uses
-`keras.ops`, on every backend of Keras, and operators are hashable, so that functions can be
-compiled for them. Images have their channels last, whatever the data format of the layer.
+An operator says how a kernel maps a batch of images, or vectors, without bias: `apply`. The adjoint
+map is `transpose`, <T v, u> = <v, T' u>, whose results are on the grid of `vector`. Its
+`vector_shape` is that of an input, for the shape of the kernel and a grid. Operators are hashable,
+so that functions can be compiled for them, and use `keras.ops`. Images have their channels last,
+whatever the data format of the layer.
 
 The transpose of a convolution is the convolution with the reversed kernel of an image that is
 padded, and spread if there is a stride. `keras.ops.conv_transpose` is not used: it does not take an
@@ -53,8 +54,20 @@ class Axis(NamedTuple):
     front: int
 
 
+class _Scalable:
+    def scaled(
+        self, kernel: Tensor, input_scale: Tensor | None, output_scale: Tensor | None
+    ) -> Tensor:
+        """Returns the kernel of diag(output_scale) T diag(input_scale), scales of channels."""
+        if input_scale is not None:
+            kernel = kernel * input_scale[:, None]
+        if output_scale is not None:
+            kernel = kernel * output_scale
+        return kernel
+
+
 @dataclasses.dataclass(frozen=True)
-class Convolution:
+class Convolution(_Scalable):
     """Convolution over one to three spatial axes.
 
     Kernels have the shape `(*sizes, channels in / groups, channels out)` and images
@@ -73,14 +86,13 @@ class Convolution:
     groups: int = 1
 
     def vector_shape(self, shape: tuple[int, ...], grid: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the shape of an input vector, for the shape of the kernel and a grid."""
         return (1, *grid, shape[-2] * self.groups)
 
     def axes(self, shape: tuple[int, ...], grid: tuple[int, ...]) -> list[Axis]:
         """Returns the geometry of every spatial axis, for the shape of the kernel and a grid."""
         settings = zip(shape, grid, self.strides, self._dilation, strict=False)
         return [
-            Axis(taps, pixels, *_of_padding(self.padding, taps, pixels, strides, dilation))
+            Axis(taps, pixels, *of_padding(self.padding, taps, pixels, strides, dilation))
             for taps, pixels, strides, dilation in settings
         ]
 
@@ -89,7 +101,6 @@ class Convolution:
         return self.dilation or (1,) * len(self.strides)
 
     def apply(self, kernel: Tensor, vectors: Tensor) -> Tensor:
-        """Applies T to every image of a batch."""
         spatial, strides, padding = len(self.strides), self.strides, self.padding
         if padding == "causal" or _is_tap_by_tap(kernel, self.groups, strides):
             axes = self.axes(kernel.shape, vectors.shape[1:-1])
@@ -102,24 +113,18 @@ class Convolution:
         return _convolved(kernel, vectors, strides, padding, self._dilation, self.groups)
 
     def transpose(self, kernel: Tensor, images: Tensor, vector: Tensor) -> Tensor:
-        """Applies T' to every image of a batch; the results are on the grid of `vector`."""
         axes = self.axes(kernel.shape, vector.shape[1:-1])
         return _transposed(kernel, images, axes, self.groups)
 
     def scaled(
         self, kernel: Tensor, input_scale: Tensor | None, output_scale: Tensor | None
     ) -> Tensor:
-        """Returns the kernel of diag(output_scale) T diag(input_scale), scales of channels."""
         if input_scale is not None and self.groups > 1:
             # One factor for each group and channel of the group.
             factors = ops.transpose(ops.reshape(input_scale, (self.groups, -1)))
-            each = kernel.shape[-1] // self.groups
-            kernel = kernel * ops.repeat(factors, each, axis=1)
-        elif input_scale is not None:
-            kernel = kernel * input_scale[:, None]
-        if output_scale is not None:
-            kernel = kernel * output_scale
-        return kernel
+            kernel = kernel * ops.repeat(factors, kernel.shape[-1] // self.groups, axis=1)
+            input_scale = None
+        return super().scaled(kernel, input_scale, output_scale)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +147,6 @@ class TransposedConvolution:
     dilation: tuple[int, ...]
 
     def vector_shape(self, shape: tuple[int, ...], grid: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the shape of an input vector, for the shape of the kernel and a grid."""
         return (1, *grid, shape[-1])
 
     def axes(self, shape: tuple[int, ...], grid: tuple[int, ...]) -> list[Axis]:
@@ -161,11 +165,9 @@ class TransposedConvolution:
         return axes
 
     def apply(self, kernel: Tensor, vectors: Tensor) -> Tensor:
-        """Applies T to every image of a batch."""
         return _transposed(kernel, vectors, self.axes(kernel.shape, vectors.shape[1:-1]), 1)
 
     def transpose(self, kernel: Tensor, images: Tensor, vector: Tensor) -> Tensor:
-        """Applies T' to every image of a batch; the results are on the grid of `vector`."""
         axes = self.axes(kernel.shape, vector.shape[1:-1])
         images = _padded(images, [(axis.front, _back(axis)) for axis in axes])
         return _convolved(kernel, images, self.strides, "valid", self.dilation, 1)
@@ -173,7 +175,6 @@ class TransposedConvolution:
     def scaled(
         self, kernel: Tensor, input_scale: Tensor | None, output_scale: Tensor | None
     ) -> Tensor:
-        """Returns the kernel of diag(output_scale) T diag(input_scale), scales of channels."""
         if input_scale is not None:
             kernel = kernel * input_scale
         if output_scale is not None:
@@ -182,40 +183,27 @@ class TransposedConvolution:
 
 
 @dataclasses.dataclass(frozen=True)
-class Matrices:
+class Matrices(_Scalable):
     """One matrix, or several that each map their own part of a vector.
 
     Kernels have the shape `(parts, size in, size out)` and vectors `(batch, parts, size)`.
     """
 
     def vector_shape(self, shape: tuple[int, ...], grid: tuple[int, ...] = ()) -> tuple[int, ...]:
-        """Returns the shape of an input vector, for the shape of the kernel."""
         return (1, *shape[:2])
 
     def apply(self, kernel: Tensor, vectors: Tensor) -> Tensor:
-        """Applies T to every vector of a batch."""
         return ops.einsum("bpi,pio->bpo", vectors, kernel)
 
     def transpose(self, kernel: Tensor, images: Tensor, vector: Tensor) -> Tensor:
-        """Applies T' to every vector of a batch."""
         return ops.einsum("bpo,pio->bpi", images, kernel)
-
-    def scaled(
-        self, kernel: Tensor, input_scale: Tensor | None, output_scale: Tensor | None
-    ) -> Tensor:
-        """Returns the kernel of diag(output_scale) T diag(input_scale), of a single matrix."""
-        if input_scale is not None:
-            kernel = kernel * input_scale[:, None]
-        if output_scale is not None:
-            kernel = kernel * output_scale
-        return kernel
 
 
 Operator = Convolution | TransposedConvolution | Matrices
 
 
-def _of_padding(padding, taps, pixels, strides, dilation):
-    """Returns outputs, strides, dilation and front of an axis."""
+def of_padding(padding, taps, pixels, strides, dilation):
+    """Returns outputs, strides, dilation and front of an `Axis`."""
     reach = (taps - 1) * dilation
     if padding == "same":
         outputs = -(-pixels // strides)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from tfresidual.arguments import check_int
+from tfresidual.arguments import ArgumentError, check_int
 from tfresidual.layers.applications import Counts, counts_in_use
 from tfresidual.machine.tracing import gives_shapes_alone
 
@@ -65,9 +65,10 @@ class Repeated(keras.layers.Layer):
     ) -> None:
         super().__init__(**kwargs)
         if not isinstance(block, keras.layers.Layer):
-            raise ValueError(
-                "Argument `block` must be a `keras.layers.Layer`, such as a `keras.Model`. "
-                f"Received: block={block!r} of type {type(block).__name__}"
+            raise ArgumentError(
+                "block",
+                "be a `keras.layers.Layer`, such as a `keras.Model`",
+                said=f"block={block!r} of type {type(block).__name__}",
             )
         self.block: keras.layers.Layer = block
         self.times: int = check_int("times", times, at_least=1)
@@ -84,9 +85,10 @@ class Repeated(keras.layers.Layer):
         outer = counts_in_use()
         is_inside = outer is not None and outer.is_repeated
         if is_inside and self.first:
-            raise ValueError(
-                "Argument `first` must be 0 inside the block of another `Repeated`, whose count is "
-                f"continued. Received: first={self.first} for {self.name}"
+            raise ArgumentError(
+                "first",
+                "be 0 inside the block of another `Repeated`, whose count is continued",
+                said=f"first={self.first} for {self.name}",
             )
         # For shapes alone, one application says as much as many.
         times = 1 if gives_shapes_alone() else self.times
@@ -106,9 +108,10 @@ class Repeated(keras.layers.Layer):
         result = self.block(state, **({} if training is None else {"training": training}))
         before, after = (tuple(getattr(one, "shape", ())) for one in (state, result))
         if before != after:
-            raise ValueError(
-                "Argument `block` must be a layer that returns one tensor of the shape that it "
-                f"takes. Received: {self.block.name}, which returns {after} for {before}"
+            raise ArgumentError(
+                "block",
+                "be a layer that returns one tensor of the shape that it takes",
+                said=f"{self.block.name}, which returns {after} for {before}",
             )
         return result
 

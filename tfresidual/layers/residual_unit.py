@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import keras
 from keras import ops
 
-from tfresidual.arguments import check_bool, check_choice, check_int, check_number
+from tfresidual.arguments import ArgumentError, check_bool, check_choice, check_int, check_number
 from tfresidual.layers.batch_normalization import PARTS, BatchNormalization
 from tfresidual.layers.branch_bound import BranchBound
 from tfresidual.layers.divisor import built_part
@@ -63,14 +64,12 @@ BOTTLENECK_REDUCTION = 4
 class ResidualUnit(keras.layers.Layer):
     """One block of a residual network: `h -> after(shortcut(h, branch(h)))`.
 
-    Called with two tensors, `unit(h, anchor)`, it joins its branch to the second tensor:
-    `after(shortcut(anchor, branch(h)))`. This is the block of a properly convergent stage; the
-    anchor is the input of the stage.
+    Called with two tensors, `unit(h, anchor)`, it joins its branch to the second tensor, as the
+    block of a properly convergent stage does: `after(shortcut(anchor, branch(h)))`.
 
     The branch is two 3x3 convolutions or a bottleneck (1x1 to a quarter of the channels, 3x3, 1x1
     back). If the unit changes the number of channels or has a stride, the state is first brought to
-    the new shape, either by a 1x1 convolution with bias or without weights. All convolutions have a
-    bias.
+    the new shape, either by a 1x1 convolution or without weights. All convolutions have a bias.
 
     Example:
 
@@ -92,14 +91,9 @@ class ResidualUnit(keras.layers.Layer):
             (1x1 convolution with the unit's stride) or `"zero_padding"` (`Subsampling`).
         gamma_initializer: initializer of the scale of every batch normalization.
         lipschitz: the largest Lipschitz constant that the branch may have, a float over 0, or
-            `None` for an unbounded branch. The branch is divided by `max(bound / lipschitz, 1)`,
-            where the bound is the product of the spectral norms of its convolutions on their grid,
-            with batch normalization folded in. At inference, the norms are those of the current
-            weights, with a relative error of at most 1e-3 and mostly about 1e-6; they are computed
-            by iterations from noise, run to convergence, which approach them from below. They are
-            stored, and computed again by the first call after any change of the weights, also in a
-            copy or a saved model. In training, a few iterations per step keep them up to date with
-            the weights.
+            `None`. The branch is divided by `max(bound / lipschitz, 1)`, where the bound is the
+            product of the norms of its convolutions on their grid, with batch normalization folded
+            in. `Bounded` says how exact they are and when they are computed.
         shares: a built `ResidualUnit` with the same arguments whose convolutions and shortcut this
             unit reuses, or `None`.
         batch_norm: which parts of batch normalization a unit with `shares` does not share:
@@ -111,18 +105,15 @@ class ResidualUnit(keras.layers.Layer):
             initially 1, at its end. Its convolutions have no other bias. The kernel of the last one
             is initially 0, those of the others are scaled by `blocks ** (-1 / (2 m - 2))` for a
             branch of m convolutions.
-        multiplier: learned factors at the end of the branch: `"layer_scale"` (`LayerScale`, one per
-            channel), `"rezero"` (`ReZero`, a single one, initially 0; without normalization, this
-            is SkipInit), a `LayerScale` or `None`. Not with `lipschitz` or `"fixup"`, which has a
-            factor of its own.
+        multiplier: learned factors at the end of the branch: `"layer_scale"`, `"rezero"` (without
+            normalization, this is SkipInit), a `LayerScale` or `None`. Not with `lipschitz` or
+            `"fixup"`, which has a factor of its own.
         stochastic_depth: float in [0, 1), probability with which the branch of an image is dropped
-            in training, see `StochasticDepth`. A branch that is not dropped is divided by
-            `1 - stochastic_depth`; a bound by `lipschitz` is that at inference.
+            in training, see `StochasticDepth`. A bound by `lipschitz` is that at inference.
         blocks: int, number of blocks in the whole network; only `"fixup"` needs it.
 
     Input shape:
-        `(batch, height, width, channels)`, with any height and width. They must be known if
-        `lipschitz` is given.
+        `(batch, height, width, channels)`. Height and width must be known for `lipschitz`.
 
     Output shape:
         `(batch, ceil(height / strides), ceil(width / strides), filters)`.
@@ -158,35 +149,33 @@ class ResidualUnit(keras.layers.Layer):
         check_choice("layout", layout, LAYOUTS)
         check_choice("resize", resize, RESIZES)
         check_choice("batch_norm", batch_norm, BATCH_NORMS)
-        lipschitz = check_number("lipschitz", lipschitz, over=0, or_none=True)
-        filters = check_int("filters", filters, at_least=1)
-        strides = check_int("strides", strides, at_least=1)
-        bottleneck = check_bool("bottleneck", bottleneck)
-        if bottleneck and filters % BOTTLENECK_REDUCTION:
-            raise ValueError(
-                f"Argument `filters` must be a multiple of {BOTTLENECK_REDUCTION} in a bottleneck, "
-                f"which reduces to a quarter of them. Received: filters={filters}"
-            )
         if normalization is not None:
             check_choice("normalization", normalization, NORMALIZATIONS)
+        self.filters: int = check_int("filters", filters, at_least=1)
+        self.layout: Layout = layout
+        self.bottleneck: bool = check_bool("bottleneck", bottleneck)
+        if bottleneck and filters % BOTTLENECK_REDUCTION:
+            raise ArgumentError(
+                "filters",
+                f"be a multiple of {BOTTLENECK_REDUCTION} in a bottleneck, which reduces to a "
+                "quarter of them",
+                filters,
+            )
+        self.strides: int = check_int("strides", strides, at_least=1)
+        self.resize: Resize = resize
+        self.gamma_initializer: keras.initializers.Initializer = keras.initializers.get(
+            gamma_initializer
+        )
+        self.lipschitz: float | None = check_number("lipschitz", lipschitz, over=0, or_none=True)
+        # Made when the shapes are known.
+        self._bound: Any = None
+        self.batch_norm: BatchNorm = batch_norm
+        self.data_format: DataFormat = data_format or keras.config.image_data_format()
         self.normalization: Normalization = normalization
         self.stochastic_depth: float = check_number(
             "stochastic_depth", stochastic_depth, at_least=0, below=1
         )
         self.blocks: int = check_int("blocks", blocks, at_least=1)
-        self.filters: int = filters
-        self.layout: Layout = layout
-        self.bottleneck: bool = bottleneck
-        self.strides: int = strides
-        self.resize: Resize = resize
-        self.gamma_initializer: keras.initializers.Initializer = keras.initializers.get(
-            gamma_initializer
-        )
-        self.lipschitz: float | None = lipschitz
-        # Made when the shapes are known.
-        self._bound: Any = None
-        self.batch_norm: BatchNorm = batch_norm
-        self.data_format: DataFormat = data_format or keras.config.image_data_format()
         # Hidden in a function, since Keras would track a unit in an attribute as a sublayer.
         self._shares = lambda: shares
         if shares is None:
@@ -202,15 +191,10 @@ class ResidualUnit(keras.layers.Layer):
                 self.stochastic_depth, dtype=self.dtype_policy, name="stochastic_depth"
             )
 
-        pattern, moved = LAYOUTS[layout]
         kernels = self._kernels()
-        operations = [f"{operation}{i + 1}" for i in range(len(kernels)) for operation in pattern]
-        end = len(operations) - moved
-        self._branch_operations, self._joined_operations = self._operations(
-            operations[:end], operations[end:]
-        )
+        self._branch_operations, self._joined_operations = self._operations(len(kernels))
         # What is right before the factors, if they can be multiplied into its weights.
-        pairs = zip(self._branch_operations, self._branch_operations[1:], strict=False)
+        pairs = itertools.pairwise(self._branch_operations)
         last = next((first for first, second in pairs if second == "multiplier"), "")
         self._multiplied = "" if last.startswith("relu") else last
         for i, (channels, kernel_size, stride) in enumerate(kernels, start=1):
@@ -229,36 +213,37 @@ class ResidualUnit(keras.layers.Layer):
         """Returns the layer of factors at the end of the branch, or `None`."""
         is_fixup = self.normalization == "fixup"
         if identifier is not None and (is_fixup or self.lipschitz is not None):
-            raise ValueError(
-                "Argument `multiplier` must be None for a bounded branch and with "
-                f'`normalization="fixup"`. Received: multiplier={identifier!r}, '
-                f"lipschitz={self.lipschitz}, normalization={self.normalization!r}"
+            raise ArgumentError(
+                "multiplier",
+                'be None for a bounded branch and with `normalization="fixup"`',
+                said=f"multiplier={identifier!r}, lipschitz={self.lipschitz}, "
+                f"normalization={self.normalization!r}",
             )
         if is_fixup and self.lipschitz is not None:
-            raise ValueError(
-                'Argument `lipschitz` must be None with `normalization="fixup"`, whose factor at '
-                f"the end of the branch would change the bound. Received: {self.lipschitz}"
+            raise ArgumentError(
+                "lipschitz",
+                'be None with `normalization="fixup"`, whose factor at the end of the branch '
+                "would change the bound",
+                lipschitz=self.lipschitz,
             )
         if is_fixup:
             identifier = LayerScale(1.0, axis=None, name="multiplier")
         return get_multiplier(identifier, self._channel_axis, self.dtype_policy)
 
-    def _operations(self, branch, joined):
-        """Returns the operations of the branch and those after the addition, as tuples.
-
-        Args:
-            branch: list of the operations of the branch of the layout.
-            joined: list of the operations after the addition.
-        """
+    def _operations(self, convolutions):
+        """Returns the operations of the branch and those after the addition, as tuples."""
+        pattern, moved = LAYOUTS[self.layout]
+        operations = [f"{operation}{i + 1}" for i in range(convolutions) for operation in pattern]
+        end = len(operations) - moved
+        branch, joined = operations[:end], operations[end:]
         if self.normalization != "batch":
             branch, joined = (
-                [operation for operation in operations if operation[:4] in ("conv", "relu")]
-                for operations in (branch, joined)
+                [operation for operation in part if operation[:4] in ("conv", "relu")]
+                for part in (branch, joined)
             )
         if self.normalization == "fixup":
             biases = [f"scalar_bias{i}" for i in range(1, len(branch) + 2)]
-            pairs = zip(biases, branch, strict=False)
-            branch = [operation for pair in pairs for operation in pair]
+            branch = [each for pair in zip(biases, branch, strict=False) for each in pair]
         branch += [] if self.multiplier is None else ["multiplier"]
         if self.normalization == "fixup" and joined:
             branch.append(biases[-1])
@@ -308,13 +293,14 @@ class ResidualUnit(keras.layers.Layer):
         return layer
 
     def _check_shared(self, shares):
-        names = ("filters", "layout", "bottleneck", "strides", "resize", "data_format")
-        names += ("normalization",)
+        names = (
+            *("filters", "layout", "bottleneck", "strides", "resize", "data_format"),
+            "normalization",
+        )
         fits = isinstance(shares, ResidualUnit) and shares.built
         if not fits or any(getattr(self, name) != getattr(shares, name) for name in names):
-            raise ValueError(
-                "Argument `shares` must be a built `ResidualUnit` of the same "
-                f"{', '.join(names)}. Received: shares={shares!r}"
+            raise ArgumentError(
+                "shares", f"be a built `ResidualUnit` of the same {', '.join(names)}", shares
             )
 
     def layers_by_role(self) -> dict[str, keras.layers.Layer]:
@@ -349,10 +335,10 @@ class ResidualUnit(keras.layers.Layer):
             ValueError: if the unit shares the convolutions of another unit.
         """
         if self.shares is not None:
-            raise ValueError(
-                "Argument `factor` must be given to a unit with convolutions of its own. "
-                f"Received: factor={factor!r} for {self.name}, which shares those of "
-                f"{self.shares.name}"
+            raise ArgumentError(
+                "factor",
+                "be given to a unit with convolutions of its own",
+                said=f"factor={factor!r} for {self.name}, which shares those of {self.shares.name}",
             )
         names = [operation for operation in self._branch_operations if operation[:4] != "relu"]
         bound = self.lipschitz_bound()
@@ -389,9 +375,10 @@ class ResidualUnit(keras.layers.Layer):
         if shares is not None:
             own, others = tuple(input_shape)[1:], shares.shape_of_inputs[1:]
             if own != others:
-                raise ValueError(
-                    f"Argument `shares` must be a unit that takes inputs of shape {own}, as this "
-                    f"one does. Received: one that takes {others}"
+                raise ArgumentError(
+                    "shares",
+                    f"be a unit that takes inputs of shape {own}, as this one does",
+                    said=f"one that takes {others}",
                 )
             self.resizing, self.joining = shares.resizing, shares.joining
         elif not self.keeps_shape(input_shape):
@@ -425,18 +412,17 @@ class ResidualUnit(keras.layers.Layer):
             if not operation.startswith("relu") and not getattr(self, operation).built:
                 getattr(self, operation).build(output_shape)
         if self.lipschitz is not None:
-            self._bound = self._make_bound(shapes)
+            self._bound = self._bound_for(shapes)
 
-    def _make_bound(self, shapes):
-        """Returns the bound of the branch, for the given shapes of the inputs of its operations."""
-        first = 1 if self.data_format == "channels_last" else 2
-        for shape in shapes.values():
-            if None in tuple(shape)[first : first + 2]:
-                raise ValueError(
-                    "Argument `lipschitz` must be None if the height and width of the images are "
-                    "unknown, since the bound depends on their grid. Received: "
-                    f"lipschitz={self.lipschitz} and inputs of shape {tuple(shape)}"
-                )
+    def _bound_for(self, shapes):
+        """Returns the bound of the branch, for the shapes of the inputs of its operations."""
+        if any(None in tuple(shape)[1:] for shape in shapes.values()):
+            raise ArgumentError(
+                "lipschitz",
+                "be None if the height and width of the images are unknown, since the bound "
+                "depends on their grid",
+                said=f"lipschitz={self.lipschitz} and inputs of shapes {list(shapes.values())}",
+            )
         return BranchBound(
             self,
             lambda: self.lipschitz,
@@ -458,37 +444,19 @@ class ResidualUnit(keras.layers.Layer):
 
     def branch(self, inputs: Tensor, training: bool | None = None) -> Tensor:
         """Returns the residual branch F alone, before the shortcut joins it."""
-        branch = self._branch(inputs, training)
+        if self.lipschitz is None:
+            branch = self._run(self._branch_operations, inputs, training)
+        else:
+            branch = self._bound.run(inputs, training)
         return branch if self.dropping is None else self.dropping(branch, training=training)
 
-    def _branch(self, inputs, training):
-        if self.lipschitz is None:
-            return self._run(self._branch_operations, inputs, training)
-        return self._bound.run(inputs, training)
-
     def converge(self, training: bool = False) -> None:
-        """Computes and stores the norms of the branch's convolutions if the weights changed.
-
-        The first inference call after such a change does the same, also in a graph such as that of
-        `predict`.
-
-        Args:
-            training: whether training continues from these vectors as well; otherwise its own
-                vectors are left unchanged.
-        """
+        """Computes and stores the norms of the convolutions; see `Bounded.converge`."""
         if self.lipschitz is not None:
             built_part(self, self._bound).converge(training)
 
     def lipschitz_bound(self) -> dict[str, float] | None:
-        """Returns bounds and estimates of the branch's Lipschitz constant at inference.
-
-        Returns:
-            A dict of floats: `lipschitz`, the largest constant allowed; `estimate`, the product of
-            the convolutions' norms as computed by iteration, which does not exceed the true
-            product; `residual`, the largest relative residual of the iterations, 0 after full
-            convergence; `certified`, an upper bound of the true product; `divisor`, by which the
-            branch is divided. `None` if `lipschitz` is `None`.
-        """
+        """Returns what `Bounded.lipschitz_bound` does, or `None` if `lipschitz` is `None`."""
         if self.lipschitz is None:
             return None
         return built_part(self, self._bound).report()
@@ -525,6 +493,9 @@ class ResidualUnit(keras.layers.Layer):
         return tuple(shape)
 
     def get_config(self) -> dict[str, Any]:
+        shares = self.shares
+        # Fixup's own is no argument.
+        multiplier = None if self.normalization == "fixup" else self.multiplier
         return super().get_config() | {
             "filters": self.filters,
             "layout": self.layout,
@@ -534,19 +505,14 @@ class ResidualUnit(keras.layers.Layer):
             "resize": self.resize,
             "gamma_initializer": keras.initializers.serialize(self.gamma_initializer),
             "lipschitz": self.lipschitz,
-            "shares": self._shares() and keras.saving.serialize_keras_object(self._shares()),
+            "shares": shares and keras.saving.serialize_keras_object(shares),
             "batch_norm": self.batch_norm,
             "data_format": self.data_format,
             "normalization": self.normalization,
-            "multiplier": self._serialized_multiplier(),
+            "multiplier": multiplier and keras.saving.serialize_keras_object(multiplier),
             "stochastic_depth": self.stochastic_depth,
             "blocks": self.blocks,
         }
-
-    def _serialized_multiplier(self):
-        # Fixup's own is no argument.
-        is_argument = self.multiplier is not None and self.normalization != "fixup"
-        return keras.saving.serialize_keras_object(self.multiplier) if is_argument else None
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> ResidualUnit:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @keras.saving.register_keras_serializable(package="tfresidual")
 class ScalarBias(keras.layers.Layer):
-    """Adds one learned number, which is initially 0, to all features.
+    """Adds one learned number, which is initially 0, to all features, `(batch, ...)`.
 
     Networks without normalization that are initialized by Fixup have it before each convolution,
     dense layer and activation of a branch, and a learned factor, initially 1, at its end:
@@ -23,12 +23,6 @@ class ScalarBias(keras.layers.Layer):
 
     >>> inputs = keras.Input((8, 8, 16))
     >>> outputs = keras.layers.ReLU()(ScalarBias()(inputs))
-
-    Input shape:
-        `(batch, ...)`, of any rank.
-
-    Output shape:
-        That of the input.
 
     Reference:
         Zhang et al. 2019, https://arxiv.org/abs/1901.09321, section 3.

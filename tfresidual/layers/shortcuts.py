@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import ops
 
-from tfresidual.arguments import check_bool, check_int, check_number
+from tfresidual.arguments import ArgumentError, check_bool, check_int, check_number
 
 if TYPE_CHECKING:
     from tfresidual.types import DataFormat, DType, Shape, ShortcutName, Tensor
@@ -219,14 +219,10 @@ def get_shortcut(
     """Returns a new shortcut layer made from a name, a config or a layer.
 
     Args:
-        identifier: one of `"identity"`, `"scaled"`, `"exclusive_gate"`, `"shortcut_only_gate"`,
-            `"conv1x1"`, `"dropout"`; or a `Shortcut` layer (a new layer with the same settings is
-            returned); or the output of `keras.saving.serialize_keras_object` for one.
+        identifier: one of `SHORTCUTS`, a `Shortcut` layer (a new layer with the same settings is
+            returned), or its serialized form.
         data_format: data format of the layer, if it is made from a name.
         dtype: dtype policy of the layer, if it is made from a name or a layer.
-
-    Raises:
-        ValueError: if the identifier is none of these.
     """
     found: Any = identifier
     if isinstance(identifier, dict):
@@ -235,9 +231,10 @@ def get_shortcut(
         changed = {} if dtype is None else {"dtype": dtype}
         return type(found).from_config(found.get_config() | changed)
     if found not in SHORTCUTS:
-        raise ValueError(
-            f"Argument `shortcut` must be one of {', '.join(map(repr, SHORTCUTS))} or a "
-            f"`tfresidual.layers.Shortcut`. Received: shortcut={found!r}"
+        raise ArgumentError(
+            "shortcut",
+            f"be one of {', '.join(map(repr, SHORTCUTS))} or a `tfresidual.layers.Shortcut`",
+            found,
         )
     config = {"dtype": dtype, "name": "shortcut"}
     if "data_format" in SHORTCUTS[found]().get_config():

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import keras
 import numpy as np
 
+from tfresidual.layers.operators import of_padding
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
@@ -65,11 +67,7 @@ class Known(NamedTuple):
 
 
 def slope_of(activation: Callable[..., Any] | None) -> float | None:
-    """Returns the largest slope of an activation, or `None` if it is not known.
-
-    Args:
-        activation: function of `keras.activations`, activation layer, or `None` for no activation.
-    """
+    """Returns the largest slope of a function or layer, or `None` if it is not known."""
     if activation is None:
         return 1.0
     if isinstance(activation, keras.layers.Layer):
@@ -82,19 +80,15 @@ def slope_of(activation: Callable[..., Any] | None) -> float | None:
 
 
 def known(layer: keras.layers.Layer, shape: Shape) -> Known | None:
-    """Returns what is known of a layer without kernels, or `None` if it has no known constant.
+    """Returns what is known of a layer without kernels, for a shape of inputs with the batch.
 
-    Args:
-        layer: the layer.
-        shape: shape of its inputs, with the batch.
+    `None` if it has no known constant.
     """
     kind = type(layer)
     if kind in _ELEMENTWISE:
         slope = _ELEMENTWISE[kind](layer)
         return None if slope is None else Known(slope)
-    if kind in _OTHERS:
-        return _OTHERS[kind](layer, shape)
-    return None
+    return _OTHERS[kind](layer, shape) if kind in _OTHERS else None
 
 
 def _of_relu(layer):
@@ -112,18 +106,13 @@ _ELEMENTWISE = {
 
 
 def _unchanged(layer, shape):
-    """At inference, these are the identity."""
+    """At inference, these are the identity, or put zeros around, or remove numbers."""
     return Known(1.0)
 
 
 def _moved(layer, shape):
-    """They move the numbers of a tensor to other places."""
+    """They move the numbers of a tensor to other places, or |max a - max b| <= |a - b|."""
     return Known(1.0, keeps_channels=False)
-
-
-def _padded(layer, shape):
-    """Zeros do not change a length, and pixels that are removed do not add to it."""
-    return Known(1.0)
 
 
 def _repeated(layer, shape):
@@ -147,11 +136,7 @@ def _pooled(weight):
         if None in grid:
             return None
         for pixels, size, stride in zip(grid, layer.pool_size, layer.strides, strict=True):
-            if layer.padding == "same":
-                count = -(-pixels // stride)
-                front = max((count - 1) * stride + size - pixels, 0) // 2
-            else:
-                count, front = (pixels - size) // stride + 1, 0
+            count, _, _, front = of_padding(layer.padding, size, pixels, stride, 1)
             sums = np.zeros(pixels)
             for place in range(count):
                 start = place * stride - front
@@ -170,63 +155,38 @@ def _global_mean(layer, shape):
     return Known(1 / math.sqrt(np.prod(grid)), keeps_channels=False)
 
 
-_MEAN, _LARGEST = _pooled(lambda count: 1 / count), _pooled(lambda count: 1.0)
+def _of_axes(*names):
+    """Returns the layers of some names for one, two and three spatial axes."""
+    return [getattr(keras.layers, f"{name}{axes}D") for name in names for axes in (1, 2, 3)]
+
+
 _OTHERS = {
-    **dict.fromkeys(
+    layer: function
+    for function, layers in (
         (
-            keras.layers.Identity,
-            keras.layers.ActivityRegularization,
-            keras.layers.Dropout,
-            keras.layers.SpatialDropout1D,
-            keras.layers.SpatialDropout2D,
-            keras.layers.SpatialDropout3D,
-            keras.layers.GaussianDropout,
-            keras.layers.GaussianNoise,
+            _unchanged,
+            [
+                keras.layers.Identity,
+                keras.layers.ActivityRegularization,
+                keras.layers.Dropout,
+                keras.layers.GaussianDropout,
+                keras.layers.GaussianNoise,
+                *_of_axes("SpatialDropout", "ZeroPadding", "Cropping"),
+            ],
         ),
-        _unchanged,
-    ),
-    **dict.fromkeys((keras.layers.Flatten, keras.layers.Reshape, keras.layers.Permute), _moved),
-    **dict.fromkeys(
         (
-            keras.layers.ZeroPadding1D,
-            keras.layers.ZeroPadding2D,
-            keras.layers.ZeroPadding3D,
-            keras.layers.Cropping1D,
-            keras.layers.Cropping2D,
-            keras.layers.Cropping3D,
+            _moved,
+            [
+                keras.layers.Flatten,
+                keras.layers.Reshape,
+                keras.layers.Permute,
+                *_of_axes("GlobalMaxPooling"),
+            ],
         ),
-        _padded,
-    ),
-    **dict.fromkeys(
-        (keras.layers.UpSampling1D, keras.layers.UpSampling2D, keras.layers.UpSampling3D),
-        _repeated,
-    ),
-    **dict.fromkeys(
-        (
-            keras.layers.AveragePooling1D,
-            keras.layers.AveragePooling2D,
-            keras.layers.AveragePooling3D,
-        ),
-        _MEAN,
-    ),
-    **dict.fromkeys(
-        (keras.layers.MaxPooling1D, keras.layers.MaxPooling2D, keras.layers.MaxPooling3D), _LARGEST
-    ),
-    **dict.fromkeys(
-        (
-            keras.layers.GlobalAveragePooling1D,
-            keras.layers.GlobalAveragePooling2D,
-            keras.layers.GlobalAveragePooling3D,
-        ),
-        _global_mean,
-    ),
-    # |max a - max b| <= |a - b|
-    **dict.fromkeys(
-        (
-            keras.layers.GlobalMaxPooling1D,
-            keras.layers.GlobalMaxPooling2D,
-            keras.layers.GlobalMaxPooling3D,
-        ),
-        _moved,
-    ),
+        (_repeated, _of_axes("UpSampling")),
+        (_pooled(lambda count: 1 / count), _of_axes("AveragePooling")),
+        (_pooled(lambda count: 1.0), _of_axes("MaxPooling")),
+        (_global_mean, _of_axes("GlobalAveragePooling")),
+    )
+    for layer in layers
 }

@@ -8,10 +8,10 @@ is reshaped to a matrix is a different number and does not bound it.
 Iterations approach the norm from below: they give |T v| for some unit vector v. `residual` measures
 how far v is from a singular vector, and `certified_norm` bounds the norm from above.
 
-The argument `operator` says how a kernel maps vectors: see `tfresidual.layers.operators`, also for
-the shapes of kernels and vectors. Everything uses `keras.ops`, on every backend of Keras, except
-`certified_norm`, which uses NumPy in float64. Kernels of other dtypes, as in mixed precision, are
-cast to float32.
+In all functions, `operator` is one of `tfresidual.layers.operators`, `kernel` an array or tensor of
+the shape that it takes, cast to float32, and `vector` an image on the grid of the operator's input,
+as a float32 batch of one. Everything uses `keras.ops`, except `certified_norm`, which uses NumPy in
+float64.
 
 Example:
 
@@ -53,17 +53,8 @@ PHASES = 2
 def power_iteration(kernel, vector, operator, iterations):
     """Returns the unit vector after some steps of v <- T'T v / |T'T v|, without gradients.
 
-    Args:
-        kernel: float32, of the shape that the operator takes.
-        vector: float32, a batch of one, a nonzero image on the grid of the operator's input, of a
-            length near 1. The norm of a 1x1 kernel does not depend on the grid, so a grid of one
-            pixel is enough.
-        operator: `Convolution`, `TransposedConvolution` or `Matrices`.
-        iterations: int, number of steps.
-
-    Returns:
-        Unit vector of the same shape. If T'T maps `vector` to zero, the direction of `vector`
-        itself.
+    If T'T maps `vector`, whose length must be near 1, to zero, it is the direction of `vector`. The
+    norm of a 1x1 kernel does not depend on the grid, so a grid of one pixel is enough.
     """
     kernel, _ = _scaled(kernel)
     vector = following = _constant(vector)
@@ -90,17 +81,8 @@ def converged(kernel, vector, operator, tolerance=TOLERANCE, most_iterations=500
     float32, residuals reach 1e-6; on GPUs that round to TensorFloat-32 they sometimes stay above
     1e-4, and the iterations then stop at `most_iterations`.
 
-    Args:
-        kernel: float32, of the shape that the operator takes.
-        vector: float32, a batch of one, the initial vector, a random image. A vector that has
-            already converged is returned after one iteration.
-        operator: `Convolution`, `TransposedConvolution` or `Matrices`.
-        tolerance: float, the residual at which to stop.
-        most_iterations: int, the largest number of iterations.
-
     Returns:
-        The unit vector, of the shape of `vector`, and the number of times that T'T was applied,
-        int32.
+        The vector, and the number of times that T'T was applied, int32.
 
     Reference:
         Knyazev 2001, https://doi.org/10.1137/S1064827500366124 (LOBPCG), for one vector.
@@ -139,15 +121,8 @@ def singular_vector(kernel, grid, operator):
 
     It never starts from the vector of another kernel, however similar: after weights have been
     pruned, scaled or set, that may still be a singular vector, but no longer that of the largest
-    value. Compiled once for every shape of kernel and grid. No gradients flow through it.
-
-    Args:
-        kernel: float32, of the shape that the operator takes.
-        grid: tuple of ints, the sizes of the operator's input, without channels.
-        operator: `Convolution`, `TransposedConvolution` or `Matrices`.
-
-    Returns:
-        Unit vector, a batch of one.
+    value. Compiled once for every shape of kernel and `grid`, the sizes of the operator's input. No
+    gradients flow through it.
     """
     return converged(kernel, noise(operator.vector_shape(kernel.shape, grid)), operator)[0]
 
@@ -174,17 +149,8 @@ def noise(shape):
 def operator_norm(kernel, vector, operator):
     """Returns |T v|: the norm of T if v is its first right singular vector, at most that otherwise.
 
-    The vector is treated as a constant: the gradient is that of <u, T v>, with u = T v / |T v| also
-    constant. For the singular vector this is the gradient of the norm. If T v is zero, so is the
-    gradient.
-
-    Args:
-        kernel: float32, of the shape that the operator takes.
-        vector: float32, a batch of one, a unit vector.
-        operator: `Convolution`, `TransposedConvolution` or `Matrices`.
-
-    Returns:
-        float32, at least 0.
+    The vector is a constant: the gradient is that of <u, T v>, with u = T v / |T v| also constant.
+    For the singular vector this is the gradient of the norm. If T v is zero, so is the gradient.
     """
     kernel = ops.cast(kernel, "float32")
     constant, scale = _scaled(kernel)
@@ -198,14 +164,6 @@ def residual(kernel, vector, operator):
     """Returns |T'T v - s^2 v| / s^2 with s = |T v|: zero for a singular vector or if T v is zero.
 
     Some singular value has a relative distance from s of at most about half of this.
-
-    Args:
-        kernel: float32, of the shape that the operator takes.
-        vector: float32, a batch of one, a unit vector.
-        operator: `Convolution`, `TransposedConvolution` or `Matrices`.
-
-    Returns:
-        float32, at least 0.
     """
     kernel, _ = _scaled(kernel)
     vector = _constant(vector)
@@ -228,11 +186,6 @@ def certified_norm(kernel, grid, operator):
     median and at most 40% on grids of 3x3 to 8x8 with up to 4 channels. Four phases at the seams
     take four times the work and reduce the excess by a third on tiny grids; larger tori make no
     difference worth the time. The bound is exact for 1x1 kernels and matrices.
-
-    Args:
-        kernel: array or tensor, of the shape that the operator takes.
-        grid: tuple of ints, the sizes of the operator's input, without channels.
-        operator: `Convolution`, `TransposedConvolution` or `Matrices`.
 
     Returns:
         float, at least 0; NaN or infinity if the kernel contains one.
@@ -307,10 +260,7 @@ def _orthonormal(*vectors):
 
 
 def _torus(axis):
-    """Returns one axis of the smallest torus around a grid.
-
-    Args:
-        axis: `tfresidual.layers.operators.Axis`.
+    """Returns one axis of the smallest torus around a grid, for an `Axis` of a convolution.
 
     Returns:
         The list of the taps from the first to the last one that reaches into the grid at all, and
@@ -338,11 +288,7 @@ def _torus(axis):
 
 
 def _torus_norm(norms):
-    """Returns the smallest bound from the norms of all symbols, over the order of the axes.
-
-    Args:
-        norms: array with a frequency and a phase for every axis: `(count, PHASES, count, ...)`.
-    """
+    """Returns the smallest bound from the norms of all symbols, over the order of the axes."""
     bounds = []
     for order in itertools.permutations(range(norms.ndim // 2)):
         remaining = norms
@@ -359,10 +305,8 @@ def _symbol_norms(kernel, strides, dilation, sizes):
 
     The pixels of every block of strides x strides become channels of one pixel, so that the stride
     is 1. The symbol at a frequency is then the sum of the kernel's matrices, each multiplied by the
-    phase of the frequency at its position.
-
-    Returns:
-        `(size, PHASES, size, PHASES, ...)`: frequency and phase of every axis.
+    phase of the frequency at its position. The result has a frequency and a phase for every axis,
+    `(size, PHASES, size, PHASES, ...)`.
     """
     kernel = _in_blocks(_dilated(kernel, dilation), strides)
     if kernel.shape[-2] < kernel.shape[-1]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import ops
 
-from tfresidual.arguments import check_number
+from tfresidual.arguments import ArgumentError, check_number
 from tfresidual.layers.divisor import Divisor, built_part
 from tfresidual.layers.linear import check_linear, check_not_quantized, dtype_of, linear_part
 from tfresidual.machine import backends
@@ -117,21 +117,15 @@ class SpectralNormalization(keras.layers.Wrapper):
     def _check_grid(self, shape):
         given = tuple(shape)[1:]
         if self.linear.needs_grid and given != self.grid:
-            raise ValueError(
-                "Argument `inputs` must have the shape that the layer was built for, since its "
-                f"norm is for one grid only: {self.grid}. Received: inputs of shape {given}"
+            raise ArgumentError(
+                "inputs",
+                "have the shape that the layer was built for, since its norm is for one grid "
+                f"only: {self.grid}",
+                said=f"inputs of shape {given}",
             )
 
     def converge(self, training: bool = False) -> None:
-        """Computes and stores the norm if the weights changed.
-
-        The first inference call after such a change does the same, also in a graph such as that of
-        `predict`.
-
-        Args:
-            training: whether training continues from this norm as well; otherwise its own vector
-                is left unchanged.
-        """
+        """Computes and stores the norm if the weights changed; see `Bounded.converge`."""
         divisor = built_part(self, self.divisor)
         kernels = self.linear.kernels()
         divisor.converge([self.linear.kernel(kernels)], lambda: kernels, training)
@@ -139,11 +133,7 @@ class SpectralNormalization(keras.layers.Wrapper):
     def lipschitz_bound(self) -> dict[str, float]:
         """Returns bounds and estimates of the norm of the layer's linear part at inference.
 
-        Returns:
-            A dict of floats: `lipschitz`, the largest norm allowed, 1 if `bound` is `None`;
-            `estimate`, the norm as computed by iteration, which does not exceed the true norm;
-            `residual`, its relative residual, 0 after full convergence; `certified`, an upper
-            bound of the norm, computed in float64; `divisor`, by which the layer is divided.
+        See `Bounded.lipschitz_bound`. If `bound` is `None`, `lipschitz` is 1.
         """
         self.converge()
         kernels = self.linear.kernels()

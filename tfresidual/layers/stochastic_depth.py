@@ -18,10 +18,10 @@ class StochasticDepth(keras.layers.Layer):
     """Drops a residual branch in training: `factor * branch`, with one factor per image.
 
     In training, the factor of an image is 0 with probability `rate`, else `1 / (1 - rate)`. Its
-    mean is 1. At inference, the branch is returned as it is. The paper has the other convention,
-    factors of 0 and 1 in training and `1 - rate` at inference, and one factor for all images of a
-    batch. In both, the mean in training is what inference computes; in this one, inference does not
-    depend on the rate. Put it at the end of a branch, before the addition.
+    mean is 1. At inference, the branch is returned as it is. (The paper has factors of 0 and 1 in
+    training and `1 - rate` at inference, and one factor for all images of a batch. In both, the
+    mean in training is what inference computes.) Put it at the end of a branch, before the
+    addition. Inputs are of any rank, `(batch, ...)`.
 
     Example:
 
@@ -33,12 +33,6 @@ class StochasticDepth(keras.layers.Layer):
         rate: float in [0, 1), probability that the branch of an image is dropped.
         seed: int or `None`, seed of the drawing. Do not set it in several layers of a network:
             layers with the same seed drop the branches of the same images.
-
-    Input shape:
-        `(batch, ...)`, of any rank.
-
-    Output shape:
-        That of the input.
 
     Reference:
         Huang et al. 2016, https://arxiv.org/abs/1603.09382, section 3.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import ops
 
-from tfresidual.arguments import check_int
+from tfresidual.arguments import ArgumentError, check_int
 
 if TYPE_CHECKING:
     from tfresidual.types import DataFormat, Shape, Tensor
@@ -45,10 +45,10 @@ class Subsampling(keras.layers.Layer):
     def build(self, input_shape: Shape) -> None:
         channels = input_shape[self._channel_axis]
         if channels is None or channels > self.filters:
-            raise ValueError(
-                "Argument `filters` must be at least the number of channels of the input, since "
-                "channels are only appended. "
-                f"Received: filters={self.filters}, input_shape={input_shape}"
+            raise ArgumentError(
+                "filters",
+                "be at least the number of channels of the input, since channels are only appended",
+                said=f"filters={self.filters}, input_shape={input_shape}",
             )
 
     @property

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras import ops
 
-from tfresidual.arguments import check_int, check_number
+from tfresidual.arguments import ArgumentError, check_int, check_number
 from tfresidual.layers.applications import note_told, number_of_call, unknown_application
 from tfresidual.layers.batch_normalization import LEARNED, BatchNormalization, check_parts
 from tfresidual.machine.backends import known_int
@@ -29,18 +29,14 @@ class UnsharedBatchNormalization(keras.layers.BatchNormalization):
     one batch normalization for all of them, activations and gradients of a residual network explode
     at initialization. This layer has moving statistics, gamma and beta for each of the first
     `applications` calls in a forward pass, or shares some of them. Calls beyond these use the
-    weights of the last one.
+    weights of the last one. It computes as `tfresidual.layers.BatchNormalization`.
 
-    Which application a call is, must be known, or the call is an error:
+    Which application a call is must be known, or the call is an error:
 
-    - with `application=`, an int or an int tensor, it is what it says, counted from 0. This is the
-      way in graphs of functional models, and in loops whose code is traced once, such as
-      `keras.ops.while_loop` and `keras.layers.RNN`;
+    - with `application=`, an int or an int tensor, counted from 0. This is the way in graphs of
+      functional models, and in loops whose code is traced once, such as `keras.ops.while_loop`;
     - in the block of a `tfresidual.layers.Repeated`, the applications are counted;
     - in the code of a `with tfresidual.layers.forward_pass():`, the calls are counted from 0.
-
-    The layer computes as `tfresidual.layers.BatchNormalization`, on the same kernel, and is as fast
-    as separate ones.
 
     Example:
 
@@ -199,8 +195,7 @@ def _checked(application):
         return check_int("application", value, at_least=0)
     dtype = keras.backend.standardize_dtype(getattr(value, "dtype", None) or "float32")
     if not keras.backend.is_int_dtype(dtype) or len(getattr(value, "shape", (None,))):
-        raise ValueError(
-            "Argument `application` must be an int, 0 or more, or an int tensor without axes. "
-            f"Received: application={application!r}"
+        raise ArgumentError(
+            "application", "be an int, 0 or more, or an int tensor without axes", application
         )
     return value

@@ -1,5 +1,8 @@
 """Residual networks, including the networks of the papers by name."""
 
+import warnings
+from typing import TYPE_CHECKING
+
 from tfresidual.networks.inverse_problem import (
     DenseBlock,
     InverseProblemNetwork,
@@ -8,32 +11,45 @@ from tfresidual.networks.inverse_problem import (
 )
 from tfresidual.networks.presets import (
     PRESETS,
-    avg_pooling,
-    hauser,
+    average_pooling_resnet,
+    hauser_resnet,
     resnet,
     resnet101,
     resnet110,
     resnet164,
     resnet1001,
     single_representation,
-    wide,
+    wide_resnet,
 )
 from tfresidual.networks.residual_network import ResidualNetwork
+from tfresidual.settings import RENAMED_NETWORKS
 
 __all__ = [
     "PRESETS",
     "DenseBlock",
     "InverseProblemNetwork",
     "ResidualNetwork",
-    "avg_pooling",
+    "average_pooling_resnet",
     "error_correcting_network",
     "error_correction",
-    "hauser",
+    "hauser_resnet",
     "resnet",
     "resnet101",
     "resnet110",
     "resnet164",
     "resnet1001",
     "single_representation",
-    "wide",
+    "wide_resnet",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        if name not in RENAMED_NETWORKS:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        warnings.warn(
+            f"`{__name__}.{name}` is called `{RENAMED_NETWORKS[name]}` now.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return PRESETS[RENAMED_NETWORKS[name]]

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from tfresidual.arguments import check_bool, check_choice, check_int
+from tfresidual.arguments import ArgumentError, check_bool, check_choice, check_int
 from tfresidual.machine.first_step import TracedOnce
 
 if TYPE_CHECKING:
@@ -62,9 +62,10 @@ def error_correction(
     """
     x = np.asarray(x)
     if x.ndim != 2 or x.shape[1] != 2 or not np.issubdtype(x.dtype, np.floating):
-        raise ValueError(
-            "Argument `x` must be an array (inputs, 2) of floats. "
-            f"Received: an array of shape {x.shape} and dtype {x.dtype}"
+        raise ArgumentError(
+            "x",
+            "be an array (inputs, 2) of floats",
+            said=f"an array of shape {x.shape} and dtype {x.dtype}",
         )
     slopes, rates = checked_slopes(slopes), _checked_rates(rates)
     steps = check_int("steps", steps, at_least=0)
@@ -315,19 +316,14 @@ def checked_slopes(slopes: ArrayLike) -> Array:
     """Returns the slopes as a float64 array; raises a `ValueError` if the problem is unsolvable."""
     values = _numbers(slopes)
     if values is None or not values.all():
-        raise ValueError(
-            "Argument `slopes` must be two finite numbers other than 0. "
-            f"Received: slopes={slopes!r}"
-        )
+        raise ArgumentError("slopes", "be two finite numbers other than 0", slopes)
     return values
 
 
 def _checked_rates(rates: ArrayLike) -> Array:
     values = _numbers(rates)
     if values is None or not (values > 0).all():
-        raise ValueError(
-            f"Argument `rates` must be two finite numbers over 0. Received: rates={rates!r}"
-        )
+        raise ArgumentError("rates", "be two finite numbers over 0", rates)
     return values
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
-from tfresidual.arguments import check_bool, check_int, check_ints, is_int
+from tfresidual.arguments import ArgumentError, check_bool, check_int, check_ints, is_int
 from tfresidual.networks.residual_network import ResidualNetwork
 
 if TYPE_CHECKING:
@@ -28,18 +28,6 @@ if TYPE_CHECKING:
 
 CIFAR_SHAPE = (32, 32, 3)
 LAYERS_PER_BLOCK = {False: 2, True: 3}
-# Names of the functions in this file.
-PRESETS = (
-    "resnet",
-    "hauser",
-    "resnet101",
-    "resnet110",
-    "resnet164",
-    "resnet1001",
-    "single_representation",
-    "avg_pooling",
-    "wide",
-)
 
 
 class _Options(TypedDict, total=False):
@@ -62,23 +50,23 @@ class _Options(TypedDict, total=False):
     name: str
 
 
-class _OfResnet(_Options, total=False):
-    widths: Iterable[int]
+class _WithStem(_Options, total=False):
     stem_width: int | None
+
+
+class _OfResnet(_WithStem, total=False):
+    widths: Iterable[int]
     transition: Transition
     pooling: Literal["global"] | int
 
 
-class _OfStages(_Options, total=False):
-    stem_width: int | None
+class _OfPooling8(_WithStem, total=False):
     bottleneck: bool
-
-
-class _OfPooling8(_OfStages, total=False):
     transition: Transition
 
 
-class _OfResnet101(_OfStages, total=False):
+class _OfResnet101(_WithStem, total=False):
+    bottleneck: bool
     pooling: Literal["global"] | int
 
 
@@ -100,7 +88,7 @@ def resnet(
     bottleneck: bool = False,
     **kwargs: Unpack[_OfResnet],
 ) -> ResidualNetwork:
-    """Builds a residual network of three stages of equal depth from its number of layers.
+    """Builds a ResNet of three stages of equal depth from its number of layers.
 
     Args:
         depth: int, number of layers with weights: `6 n + 2` for `n` blocks per stage, or `9 n + 2`
@@ -131,10 +119,12 @@ def resnet(
     stages = len(widths)
     layers = stages * LAYERS_PER_BLOCK[bottleneck]
     if not is_int(depth) or depth <= 2 or (depth - 2) % layers:
-        raise ValueError(
-            f"Argument `depth` must be {layers} n + 2, for {stages} stage"
-            f"{'' if stages == 1 else 's'} of n {'bottlenecks' if bottleneck else 'blocks'}: "
-            f"{layers + 2}, {2 * layers + 2}, {3 * layers + 2}, ... Received: depth={depth!r}"
+        raise ArgumentError(
+            "depth",
+            f"be {layers} n + 2, for {stages} stage{'' if stages == 1 else 's'} of n "
+            f"{'bottlenecks' if bottleneck else 'blocks'}: {layers + 2}, {2 * layers + 2}, "
+            f"{3 * layers + 2}, ...",
+            depth,
         )
     kwargs.setdefault("name", f"resnet{depth}")
     return ResidualNetwork(
@@ -197,7 +187,7 @@ def single_representation(
     return ResidualNetwork(input_shape, classes, blocks=10, widths=(width,), pooling=8, **kwargs)
 
 
-def avg_pooling(
+def average_pooling_resnet(
     input_shape: Shape = CIFAR_SHAPE,
     classes: int = 10,
     width: int = 150,
@@ -216,20 +206,15 @@ def avg_pooling(
     Reference:
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, section 4, architecture 3.
     """
-    kwargs.setdefault("name", "avg_pooling")
+    kwargs.setdefault("name", "average_pooling_resnet")
     kwargs.setdefault("transition", "average_pooling")
     width = check_int("width", width, at_least=1)
     return ResidualNetwork(
-        input_shape,
-        classes,
-        blocks=10,
-        widths=(width, width, width),
-        pooling=8,
-        **kwargs,
+        input_shape, classes, blocks=10, widths=(width, width, width), pooling=8, **kwargs
     )
 
 
-def wide(
+def wide_resnet(
     input_shape: Shape = CIFAR_SHAPE,
     classes: int = 10,
     width: int = 160,
@@ -248,7 +233,7 @@ def wide(
     Reference:
         Jastrzebski et al. 2018, https://arxiv.org/abs/1710.04773, section 4, architecture 4.
     """
-    kwargs.setdefault("name", "wide")
+    kwargs.setdefault("name", "wide_resnet")
     width = check_int("width", width, at_least=1)
     return ResidualNetwork(
         input_shape,
@@ -296,7 +281,7 @@ def resnet101(
     )
 
 
-def hauser(
+def hauser_resnet(
     blocks: int | Iterable[int],
     input_shape: Shape = CIFAR_SHAPE,
     classes: int = 10,
@@ -313,5 +298,22 @@ def hauser(
     Reference:
         Hauser 2019, "On residual networks learning a perturbation from identity", section 3.
     """
-    kwargs.setdefault("name", "hauser")
+    kwargs.setdefault("name", "hauser_resnet")
     return ResidualNetwork(input_shape, classes, blocks=blocks, transition="convolution", **kwargs)
+
+
+# The presets by name.
+PRESETS: dict[str, Callable[..., ResidualNetwork]] = {
+    function.__name__: function
+    for function in (
+        resnet,
+        hauser_resnet,
+        resnet101,
+        resnet110,
+        resnet164,
+        resnet1001,
+        single_representation,
+        average_pooling_resnet,
+        wide_resnet,
+    )
+}

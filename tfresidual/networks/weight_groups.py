@@ -5,7 +5,7 @@ import re
 
 import keras
 
-from tfresidual.arguments import check_int
+from tfresidual.arguments import ArgumentError, check_int
 
 # The names of a block's layers come from `ResidualNetwork`; enclosing models prepend their names.
 BLOCK = re.compile(
@@ -89,10 +89,11 @@ def blocks_of(variables):
         place = (match["network"] or "", int(match["stage"]), int(match["block"]))
         weights = blocks.setdefault(place, {})
         if weights.setdefault(match["role"], variable) is not variable:
-            raise ValueError(
-                "Argument `variables` must not hold two variables with the same path, which does "
-                "not show to which network they belong. Pass the variables of one network at a "
-                f"time. Received: two variables of path {variable.path!r}"
+            raise ArgumentError(
+                "variables",
+                "not hold two variables with the same path, which does not show to which network "
+                "they belong. Pass the variables of one network at a time",
+                said=f"two variables of path {variable.path!r}",
             )
     return [BlockWeights(*place, blocks[place]) for place in sorted(blocks)]
 

@@ -1,10 +1,9 @@
-"""LayerScale, ReZero and ScalarBias by hand, and multiplied into the weights of other layers."""
+"""Ends of branches: LayerScale, ReZero and ScalarBias by hand; what stochastic depth drops."""
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from reference.layer_test import run_layer_test
 
 from tfresidual import layers
 from tfresidual.layers.layer_scale import get_multiplier
@@ -14,34 +13,6 @@ SHAPE = (3, 4, 5, 6)
 
 def sample(shape=SHAPE, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype("float32")
-
-
-@pytest.mark.eager
-@pytest.mark.parametrize(
-    ("layer_class", "init_kwargs", "shape"),
-    [
-        (layers.LayerScale, {"initial": 0.1}, SHAPE),
-        (layers.LayerScale, {"initial": 0.1, "axis": 1}, SHAPE),
-        (layers.LayerScale, {"axis": None}, (4, 7)),
-        # At 0, no gradient reaches what is before it.
-        (layers.ReZero, {"initial": 0.5}, (4, 7, 3)),
-        (layers.ScalarBias, {}, SHAPE),
-    ],
-)
-def test_layer(layer_class, init_kwargs, shape, tmp_path):
-    run_layer_test(layer_class, init_kwargs, shape, shape, (1, 0), tmp_path)
-
-
-@pytest.mark.parametrize(
-    "layer",
-    [layers.LayerScale(0.5), layers.ReZero(0.5), layers.ScalarBias(), layers.StochasticDepth(0.5)],
-)
-def test_whole_numbers_are_taken_as_floats(layer):
-    numbers = np.arange(12).reshape(4, 3)
-    scale = 0.5 if isinstance(layer, layers.LayerScale) else 1.0
-    np.testing.assert_array_equal(layer(numbers), scale * numbers)
-    if isinstance(layer, layers.StochasticDepth):
-        assert set(np.unique(layer(numbers, training=True) / np.maximum(numbers, 1))) <= {0, 2}
 
 
 @pytest.mark.parametrize("axis", [None, -1, 1, 2, -3])
@@ -124,21 +95,72 @@ def test_multipliers_by_name_config_and_layer():
             assert again.get_config() == by_name.get_config()
     assert get_multiplier(layers.LayerScale(0.5, axis=None), axis=-1).axis is None
     assert get_multiplier(None, axis=-1) is None
-    for identifier in ("skipinit", 0.5, keras.layers.Add()):
-        with pytest.raises(ValueError, match=r"'layer_scale', 'rezero'.*Received: multiplier="):
-            get_multiplier(identifier, axis=-1)
 
 
-@pytest.mark.parametrize(
-    ("axis", "shape"), [(0, SHAPE), (4, SHAPE), (-4, SHAPE), (1, (2, None, 3)), (-1, (2,))]
-)
-def test_an_axis_that_has_no_factors(axis, shape):
-    with pytest.raises(ValueError, match=rf"Received: axis={axis}, inputs of shape"):
-        layers.LayerScale(axis=axis).build(shape)
+# Stochastic depth: what it drops, how often, and what stays on the average.
+
+RATES = (0.1, 0.5, 0.9)
+DRAWINGS = 4_000
 
 
-@pytest.mark.parametrize("initial", [np.nan, "0", None])
-def test_initial_values_are_numbers(initial):
-    for kind in (layers.LayerScale, layers.ReZero):
-        with pytest.raises(ValueError, match="Received: initial="):
-            kind(initial)
+@pytest.mark.parametrize("rank", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("rate", RATES)
+def test_whole_images_are_dropped(rank, rate):
+    x = np.random.default_rng(0).uniform(1, 2, (64, 3, 2, 4, 2)[:rank]).astype("float32")
+    layer = layers.StochasticDepth(rate, seed=1)
+    factors = np.asarray(layer(x, training=True)) / x
+    kept = factors.reshape(len(x), -1)
+    np.testing.assert_array_equal(kept == 0, np.repeat(kept[:, :1] == 0, kept.shape[1], 1))
+    np.testing.assert_allclose(kept[kept > 0], 1 / (1 - rate), rtol=1e-6)
+    assert 0 < np.count_nonzero(kept[:, 0]) < len(x)
+    for training in (False, None):
+        np.testing.assert_array_equal(layer(x, training=training), x)
+
+
+def is_within(values, expected, errors=3):
+    """Whether means over the first axis are within so many standard errors, all of them at once."""
+    error = values.std(0, ddof=1) / np.sqrt(len(values))
+    return np.abs(values.mean(0) - expected) <= errors * error
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_the_mean_of_many_drawings_is_inference(rate):
+    """Of one image alone, drawn once per call, and of many in one batch."""
+    x = np.array([[1.0, -2.0]], "float32")
+    layer = layers.StochasticDepth(rate, seed=2)
+    graph = tf.function(lambda: layer(x, training=True))
+    one_by_one = np.concatenate([graph() for _ in range(DRAWINGS)])
+    at_once = np.asarray(layer(np.repeat(x, DRAWINGS, 0), training=True))
+    for values in (one_by_one, at_once):
+        assert is_within(values, x[0]).all()
+
+
+@pytest.mark.parametrize("multiplier", [None, "rezero"])
+@pytest.mark.parametrize("strides", [1, 2])
+def test_the_mean_of_many_drawings_of_a_unit_is_its_inference(multiplier, strides):
+    keras.utils.set_random_seed(0)
+    options = {"normalization": None, "multiplier": multiplier, "stochastic_depth": 0.4}
+    unit = layers.ResidualUnit(4, strides=strides, **options)
+    x = np.random.default_rng(0).normal(size=(1, 3, 3, 4)).astype("float32")
+    expected = np.asarray(unit(x))[0]
+    if multiplier:
+        unit.multiplier.gamma.assign(0.7)
+        expected = np.asarray(unit(x))[0]
+    drawn = np.asarray(unit(np.repeat(x, DRAWINGS, 0), training=True))
+    # All features of an image are drawn together.
+    assert is_within(drawn, expected).all()
+    assert len(np.unique(drawn.reshape(DRAWINGS, -1).round(4), axis=0)) == 2
+
+
+def test_drawings_differ_unless_their_seeds_are_equal():
+    x = np.ones((200, 1), "float32")
+    first, second, other = (
+        layers.StochasticDepth(0.5, 1),
+        layers.StochasticDepth(0.5, 1),
+        layers.StochasticDepth(0.5),
+    )
+    drawn = [np.asarray(layer(x, training=True)) for layer in (first, second, other, first)]
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert np.any(drawn[0] != drawn[2])
+    assert np.any(drawn[0] != drawn[3])
+    np.testing.assert_array_equal(layers.StochasticDepth(0.0)(x, training=True), x)
