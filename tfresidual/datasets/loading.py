@@ -1,4 +1,4 @@
-"""Ready-to-train pipelines for CIFAR-10, CIFAR-100, MNIST and Digitclutter."""
+"""Ready-to-train pipelines, from the files of tensorflow-datasets."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, overload
 import tensorflow as tf
 
 from tfresidual.arguments import ArgumentError, check_bool, checked_path
-from tfresidual.datasets.builders import digitclutter_builder, folder_of, public_builder, read_split
+from tfresidual.datasets.builders import folder_of, prepared, read_split
+from tfresidual.datasets.declarations import DATA_SETS
 from tfresidual.datasets.description import (
     SPLITS,
-    TITLES,
     check_name,
     checked_options,
     is_augmented,
@@ -100,7 +100,7 @@ def load(
     augmentation of epoch e are determined by `seed` and e alone; `set_epoch` sets e.
 
     Args:
-        name: `"cifar10"`, `"cifar100"`, `"mnist"` or `"digitclutter"`.
+        name: `"digitclutter"`, `"cifar10"`, `"cifar100"` or `"mnist"`.
         batch_size: Positive integer.
         digits: 3, 4 or 5, the number of digits on each image of Digitclutter. Other datasets ignore
             it.
@@ -162,23 +162,21 @@ def save(
     """Writes the images of a dataset into one file, for machines without TensorFlow.
 
     `tfresidual.datasets.load_file` reads it, and so does `tfresidual train --data-file`. The file
-    holds the images that `load` returns with the same arguments, as uint8, their labels, and what
-    they are. It is first written next to its target and then moved into place.
+    holds the images that `load` returns with the same arguments, and their labels. It is first
+    written next to its target and then moved into place.
 
     Args:
         data_file: The file, whose name ends in `.npz`. Its folder is created if it does not exist.
-        name: `"cifar10"`, `"cifar100"`, `"mnist"` or `"digitclutter"`.
-        digits: As for `load`.
-        train_size: As for `load`.
-        validation: As for `load`, but never None.
-        test_size: As for `load`.
-        data_dir: As for `load`.
-        download: As for `load`.
+        name: As for `load`, like all further arguments.
+        digits: See `load`.
+        train_size: See `load`.
+        validation: See `load`; not None.
+        test_size: See `load`.
+        data_dir: See `load`.
+        download: See `load`.
 
     Raises:
-        ValueError: If an argument is out of range, or the data on disk is damaged.
-        FileNotFoundError: If the data is not in `data_dir` and `download` is False.
-        OSError: If the data cannot be read or the file cannot be written.
+        OSError: If the file cannot be written; otherwise as `load`.
 
     Example:
 
@@ -197,12 +195,7 @@ def save(
 def reader(name, digits, sizes, data_dir, download):
     """Returns a function from the name of a split to its images and labels, arrays.
 
-    Args:
-        name: Name of a dataset.
-        digits: As for `load`.
-        sizes: Numbers of images of the splits, as `sizes_of` returns them.
-        data_dir: As for `load`.
-        download: As for `load`.
+    The arguments are those of `load`; `sizes` are what `sizes_of` returns.
     """
     train_size, validation_size, test_size = sizes
     if data_dir is not None:
@@ -214,12 +207,10 @@ def reader(name, digits, sizes, data_dir, download):
                 path,
             )
     check_folder("data_dir", folder_of(data_dir))
-    if name == "digitclutter":
-        builder = digitclutter_builder(digits, train_size, validation_size, test_size, data_dir)
+    builder = prepared(name, digits, sizes, data_dir, download)
+    held_out = f"train[-{validation_size}:]"
+    if DATA_SETS[name].drawn:
         held_out = f"validation[:{validation_size}]"
-    else:
-        builder = public_builder(name, TITLES[name], data_dir, download)
-        held_out = f"train[-{validation_size}:]"
     parts = {
         "train": f"train[:{train_size}]",
         "validation": held_out,
@@ -231,16 +222,7 @@ def reader(name, digits, sizes, data_dir, download):
 def pipelines(read, name, *, digits, batch_size, augment, shuffle, seed, pixels, splits=SPLITS):
     """Returns splits as `tf.data` pipelines; the first one is the training pipeline.
 
-    Args:
-        read: Function from the name of a split to its images and labels.
-        name: Name of a dataset.
-        digits: As for `load`, like the other arguments.
-        batch_size: See `load`.
-        augment: See `load`.
-        shuffle: See `load`.
-        seed: See `load`.
-        pixels: See `load`.
-        splits: Names of the splits.
+    `read` is a function from the name of a split to its images and labels.
     """
     factor, offset = normalization(name, digits, pixels)
 
@@ -253,7 +235,5 @@ def pipelines(read, name, *, digits, batch_size, augment, shuffle, seed, pixels,
     augment = is_augmented(name, augment)
     train = training_pipeline(images, labels, batch_size, epoch, seed, shuffle, augment, normalise)
     remember(train, epoch, fixed_pipeline(images, labels, batch_size, normalise))
-    others = (
-        fixed_pipeline(*in_memory(*read(split)), batch_size, normalise) for split in splits[1:]
-    )
-    return train, *others
+    others = (in_memory(*read(split)) for split in splits[1:])
+    return train, *(fixed_pipeline(*other, batch_size, normalise) for other in others)
