@@ -25,12 +25,11 @@ class ArrayDataset(keras.utils.PyDataset):
     """Batches `(images, labels)` of arrays, for `fit`, `evaluate` and `training.train`.
 
     The order and the augmentation of epoch e are determined by `seed` and e alone. Every iteration
-    over all batches is the next epoch; `set_epoch` sets e, which `tfresidual.training.train` does
-    at the start of every epoch, so that a resumed training sees the batches of an uninterrupted
-    one. Pass `shuffle=False` to `fit`, since the data does its own shuffling.
+    over all batches is the next epoch; `set_epoch` sets e, so that a resumed training sees the
+    batches of an uninterrupted one. Pass `shuffle=False` to `fit`: the data does its own shuffling.
 
     On the GPU of JAX or PyTorch, images that fit are put into its memory once, and batches are made
-    there: a step transfers nothing but the places of its images and how they are augmented.
+    there.
 
     Example:
 

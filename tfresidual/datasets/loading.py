@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import TYPE_CHECKING, overload
 
 import tensorflow as tf
 
 from tfresidual.arguments import ArgumentError, check_bool, checked_path
+from tfresidual.datasets.augmentation import flip_and_crop
 from tfresidual.datasets.builders import folder_of, prepared, read_split
 from tfresidual.datasets.declarations import DATA_SETS
 from tfresidual.datasets.description import (
@@ -20,14 +22,9 @@ from tfresidual.datasets.description import (
 )
 from tfresidual.datasets.epochs import remember
 from tfresidual.datasets.image_file import check_target, write
-from tfresidual.datasets.pipelines import (
-    epoch_counter,
-    fixed_pipeline,
-    in_memory,
-    training_pipeline,
-)
 from tfresidual.machine.backends import BACKEND
 from tfresidual.machine.files import check_folder
+from tfresidual.machine.passes import without_tuning
 
 if TYPE_CHECKING:
     from tfresidual.types import Dataset, DatasetName, Pixels, StrPath
@@ -91,10 +88,9 @@ def load(
 ) -> tuple[Dataset, Dataset] | tuple[Dataset, Dataset, Dataset]:
     """Loads a dataset as `tf.data` pipelines for `model.fit` and the probes.
 
-    The images are read into memory once, as uint8. Elements are batches `(images, labels)`: images
-    are float32 `[B, H, W, C]`; by default, each channel is standardized with the mean and standard
-    deviation of the training set. Labels are int64 `[B]`, or for Digitclutter k-hot float32
-    `[B, 10]`. The last batch may be smaller.
+    The images are read into memory once, as uint8. Batches have float32 images `[B, H, W, C]`, by
+    default standardized with the mean and standard deviation of the training set, and labels int64
+    `[B]`, or for Digitclutter k-hot float32 `[B, 10]`. The last batch may be smaller.
 
     The training pipeline counts epochs: each iteration over it is the next epoch. Order and
     augmentation of epoch e are determined by `seed` and e alone; `set_epoch` sets e.
@@ -104,16 +100,14 @@ def load(
         batch_size: Positive integer.
         digits: 3, 4 or 5, the number of digits on each image of Digitclutter. Other datasets ignore
             it.
-        train_size: Number of images to train on, taken from the start of the training set. None
-            means all that are not held out for validation, or the first 20,000 of Digitclutter.
-        test_size: Number of test images, taken from the start of the test set. None means all, or
-            the first 2,000 of Digitclutter.
+        train_size: Number of images to train on, the first of the training set. None means all that
+            are not held out for validation, or 20,000 of Digitclutter.
+        test_size: Number of test images, the first of the test set. None means all, or 2,000 of
+            Digitclutter.
         validation: Number of images to hold out, or a fraction of the training images between 0 and
-            1. They are the last images of the training set; Digitclutter has separate validation
-            images. With None, no images are held out.
-        augment: Whether to flip and crop the training images at random
-            (`tfresidual.datasets.augmentation`). None does so only for CIFAR, as in the papers;
-            True also does so for digits.
+            1: the last of the training set; Digitclutter has separate ones. None holds out none.
+        augment: Whether to flip and crop the training images at random. None does so only for
+            CIFAR, as in the papers.
         shuffle: Whether to shuffle the training images, across the whole set.
         seed: Non-negative integer, determines order and augmentation. The images of Digitclutter
             are the same for all seeds.
@@ -225,15 +219,67 @@ def pipelines(read, name, *, digits, batch_size, augment, shuffle, seed, pixels,
     `read` is a function from the name of a split to its images and labels.
     """
     factor, offset = normalization(name, digits, pixels)
+    augment = is_augmented(name, augment)
 
-    def normalise(images, labels):
+    def finish(images, labels):
         images = tf.cast(images, tf.float32) * factor - offset
         return images, tf.cast(labels, tf.float32 if labels.shape.rank == 2 else tf.int64)
 
-    epoch = epoch_counter()
-    images, labels = in_memory(*read(splits[0]))
-    augment = is_augmented(name, augment)
-    train = training_pipeline(images, labels, batch_size, epoch, seed, shuffle, augment, normalise)
-    remember(train, epoch, fixed_pipeline(images, labels, batch_size, normalise))
-    others = (in_memory(*read(split)) for split in splits[1:])
-    return train, *(fixed_pipeline(*other, batch_size, normalise) for other in others)
+    # tf.data runs on the CPU.
+    with tf.device("CPU:0"):
+        first, *others = (tuple(map(tf.constant, read(split))) for split in splits)
+        epoch = tf.Variable(0, dtype=tf.int64, trainable=False, name="epoch")
+    train = _training_pipeline(*first, batch_size, epoch, seed, shuffle, augment, finish)
+    remember(train, epoch, _fixed_pipeline(*first, batch_size, finish))
+    return train, *(_fixed_pipeline(*other, batch_size, finish) for other in others)
+
+
+def _training_pipeline(images, labels, batch_size, epoch, seed, shuffle, augment, finish):
+    """Returns batches in a new order each epoch, augmented and passed through `finish`."""
+    count = len(images)
+    steps = math.ceil(count / batch_size)
+
+    def begin(_):
+        current = epoch.read_value()
+        epoch.assign_add(1)
+        return tf.stack([tf.constant(seed, tf.int64), current])
+
+    def places(epoch_seed):
+        order = tf.range(count)
+        if shuffle:
+            order = tf.random.experimental.stateless_shuffle(order, epoch_seed)
+        return tf.data.Dataset.range(steps).map(
+            lambda step: (
+                tf.random.fold_in(epoch_seed, step),
+                order[step * batch_size : (step + 1) * batch_size],
+            )
+        )
+
+    def batch(batch_seed, indices):
+        chosen = tf.gather(images, indices)
+        if augment:
+            chosen = flip_and_crop(chosen, batch_seed)
+        return finish(chosen, tf.gather(labels, indices))
+
+    return without_tuning(
+        tf.data.Dataset.range(1)
+        .map(begin)
+        .flat_map(places)
+        .map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        .apply(tf.data.experimental.assert_cardinality(steps))
+        .prefetch(tf.data.AUTOTUNE)
+    )
+
+
+def _fixed_pipeline(images, labels, batch_size, finish):
+    """Returns batches in the order of the images, passed through `finish`."""
+
+    def batch(step):
+        here = slice(step * batch_size, (step + 1) * batch_size)
+        return finish(images[here], labels[here])
+
+    return without_tuning(
+        tf.data.Dataset.range(math.ceil(len(images) / batch_size))
+        .map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        .prefetch(tf.data.AUTOTUNE)
+    )
