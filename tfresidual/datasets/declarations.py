@@ -15,17 +15,7 @@ Rates = tuple[tuple[int, float], ...]
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """SGD with momentum and a piecewise constant learning rate.
-
-    Attributes:
-        name: str, the name in `RECIPES`.
-        epochs: int, number of epochs in the paper, or our choice where it prints none.
-        rates: pairs (first epoch, learning rate) in chronological order; the first pair begins at
-            epoch 0.
-        augment: whether images are flipped and cropped at random.
-        source: where the paper describes the recipe.
-        momentum: float, momentum of SGD.
-    """
+    """What `tfresidual.training.Recipe` holds."""
 
     name: str
     epochs: int

@@ -54,12 +54,6 @@ def describe(name: DatasetName, digits: int = 3) -> Description:
         digits: 3, 4 or 5, the number of digits on each image of Digitclutter. Other datasets ignore
             it.
 
-    Returns:
-        A `Description`.
-
-    Raises:
-        ValueError: If there is no such dataset.
-
     Example:
 
     >>> describe("cifar10").input_shape

@@ -55,9 +55,6 @@ def plain(train: _Data) -> _Data:
 
     Returns:
         A `tf.data.Dataset` of batches, or an `ArrayDataset`, the same in every iteration.
-
-    Raises:
-        ValueError: If `train` is anything else.
     """
     return train.plain() if isinstance(train, ArrayDataset) else _remembered(train, _PLAIN)
 

@@ -43,20 +43,15 @@ SIZES = {"train": "train_size", "validation": "validation", "test": "test_size"}
 
 @dataclasses.dataclass(frozen=True)
 class ImageFile:
-    """What an .npz file holds, whose images have not been read yet.
-
-    Attributes:
-        path: `pathlib.Path` of the file.
-        name: Name of the dataset.
-        digits: Number of digits on an image of Digitclutter, otherwise None.
-        sizes: Number of images by split.
-        unpacked: Number of bytes of what it holds.
-    """
+    """What an .npz file holds, whose images have not been read yet."""
 
     path: pathlib.Path
     name: DatasetName
+    # On an image of Digitclutter, otherwise None.
     digits: int | None
+    # Number of images by split.
     sizes: dict[str, int]
+    # Number of bytes of what it holds.
     unpacked: int
 
     def read(self, split: str, count: int) -> tuple[Array, Array]:
@@ -64,9 +59,6 @@ class ImageFile:
 
         Returns:
             uint8 `[N, H, W, C]`, and int64 `[N]` or uint8 `[N, 10]`, k-hot.
-
-        Raises:
-            ValueError: If the file is damaged.
         """
         description = describe(self.name, self.digits or 3)
         whole, classes = self.sizes[split], description.classes
@@ -125,13 +117,7 @@ class ImageFile:
 
 
 def open_file(data_file: StrPath) -> ImageFile:
-    """Returns what a file that `save` wrote holds; reads no images.
-
-    Raises:
-        ValueError: If the file is damaged, cut short, of a later version, or something else, or
-            unpacks to many times its size.
-        OSError: If there is no such file, or it cannot be read.
-    """
+    """Returns what a file that `save` wrote holds; reads no images. For errors, see `load_file`."""
     path = checked_path("data_file", data_file)
     wrote = "be a file that `tfresidual data NAME --to FILE.npz` wrote"
     if not path.exists():

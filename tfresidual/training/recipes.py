@@ -23,8 +23,7 @@ class Recipe(declarations.Recipe):
     Attributes:
         name: the name in `RECIPES`.
         epochs: number of epochs in the paper, or our choice where it prints none.
-        rates: pairs (first epoch, learning rate) in chronological order; the first pair begins at
-            epoch 0.
+        rates: pairs (first epoch, learning rate) in chronological order, from epoch 0.
         augment: whether images are flipped and cropped at random.
         source: where the paper describes the recipe.
         momentum: momentum of SGD.
@@ -37,10 +36,7 @@ class Recipe(declarations.Recipe):
         becomes `recipe.with_learning_rate(0.0125)` for batches of 16.
 
         Args:
-            learning_rate: the first learning rate.
-
-        Raises:
-            ValueError: if `learning_rate` is not a number from 1e-9 to 1e9.
+            learning_rate: the first learning rate, from 1e-9 to 1e9.
         """
         first = check_number("learning_rate", learning_rate, at_least=1e-9, at_most=1e9)
         rates = tuple((epoch, first * (rate / self.rates[0][1])) for epoch, rate in self.rates)
@@ -54,9 +50,6 @@ class Recipe(declarations.Recipe):
         Args:
             epochs: number of epochs of the training run.
             steps_per_epoch: number of optimizer steps per epoch.
-
-        Raises:
-            ValueError: if an argument is not a positive int.
         """
         epochs = check_int("epochs", epochs, at_least=1)
         steps = epochs * check_int("steps_per_epoch", steps_per_epoch, at_least=1)
@@ -100,9 +93,6 @@ def recipe(name: RecipeName, learning_rate: float | None = None) -> Recipe:
             inductive bias for ResNets", the dataset, or `"digitclutter_200"`; for Hauser 2019,
             `"hauser"`.
         learning_rate: see `Recipe.with_learning_rate`; `None` for the paper's.
-
-    Raises:
-        ValueError: if there is no recipe of this name, or the learning rate cannot be used.
     """
     check_choice("name", name, RECIPES)
     found = RECIPES[name]
@@ -119,9 +109,6 @@ def hauser_batch_size(blocks: int, data: Literal["cifar10", "mnist"] = "cifar10"
     Args:
         blocks: number of blocks of each stage, 1 or more.
         data: `"cifar10"` or `"mnist"`.
-
-    Raises:
-        ValueError: if an argument cannot be used.
     """
     check_int("blocks", blocks, at_least=1)
     check_choice("data", data, _HAUSER_BATCH_SIZES)

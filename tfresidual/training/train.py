@@ -76,9 +76,6 @@ def compile_network(
 
     Returns:
         The name of the metric, a str.
-
-    Raises:
-        ValueError: if an argument is invalid.
     """
     multi_label = check_bool("multi_label", multi_label)
     if coupling is None and kwargs:
