@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import runpy
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     )
 
 BATCH_NORMS = ("shared", "unshared_statistics", "unshared_scale", "unshared")
-DATASETS = ("digitclutter", "cifar10", "cifar100", "mnist")
+_DATA = runpy.run_path(os.path.join(os.path.dirname(__file__), "datasets", "declarations.py"))
+DATASETS, RECIPES = tuple(_DATA["DATA_SETS"]), tuple(_DATA["RECIPES"])
 KERNELS = ("uniform", "triangular", "triangular_printed")
 LAYOUTS = (
     "full_preactivation",
@@ -47,18 +49,6 @@ NETWORKS = (
     "single_representation",
     "avg_pooling",
     "wide",
-)
-RECIPES = (
-    "digitclutter",
-    "digitclutter_200",
-    "cifar10",
-    "cifar100",
-    "mnist",
-    "resnet110",
-    "single_representation",
-    "avg_pooling",
-    "wide",
-    "hauser",
 )
 SHORTCUTS = ("identity", "scaled", "exclusive_gate", "shortcut_only_gate", "conv1x1", "dropout")
 TRANSITIONS = (
