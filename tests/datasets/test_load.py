@@ -265,7 +265,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "names"), REFUSED, ids=str)
+@pytest.mark.parametrize(("name", "options", "names"), REFUSED)
 def test_refused(tmp_path, name, options, names):
     with refused(*names):
         load(name, data_dir=tmp_path, **options)

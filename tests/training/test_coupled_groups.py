@@ -151,7 +151,6 @@ def test_blocks_that_start_equal_stay_equal_to_the_last_bit(groups_of):
         every=2,
         others=pytest.mark.nightly,
     ),
-    ids=str,
 )
 def test_the_chain_of_a_network_of_this_package_couples_as_its_names_do(kwargs):
     nets = []

@@ -610,7 +610,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "name"), REFUSED, ids=str)
+@pytest.mark.parametrize(("changes", "name"), REFUSED)
 def test_refused(changes, name):
     if name not in ("first_block", "inner"):
         with refused(name):

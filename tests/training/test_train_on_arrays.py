@@ -94,7 +94,6 @@ def test_a_dataset_without_an_epoch_is_used_as_it_is(tmp_path):
         ({"data": augmented(), "held_out": augmented(), "batch_size": 8}, ["batch_size"]),
         ({"data": (IMAGES, LABELS[:-1])}, ["images", "labels"]),
     ],
-    ids=str,
 )
 def test_refused(tmp_path, arguments, names):
     with refused(*names):
