@@ -98,7 +98,7 @@ def expected_of(kind, chain, data, settings):
             found[place + "depth"] = depth
         return found
     if kind is callbacks.ConvergenceIndices:
-        frame = probes.convergence_indices(chain, *data, at_chance="nan", **settings)
+        frame = probes.convergence_indices(chain, *data, **settings)
         return {
             f"{place_of(row)}{'' if row['basis'] == 'labels' else 'agreement_'}{name}": row[name]
             for row in frame.to_dict("records")
