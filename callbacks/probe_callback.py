@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from typing import Any, Literal
 
     from tfresidual.routing import Chain
-    from tfresidual.sources.choosing import Layers
+    from tfresidual.sources.operations import Layers
     from tfresidual.types import Data, Frame, OnError
 
 # The number of images on which a probe is tried when training begins.
