@@ -55,7 +55,7 @@ MIXED = stages_of(saturating(3, 5), constant(1.05), hyperbolic(2.2, 4), offsets=
 def state_of(oracle):
     """What an oracle knows, but for times."""
     trials = [trial.get_state() for trial in oracle.in_order()]
-    return {"trials": trials, "ends": oracle.end_order, "waiting": oracle._retry_queue}
+    return {"trials": trials, "ends": oracle.end_order, "waiting": oracle.waiting}
 
 
 def without_ids(values):
@@ -569,7 +569,7 @@ class TestTorn:
         again = self.reloaded(tmp_path)
         assert again.end_order == ["0000", "0001"]
         assert again.trials["0001"].status == "FAILED"
-        assert (again.ongoing_trials, again._retry_queue) == ({}, [])
+        assert (again.ongoing_trials, again.waiting) == ({}, [])
 
     def test_killed_before_anything_was_written(self, tmp_path):
         oracle = quiet_oracle(tmp_path)
@@ -1020,7 +1020,7 @@ class TestSilence:
     def test_a_report_that_comes_first_counts_once(self, tmp_path, clock):
         oracle, late = self.silenced(tmp_path, clock)
         report(oracle, late, EASY)
-        assert oracle._retry_queue == []
+        assert oracle.waiting == []
         assert blocks(oracle.create_trial("b").hyperparameters) == (6,)
 
     def test_a_report_while_another_runs_it(self, tmp_path, clock):

@@ -114,10 +114,14 @@ def same_weights(network, other):
         np.testing.assert_array_equal(weight, other_weight)
 
 
+def seed_of(depths, execution=0):
+    """The seed of a training in a search of seed 0."""
+    return int(np.random.SeedSequence([0, execution, *depths]).generate_state(1)[0] >> 1)
+
+
 def trained_by_hand(tuner, depths, execution=0):
     """The network of a trial without the tuner."""
-    tuner._execution = execution
-    keras.utils.set_random_seed(tuner._seed_of(depths))
+    keras.utils.set_random_seed(seed_of(depths, execution))
     net = network(depths)
     net.fit(*TRAIN, batch_size=16, validation_data=HELD_OUT, verbose=0)
     return net
@@ -857,7 +861,7 @@ class TestWarmStart:
 
         same_weights(tuner.load_model(first), trained_by_hand(tuner, (1,)))
         depths = tuning.blocks(second.hyperparameters)
-        keras.utils.set_random_seed(tuner._seed_of(depths))
+        keras.utils.set_random_seed(seed_of(depths))
         deep, shallow = network(depths), network((1,))
         shallow.optimizer.build(shallow.trainable_variables)
         shallow.load_weights(tuner.oracle.weights_path(first))

@@ -130,7 +130,7 @@ def search_class(folder, number):
     class Search(tuning.DepthSearch):
         """Computes what a network would have measured."""
 
-        def _build_and_fit_model(self, trial, *args, **kwargs):
+        def execute(self, trial, execution, *args, **kwargs):
             depths, width = (
                 tuning.blocks(trial.hyperparameters),
                 trial.hyperparameters.get("width"),

@@ -154,7 +154,7 @@ def search_class(order):
     class Search(tuning.DepthSearch):
         """Computes what a network would have measured."""
 
-        def _build_and_fit_model(self, trial, *args, **kwargs):
+        def execute(self, trial, execution, *args, **kwargs):
             depths = tuning.blocks(trial.hyperparameters)
             width = trial.hyperparameters.get("width")
             note(order["folder"], "begun", self.tuner_id, trial.trial_id)

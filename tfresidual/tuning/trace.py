@@ -120,7 +120,7 @@ def read_search(folder: StrPath) -> DepthOracle:
             settings=search["settings"],
             max_trials=search["max_trials"],
         )
-    oracle._set_project_dir(str(folder.parent), folder.name)
+    oracle.place_in(folder)
     oracle.reload(look=True)
     return oracle
 
