@@ -44,9 +44,8 @@ def distances_as_built(network: keras.Model, data: Images, chain: Chain | None =
 
     Args:
         network: a built `keras.Model`, usually one that is not trained.
-        data: images, see `tfresidual.probes.computational_distance`, of any size.
-        chain: the `tfresidual.routing.Chain` of the network, or `None` for
-            `tfresidual.chain(network)`.
+        data: images, see `tfresidual.probes.computational_distance`.
+        chain: its `tfresidual.routing.Chain`; by default `tfresidual.chain(network)`.
 
     Returns:
         The frame of `tfresidual.probes.computational_distance`.
@@ -85,20 +84,18 @@ def set_statistics(network: keras.Model, data: Images, chain: Chain | None = Non
     owners = {id(layer.moving_mean): layer for layer in layers}.values()
     followed = [getattr(layer, name) for layer in owners for name in STATISTICS]
     others = [v for v in network.non_trainable_variables if v.name not in STATISTICS]
-    kept = [(variable, _value(variable)) for variable in others]
     momenta = [layer.momentum for layer in layers]
     before = [_value(variable) for variable in followed]
     sums: list[Any] = [0.0 for _ in followed]
-    shares: list[float] = []
+    shares = [0.0 for _ in followed]
     total = 0
 
     def after_pass(images, start):
         """Returns the statistics after a batch, if they were `start` before."""
         for variable in followed:
             variable.assign(np.full(variable.shape, start))
-        network(images, training=True)
-        for variable, value in kept:
-            variable.assign(value)
+        with restored(others):
+            network(images, training=True)
         return [_value(variable).astype(np.float64) for variable in followed]
 
     try:
@@ -118,7 +115,6 @@ def set_statistics(network: keras.Model, data: Images, chain: Chain | None = Non
     finally:
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
-        shares = shares or [0.0 for _ in followed]
         for place, share in enumerate(shares):
             followed[place].assign(sums[place] / total / share if share else before[place])
 
@@ -162,9 +158,9 @@ def compared_with_built(
         data: the images, which can be read several times.
 
     Returns:
-        A dict from the stage to a dict of `AS_BUILT`, the mean as built, and `CHANGE_ERROR`, the
-        standard error over the images of the change by training. A stage without a block to
-        measure, or whose numbers are not finite, is left out.
+        A dict by stage of dicts of `AS_BUILT`, the mean as built, and `CHANGE_ERROR`, the standard
+        error over the images of the change by training; without stages whose numbers are not finite
+        or in which no block is measured.
     """
     trained = _means_of_images(chain, data)
     with restored(network.variables):

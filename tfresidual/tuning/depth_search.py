@@ -803,9 +803,14 @@ def _is_intact(path):
     import h5py
 
     arrays = []
+
+    def read(name, item):
+        if isinstance(item, h5py.Dataset):
+            arrays.append(item[()])
+
     try:
         with h5py.File(path, "r") as file:
-            file.visititems(lambda _, item: arrays.append(item[()]) if "shape" in dir(item) else 0)
+            file.visititems(read)
     except (OSError, RuntimeError, ValueError, LookupError):
         return False
     return bool(arrays)

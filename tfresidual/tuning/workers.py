@@ -79,10 +79,6 @@ def is_served():
     return IP in os.environ
 
 
-def _address():
-    return f"{os.environ[IP]}:{os.environ[PORT]}"
-
-
 def _environment():
     return ", ".join(f"{name}={os.environ.get(name)!r}" for name in (ID, IP, PORT))
 
@@ -96,15 +92,20 @@ def wait_for_chief(client, timeout):
         timeout: number of seconds.
     """
     options = [(f"grpc.{which}_reconnect_backoff_ms", 200) for which in ("initial", "min", "max")]
-    channel = grpc.insecure_channel(_address(), options=options)
-    replace_stub(client, channel, lambda stub: _PatientStub(stub, timeout))
+    address = f"{os.environ[IP]}:{os.environ[PORT]}"
+    channel = grpc.insecure_channel(address, options=options)
+    error = ChiefConnectionError(
+        f"No chief has answered at {address} for {timeout:g} seconds. Start one: the same program "
+        f"with {ID}=chief, at the address given by {IP} and {PORT}. Received: {_environment()}"
+    )
+    replace_stub(client, channel, lambda stub: _PatientStub(stub, timeout, error))
 
 
 class _PatientStub:
     """Sends requests, and repeats them until a chief has answered or the time is over."""
 
-    def __init__(self, stub, timeout):
-        self.stub, self.timeout = stub, timeout
+    def __init__(self, stub, timeout, no_answer):
+        self.stub, self.timeout, self.no_answer = stub, timeout, no_answer
 
     def __getattr__(self, name):
         return functools.partial(self._ask, getattr(self.stub, name))
@@ -119,11 +120,7 @@ class _PatientStub:
                 if error.code() not in NO_ANSWER:
                     raise
                 if time.monotonic() >= deadline:
-                    raise ChiefConnectionError(
-                        f"No chief has answered at {_address()} for {self.timeout:g} seconds. "
-                        f"Start one: the same program with {ID}=chief, at the address given by "
-                        f"{IP} and {PORT}. Received: {_environment()}"
-                    ) from error
+                    raise self.no_answer from error
             time.sleep(min(0.2, self.timeout))
 
 
@@ -145,14 +142,15 @@ def serve(oracle):
     server = grpc.server(thread, options=[("grpc.so_reuseport", 0)])
     answers = _Answers(thread)
     add_servicer(oracle, server, answers.of)
+    address = f"{os.environ[IP]}:{os.environ[PORT]}"
     try:
-        bound = server.add_insecure_port(_address())
+        bound = server.add_insecure_port(address)
     except RuntimeError:
         bound = 0
     if not bound:
         raise OSError(
             f"The chief cannot listen: is another one already running? Received: {IP} and {PORT} "
-            f"of {_address()!r}"
+            f"of {address!r}"
         )
     server.start()
     try:
