@@ -5,9 +5,7 @@ kind of networks, are in `test_depth_oracle.py` and `test_workers.py`.
 """
 
 import json
-import pathlib
 import shutil
-import sys
 
 import keras
 import keras_tuner
@@ -503,33 +501,6 @@ def test_a_change_by_training_has_a_standard_error():
     np.testing.assert_allclose(numbers[as_built.CHANGE_ERROR], error, rtol=1e-3)
     for weight, value in zip(net.weights, after, strict=True):
         np.testing.assert_array_equal(weight, value)
-
-
-PROGRAM = """
-import sys
-sys.path[:0] = {paths}
-from tuning import test_any_network as these
-tuner = these.tuner_in(
-    {folder!r}, lambda blocks: these.dense(blocks, 0.01), (1, 1), epsilon=0.35, max_trials=4
-)
-these.search(tuner)
-"""
-
-
-@pytest.mark.nightly
-def test_several_workers(tmp_path):
-    root = pathlib.Path(__file__).parents[2]
-    program = tmp_path / "program.py"
-    paths = [str(root / "tests"), str(root)]
-    program.write_text(PROGRAM.format(paths=paths, folder=str(tmp_path / "runs")))
-    tuning.supervise([sys.executable, str(program)], workers=2, folder=tmp_path / "logs")
-    oracle = tuning.read_search(tmp_path / "runs" / "search")
-    trace = tuning.trace_of(oracle)
-    assert trace["status"].tolist() == ["completed"] * 8
-    assert trace["mean_scaled_perturbation_as_built"].notna().all()
-    assert trace["chance_error"].notna().all()
-    logs = [path.read_text() for path in (tmp_path / "logs").glob("worker*.log")]
-    assert len(logs) == 2
 
 
 @pytest.mark.parametrize(
