@@ -106,28 +106,6 @@ def served(monkeypatch):
 
 
 class TestSearch:
-    @pytest.mark.parametrize(
-        ("stages", "start", "epsilon", "most"),
-        [
-            (stages_of(constant(3.69)), (4,), 0.1, 3),
-            (stages_of(constant(0.0)), (9,), 0.1, 2),
-            (stages_of(power(50), power(9), power(70), power(0.1)), (3, 4, 5, 2), 0.2, 4),
-            (MIXED, (40, 1, 60), 0.1, 9),
-        ],
-    )
-    def test_finds_the_fewest_blocks(self, tmp_path, stages, start, epsilon, most):
-        tuner = search(tmp_path, stages, start, epsilon=epsilon)
-        answer = stages.answer(epsilon)
-        (outcome,) = outcomes_of(tuner.oracle)
-        assert (outcome.status, outcome.blocks, outcome.hyperparameters) == ("found", answer, {})
-        (best,) = tuner.get_best_hyperparameters()
-        assert blocks(best) == answer
-        assert tuner.ran[0] == start
-        assert len(set(tuner.ran)) == len(tuner.ran) <= most
-        assert depths_of(tuner.oracle) == tuner.ran
-        assert depths_of(tuner.oracle)[outcome.trial] == answer
-        assert tuner.oracle.is_over()
-
     def test_does_what_the_plan_says(self, tmp_path):
         for place in range(2):
             noisy = Stages(MIXED.laws, noise=0.03, seed=place)
@@ -383,23 +361,6 @@ class TestOtherHyperparameters:
 
 
 class TestResumed:
-    @pytest.mark.parametrize("trial", [0, 1, 3, 5])
-    def test_goes_on_as_if_nothing_had_happened(self, tmp_path, trial):
-        whole = search(tmp_path / "whole", MIXED, (4, 4, 4))
-        assert len(whole.ran) == 5
-        folder = tmp_path / "interrupted"
-        if trial < 5:
-            with pytest.raises(KeyboardInterrupt):
-                search(folder, MIXED, (4, 4, 4), interrupt_at=trial)
-        else:
-            search(folder, MIXED, (4, 4, 4), interrupt_at=trial)
-        resumed = search(folder, MIXED, (4, 4, 4))
-        assert resumed.ran == whole.ran[trial:]
-        assert depths_of(resumed.oracle) == whole.ran
-        assert outcomes_of(resumed.oracle) == outcomes_of(whole.oracle)
-        assert state_of(resumed.oracle) == state_of(whole.oracle)
-        assert json_at(folder, "oracle.json")["start_order"] == whole.oracle.start_order
-
     def test_a_chief_gives_a_trial_back_to_its_worker(self, tmp_path, served, capsys):
         oracle = quiet_oracle(tmp_path)
         report(oracle, oracle.create_trial("a"), EASY)

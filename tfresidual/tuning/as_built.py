@@ -65,11 +65,6 @@ def set_statistics(network: keras.Model, data: Images, chain: Chain | None = Non
     A layer that is applied several times has the mean over its applications. Statistics of layers
     without an attribute `momentum` are those that the layer itself leaves after the pass. Nothing
     else changes: random numbers that the pass draws leave the seeds as they were.
-
-    Args:
-        network: a built `keras.Model`, called in training mode on every batch.
-        data: the images.
-        chain: its chain, which says which inputs are integers.
     """
     if not any(weight.name in STATISTICS for weight in network.weights):
         return
@@ -159,8 +154,7 @@ def compared_with_built(
 
     Returns:
         A dict by stage of dicts of `AS_BUILT`, the mean as built, and `CHANGE_ERROR`, the standard
-        error over the images of the change by training; without stages whose numbers are not finite
-        or in which no block is measured.
+        error over the images of the change; without stages that have no such finite numbers.
     """
     trained = _means_of_images(chain, data)
     with restored(network.variables):

@@ -67,9 +67,6 @@ def blocks(hyperparameters: keras_tuner.HyperParameters) -> tuple[int, ...]:
     ...     net.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     ...     return net
 
-    Args:
-        hyperparameters: the `keras_tuner.HyperParameters` of a trial.
-
     Raises:
         ValueError: if these are not hyperparameters of a depth search.
     """
@@ -105,22 +102,14 @@ class DepthOracle(PlacedOracle):
     width) has its own search for depths.
 
     A trial must report, for every stage, `"stage1/blocks"` (blocks that keep the shape) and
-    `"stage1/scaled_distance"`; `tfresidual.tuning.DepthSearch` reports these and more. The files on
-    disk are consistent at any moment: a killed search resumes with all finished trials.
+    `"stage1/scaled_distance"`. The files on disk are consistent at any moment: a killed search
+    resumes with all finished trials.
 
     Args:
-        start: tuple of ints, the blocks of each stage in the first trial.
-        epsilon: float over 0, the largest mean scaled perturbation of a stage.
-        min_blocks: int, or one int per stage: the smallest depth, 1 or more.
-        max_blocks: int, or one int per stage: the largest depth.
-        tolerance: int, the number of blocks by which a stage of the result may be deeper than
-            necessary.
-        warm_start: whether a trial starts with the weights of the deepest finished trial that is
-            shallower, see `tfresidual.tuning.interleave`.
-        hyperparameters: a `keras_tuner.HyperParameters` with further hyperparameters, or `None`.
+        start: tuple of ints, the blocks of each stage in the first trial. For the arguments up to
+            `hyperparameters`, and `max_trials`, see `DepthSearch`.
         settings: dict of other settings that affect the measurements of a trial. A search in the
             same folder with different settings is refused.
-        max_trials: int, the largest number of trials, or `None` for no limit.
         **kwargs: `max_retries_per_trial`, `max_consecutive_failed_trials`, `tune_new_entries` and
             the other arguments of `keras_tuner.Oracle`.
 
@@ -240,8 +229,8 @@ class DepthOracle(PlacedOracle):
         """Returns all combinations of the hyperparameters that are not depths, as a list of dicts.
 
         Raises:
-            ValueError: if one of them has infinitely many values or depends on a depth, or if there
-                are too many combinations.
+            ValueError: if there are too many, or one has infinitely many values or depends on a
+                depth.
         """
         found = [keras_tuner.HyperParameters()]
         for parameter in self.hyperparameters.space:
@@ -329,15 +318,10 @@ class DepthOracle(PlacedOracle):
         )
 
     def as_built(self, trial: Trial, stage: int) -> tuple[float, bool] | None:
-        """Returns what the network of a finished trial gives as built, or `None` if not measured.
+        """Returns what the network of a finished trial gave as built, if it was measured.
 
-        Args:
-            trial: a finished trial.
-            stage: int from 1.
-
-        Returns:
-            The mean scaled perturbation of the stage in the untrained network, and whether training
-            has moved it by more than two standard errors.
+        That is the mean scaled perturbation of a stage, from 1, and whether training has moved it
+        by more than two standard errors.
         """
         names = [log_key(name, stage) for name in (AS_BUILT, CHANGE_ERROR, MEAN)]
         if not all(map(trial.metrics.exists, names)):
@@ -593,9 +577,8 @@ class DepthOracle(PlacedOracle):
     def reload(self, look: bool = False) -> None:
         """Restores a search from the files of an earlier process, which may have been killed.
 
-        A trial whose measurements are on disk counts as finished. Any other trial is run again: by
-        the worker that had it if a chief was restarted, and otherwise by the first worker that
-        asks.
+        A trial whose measurements are on disk counts as finished. Any other is run again: by the
+        worker that had it if a chief was restarted, and otherwise by the first worker that asks.
 
         Args:
             look: whether to only read and write nothing, because another process may be searching.
@@ -644,7 +627,7 @@ class DepthOracle(PlacedOracle):
             self._retry_failures()
 
     def _check_same_search(self, state, path):
-        """Raises a `ValueError` if the state in the file at `path` is that of another search."""
+        """Raises a `ValueError` if the state in a file is that of another search."""
         if "depth_search" not in state:
             raise ValueError(
                 "The folder holds a search of another kind. Choose another `project_name`. "
@@ -664,12 +647,7 @@ class DepthOracle(PlacedOracle):
         check_same_settings(before, self.settings, self.folder)
 
     def _continue(self, owners, look):
-        """Ends the trials whose measurements are on disk; the others run again.
-
-        Args:
-            owners: dict of the workers that had trials, by the id of the trial.
-            look: as in `reload`.
-        """
+        """Ends trials whose measurements are on disk; others run again, by `owners` if known."""
         for trial in reversed(self.in_order()):
             if trial.status == RUNNING and trial.metrics.exists(OBJECTIVE):
                 trial.status = COMPLETED
@@ -754,8 +732,8 @@ def check_same_settings(before, settings, folder):
 def metric(trial, name):
     """Returns a number that a trial reported, as it was before rounding to single precision.
 
-    Workers report numbers in single precision. The result must not depend on which process ran the
-    trial, and must print as it was measured: 0.3 and not 0.30000001192.
+    Workers report in single precision. The result must not depend on which process ran the trial,
+    and must print as it was measured: 0.3 and not 0.30000001192.
     """
     return float(str(np.float32(trial.metrics.get_best_value(name))))
 
@@ -788,11 +766,7 @@ def _checked_limits(start, min_blocks, max_blocks):
 
 
 def error_text(error):
-    """Returns an error rate as text, beside that of guessing; empty if it is not known.
-
-    Args:
-        error: dict, see `DepthOracle.error`.
-    """
+    """Returns an error rate as text, see `DepthOracle.error`, beside that of guessing, if known."""
     if "error" not in error:
         return ""
     chance = f", chance {error[CHANCE_ERROR]:.1%}" if CHANCE_ERROR in error else ""

@@ -420,13 +420,7 @@ class DepthSearch(BuildingTuner):
             self._compare_network()
 
     def _compare_network(self):
-        """Compares the network at the start of the search with the one that the folder records.
-
-        A search that begins records it.
-
-        Raises:
-            ValueError: if it is another one.
-        """
+        """Compares the network at the start of the search with the recorded one, or records it."""
         path = self._path(NETWORK_FILE)
         is_there = os.path.lexists(path)
         if self._is_compared or (is_worker() and not is_there):
@@ -576,8 +570,7 @@ class DepthSearch(BuildingTuner):
     def outcome(self) -> Outcome:
         """Returns the result of the search, or the reason why there is none, a `tuning.Outcome`.
 
-        With further hyperparameters there are several outcomes: returns the one with the fewest
-        blocks; see `outcomes`.
+        Of several, with further hyperparameters, returns the one with the fewest blocks.
         """
         outcomes = self.outcomes()
         found = [outcome for outcome in outcomes if outcome.blocks is not None]
@@ -600,15 +593,13 @@ class DepthSearch(BuildingTuner):
             `blocks`, `measured_blocks` (those that keep the shape, the rule's L), `distance`,
             `scaled_distance`, `mean_perturbation`, `mean_scaled_perturbation`,
             `scaled_distance_deviation` (standard deviation over executions), `depth_asked_for` (the
-            number of measured blocks that the rule asks for, if the distance did not change),
-            `mean_scaled_perturbation_as_built` (that of the same network, untrained),
-            `mean_scaled_perturbation_change_error` (the standard error of its change by training:
-            over the images or, if that is larger, over executions), `moved` (whether the change is
-            more than two standard errors), `meets_rule`, `found` (whether the trial is the result),
-            `error`, `seconds`, the metrics on the validation data (with an accuracy, also
-            `chance_error` and `error_se`), and, with `warm_start`, `from_trial`, the id of the
-            trial whose weights were used. What a search of an earlier version did not measure is
-            NaN, or missing.
+            measured blocks that the rule asks for, if the distance did not change),
+            `mean_scaled_perturbation_as_built`, `mean_scaled_perturbation_change_error` (see
+            `run_trial`), `moved` (whether the change is more than two standard errors),
+            `meets_rule`, `found` (whether the trial is the result), `error`, `seconds`, the metrics
+            on the validation data and, with `warm_start`, `from_trial`, the id of the trial whose
+            weights were used. What a search of an earlier version did not measure is NaN, or
+            missing.
         """
         return trace_of(self._current())
 
@@ -623,8 +614,7 @@ class DepthSearch(BuildingTuner):
     def get_best_models(self, num_models: int = 1) -> list[keras.Model]:
         """Returns the trained networks that meet the rule, the fewest blocks first.
 
-        If a trial has several executions, both their average and the kept network must meet the
-        rule.
+        If a trial has several executions, both their average and the kept network must meet it.
 
         Raises:
             RuntimeError: if there is no such network.
@@ -761,11 +751,7 @@ def _bytes_in_hdf5(network):
 
 
 def load_trained(network, path):
-    """Loads the weights and the optimizer state that a trial saved.
-
-    Args:
-        network: a compiled `keras.Model`, built for the depths of the trial.
-        path: path of the weights of the trial.
+    """Loads the weights and the optimizer state that a trial saved into a compiled network.
 
     Raises:
         ValueError: if the weights are missing or damaged, or those of another network, or their
@@ -830,10 +816,7 @@ def _clear(directory, project_name):
 
 
 def _averaged(results):
-    """Returns the mean measurements of several executions; seconds are summed.
-
-    Also includes the distances of the execution with the best worst stage, whose weights are kept.
-    """
+    """Returns the mean measurements of executions, and the distances of the one that is kept."""
     # What one execution could not measure, such as infinite numbers of one as built, none has.
     names = [name for name in results[0] if all(name in result for result in results)]
     averaged = {name: math.fsum(r[name] for r in results) / len(results) for name in names}

@@ -45,16 +45,7 @@ LEFT_OUT = {"module", "registered_name", "build_config", "shared_object_id", "pa
 
 
 def of_fit(args, kwargs, probe_data):
-    """Returns what affects the measurements of all trials, as JSON can hold it.
-
-    Args:
-        args: positional arguments of `fit`.
-        kwargs: keyword arguments of `fit`.
-        probe_data: the images to measure on, or `None`.
-
-    Returns:
-        A dict by name of argument; data is described by its shapes and by a hash.
-    """
+    """Returns what of the arguments of `fit` affects the measurements, as JSON can hold it."""
     given = {**OF_FIT, **dict(zip(POSITIONAL, args, strict=False)), **kwargs}
     given = {name: given[name] for name in OF_FIT} | {"probe_data": probe_data}
     return _as_json({n: _of_data(v) if n in DATA else v for n, v in given.items()})
@@ -94,17 +85,14 @@ def _of_array(data):
 def of_network(build, chain_of=None):
     """Returns the fingerprint of a network, as JSON can hold it, or `None` if it is no network.
 
+    It has the configuration and the weights' shapes of the layers, the optimizer and the loss, and
+    the outputs for fixed weights and inputs; of other networks than those of this package also what
+    their blocks are.
+
     Args:
         build: function without arguments that returns the compiled network. It is called again if
-            the network has seeds, to find those that differ each time. The state of `random` is
-            kept.
-        chain_of: function of the network that returns its chain, which a network of this package
-            needs not; `None` for no chain.
-
-    Returns:
-        A dict with the configuration and the weights' shapes of its layers, its optimizer and loss,
-        and the outputs for fixed weights and inputs; of other networks than those of this package
-        also what their blocks are.
+            the network has seeds, to find those that differ each time.
+        chain_of: function of the network that returns its chain, or `None` for no chain.
     """
     found = {}
     before = random.getstate()
@@ -238,9 +226,9 @@ def _inputs(network):
 
 
 def _response(network):
-    """Returns outputs for fixed weights and inputs, which tell layers with one configuration apart.
+    """Returns outputs for fixed inputs and weights, which overwrite those of the network.
 
-    The weights of the network are overwritten.
+    They tell layers with one configuration apart.
     """
     rng = np.random.default_rng(0)
     for weight in network.weights:
@@ -270,41 +258,41 @@ def difference(before, now):
     """Returns in which way two fingerprints of networks differ, as text, or `None`."""
     # Earlier versions did not record the chain.
     left_out = {"output"} if CHAIN in before and CHAIN in now else {"output", CHAIN}
-    parts = [{k: v for k, v in part.items() if k not in left_out} for part in (before, now)]
-    found = _first_difference(*parts)
+    parts = ({k: v for k, v in part.items() if k not in left_out} for part in (before, now))
+    old, new = (dict(_flat(part)) for part in parts)
+    for place in old | new:
+        is_code = "code in Python" in place and not (place in old and place in new)
+        pair = old.get(place, "not set"), new.get(place, "not set")
+        if pair[0] != pair[1] and not is_code:
+            return _told(place, *pair)
     outputs = before.get("output"), now.get("output")
-    if found is not None or None in outputs:
-        return found
+    if None in outputs:
+        return None
     if len(outputs[0]) != len(outputs[1]):
-        return f"the number of outputs ({len(outputs[0])} before, {len(outputs[1])} now)"
+        return _told("the number of outputs", *map(len, outputs))
     limit = TOLERANCE.get(before.get("precision"), 1e-3)
     limit *= max((abs(v) for v in outputs[0] if v is not None), default=0.0)
-    for old, new in zip(*outputs, strict=True):
-        if (old is None) != (new is None) or not (old is None or abs(old - new) <= limit):
-            return f"what it computes with the same weights ({old} before, {new} now)"
+    for one, two in zip(*outputs, strict=True):
+        if (one is None) != (two is None) or not (one is None or abs(one - two) <= limit):
+            return _told("what it computes with the same weights", one, two)
     return None
 
 
-def _first_difference(before, now, place=""):
-    if isinstance(before, dict) and isinstance(now, dict):
-        for name in {**before, **now}:
-            if name not in before or name not in now:
-                if name.startswith("code in Python"):
-                    continue
-                old, new = before.get(name, "not set"), now.get(name, "not set")
-                return f"{place} {name} ({old} before, {new} now)".strip()
-            found = _first_difference(before[name], now[name], f"{place} {name}".strip())
-            if found is not None:
-                return found
-        return None
-    if isinstance(before, list) and isinstance(now, list):
-        if len(before) != len(now):
-            return f"the number of {place} ({len(before)} before, {len(now)} now)"
-        numbered = (dict(enumerate(part)) for part in (before, now))
-        return _first_difference(
-            *({str(number): v for number, v in part.items()} for part in numbered), place
-        )
-    return None if before == now else f"{place} ({before} before, {now} now)"
+def _told(what, before, now):
+    return f"{what} ({before} before, {now} now)"
+
+
+def _flat(value, place=""):
+    """Yields the parts of a description with their places."""
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from _flat(part, f"{place} {name}".strip())
+    elif isinstance(value, list):
+        yield f"the number of {place}", len(value)
+        for number, part in enumerate(value):
+            yield from _flat(part, f"{place} {number}")
+    else:
+        yield place, value
 
 
 def _as_json(value):

@@ -39,11 +39,7 @@ check_version(keras_tuner.__version__)
 
 
 class PlacedOracle(keras_tuner.Oracle):
-    """An oracle that knows its folder. Its files are its own business.
-
-    Attributes:
-        folder: `pathlib.Path`, where the tuner keeps the search.
-    """
+    """An oracle that knows the folder of its search, `folder`, and leaves the files to others."""
 
     folder: pathlib.Path
 
@@ -93,26 +89,14 @@ class BuildingTuner(keras_tuner.Tuner):
 
 
 def replace_stub(client: Any, channel: grpc.Channel, wrap: Callable[[Any], Any]) -> None:
-    """Lets the client of a worker send its requests through another channel.
-
-    Args:
-        client: the client of the chief's oracle.
-        channel: the channel.
-        wrap: function from the stub that sends requests to what replaces it.
-    """
+    """Lets the client of a worker send its requests through `wrap` of what sends them."""
     from keras_tuner.src import protos
 
     client.stub = wrap(protos.get_service_grpc().OracleStub(channel))
 
 
 def add_servicer(oracle: Any, server: grpc.Server, wrap: Callable[[Any], Any]) -> None:
-    """Lets a server answer the requests of workers.
-
-    Args:
-        oracle: what answers them.
-        server: the server.
-        wrap: function from the object that answers requests to what replaces it.
-    """
+    """Lets a server answer the requests of workers by `wrap` of what answers them."""
     from keras_tuner.src import protos
     from keras_tuner.src.distribute.oracle_chief import OracleServicer
 

@@ -25,11 +25,7 @@ def trial_files(folder):
 
 
 def is_begun(folder):
-    """Returns whether a folder contains a search.
-
-    Raises:
-        FileNotFoundError: if the folder contains trials but not the file of their search.
-    """
+    """Returns whether a folder contains a search; raises an error if only trials are there."""
     path = folder / ORACLE_FILE
     if not path.exists() and trial_files(folder):
         raise FileNotFoundError(

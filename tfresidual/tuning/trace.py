@@ -232,14 +232,7 @@ def _remarks(rates, is_better, as_built, moved):
 
 
 def _message(oracle, plan, others, found=None):
-    """Returns the outcome in a sentence.
-
-    Args:
-        oracle: the oracle.
-        plan: what follows from its trials.
-        others: the values of the other hyperparameters.
-        found: str, the depths that meet the rule, with their error; `None` if there are none.
-    """
+    """Returns the outcome in a sentence; `found` says which depths meet the rule, if any."""
     epsilon = f"{oracle.epsilon:g}"
     trials = [t for t in oracle.in_order() if oracle.others_of(t) == others]
     failed = [trial for trial in trials if trial.status == FAILED]

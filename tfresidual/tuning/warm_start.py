@@ -197,11 +197,7 @@ def _matched(old, young, chains):
 
 
 def _multiply_branch(network, chain, block, factor):
-    """Multiplies the branch of a block by a factor, by changing the weights of one of its layers.
-
-    Raises:
-        ValueError: if there is no layer whose weights have this effect.
-    """
+    """Multiplies the branch of a block, by changing the weights of one of its layers."""
     parts, whole = [block], chain
     with contextlib.suppress(ValueError):
         if block.branch is None:
@@ -261,10 +257,9 @@ def _allowed(state):
 
 
 def _last_layer(chain, block, images):
-    """Returns the weights of the layer by which the branch of a block can be multiplied.
+    """Returns the weights of the last layer by which the branch of a block can be multiplied.
 
-    These are those of the last layer with the effect that the branch is half of what it was if they
-    are; an empty list if the branch is zero anyway, and `None` if there is no such layer.
+    That is an empty list if the branch is zero anyway, and `None` if there is no such layer.
     """
     own, state = _block_and_state(chain, block, images)
 

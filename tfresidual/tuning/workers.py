@@ -86,10 +86,8 @@ def _environment():
 def wait_for_chief(client, timeout):
     """Lets a worker repeat unanswered requests, since the chief may be restarted.
 
-    Args:
-        client: the worker's client of the chief's oracle. From now on, its requests raise a
-            `ConnectionError` if no chief has answered within `timeout`.
-        timeout: number of seconds.
+    From now on, requests of its client raise a `ConnectionError` if no chief has answered for
+    `timeout` seconds.
     """
     options = [(f"grpc.{which}_reconnect_backoff_ms", 200) for which in ("initial", "min", "max")]
     address = f"{os.environ[IP]}:{os.environ[PORT]}"
@@ -169,8 +167,7 @@ def serve(oracle):
 class _Answers:
     """Answers requests until the oracle raises an error, after which its state is unknown.
 
-    After the error, workers find the chief unavailable, as if it had been killed, and repeat their
-    requests for a while.
+    Workers then find the chief unavailable, as if it had been killed, and repeat their requests.
     """
 
     def __init__(self, thread):
@@ -214,12 +211,7 @@ class _Answers:
 
 @contextlib.contextmanager
 def heartbeat(oracle, trial_id):
-    """Reports to the chief that this worker is alive, as long as the block runs.
-
-    Args:
-        oracle: the worker's client of the chief's oracle.
-        trial_id: str, the trial that it runs.
-    """
+    """Reports to the chief that this worker runs a trial, as long as the block does."""
     ended = threading.Event()
 
     def beat():
