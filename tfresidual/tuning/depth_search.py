@@ -53,6 +53,7 @@ from tfresidual.tuning.search_files import (
     ORACLE_FILE,
     REMEDY,
     WEIGHTS_FILE,
+    TrialFileError,
     reading,
     write_json,
 )
@@ -94,10 +95,6 @@ ACCURACY_METRICS = (
 HOOKS = ("on_epoch_begin", "on_epoch_end", "on_train_batch_begin", "on_train_batch_end")
 # What HDF5 writes beside each variable, in bytes.
 HEADER_BYTES = 4096
-
-
-class TrialFileError(errors.FatalError, OSError):
-    """A file that a trial needs cannot be read or written; other depths will not help."""
 
 
 class DepthSearch(BuildingTuner):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 
+from keras_tuner import errors
+
 from tfresidual.machine.files import damaged, written
 
 # Files in the folder of a trial: its measurements, its weights, and the error message of a failed
@@ -17,6 +19,10 @@ REMEDY = "Replace it by an intact copy, or search in another folder"
 
 # What Python and keras-tuner raise for a file that holds something else than was written.
 _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError)
+
+
+class TrialFileError(errors.FatalError, OSError):
+    """A file of a search cannot be read or written; other depths will not help."""
 
 
 def trial_files(folder):
@@ -46,5 +52,9 @@ def reading(path):
 
 def write_json(path, content):
     """Writes JSON to a temporary file and moves it into place."""
-    with written(path) as beside:
-        beside.write_text(json.dumps(content), encoding="utf-8")
+    try:
+        with written(path) as beside:
+            beside.write_text(json.dumps(content), encoding="utf-8")
+    except OSError as error:
+        # keras-tuner would count the trial as failed.
+        raise TrialFileError(str(error)) from error
