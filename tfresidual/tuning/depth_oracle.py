@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
-    from tfresidual.tuning.proposals import Plan
+    from keras_tuner.engine.trial import Trial
 
-    Trial = keras_tuner.engine.trial.Trial
+    from tfresidual.tuning.proposals import Plan
 
 RUNNING, COMPLETED, FAILED = "RUNNING", "COMPLETED", "FAILED"
 IDLE, STOPPED, INVALID = "IDLE", "STOPPED", "INVALID"

@@ -75,10 +75,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
+    from keras_tuner.engine.trial import Trial
+
     from tfresidual.tuning.trace import Outcome
     from tfresidual.types import Frame, Images
-
-    Trial = keras_tuner.engine.trial.Trial
 
 # Errors that indicate a faulty program, not a network that cannot be trained.
 PROGRAM_ERRORS = (AttributeError, ImportError, IndexError, KeyError, NameError, TypeError)

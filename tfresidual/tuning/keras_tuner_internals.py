@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     import grpc
     import keras
+    from keras_tuner.engine.trial import Trial
 
 # The versions with which the search was tried; setup.cfg requires the same range.
 TRIED = ("1.4.7", "1.4.8")
@@ -51,11 +52,11 @@ class PlacedOracle(keras_tuner.Oracle):
         super()._set_project_dir(directory, project_name)
         self.folder = pathlib.Path(directory, project_name)
 
-    def announce(self, trial: keras_tuner.engine.trial.Trial) -> None:
+    def announce(self, trial: Trial) -> None:
         """Prints that a trial begins, unless `verbose` is 0."""
         self._display.on_trial_begin(trial)
 
-    def durations(self, trial: keras_tuner.engine.trial.Trial, now: Any) -> tuple[str, str]:
+    def durations(self, trial: Trial, now: Any) -> tuple[str, str]:
         """Returns how long a trial and the whole search have taken, as text."""
         # A restarted chief does not know when the trial started.
         display = self._display
@@ -79,9 +80,7 @@ class BuildingTuner(keras_tuner.Tuner):
         """Returns another network, beside that of a trial."""
         return self._build_hypermodel(hyperparameters)
 
-    def log_below(
-        self, callbacks: list, trial: keras_tuner.engine.trial.Trial, execution: int
-    ) -> None:
+    def log_below(self, callbacks: list, trial: Trial, execution: int) -> None:
         """Gives the `TensorBoard` callbacks among some a folder per execution."""
         # keras-tuner imports TensorBoard even if it is not used.
         if any(type(callback).__name__ == "TensorBoard" for callback in callbacks):

@@ -88,7 +88,7 @@ def interleave(
             )
     sections = [network.sections() for network in given.values()]
     units = [[units for _, units in stages] for _, stages, _ in sections]
-    pairs, new = _pairs(*units, lambda unit: unit.resizing is None)
+    pairs, new = _pairs(units, lambda unit: unit.resizing is None)
     rest = [
         [*stem, *head, *(transition for transition, _ in stages if transition is not None)]
         for stem, stages, head in sections
@@ -100,10 +100,10 @@ def interleave(
         unit.scale_branch(nearness)
 
 
-def _pairs(stages, deep_stages, keeps_shape):
-    """Returns the pairs of corresponding blocks, and the new ones; both from lists of lists."""
-    pairs, new, is_same = [], [], len(stages) == len(deep_stages)
-    for old, young in zip(stages, deep_stages, strict=False):
+def _pairs(stages, keeps_shape):
+    """Returns the pairs of corresponding blocks, and the new ones, of the stages of two networks."""
+    pairs, new, is_same = [], [], len(stages[0]) == len(stages[1])
+    for old, young in zip(*stages, strict=False):
         (changing, keeping), (deep_changing, deep_keeping) = (
             [[block for block in blocks if keeps_shape(block) is kept] for kept in (False, True)]
             for blocks in (old, young)
@@ -115,7 +115,7 @@ def _pairs(stages, deep_stages, keeps_shape):
         new += [block for place, block in enumerate(deep_keeping) if place not in places]
         pairs += [*zip(changing, deep_changing, strict=False), *zip(keeping, kept, strict=False)]
     if not is_same:
-        depths, deep_depths = (list(map(len, part)) for part in (stages, deep_stages))
+        depths, deep_depths = (list(map(len, part)) for part in stages)
         raise ArgumentError(
             "deep",
             "have the stages of `shallow`, with as many blocks or more",
@@ -139,7 +139,7 @@ def _interleave_chains(networks, nearness, chain_of):
     for name, chain in chains.items():
         _check_own_weights(name, networks[name], chain)
     stages = [[stage.blocks for stage in chain.stages] for chain in chains.values()]
-    pairs, new = _pairs(*stages, lambda block: block.keeps_shape)
+    pairs, new = _pairs(stages, lambda block: block.keeps_shape)
     parts = [(old.variables, young.variables) for old, young in pairs]
     parts.append(_others(networks, chains))
     matched = [pair for old, young in parts for pair in _matched(old, young, chains)]
