@@ -618,7 +618,8 @@ class DepthOracle(PlacedOracle):
         self.failure = None
         known = dict.fromkeys([*self.start_order, *self.trials])
         self.start_order: list[str] = [t for t in known if t in self.trials]
-        self.waiting, self.ongoing_trials, self._heard = [], {}, {}
+        self.ongoing_trials: dict[str, keras_tuner.engine.trial.Trial] = {}
+        self.waiting, self._heard = [], {}
         self._continue(owners, look)
         ended = [t.trial_id for t in self.in_order() if t.status in (COMPLETED, FAILED)]
         known = dict.fromkeys([*self.end_order, *ended])

@@ -101,7 +101,7 @@ def interleave(
 
 
 def _pairs(stages, keeps_shape):
-    """Returns the pairs of corresponding blocks, and the new ones, of the stages of two networks."""
+    """Returns the pairs of corresponding blocks of two networks, and the new ones."""
     pairs, new, is_same = [], [], len(stages[0]) == len(stages[1])
     for old, young in zip(*stages, strict=False):
         (changing, keeping), (deep_changing, deep_keeping) = (
