@@ -183,8 +183,7 @@ def convergence_indices(
 
     Args:
         chain: a chain, or anything that `tfresidual.chain` accepts.
-        data: a `tf.data.Dataset` of batches `(images, labels)`, a pair of arrays, or a dict of
-            these by split name.
+        data: images and labels, see `tfresidual.types.Data`.
         times: int, the largest number of extra applications of the last block, 1 or more; 16 in
             the paper.
         chance: the error of guessing. `"uniform"`: all classes are equally likely, 1 - 1 / classes;
