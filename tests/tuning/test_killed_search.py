@@ -7,6 +7,7 @@ loses its power; chief and workers, see `test_workers.py`.
 import contextlib
 import itertools
 import json
+import os
 import pathlib
 import random
 import signal
@@ -188,6 +189,7 @@ def one_real_life(folder, seconds=None):
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
+            env=os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parents[1])},
         ) as process,
     ):
         try:
