@@ -16,6 +16,7 @@ from tfresidual.callbacks.step_files import metadata_of
 from tfresidual.declarations import PROBES
 from tfresidual.machine.files import check_can_write
 from tfresidual.registry.figures import study_figures
+from tfresidual.settings import EPSILON
 
 if TYPE_CHECKING:
     import pathlib
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from tfresidual.types import OnError, StrPath
 
 # The mean that the stopping rule allows where no callback says another one.
-_EPSILON = 0.1
 _DPI = 100
 _PROBE_OF = {figure.name: probe.name for probe in PROBES.values() for figure in probe.figures}
 
@@ -94,7 +94,7 @@ class Figures(GoesOn, keras.callbacks.Callback):
         drawn: dict[str, Any] = {}
         for probe in self.probes:
             with self.going_on(f"figures of {type(probe).__name__} in this epoch"):
-                found = study_figures(probe.frames, getattr(probe, "epsilon", _EPSILON))
+                found = study_figures(probe.frames, getattr(probe, "epsilon", EPSILON))
                 drawn = found | drawn
         with self.going_on("the figures of this epoch"), self._writer.as_default():
             for name, figure in drawn.items():

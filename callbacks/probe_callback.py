@@ -18,7 +18,7 @@ from tfresidual.arguments import ArgumentError, check_int
 from tfresidual.callbacks.failures import GoesOn
 from tfresidual.callbacks.order import warn_of_earlier
 from tfresidual.declarations import PROBES
-from tfresidual.probes.logs import block_logs, log_key, published_blocks
+from tfresidual.probes.logs import block_logs, log_key, published_places
 from tfresidual.probes.measure import takes_any_labels
 from tfresidual.routing.agreement import DisagreementError
 from tfresidual.routing.batches import batches_of, check_data, first_batch, labels_of, splits_of
@@ -202,13 +202,13 @@ class ProbeCallback(GoesOn, keras.callbacks.Callback):
     def keys(self, chain: Chain) -> list[str]:
         """Returns all keys that `probe` returns for a chain."""
         declared = PROBES[self.runs]
-        places = published_blocks(declared, chain)
+        places = published_places(declared, chain)
         return [
             log_key(declared.prefix + name, block.stage, block.index, split)
             for split in self.splits()
             for block in chain.blocks
-            for name, blocks in places.items()
-            if block in blocks
+            for name, published in places.items()
+            if (block.stage, block.index) in published
         ]
 
     def check(self, chain: Chain) -> None:

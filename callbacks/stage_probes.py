@@ -29,6 +29,7 @@ from tfresidual.probes.perturbation import ALL_STAGES, distances_of
 from tfresidual.probes.stopping_rule import depth_for
 from tfresidual.routing.block_values import PERTURBATION_METRICS
 from tfresidual.routing.routes import check_times
+from tfresidual.settings import EPSILON
 
 if TYPE_CHECKING:
     from tfresidual.routing import Chain
@@ -230,7 +231,7 @@ class Perturbation(ProbeCallback):
         self,
         data: Data,
         *,
-        epsilon: float = 0.1,
+        epsilon: float = EPSILON,
         every: int = 1,
         on_error: OnError = "warn",
     ) -> None:

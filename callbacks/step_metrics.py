@@ -344,8 +344,9 @@ class StepMetrics(GoesOn, keras.callbacks.Callback):
 def _kept(model):
     """Returns what is kept of a model, and with it, from one `fit` to the next.
 
-    That is the number of steps of the training up to the end of every epoch, and the measured step
-    with its training function and what it was made for: tracing leaves some of its memory behind.
+    That is the number of training steps up to the end of every epoch, and the measured step with
+    its training function and what it was made for: it is reused, since tracing takes memory that is
+    never freed.
     """
     kept = types.SimpleNamespace(done={}, key=None, step=None, function=None)
     # Not as an attribute that Keras would track.

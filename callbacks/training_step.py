@@ -86,7 +86,7 @@ class MeasuredStep:
         return int(self._steps.numpy())
 
     def begin(self, done: int) -> None:
-        """Begins a training, or goes on with one that has done so many steps."""
+        """Begins a training, or resumes one after this many steps."""
         self._steps.assign(done)
         self._values.assign(self._empty)
         self._read = done

@@ -1,19 +1,12 @@
 """The description of docs/howto/add_data.md, added to a copy of the package."""
 
-import os
-import pathlib
 import re
-import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+from changed_package import ROOT, copied, output_of
 
-import tfresidual as tfr
-
-ROOT = pathlib.Path(__file__).parents[2]
 SIZES = ["--train-size", "40", "--validation", "20", "--test-size", "10"]
 PROGRAM = """
 import sys
@@ -33,9 +26,7 @@ print(images[:, 0, 0, 0].tolist())
 
 @pytest.mark.system
 def test_a_data_set_is_one_description(tmp_path):
-    site = tmp_path / "site"
-    shutil.copytree(pathlib.Path(tfr.__file__).parent, site / "tfresidual", symlinks=False)
-    shutil.copy(ROOT / "tfresidual_cli.py", site)
+    site = copied(tmp_path)
     page = (ROOT / "docs" / "howto" / "add_data.md").read_text()
     (description,) = re.findall(r"```py\n(.*?)```", page, re.S)
     path = site / "tfresidual" / "datasets" / "declarations.py"
@@ -52,17 +43,10 @@ def test_a_data_set_is_one_description(tmp_path):
         writer.add_examples({split: [{"image": one, "label": 3} for one in pixels]})
     writer.close_all()
 
-    result = subprocess.run(
-        [sys.executable, "-P", "-c", PROGRAM, *SIZES],
-        env=os.environ | {"PYTHONPATH": str(site)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr
-    assert "classes: 10, chance error 90.0%\n" in result.stdout
+    printed = output_of(PROGRAM, SIZES, site)
+    assert "classes: 10, chance error 90.0%\n" in printed
     assert (tmp_path / "runs" / "resnet-fashion_mnist" / "model.keras").exists()
-    *_, described, images = result.stdout.splitlines()
+    *_, described, images = printed.splitlines()
     assert described == "Fashion-MNIST 0.9 400"
     # Those held out are the last.
     assert images == str(list(range(40, 60)))

@@ -35,7 +35,7 @@ def test_models(old, name):
     model = keras.models.load_model(old / f"{name}.keras")
     predicted = model.predict(make.images(), verbose=0)
     np.testing.assert_allclose(predicted, np.load(old / f"{name}.npy"), rtol=RTOL, atol=1e-6)
-    # Its optimizer goes on.
+    # It can be trained further.
     model.fit(make.images(), np.array([0, 1, 2]), verbose=0)
 
 

@@ -54,7 +54,7 @@ def sliced(size, *arrays):
 
 
 def uneven():
-    """Batches of one, two, three images, whose number is not known beforehand."""
+    """Batches of one, two and three images, of unknown number."""
 
     def batches():
         begin = 0

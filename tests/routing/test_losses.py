@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import tensorflow as tf
 from keras import layers, ops
-from reference import random_network
+from reference import heads, random_network
 from refusals import refused
 
 import tfresidual as tfr
@@ -44,13 +44,7 @@ def network(loss, head, shape=(4,)):
 
 
 def dense(activation=None, outputs=CLASSES):
-    """The head that is a layer whose outputs are far from each other."""
-
-    def head(state):
-        wide = keras.initializers.Orthogonal(2.0)
-        return layers.Dense(outputs, activation, kernel_initializer=wide)(state)
-
-    return head
+    return heads.dense(activation, outputs)
 
 
 # Values

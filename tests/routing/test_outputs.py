@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import tensorflow as tf
 from keras import layers, ops
+from reference import heads
 from reference.random_network import random_network, sample
 from refusals import refused
 
@@ -41,13 +42,7 @@ def network(head, loss=None, blocks=1, pool=True):
 
 
 def dense(activation=None, outputs=CLASSES):
-    """The function that puts a new layer after a state, whose outputs are far from each other."""
-
-    def head(state):
-        wide = keras.initializers.Orthogonal(2.0)
-        return layers.Dense(outputs, activation, kernel_initializer=wide)(state)
-
-    return head
+    return heads.dense(activation, outputs)
 
 
 def softmax(state):

@@ -686,7 +686,7 @@ CHANGES = {
     "a stage less": (lambda layout: layout["stages"].pop(), VALUE),
     "a shape kept by name": (lambda layout: change_block(layout, keeps_shape="no"), VALUE),
     "an anchor by name": (lambda layout: change_block(layout, takes_anchor=None), VALUE),
-    "a weight counted from behind": (lambda layout: change_block(layout, weights={"a": -1}), VALUE),
+    "a negative index of a weight": (lambda layout: change_block(layout, weights={"a": -1}), VALUE),
     "a weight too many": (lambda layout: change_block(layout, weights={"a": 99}), VALUE),
     "a bound of nothing": (lambda layout: change_block(layout, lipschitz=3), VALUE),
     "a bound of text": (lambda layout: change_block(layout, lipschitz={"kernel": "1"}), VALUE),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from tfresidual.arguments import check_bool, check_int, check_ints, is_int
 from tfresidual.networks.residual_network import ResidualNetwork
+from tfresidual.settings import NETWORKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -29,17 +30,7 @@ if TYPE_CHECKING:
 CIFAR_SHAPE = (32, 32, 3)
 LAYERS_PER_BLOCK = {False: 2, True: 3}
 # Names of the functions in this file.
-PRESETS = (
-    "resnet",
-    "hauser",
-    "resnet101",
-    "resnet110",
-    "resnet164",
-    "resnet1001",
-    "single_representation",
-    "avg_pooling",
-    "wide",
-)
+PRESETS = NETWORKS
 
 
 class _Options(TypedDict, total=False):

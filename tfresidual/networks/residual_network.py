@@ -35,6 +35,7 @@ from tfresidual.layers.shortcuts import get_shortcut
 from tfresidual.machine.backends import BACKEND
 from tfresidual.machine.first_step import TracedOnce
 from tfresidual.machine.memory import check_fits
+from tfresidual.settings import ANCHORS, TRANSITIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -56,18 +57,10 @@ if TYPE_CHECKING:
         Transition,
     )
 
-TRANSITIONS = (
-    "projection",
-    "convolution",
-    "average_pooling",
-    "max_pooling",
-    "downsampling_block",
-)
 POOLINGS = {
     "average_pooling": keras.layers.AveragePooling2D,
     "max_pooling": keras.layers.MaxPooling2D,
 }
-ANCHORS = ("previous", "input")
 # Initial value of all scales with unshared batch normalization (Jastrzebski et al. 2018, 4.5).
 UNSHARED_GAMMA = 0.1
 

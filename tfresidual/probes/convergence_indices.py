@@ -19,6 +19,7 @@ from tfresidual.probes.readout import rows_of as readout_rows
 from tfresidual.probes.repeat_last_block import rows_of as repeat_rows
 from tfresidual.routing.evaluator import MEMORY_LIMIT
 from tfresidual.routing.routes import check_times
+from tfresidual.settings import CHANCES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 MEAN = "mean"
 BASES = ("labels", "agreement")
 INDICES = ("convergence_index", "recurrence_index", "divergence_index")
-CHANCES = ("uniform", "largest class")
 READINGS = ("all blocks", "all but last", "trapezoid")
 TIMES = 16
 

@@ -34,6 +34,7 @@ from tfresidual.routing.positions import (
 )
 from tfresidual.routing.routes import checked_routes
 from tfresidual.routing.scores import label_sets, prediction_scores
+from tfresidual.settings import MEMORY_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
 # Running more images at once makes a block no faster per image.
 MOST_IMAGES = 256
-MEMORY_LIMIT = 1024
 MIB = 2**20
 CALL_OPERATIONS = ("PartitionedCall", "StatefulPartitionedCall")
 # What the runtime needs in addition to the tensors, measured on networks of 9 and 54 blocks:

@@ -125,7 +125,7 @@ def _unsaved(loss):
             is_named = one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
             if is_named and one.name not in (*saved, *_OF_ALL_IMAGES, *unsaved):
                 unsaved[one.name] = one.default
-        # What is not named goes on to the class above.
+        # Other arguments are passed to the base class.
         if not any(one.kind is one.VAR_KEYWORD for one in arguments):
             break
     return unsaved

@@ -1,7 +1,7 @@
 """Replaces methods inside Keras for as long as symbolic calls are recorded.
 
-Tried with Keras 3.14 and 3.15. Another version is used if what is called symbolically in it arrives
-where it is recorded, and leaves nothing behind; this is tried once per process.
+Tried with Keras 3.14 and 3.15. Another version is accepted if a symbolic call in it
+reaches the recorder and leaves no node on the layer, which is tried once per process.
 """
 
 import contextlib
@@ -174,7 +174,7 @@ class _Seen(list):
 
 @functools.cache
 def _check_fits():
-    """Raises an `UnknownKerasError` unless calls arrive at a recorder and leave nothing behind."""
+    """Raises an `UnknownKerasError` unless calls reach a recorder and leave no node on a layer."""
     state, layer, seen = keras.KerasTensor((None, 1)), keras.layers.Identity(name="unused"), _Seen()
     with _set("recorder", seen):
         ops.add(layer(state), state)

@@ -11,6 +11,7 @@ from keras import ops
 
 from tfresidual.arguments import ArgumentError, check_choice, check_int, check_number
 from tfresidual.networks.weight_groups import blocks_of, groups_of
+from tfresidual.settings import KERNELS
 from tfresidual.training.coupled_groups import Groups, config_of, groups_given
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
     from tfresidual.routing.chain import Chain
     from tfresidual.types import Array, CouplingKernel, Tensor
-
-KERNELS = ("uniform", "triangular", "triangular_printed")
 
 
 def coupling_kernel(

@@ -17,6 +17,7 @@ from tfresidual.arguments import ArgumentError, check_bool, check_int, check_int
 from tfresidual.machine.files import read_json
 from tfresidual.probes.logs import log_key
 from tfresidual.probes.stopping_rule import depth_for
+from tfresidual.settings import EPSILON
 from tfresidual.tuning.as_built import AS_BUILT, CHANGE_ERROR, MEAN, is_moved
 from tfresidual.tuning.chance import CHANCE_ERROR, ERROR_SE
 from tfresidual.tuning.keras_tuner_internals import PlacedOracle
@@ -125,7 +126,7 @@ class DepthOracle(PlacedOracle):
         self,
         start: Iterable[int],
         *,
-        epsilon: float = 0.1,
+        epsilon: float = EPSILON,
         min_blocks: int | Iterable[int] = 1,
         max_blocks: int | Iterable[int] = 128,
         tolerance: int = 0,

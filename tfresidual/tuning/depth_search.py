@@ -33,6 +33,7 @@ from tfresidual.probes.perturbation import ALL_STAGES
 from tfresidual.routing.batches import batches_of, check_data
 from tfresidual.routing.chain import Chain
 from tfresidual.routing.images import check_images
+from tfresidual.settings import EPSILON
 from tfresidual.tuning import fingerprint
 from tfresidual.tuning.as_built import AS_BUILT, CHANGE_ERROR, MEAN, compared_with_built, values_of
 from tfresidual.tuning.chance import ERROR_SE, class_of_metric, error_of_guessing
@@ -163,7 +164,7 @@ class DepthSearch(BuildingTuner):
         self,
         hypermodel: Callable[[keras_tuner.HyperParameters], keras.Model] | keras_tuner.HyperModel,
         *,
-        epsilon: float = 0.1,
+        epsilon: float = EPSILON,
         start: Iterable[int] = (4, 4, 4),
         min_blocks: int | Iterable[int] = 1,
         max_blocks: int | Iterable[int] = 128,
